@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask what admitting an unseen prompt costs in a full, recycled pool.
+
+Timed: claim, reserve, fetch, the context's ``update``, step and release, one request
+after the other. ``fresh`` contexts were built a moment before, as a server does with
+what its tokenizer hands it; ``cold`` ones before the pool was filled, so that nothing
+of them is in a cache. Each is used once.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from harness import Row, main, make_row, percentile, sample_parts, time_each_of
+from limits import memcpy_limit
+from workload import PAGE, Admission, Tokens, admissions, admit, batches, fill, manager, prompts
+
+_BEGIN = 128_000
+_KINDS = {
+    "fresh": "",
+    "cold": ", cold contexts",
+    "begin": ", all begin with the same token (1 copied)",
+    "plain": ", partial_page_reuse=False",
+}
+
+
+def _parts(rows: Tokens, tag: str, *, cold: bool) -> Iterator[Sequence[Admission]]:
+    """Yield runs of requests whose tokens fit the second-level cache, built now or all before."""
+    size = max(1, min(200, (1 << 16) // rows.shape[1]))
+    parts = (admissions(part, f"{tag}-{i}") for i, part in enumerate(batches(rows, size)))
+    return iter(list(parts)) if cold else parts
+
+
+def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
+    """Measure one length; ``kind`` is one of ``_KINDS``."""
+    mgr = manager(pages, partial_page_reuse=kind != "plain")
+    begin = _BEGIN if kind == "begin" else None
+    rows = prompts(count, tokens, tokens, begin=begin)
+    half = count // 2
+    loops = _parts(rows[:half], "loop", cold=kind == "cold")
+    singles = _parts(rows[half:], "single", cold=kind == "cold")
+    fill(mgr, tokens, seed=1000 + tokens, begin=begin)
+    mgr.reset_metrics()
+    samples = sample_parts(partial(admit, mgr), loops)
+    single = time_each_of(lambda item: admit(mgr, (item,)), singles)
+    found = mgr.metrics
+    assert found.evicted_pages == count * (tokens // PAGE), f"{found.evicted_pages} evicted"
+    assert found.cache_tokens == found.copied_tokens, "every page was to be unseen"
+    expected = range(count, 2 * count) if begin else range(count // 50 + 2)
+    assert found.copied_tokens in expected, f"{found.copied_tokens} tokens reused in part"
+    return make_row(
+        f"admit.{tokens}.{kind}",
+        f"admit unseen {tokens:,} tokens, full pool{_KINDS[kind]}",
+        samples,
+        p99=percentile(single, 0.99),
+        limit=memcpy_limit(tokens) if tokens >= 8192 else None,
+        limit_name="cold memcpy",
+    )
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure 64 to 128k tokens."""
+    small = 16_384 if options.quick else 262_144
+    count = 1_000 if options.quick else 20_000
+    rows = [_row(64, pages=small, count=count, kind=kind) for kind in _KINDS]
+    for kind in ("fresh", "cold"):
+        rows.append(_row(2048, pages=small, count=count // 4, kind=kind))
+        rows.append(_row(8192, pages=small, count=count // 10, kind=kind))
+    large, many = (65_536, 50) if options.quick else (1 << 20, 300)
+    return [*rows, *(_row(131_072, pages=large, count=many, kind=k) for k in ("fresh", "cold"))]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(measure, __doc__))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask what a decode step of 256 requests costs at 512, 8k and 32k tokens of context.
+
+Timed per step: fetch (which reserves), ``update_batch`` and step, the clock included.
+Lengths are staggered over a page, so 16 requests cross a page in every step; the pool
+is full of cached pages, so each crossing evicts. With replacement one request per step
+is released and an unseen one of the same length is claimed in its row, also timed.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Hashable
+from functools import partial
+from itertools import cycle
+from time import perf_counter_ns
+
+import numpy as np
+
+import kvcore
+from harness import Row, main, make_row, percentile, plain_row, undisturbed
+from workload import PAGE, Context, Tokens, fill, manager, prompts
+
+_ROWS = 256
+_PART = 16
+
+
+def _start(
+    mgr: kvcore.PagedKVCacheManager, context: int, tag: str
+) -> tuple[list[Context], list[Hashable]]:
+    """Prefill 256 requests whose lengths are spread over one page."""
+    rows = prompts(_ROWS, context + PAGE, 11)
+    batch: list[Context] = []
+    names: list[Hashable] = []
+    for i, row in enumerate(rows):
+        name = f"{tag}-{i}"
+        item = Context(name, row[: context + i % PAGE])
+        mgr.claim(name)
+        assert mgr.reserve(item)
+        batch.append(item)
+        names.append(name)
+    mgr.fetch(batch)
+    kvcore.update_batch(batch, rows[:, 0].copy())
+    mgr.step(batch)
+    return batch, names
+
+
+def _decode(
+    mgr: kvcore.PagedKVCacheManager, batch: list[Context], tokens: list[Tokens]
+) -> list[float]:
+    """Run one step per row of ``tokens`` and return the us of each."""
+    fetch, step, update_batch = mgr.fetch, mgr.step, kvcore.update_batch
+    inputs = fetch(batch)  # what the last step was given is still held when the next one asks
+
+    def timed(part: list[Tokens]) -> list[float]:
+        nonlocal inputs
+        spent = []
+        for row in part:
+            start = perf_counter_ns()
+            inputs = fetch(batch)
+            update_batch(batch, row)
+            step(batch)
+            spent.append((perf_counter_ns() - start) / 1e3)
+        return spent
+
+    return _in_parts(timed, tokens)
+
+
+def _in_parts(timed: Callable[[list[Tokens]], list[float]], tokens: list[Tokens]) -> list[float]:
+    parts = [tokens[i : i + _PART] for i in range(0, len(tokens), _PART)]
+    return undisturbed(partial(timed, part) for part in parts)
+
+
+def _replace(
+    mgr: kvcore.PagedKVCacheManager,
+    batch: list[Context],
+    names: list[Hashable],
+    fresh: list[Context],
+    tokens: list[Tokens],
+) -> list[float]:
+    """Replace one request per step; return the us of each step."""
+    fetch, step, update_batch = mgr.fetch, mgr.step, kvcore.update_batch
+    claim, release = mgr.claim, mgr.release
+    waiting = iter(fresh)
+    holes = cycle(range(0, 37 * _ROWS, 37))
+    inputs = fetch(batch)
+
+    def timed(part: list[Tokens]) -> list[float]:
+        nonlocal inputs
+        spent = []
+        for row in part:
+            item, hole = next(waiting), next(holes) % _ROWS
+            name, leaving = item.request_id, names[hole]
+            start = perf_counter_ns()
+            release(leaving)
+            claim(name)
+            batch[hole] = item
+            inputs = fetch(batch)
+            update_batch(batch, row)
+            step(batch)
+            spent.append((perf_counter_ns() - start) / 1e3)
+            names[hole] = name
+        return spent
+
+    return _in_parts(timed, tokens)
+
+
+def _tokens(steps: int, seed: int) -> list[Tokens]:
+    rng = np.random.default_rng(seed)
+    return list(rng.integers(0, 128_256, (steps, _ROWS), dtype=np.int32))
+
+
+def _full_manager(context: int, steps: int) -> kvcore.PagedKVCacheManager:
+    """Build a manager whose pool is full of cached pages and a quarter larger than needed."""
+    held = _ROWS * (context // PAGE + steps // PAGE + 4)
+    mgr = manager(held + held // 4)
+    fill(mgr, 128, seed=context)
+    return mgr
+
+
+def _title(context: int) -> str:
+    size = f"{context // 1024}k" if context >= 1024 else str(context)
+    return f"decode step, {_ROWS} requests, {size} context"
+
+
+def _steady(context: int, steps: int) -> Row:
+    mgr = _full_manager(context, steps)
+    batch, _ = _start(mgr, context, "start")
+    _decode(mgr, batch, _tokens(32, 1))
+    before = mgr.metrics.evicted_pages
+    spent = _decode(mgr, batch, _tokens(steps, 2))
+    evicted = mgr.metrics.evicted_pages - before
+    assert evicted == steps * _ROWS // PAGE, f"{evicted} pages evicted"
+    p99 = percentile(spent, 0.99)
+    return make_row(f"decode.{context}", _title(context), spent, p99=p99)
+
+
+def _replaced(context: int, length: int, steps: int) -> Row:
+    """Decode at ``context`` while one request per step gives way to one of ``length`` tokens."""
+    mgr = _full_manager(context, steps)
+    batch, names = _start(mgr, context, "start")
+    fresh = [
+        Context(f"fresh-{i}", row) for i, row in enumerate(prompts(steps, length, context + 1))
+    ]
+    _decode(mgr, batch, _tokens(32, 1))
+    before = mgr.metrics.evicted_pages
+    spent = _replace(mgr, batch, names, fresh, _tokens(steps, 3))
+    evicted = mgr.metrics.evicted_pages - before
+    assert evicted >= steps * length // PAGE, f"{evicted} pages evicted"
+    short = ".short" if length != context else ""
+    return make_row(
+        f"decode.{context}.replace{short}",
+        f"{_title(context)}, one replaced by {length:,} unseen tokens",
+        spent,
+        p99=percentile(spent, 0.99),
+    )
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure the three context lengths and how flat they are."""
+    steps = 64 if options.quick else 1_024
+    sizes = (512, 2_048) if options.quick else (512, 8_192, 32_768)
+    rows = [_steady(size, steps) for size in sizes]
+    ratio = rows[-1].mean / rows[0].mean
+    flat = plain_row("decode.flat", f"the same: {sizes[-1]:,} / {sizes[0]:,} context", ratio, "x")
+    replaced = [_replaced(size, 512, min(steps, 256)) for size in sizes]
+    longer = [_replaced(size, size, min(steps, 256)) for size in sizes[1:]]
+    return [*rows, flat, *replaced, *longer]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(measure, __doc__))

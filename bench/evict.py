@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask whether eviction stays flat as the number of cached leaves grows.
+
+Timed per request: claim, reserve 128 unseen tokens (which evicts 8 pages), the
+context's ``update``, step and release. Then: one reserve of 4096 tokens in a pool
+full of cached pages.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+
+import kvcore
+from harness import Row, main, make_row, percentile, plain_row, sample_calls, sample_loop, time_each
+from workload import PAGE, Admission, admissions, fill, manager, prompts
+
+_TOKENS = 128
+_PAGES = _TOKENS // PAGE
+_CALLS = 20_000
+
+
+def _cycle(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
+    claim, reserve, step, release = mgr.claim, mgr.reserve, mgr.step, mgr.release
+    for request_id, context, batch in items:
+        claim(request_id)
+        reserve(context)
+        context.update(7)
+        step(batch)
+        release(request_id)
+
+
+def _leaves(leaves: int, calls: int) -> Row:
+    mgr = manager(leaves * _PAGES)
+    items = admissions(prompts(calls, _TOKENS, leaves), "new")
+    fill(mgr, _TOKENS, seed=leaves)
+    before = mgr.metrics.evicted_pages
+    half = calls // 2
+    samples = sample_loop(partial(_cycle, mgr), items[:half], 100)
+    singles = time_each(lambda item: _cycle(mgr, (item,)), items[half:])
+    evicted = mgr.metrics.evicted_pages - before
+    assert evicted == calls * _PAGES, f"{evicted} pages evicted, expected {calls * _PAGES}"
+    return make_row(
+        f"evict.{leaves}",
+        f"claim, reserve 128 evicting 8 pages, step, release; {leaves:,} leaves",
+        samples,
+        p99=percentile(singles, 0.99),
+    )
+
+
+def _reserve_row(filler: int, *, pages: int, rounds: int) -> Row:
+    """Time reserve alone: rounds of 32 requests, stepped and released in between."""
+    mgr = manager(pages)
+    fill(mgr, filler, seed=5)
+    samples, singles = [], []
+    for i in range(rounds):
+        items = admissions(prompts(32, 4096, 900 + i), f"r{i}")
+        before = mgr.metrics.evicted_pages
+        for request_id, _, _ in items:
+            mgr.claim(request_id)
+        contexts = [context for _, context, _ in items]
+        if i % 2:
+            singles += time_each(mgr.reserve, contexts)
+        else:
+            samples += sample_calls(mgr.reserve, contexts, 32)
+        assert mgr.metrics.evicted_pages - before == 32 * 4096 // PAGE
+        for request_id, context, batch in items:
+            context.update(7)
+            mgr.step(batch)
+            mgr.release(request_id)
+    return make_row(
+        f"reserve.4096.{filler}",
+        f"reserve 4096 tokens, pool full of cached {filler}-token prompts",
+        samples,
+        p99=percentile(singles, 0.99),
+    )
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure by the number of leaves, then one large reserve."""
+    quick = options.quick
+    sizes = (1_000, 20_000) if quick else (1_000, 20_000, 50_000, 200_000)
+    rows = [_leaves(n, 2_000 if quick else _CALLS) for n in sizes]
+    ratio = rows[-1].median / rows[0].median
+    rows.append(
+        plain_row("evict.flat", f"the same: {sizes[-1]:,} / {sizes[0]:,} leaves", ratio, "x")
+    )
+    pages = 65_536 if quick else 524_288
+    rounds = 4 if quick else 60
+    fillers = (4096, 128)
+    return rows + [_reserve_row(f, pages=pages, rounds=rounds) for f in fillers]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(measure, __doc__))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State the goals of the control path as data: what each row should reach.
+
+A goal bounds one statistic of one row: at most ``per_limit`` times the limit measured
+in the same run plus ``bound``, or at least ``bound`` where ``at_least`` is set. Nothing
+tests them; ``run.py`` prints beside each row whether it is met.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness import Row, number
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Bound one statistic of a row."""
+
+    key: str
+    bound: float
+    stat: str = "median"
+    per_limit: float = 0.0
+    at_least: bool = False
+
+    def value(self, row: Row) -> float:
+        """Return the bound for this run, in the row's unit."""
+        return self.bound + self.per_limit * (row.limit or 0.0)
+
+    def is_met(self, row: Row) -> bool:
+        """Tell whether the row reaches the goal."""
+        measured = row.value(self.stat)
+        return measured >= self.value(row) if self.at_least else measured <= self.value(row)
+
+    def text(self, row: Row) -> str:
+        """Write the goal out, with its value in this run where it depends on the limit."""
+        sign = "≥" if self.at_least else "≤"
+        stat = "" if self.stat == "median" else f"{self.stat} "
+        if not self.per_limit:
+            return f"{stat}{sign} {number(self.bound)}"
+        rest = f" + {number(self.bound)}" if self.bound else ""
+        name = row.limit_name or "limit"
+        return f"{stat}{sign} {number(self.per_limit)} x {name}{rest} = {number(self.value(row))}"
+
+
+GOALS = (
+    Goal("match.hot.64", 0.25),
+    Goal("match.hot.256", 0.25),
+    Goal("match.hot.8192", 0.25, per_limit=1.5),
+    Goal("match.hot.32768", 0.25, per_limit=1.5),
+    Goal("match.hot.131072", 0.25, per_limit=1.5),
+    Goal("match.2k.distinct", 0.3, per_limit=1.5),
+    Goal("match.2k.hot", 0.9),
+    Goal("match.tree.1000000.distinct", 1.2),
+    Goal("match.tree.1000000.hot", 0.3),
+    Goal("match.flat", 1.5),
+    Goal("admit.64.fresh", 3.0),
+    Goal("admit.2048.fresh", 4.0),
+    Goal("admit.8192.fresh", 6.0),
+    Goal("admit.131072.cold", 0.0, per_limit=1.0),
+    Goal("pin.1", 0.15),
+    Goal("pin.8", 0.15),
+    Goal("pin.64", 0.15),
+    Goal("pin.512", 0.15),
+    Goal("pin.flat", 1.25),
+    Goal("pin.tokens.64", 0.3, per_limit=1.0),
+    Goal("pin.tokens.2048", 0.3, per_limit=1.0),
+    *(
+        goal
+        for leaves in (1_000, 20_000, 50_000, 200_000)
+        for goal in (Goal(f"evict.{leaves}", 2.0), Goal(f"evict.{leaves}", 6.0, "p99"))
+    ),
+    Goal("evict.flat", 1.5),
+    Goal("reserve.4096.4096", 2.5),
+    Goal("reserve.4096.128", 2.5),
+    Goal("alloc.fresh", 1.0),
+    Goal("alloc.scrambled", 3.0),
+    Goal("alloc.scrambled.ring", 3.0),
+    Goal("alloc.build", 1000.0),
+    *(
+        goal
+        for context in (512, 8_192, 32_768)
+        for goal in (
+            Goal(f"decode.{context}", 10.0, "mean"),
+            Goal(f"decode.{context}", 30.0, "p99"),
+            Goal(f"decode.{context}.replace", 20.0, "mean"),
+        )
+    ),
+    Goal("decode.32768.replace.short", 20.0, "mean"),
+    Goal("decode.8192.replace.short", 20.0, "mean"),
+    Goal("decode.flat", 1.25),
+    *(Goal(f"memory.{n}", 0.0, per_limit=1.0) for n in (256, 1024, 8192, 32_768)),
+    Goal("replay.inside", 500.0, at_least=True),
+    Goal("replay.all_in", 250.0, at_least=True),
+    Goal("replay.online", 200.0, at_least=True),
+)
+
+
+def goals_of(row: Row) -> list[Goal]:
+    """Return the goals of a row; none for rows that only inform."""
+    return [goal for goal in GOALS if goal.key == row.key]

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time loops, describe the machine, print and store the rows of a bench.
+
+A loop over prebuilt arguments is timed with ``perf_counter_ns`` and the time of
+the empty loop over the same arguments is subtracted; nothing else is. Percentiles
+come from calls that are timed one by one, so they include the clock (about 50 ns).
+Garbage collection is off while a loop runs, as ``timeit`` has it, and samples in which
+the kernel gave the CPU to another process are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from resource import RUSAGE_THREAD, getrusage
+from time import perf_counter_ns
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one measured row: times in ``unit``, and the limit it is compared with."""
+
+    key: str
+    work: str
+    n: int
+    median: float
+    min: float
+    mean: float
+    p99: float | None = None
+    limit: float | None = None
+    limit_name: str = ""
+    unit: str = "us"
+    note: str = ""
+
+    def value(self, stat: str) -> float:
+        """Return one statistic by name; NaN where it was not measured."""
+        found = getattr(self, stat)
+        return float("nan") if found is None else float(found)
+
+
+def plain_row(key: str, work: str, value: float, unit: str, n: int = 1, **more: Any) -> Row:
+    """Build a row of a single number (a ratio, a size, a rate)."""
+    return Row(key, work, n, value, value, value, unit=unit, **more)
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """Return the nearest-rank percentile, ``share`` in 0..1."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def make_row(key: str, work: str, samples: Sequence[float], **more: Any) -> Row:
+    """Build a row of ``samples``, us per call."""
+    return Row(
+        key,
+        work,
+        len(samples),
+        statistics.median(samples),
+        min(samples),
+        statistics.fmean(samples),
+        **more,
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the garbage collector off inside the block."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _empty(items: Sequence[Any]) -> None:
+    for _ in items:
+        pass
+
+
+def _clock(body: Callable[[Sequence[T]], None], items: Sequence[T]) -> int:
+    start = perf_counter_ns()
+    body(items)
+    return perf_counter_ns() - start
+
+
+def time_loop(body: Callable[[Sequence[T]], None], items: Sequence[T]) -> float:
+    """Return us per item of ``body(items)``, which loops over them, less the empty loop."""
+    idle = min(_clock(_empty, items) for _ in range(3))
+    return max(_clock(body, items) - idle, 0) / len(items) / 1e3
+
+
+def time_calls(call: Callable[[T], Any], items: Sequence[T]) -> float:
+    """Return us per ``call(item)``, less the empty loop."""
+
+    def body(batch: Sequence[T]) -> None:
+        for item in batch:
+            call(item)
+
+    return time_loop(body, items)
+
+
+def undisturbed(parts: Iterable[Callable[[], list[float]]]) -> list[float]:
+    """Gather the samples of each part, without the parts in which the kernel took the CPU away.
+
+    Another process that ran in between says nothing about this one. All samples are kept
+    where no part went undisturbed; what is left out is counted on stderr.
+    """
+    kept: list[float] = []
+    spoiled: list[float] = []
+    with quiet():
+        for part in parts:
+            before = getrusage(RUSAGE_THREAD).ru_nivcsw
+            found = part()
+            same = getrusage(RUSAGE_THREAD).ru_nivcsw == before
+            (kept if same else spoiled).extend(found)
+    if spoiled:
+        print(f"preempted: {len(spoiled)} of {len(kept) + len(spoiled)} samples", file=sys.stderr)
+    return kept or spoiled
+
+
+def sample_parts(body: Callable[[Sequence[T]], None], parts: Iterable[Sequence[T]]) -> list[float]:
+    """Return us per item of ``body(part)``, one sample for each part, asked for one by one."""
+    return undisturbed(partial(_sample, body, part) for part in parts)
+
+
+def _sample(body: Callable[[Sequence[T]], None], part: Sequence[T]) -> list[float]:
+    return [time_loop(body, part)]
+
+
+def sample_loop(
+    body: Callable[[Sequence[T]], None], items: Sequence[T], size: int = 200
+) -> list[float]:
+    """Return us per item, one sample for each run of ``size`` items; a remainder is left out."""
+    return sample_parts(body, _runs(items[: len(items) // size * size], size))
+
+
+def _runs(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[i : i + size] for i in range(0, len(items), size))
+
+
+def sample_calls(call: Callable[[T], Any], items: Sequence[T], size: int = 200) -> list[float]:
+    """Return us per ``call(item)``, one sample for each run of ``size`` items."""
+
+    def body(batch: Sequence[T]) -> None:
+        for item in batch:
+            call(item)
+
+    return sample_loop(body, items, size)
+
+
+def repeat_calls(call: Callable[[T], Any], item: T, tokens: int) -> list[float]:
+    """Return us per call on one item that is hot, over runs of about half a millisecond."""
+    size = max(20, min(2000, (1 << 21) // tokens))
+    time_calls(call, [item] * size)
+    return sample_calls(call, [item] * (41 * size), size)
+
+
+def time_each(call: Callable[[T], Any], items: Sequence[T], size: int = 100) -> list[float]:
+    """Return the us of every single call, the clock included."""
+    return time_each_of(call, _runs(items, size))
+
+
+def time_each_of(call: Callable[[T], Any], parts: Iterable[Sequence[T]]) -> list[float]:
+    """Return the us of every single call over parts that are asked for one by one."""
+    return undisturbed(partial(_marks, call, part) for part in parts)
+
+
+def _marks(call: Callable[[T], Any], items: Sequence[T]) -> list[float]:
+    marks = [0] * (len(items) + 1)
+    marks[0] = perf_counter_ns()
+    for i, item in enumerate(items, 1):
+        call(item)
+        marks[i] = perf_counter_ns()
+    return [(b - a) / 1e3 for a, b in pairwise(marks)]
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine and the versions that the numbers belong to."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        cpu = names[0].split(":", 1)[1].strip() if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "numpy": metadata.version("numpy"),
+        "kvcore": _kvcore_version(),
+        "load": [round(x, 2) for x in os.getloadavg()],
+    }
+
+
+def _kvcore_version() -> str | None:
+    try:
+        return metadata.version("kvcore")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def number(value: float | None) -> str:
+    """Format a number for a table: three significant digits, '-' for none."""
+    if value is None or math.isnan(value):
+        return "-"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print rows as a table with the ratio to the limit."""
+    line = "{:<58} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7}  {}"
+    print(line.format("work", "median", "min", "mean", "p99", "limit", "ratio", "unit"))
+    for row in rows:
+        ratio = row.median / row.limit if row.limit else None
+        cells = [row.median, row.min, row.mean, row.p99, row.limit, ratio]
+        print(line.format(row.work, *map(number, cells), row.unit))
+
+
+def main(measure: Callable[[argparse.Namespace], list[Row]], about: str | None) -> int:
+    """Run one bench from the command line: a table, and JSON where asked for."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--trace", type=Path, help="trace for the replay bench")
+    options = parser.parse_args()
+    facts = machine()
+    print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}", end=", ")
+    print(f"numpy {facts['numpy']}, kvcore {facts['kvcore']}, load {facts['load'][0]}")
+    rows = measure(options)
+    show(rows)
+    if options.json:
+        stored = {"machine": facts, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(stored, indent=1) + "\n")
+    sys.stdout.flush()
+    return 0

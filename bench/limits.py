@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what the work costs at least: comparing, copying or reading the bytes once.
+
+Every bench takes its limit from here, over the same number of bytes in the same
+state: hot (the same bytes again and again) or cold (distinct buffers in random
+order, together far larger than the caches), in fresh or in recycled memory.
+
+``memcmp`` runs in a native loop: comparing two lists of equal but distinct
+``bytes`` calls memcmp once per pair. A list of two-byte pairs gives the loop's own
+cost, which is subtracted. ``memcpy`` and ``memchr`` go through ctypes with
+prepared arguments; an empty call of the same shape is subtracted. That call costs
+about 700 ns and varies by 100, so both start at 32 KiB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+import statistics
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, cast
+
+import numpy as np
+
+from harness import Row, main, make_row, undisturbed
+
+TOKEN_BYTES = 4
+_COLD_BYTES = 192 << 20
+_libc = ctypes.CDLL(None)
+
+
+Call = Callable[..., Any]
+Arguments = list[tuple[object, ...]]
+
+
+def _libc_call(name: str) -> Call:
+    call = getattr(_libc, name)
+    call.restype = ctypes.c_void_p
+    return cast("Call", call)
+
+
+_memcpy = _libc_call("memcpy")
+_memchr = _libc_call("memchr")
+
+
+def _compare_ns(left: list[bytes], right: list[bytes]) -> int:
+    start = perf_counter_ns()
+    same = left == right
+    spent = perf_counter_ns() - start
+    assert same
+    return spent
+
+
+def _per_pair(left: list[bytes], right: list[bytes]) -> list[float]:
+    return [_compare_ns(left, right) / len(left)]
+
+
+def _loop_ns(count: int) -> float:
+    """Return the cost of the comparing loop itself, per pair."""
+    one, other = [b"ab"] * count, [bytes(bytearray(b"ab"))] * count
+    return min(_compare_ns(one, other) for _ in range(15)) / count
+
+
+def _twin(data: bytes) -> bytes:
+    return bytes(memoryview(data))
+
+
+def memcmp_hot(size: int, repeats: int = 15) -> list[float]:
+    """Measure memcmp of the same ``size`` bytes again and again, us per call."""
+    count = max(8, min(20_000, (16 << 20) // size))
+    data = random.Random(1).randbytes(size)
+    left, right = [data] * count, [_twin(data)] * count
+    idle = _loop_ns(count)
+    _compare_ns(left, right)
+    spent = undisturbed([lambda: [_compare_ns(left, right)]] * repeats)
+    return [max(s / count - idle, 0.0) / 1e3 for s in spent]
+
+
+def memcmp_cold(size: int, prompts: int = 10_000, sample: int = 20_000) -> list[float]:
+    """Measure memcmp of distinct pairs of ``size`` bytes in random order, us per call.
+
+    Both sides of a pair are cold: ``prompts`` pairs exist and each is visited once.
+    """
+    rng = random.Random(2)
+    block = rng.randbytes(1 << 20) * (size // (1 << 20) + 2)
+    starts = [rng.randrange(1 << 20) for _ in range(prompts)]
+    left = [block[s : s + size] for s in starts]
+    right = [block[s : s + size] for s in starts]
+    order = list(range(prompts))
+    rng.shuffle(order)
+    order = order[: min(prompts, sample)]
+    count = max(1, len(order) // 10)
+    idle = _loop_ns(count)
+    parts = [order[i : i + count] for i in range(0, len(order), count)]
+    runs = [([left[i] for i in part], [right[i] for i in part]) for part in parts]
+    spent = undisturbed(partial(_per_pair, a, b) for a, b in runs)
+    return [max(s - idle, 0.0) / 1e3 for s in spent]
+
+
+def _slots(size: int, total: int) -> list[int]:
+    """Return shuffled offsets of ``size``-byte slots in ``total`` bytes, line aligned."""
+    pitch = (size + 4095) // 4096 * 4096
+    offsets = list(range(0, total - size + 1, pitch))
+    random.Random(3).shuffle(offsets)
+    return offsets
+
+
+def _ctypes_ns(call: Call, arguments: Arguments) -> float:
+    start = perf_counter_ns()
+    for item in arguments:
+        call(*item)
+    return (perf_counter_ns() - start) / len(arguments)
+
+
+def _per_call(call: Call, arguments: Arguments, repeats: int) -> list[float]:
+    """Time prepared calls, us each, less the same call over zero bytes."""
+    empty = [(*item[:-1], ctypes.c_size_t(0)) for item in arguments]
+    idle = min(_ctypes_ns(call, empty) for _ in range(3))
+    spent = undisturbed([lambda: [_ctypes_ns(call, arguments)]] * repeats)
+    return [max(s - idle, 0.0) / 1e3 for s in spent]
+
+
+def _copies(target: int, source: int, size: int, slots: list[int]) -> Arguments:
+    length = ctypes.c_size_t(size)
+    pairs = zip(slots, reversed(slots), strict=True)
+    return [(ctypes.c_void_p(target + a), ctypes.c_void_p(source + b), length) for a, b in pairs]
+
+
+def memcpy_hot(size: int, repeats: int = 15) -> list[float]:
+    """Measure memcpy of the same bytes again and again, us per call."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    item = _copies(target.ctypes.data, source.ctypes.data, size, [0])
+    return _per_call(_memcpy, item * max(8, min(2000, (64 << 20) // size)), repeats)
+
+
+def memcpy_cold(size: int, repeats: int = 5) -> list[float]:
+    """Measure memcpy between distinct cold buffers in recycled memory, us per call."""
+    source, target = np.ones(_COLD_BYTES, np.uint8), np.ones(_COLD_BYTES, np.uint8)
+    slots = _slots(size, _COLD_BYTES)[:20_000]
+    return _per_call(_memcpy, _copies(target.ctypes.data, source.ctypes.data, size, slots), repeats)
+
+
+def memcpy_fresh(size: int) -> list[float]:
+    """Measure memcpy of cold bytes into pages that were never touched, us per call."""
+    source = np.ones(_COLD_BYTES, np.uint8)
+    samples = []
+    for _ in range(3):
+        with mmap.mmap(-1, _COLD_BYTES) as target:
+            view = (ctypes.c_char * _COLD_BYTES).from_buffer(target)
+            slots = _slots(size, _COLD_BYTES)
+            copies = _copies(ctypes.addressof(view), source.ctypes.data, size, slots)
+            samples += _per_call(_memcpy, copies, 1)
+            del view
+    return samples
+
+
+def read_us(size: int, *, hot: bool, repeats: int = 7) -> list[float]:
+    """Measure reading ``size`` bytes once (memchr for an absent byte), us per call."""
+    data = np.ones(size if hot else max(size, _COLD_BYTES), np.uint8)
+    slots = [0] * 200 if hot else _slots(size, data.size)
+    length, absent = ctypes.c_size_t(size), ctypes.c_int(2)
+    base = data.ctypes.data
+    return _per_call(_memchr, [(ctypes.c_void_p(base + s), absent, length) for s in slots], repeats)
+
+
+def memcmp_limit(tokens: int, *, prompts: int = 0) -> float:
+    """Return the median us of comparing ``tokens`` tokens: hot, or cold over ``prompts``."""
+    size = tokens * TOKEN_BYTES
+    return statistics.median(memcmp_cold(size, prompts) if prompts else memcmp_hot(size))
+
+
+def memcpy_limit(tokens: int) -> float:
+    """Return the median us of copying ``tokens`` cold tokens into recycled memory."""
+    return statistics.median(memcpy_cold(tokens * TOKEN_BYTES))
+
+
+def read_bandwidth() -> float:
+    """Return the stream-read bandwidth of data far larger than the caches, GB/s."""
+    return _COLD_BYTES / statistics.median(read_us(_COLD_BYTES, hot=False)) / 1e3
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure every limit once."""
+    rows = []
+    for tokens in (64, 256, 2048, 8192, 32_768, 131_072):
+        size = tokens * TOKEN_BYTES
+        name = f"{tokens} tokens ({size // 1024 or size / 1024} KiB)"
+        prompts = max(400, min(10_000, (_COLD_BYTES // 2) // size))
+        cases = [
+            ("memcmp.hot", memcmp_hot(size)),
+            ("memcmp.cold", memcmp_cold(size, prompts)),
+        ]
+        if size >= 32 << 10:
+            cases += [
+                ("memcpy.hot", memcpy_hot(size)),
+                ("memcpy.cold", memcpy_cold(size)),
+                ("read.hot", read_us(size, hot=True)),
+                ("read.cold", read_us(size, hot=False)),
+            ]
+        rows += [make_row(f"limit.{k}.{tokens}", f"{k}, {name}", s) for k, s in cases]
+    big = 131_072 * TOKEN_BYTES
+    fresh = memcpy_fresh(big)
+    rows.append(make_row("limit.memcpy.fresh.131072", "memcpy.fresh, 512 KiB", fresh))
+    if not options.quick:
+        cold = memcmp_cold(64 * TOKEN_BYTES, 1_000_000, 200_000)
+        rows.append(make_row("limit.memcmp.cold1m.64", "memcmp.cold, 64 tokens in 1M", cold))
+    return rows
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(measure, __doc__))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Managers, contexts and admissions that the control-path benches share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import kvcore
+
+PAGE = 16
+_VOCABULARY = 128_256
+_NEXT_TOKEN = 7
+
+Tokens = npt.NDArray[np.int32]
+Context = kvcore.TextGenerationContext
+Admission = tuple[str, Context, list[Context]]
+
+
+def params() -> kvcore.KVCacheParams:
+    """Return the parameters of an 8B model with GQA, page size 16, prefix caching on."""
+    return kvcore.KVCacheParams(
+        dtype="bfloat16",
+        n_kv_heads=8,
+        head_dim=128,
+        num_layers=32,
+        page_size=PAGE,
+        enable_prefix_caching=True,
+    )
+
+
+def manager(
+    pages: int, *, requests: int = 256, partial_page_reuse: bool = True
+) -> kvcore.PagedKVCacheManager:
+    """Build a manager of page ids only, defaults otherwise."""
+    return kvcore.PagedKVCacheManager(
+        params(),
+        max_batch_size=requests,
+        max_seq_len=1 << 20,
+        num_pages=pages,
+        blocks=None,
+        partial_page_reuse=partial_page_reuse,
+    )
+
+
+def prompts(count: int, length: int, seed: int, *, begin: int | None = None) -> Tokens:
+    """Return distinct random prompts, int32 ``[count, length]``.
+
+    First tokens are drawn from all of int32, so that no two prompts share even one
+    token and nothing is reused in part, or are all ``begin``.
+    """
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, _VOCABULARY, (count, length), dtype=np.int32)
+    rows[:, 0] = rng.integers(0, 1 << 31, count) if begin is None else begin
+    return rows
+
+
+def admissions(rows: Iterable[Tokens], tag: str) -> list[Admission]:
+    """Prepare (request id, context, batch of one) for every prompt."""
+    found = []
+    for i, row in enumerate(rows):
+        context = Context(f"{tag}-{i}", row)
+        found.append((f"{tag}-{i}", context, [context]))
+    return found
+
+
+def admit(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
+    """Take each request through claim, reserve, fetch, step and release."""
+    claim, reserve, fetch, step, release = (
+        mgr.claim,
+        mgr.reserve,
+        mgr.fetch,
+        mgr.step,
+        mgr.release,
+    )
+    for request_id, context, batch in items:
+        claim(request_id)
+        reserve(context)
+        fetch(batch)
+        context.update(_NEXT_TOKEN)
+        step(batch)
+        release(request_id)
+
+
+def cache(mgr: kvcore.PagedKVCacheManager, rows: Tokens, tag: str) -> None:
+    """Leave every prompt in the prefix cache; contexts live only a while."""
+    for part in batches(rows, max(1, (1 << 22) // rows.shape[1])):
+        admit(mgr, admissions(part, tag))
+
+
+def fill(
+    mgr: kvcore.PagedKVCacheManager, length: int, *, seed: int, begin: int | None = None
+) -> None:
+    """Fill the pool with cached prompts of ``length`` tokens and a tenth more, so it recycles."""
+    total = mgr.total_num_pages * 11 // 10 // max(1, length // PAGE) + 1
+    share = max(1, (1 << 22) // length)
+    for i, start in enumerate(range(0, total, share)):
+        rows = prompts(min(share, total - start), length, seed + 1 + i, begin=begin)
+        admit(mgr, admissions(rows, f"fill-{i}"))
+    assert mgr.metrics.evicted_pages > 0, "the pool was to be full and recycled"
+
+
+def batches(rows: Tokens, size: int) -> Iterator[Tokens]:
+    """Cut prompts into runs of ``size``."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kvcore/sequence_table.hpp"
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+
+/// The page table that kernels read, kept up to date in a buffer that is used again for each batch:
+/// a row is rewritten only where its sequence's pages changed since this buffer last saw it.
+///
+/// Owns: what it knows about each row. The memory [max_rows, stride] uint32 is the caller's and need
+/// not be initialised.
+/// Invariant: of a row, columns [0, filled) are its occupant's pages, [filled, padded) `unassigned`.
+/// Threads: none of its own.
+/// Cost: per row O(1) when nothing changed, else O(pages changed).
+class LookupTable {
+   public:
+    LookupTable(std::uint32_t* data, std::int64_t max_rows, std::int64_t stride,
+                std::uint32_t unassigned);
+
+    [[nodiscard]] std::int64_t max_rows() const noexcept {
+        return static_cast<std::int64_t>(rows_.size());
+    }
+    [[nodiscard]] std::int64_t stride() const noexcept { return stride_; }
+
+    /// Makes row `row` read: the sequence's pages, then `unassigned` up to column `width`.
+    /// row < max_rows, number of pages <= width <= stride.
+    void write_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
+                   std::int32_t width) {
+        const Row& known = rows_[static_cast<std::size_t>(row)];
+        const bool is_same =
+            known.occupant == occupant && known.version == sequence.row_version;
+        if (is_same && known.filled == sequence.num_pages() && known.padded >= width) return;
+        rewrite_row(row, occupant, sequence, width, is_same);
+    }
+
+   private:
+    struct Row {
+        SequenceHandle occupant;
+        std::uint32_t version = 0;
+        std::int32_t filled = 0;
+        std::int32_t padded = 0;
+    };
+
+    void rewrite_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
+                     std::int32_t width, bool is_same);
+
+    std::uint32_t* data_;
+    std::int64_t stride_;
+    std::uint32_t unassigned_;
+    std::vector<Row> rows_;
+};
+
+}  // namespace kvcore

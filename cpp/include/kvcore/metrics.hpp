@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace kvcore {
+
+/// Counters since construction or the last reset.
+struct Metrics {
+    std::int64_t input_tokens = 0;   // tokens to compute: every position of a claim counts once
+    std::int64_t cache_tokens = 0;   // tokens taken from the prefix cache instead
+    std::int64_t copied_tokens = 0;  // of cache_tokens, those copied out of a partly equal page
+    std::int64_t evicted_pages = 0;
+    std::int64_t peak_used_pages = 0;  // most pages held or pinned at a time
+
+    Metrics& operator+=(const Metrics& other) noexcept {
+        input_tokens += other.input_tokens;
+        cache_tokens += other.cache_tokens;
+        copied_tokens += other.copied_tokens;
+        evicted_pages += other.evicted_pages;
+        peak_used_pages += other.peak_used_pages;
+        return *this;
+    }
+};
+
+/// Pages of one replica at this moment. free + cached + held outside the cache == total.
+struct PoolStats {
+    std::int64_t total_pages = 0;
+    std::int64_t free_pages = 0;       // in nobody's hands, holding nothing
+    std::int64_t cached_pages = 0;     // in the prefix tree
+    std::int64_t evictable_pages = 0;  // of those, not protected by a sequence or a pin
+    std::int64_t num_sequences = 0;
+
+    /// Pages that a reservation can have: free ones and what eviction would free.
+    [[nodiscard]] std::int64_t available_pages() const noexcept {
+        return free_pages + evictable_pages;
+    }
+};
+
+}  // namespace kvcore

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvcore/eviction.hpp"
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+
+struct TreeNode;
+class NodeArena;
+class ChildIndex;
+
+/// A prefix found in the tree: the run it ends in and its length. A position stays right when runs
+/// are split, and is void as soon as pages are evicted; PrefixHandle is its checked form.
+struct TreePosition {
+    TreeNode* node = nullptr;
+    std::int32_t depth = 0;  // pages from the namespace's root
+};
+
+/// What `match` found.
+struct PrefixMatch {
+    TreePosition at;  // the longest cached prefix in whole pages
+    // The cached page that continues the prefix by the most tokens, where that was asked for.
+    TreePosition partial;             // partial.depth counts that page
+    std::int32_t partial_tokens = 0;  // 0: there is none
+};
+
+/// A position to keep: recognised as stale once pages of its run have been evicted.
+struct PrefixHandle {
+    std::uint32_t node = 0;
+    std::uint32_t generation = 0;
+    std::int32_t depth = 0;
+};
+
+/// A page that `insert` found in the tree already.
+struct DuplicatePage {
+    std::int32_t index;  // which of the inserted pages
+    BlockId cached;      // the id the tree has for the same tokens
+};
+
+/// Pages that eviction must leave alone: the first `keep` of a run.
+struct EvictionGuard {
+    const TreeNode* node = nullptr;
+    std::int32_t keep = 0;
+};
+
+/// Which pages hold which tokens: a radix tree over runs of whole pages, one root per namespace.
+///
+/// Owns: nodes and token buffers, not the pages; ids go in by `insert` and come out by `evict`.
+/// Invariants: siblings differ in their first page; a page is evictable exactly when no pin lies at
+/// or below it; every node without child and pin is listed with the eviction policy;
+/// evictable + protected == cached.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: `match` costs comparing the tokens plus one look-up per run; `insert` copying the new
+/// tokens; `evict` O(1) amortised per page or run; `pin` and `unpin` O(1): what they protect is
+/// counted when it is next asked for.
+class PrefixTree {
+   public:
+    /// `ordered_siblings` keeps large families sorted, so that `match` finds the best partial page
+    /// in O(log siblings). Throws std::invalid_argument unless page_size >= 1.
+    explicit PrefixTree(std::int32_t page_size, bool ordered_siblings = true,
+                        std::unique_ptr<EvictionPolicy> policy = nullptr);
+    PrefixTree(const PrefixTree&) = delete;
+    PrefixTree& operator=(const PrefixTree&) = delete;
+    ~PrefixTree();
+
+    [[nodiscard]] std::int32_t page_size() const noexcept { return page_size_; }
+    [[nodiscard]] std::int64_t num_cached() const noexcept { return num_cached_; }
+    /// Cached pages that neither a pin nor a pinned descendant protects.
+    [[nodiscard]] std::int64_t num_evictable() const;
+    [[nodiscard]] std::int64_t num_nodes() const noexcept { return num_nodes_; }
+
+    /// Root of a namespace; "" is the default one. `find` answers nullptr for one with no pages and
+    /// no holders, `open` makes it. An empty, unpinned namespace disappears by itself.
+    [[nodiscard]] TreeNode* find_namespace(std::string_view name) const;
+    [[nodiscard]] TreeNode* open_namespace(std::string_view name);
+
+    /// Longest cached continuation of `root` (or of any node) by `tokens` [n], in whole pages. `want_partial`: also the cached page that
+    /// shares the most of the tokens after it. Changes nothing.
+    [[nodiscard]] PrefixMatch match(TreeNode* root, const TokenId* tokens, std::int64_t n,
+                                    bool want_partial = false) const;
+
+    /// Ids of pages first .. at.depth - 1 on the way to `at`, to `out` [at.depth - first].
+    void copy_pages(TreePosition at, std::int32_t first, BlockId* out) const;
+    /// Pages on the way to `at` that no pin protects.
+    [[nodiscard]] std::int64_t num_unprotected(TreePosition at) const;
+    /// True when `page` of the run that `at` ends in is protected.
+    [[nodiscard]] bool is_protected(TreePosition at) const;
+
+    /// The node that ends exactly at `at`; cuts the run in two where it goes on.
+    [[nodiscard]] TreeNode* split(TreePosition at);
+    /// Protects a node and all above it until unpinned as often.
+    void pin(TreeNode* node);
+    /// `touch`: the holder let go, which is a use. False where it moves on to a node below, or held
+    /// the pages for a moment only.
+    void unpin(TreeNode* node, bool touch);
+
+    /// Puts `n` pages below `at`, an end that the caller has pinned once (or a root). Pages that the
+    /// tree has already are not taken but reported in `duplicates`. Returns where the last one ends.
+    [[nodiscard]] TreeNode* insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
+                                   std::int32_t n, std::vector<DuplicatePage>& duplicates);
+    /// Gives back buffer space kept for growth.
+    void shrink(TreeNode* node);
+
+    /// Forgets the `n` least valuable evictable pages, tail before head, and appends their ids to
+    /// `out`. Fewer where fewer are evictable. Returns how many.
+    std::int64_t evict(std::int64_t n, std::vector<BlockId>& out, EvictionGuard guard = {});
+
+    [[nodiscard]] PrefixHandle handle(TreePosition at) const;
+    /// Throws InvalidHandleError when the prefix may have changed since.
+    [[nodiscard]] TreePosition resolve(PrefixHandle handle) const;
+
+    /// Depth of the prefix that ends with this node, in pages.
+    [[nodiscard]] static std::int32_t depth_of(const TreeNode* node) noexcept;
+    /// The prefix of `depth` pages on the way to `node`.
+    [[nodiscard]] static TreePosition position(TreeNode* node, std::int32_t depth) noexcept;
+
+    /// Throws IntegrityError naming the law that does not hold. O(nodes + pages).
+    void check_integrity() const;
+
+    /// Calls visit(ids, n) with the page ids of every run.
+    template <class Visit>
+    void for_each_run(Visit&& visit) const {
+        std::vector<std::pair<const BlockId*, std::int32_t>> runs;
+        collect_runs(runs);
+        for (const auto& [ids, n] : runs) visit(ids, n);
+    }
+
+   private:
+    [[nodiscard]] TreeNode* find_child(const TreeNode* node, const TokenId* page) const;
+    void find_partial(PrefixMatch& match, const TokenId* rest, std::int32_t limit) const;
+    void attach(TreeNode* parent, TreeNode* child);
+    void detach(TreeNode* child);
+    void replace_child(TreeNode* child, TreeNode* head);
+    void resize(TreeNode* node, std::int32_t capacity);
+    [[nodiscard]] bool extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
+                              std::int32_t n);
+    [[nodiscard]] TreeNode* add_leaf(TreeNode* parent, const TokenId* tokens, const BlockId* ids,
+                                     std::int32_t n);
+    [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, std::vector<BlockId>& out);
+    void remove_leaf(TreeNode* leaf);
+    void prefetch_victims() const noexcept;
+    void drop_root_if_unused(TreeNode* root);
+    void settle() const;
+    void collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const;
+    void check_node(const TreeNode* node) const;
+
+    std::int32_t page_size_;
+    bool ordered_siblings_;
+    std::unique_ptr<EvictionPolicy> policy_;
+    std::unique_ptr<NodeArena> arena_;
+    std::unique_ptr<ChildIndex> index_;
+    TreeNode* default_root_;
+    std::unordered_map<std::string, TreeNode*> roots_;  // all but the default one
+    std::int64_t num_cached_ = 0;
+    std::int64_t num_nodes_ = 0;  // without roots
+    // Protection is counted lazily: nodes whose pins changed wait here.
+    mutable std::vector<TreeNode*> unsettled_;
+    mutable std::int64_t num_protected_ = 0;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+
+struct TreeNode;
+
+/// A claimed sequence: its page row and what is known about each part of it.
+///
+/// Columns of `pages`: [0, committed) are in the prefix tree, pinned at `node`; [committed, end) are
+/// the sequence's own. A page in `kept` lies among the committed columns and is its own all the same
+/// (deduplication off: the tree has a twin).
+struct alignas(64) Sequence {
+    // What a decode step reads, in one cache line:
+    std::uint32_t generation = 1;
+    std::int32_t replica = -1;      // -1: the slot is free
+    std::uint32_t batch_stamp = 0;  // the last batch it was seen in: finds duplicates
+    std::uint32_t row_version = 0;  // changes when a page is replaced or dropped, not when added
+    std::int32_t committed = 0;
+    bool is_sealed = false;  // fetched or written: its prefix is settled
+    std::vector<BlockId> pages;
+    std::int64_t counted_end = 0;  // positions below are in the metrics
+    TreeNode* node = nullptr;      // where the committed prefix ends; nullptr before a reservation
+    // The rest:
+    std::int64_t hit_tokens = 0;     // taken from the cache by this claim
+    std::vector<std::int32_t> kept;  // ascending columns
+
+    [[nodiscard]] std::int32_t num_pages() const noexcept {
+        return static_cast<std::int32_t>(pages.size());
+    }
+};
+
+/// The claimed sequences, by handle.
+///
+/// Owns: the slots; page rows keep their memory when a slot is used again.
+/// Invariant: a handle finds its sequence until `release`, and never another one's.
+/// Threads: none of its own.
+/// Cost: O(1) per verb; references stay valid until the next `claim`.
+class SequenceTable {
+   public:
+    [[nodiscard]] SequenceHandle claim(std::int32_t replica);
+    /// Frees the slot of a live sequence. The caller has given its pages back.
+    void release(SequenceHandle handle) noexcept;
+
+    /// nullptr for a stale or foreign handle.
+    [[nodiscard]] Sequence* find(SequenceHandle handle) noexcept {
+        if (handle.index >= slots_.size()) return nullptr;
+        Sequence& sequence = slots_[handle.index];
+        const bool alive = sequence.generation == handle.generation && sequence.replica >= 0;
+        return alive ? &sequence : nullptr;
+    }
+    /// Throws RequestNotFoundError for a stale or foreign handle.
+    [[nodiscard]] Sequence& at(SequenceHandle handle) {
+        if (Sequence* sequence = find(handle)) return *sequence;
+        refuse(handle);
+    }
+
+    [[nodiscard]] std::int64_t size() const noexcept {
+        return static_cast<std::int64_t>(slots_.size() - free_.size());
+    }
+    [[nodiscard]] const std::vector<Sequence>& slots() const noexcept { return slots_; }
+
+   private:
+    [[noreturn]] static void refuse(SequenceHandle handle);
+
+    std::vector<Sequence> slots_;
+    std::vector<std::uint32_t> free_;
+};
+
+}  // namespace kvcore

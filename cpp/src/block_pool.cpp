@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvcore/block_pool.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <stdexcept>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+namespace {
+
+constexpr std::int64_t kMaxBlocks = std::numeric_limits<BlockId>::max();
+
+std::int64_t checked_size(std::int64_t num_blocks) {
+    if (num_blocks < 1 || num_blocks > kMaxBlocks) {
+        throw std::invalid_argument(
+            detail::concat("num_blocks is ", num_blocks, ", must be 1 .. ", kMaxBlocks));
+    }
+    return num_blocks;
+}
+
+// calloc and malloc of large sizes hand out address space that is backed on first touch.
+template <class T>
+T* checked_memory(void* memory) {
+    if (memory == nullptr) throw std::bad_alloc();
+    return static_cast<T*>(memory);
+}
+
+}  // namespace
+
+BlockPool::BlockPool(std::int64_t num_blocks)
+    : num_blocks_(checked_size(num_blocks)),
+      refs_(checked_memory<std::uint32_t>(
+          std::calloc(static_cast<std::size_t>(num_blocks), sizeof(std::uint32_t)))),
+      stack_(checked_memory<BlockId>(
+          std::malloc(static_cast<std::size_t>(num_blocks) * sizeof(BlockId)))) {}
+
+bool BlockPool::allocate(std::int64_t n, BlockId* out) noexcept {
+    if (n > num_free()) return false;
+    const std::int64_t recycled = std::min(n, num_recycled_);
+    for (std::int64_t i = 0; i < recycled; ++i) {
+        const BlockId id = stack_[static_cast<std::size_t>(--num_recycled_)];
+        refs_[static_cast<std::size_t>(id)] = 1;
+        out[i] = id;
+    }
+    for (std::int64_t i = recycled; i < n; ++i) {
+        const auto id = static_cast<std::size_t>(num_fresh_used_++);
+        refs_[id] = 1;
+        out[i] = static_cast<BlockId>(id);
+    }
+    return true;
+}
+
+void BlockPool::share(const BlockId* ids, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (!is_live(ids[i])) {
+            throw InvalidHandleError(detail::concat("page ", ids[i], " cannot be shared: it is free or not one of the ",
+                                                    num_blocks_, " pages; share only allocated pages"));
+        }
+    }
+    for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
+}
+
+void BlockPool::drop(BlockId id) noexcept {
+    if (--refs_[static_cast<std::size_t>(id)] == 0) {
+        stack_[static_cast<std::size_t>(num_recycled_++)] = id;
+    }
+}
+
+void BlockPool::undrop(BlockId id) noexcept {
+    if (refs_[static_cast<std::size_t>(id)]++ == 0) --num_recycled_;
+}
+
+void BlockPool::free(const BlockId* ids, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (is_live(ids[i])) {
+            drop(ids[i]);
+            continue;
+        }
+        // Undone in reverse, so that every id put on the stack is its top again.
+        for (std::int64_t j = i; j-- > 0;) undrop(ids[j]);
+        throw InvalidHandleError(detail::concat("page ", ids[i], " cannot be freed: it is free already or not one of the ",
+                                                num_blocks_, " pages; free each reference once"));
+    }
+}
+
+std::uint32_t BlockPool::ref_count(BlockId id) const {
+    if (id < 0 || id >= num_blocks_) {
+        throw InvalidHandleError(
+            detail::concat("page ", id, " is outside the pool of ", num_blocks_, " pages"));
+    }
+    return id < num_fresh_used_ ? refs_[static_cast<std::size_t>(id)] : 0;
+}
+
+void BlockPool::check_integrity() const {
+    std::int64_t live = 0;
+    for (std::int64_t id = 0; id < num_fresh_used_; ++id) {
+        live += refs_[static_cast<std::size_t>(id)] != 0 ? 1 : 0;
+    }
+    detail::require_law(live + num_recycled_ == num_fresh_used_,
+                        "block pool: free + referenced == handed out at least once");
+    for (std::int64_t i = 0; i < num_recycled_; ++i) {
+        detail::require_law(refs_[static_cast<std::size_t>(stack_[static_cast<std::size_t>(i)])] == 0,
+                            "block pool: a page on the free stack has no references");
+    }
+}
+
+}  // namespace kvcore

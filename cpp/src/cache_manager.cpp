@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Claims, releases, look-ups, pins and counters. Reserving is in cache_manager_reserve.cpp, what runs
+// over a batch in cache_manager_batch.cpp, the laws in cache_manager_check.cpp.
+#include "kvcore/cache_manager.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+namespace {
+
+using Lock = std::lock_guard<std::mutex>;
+
+void require_at_least_one(const char* name, std::int64_t value) {
+    if (value < 1) {
+        throw std::invalid_argument(detail::concat(name, " is ", value, ", must be at least 1"));
+    }
+}
+
+const CacheConfig& checked(const CacheConfig& config) {
+    require_at_least_one("num_blocks", config.num_blocks);
+    require_at_least_one("page_size", config.page_size);
+    require_at_least_one("max_sequences", config.max_sequences);
+    require_at_least_one("max_seq_len", config.max_seq_len);
+    require_at_least_one("num_replicas", config.num_replicas);
+    return config;
+}
+
+}  // namespace
+
+CacheManager::CacheManager(const CacheConfig& config)
+    : config_(checked(config)), capacity_tokens_(config.num_blocks * config.page_size) {
+    for (std::int32_t i = 0; i < config.num_replicas; ++i) {
+        replicas_.push_back(std::unique_ptr<Replica>(
+            new Replica{BlockPool(config.num_blocks),
+                        PrefixTree(config.page_size, config.partial_page_reuse), 0, {}}));
+    }
+}
+
+void CacheManager::require_replica(std::int32_t index) const {
+    if (index >= 0 && index < config_.num_replicas) return;
+    throw std::out_of_range(detail::concat("replica ", index, " does not exist, there are ",
+                                           config_.num_replicas, ", counted from 0"));
+}
+
+SequenceHandle CacheManager::claim(std::int32_t replica) {
+    require_replica(replica);
+    const Lock lock(mutex_);
+    Replica& home = replica_at(replica);
+    if (home.num_sequences >= config_.max_sequences) {
+        throw CapacityError(detail::concat("replica ", replica, " is full: ", home.num_sequences,
+                                           " of ", config_.max_sequences,
+                                           " sequences are claimed; release one first"));
+    }
+    const SequenceHandle handle = sequences_.claim(replica);
+    ++home.num_sequences;
+    return handle;
+}
+
+bool CacheManager::contains(SequenceHandle sequence) const {
+    const Lock lock(mutex_);
+    return sequences_.find(sequence) != nullptr;
+}
+
+std::int32_t CacheManager::replica_of(SequenceHandle sequence) const {
+    const Lock lock(mutex_);
+    return sequences_.at(sequence).replica;
+}
+
+std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence) const {
+    const Lock lock(mutex_);
+    return sequences_.at(sequence).pages;
+}
+
+void CacheManager::free_own_pages(Replica& replica, const Sequence& sequence) {
+    for (const std::int32_t column : sequence.kept) {
+        replica.pool.free(&sequence.pages[static_cast<std::size_t>(column)], 1);
+    }
+    replica.pool.free(sequence.pages.data() + sequence.committed,
+                      sequence.num_pages() - sequence.committed);
+}
+
+void CacheManager::release(SequenceHandle sequence) {
+    const Lock lock(mutex_);
+    Sequence& leaving = sequences_.at(sequence);
+    Replica& replica = replica_at(leaving.replica);
+    free_own_pages(replica, leaving);
+    if (leaving.node != nullptr) {
+        replica.tree.unpin(leaving.node, true);
+        replica.tree.shrink(leaving.node);
+    }
+    --replica.num_sequences;
+    sequences_.release(sequence);
+}
+
+std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_space,
+                                 const TokenId* tokens, std::int64_t n,
+                                 std::vector<BlockId>* pages) const {
+    require_replica(replica);
+    const Lock lock(mutex_);
+    const PrefixTree& tree = replica_at(replica).tree;
+    TreeNode* root = tree.find_namespace(name_space);
+    if (root == nullptr) {
+        if (pages != nullptr) pages->clear();
+        return 0;
+    }
+    const TreePosition at = tree.match(root, tokens, n).at;
+    if (pages != nullptr) {
+        pages->resize(static_cast<std::size_t>(at.depth));
+        tree.copy_pages(at, 0, pages->data());
+    }
+    return at.depth;
+}
+
+PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,
+                            const TokenId* tokens, std::int64_t n) {
+    require_replica(replica);
+    const Lock lock(mutex_);
+    PrefixTree& tree = replica_at(replica).tree;
+    TreeNode* root = tree.find_namespace(name_space);
+    if (free_pins_.empty()) {
+        pins_.emplace_back();
+        free_pins_.reserve(pins_.size());  // unpin must not allocate
+        free_pins_.push_back(static_cast<std::uint32_t>(pins_.size() - 1));
+    }
+    const std::uint32_t index = free_pins_.back();
+    PinSlot& slot = pins_[index];
+    slot.replica = replica;
+    PinHandle handle{index, slot.generation, 0};
+    if (root != nullptr) {
+        slot.node = tree.split(tree.match(root, tokens, n).at);
+        tree.pin(slot.node);
+        handle.num_tokens = std::int64_t{PrefixTree::depth_of(slot.node)} * config_.page_size;
+        note_peak(replica_at(replica));
+    }
+    free_pins_.pop_back();
+    return handle;
+}
+
+void CacheManager::unpin(PinHandle pin) {
+    const Lock lock(mutex_);
+    if (pin.index >= pins_.size() || pins_[pin.index].generation != pin.generation) {
+        throw InvalidHandleError(
+            detail::concat("pin ", pin.index, " (generation ", pin.generation,
+                           ") is not held: it was released before; release each pin once"));
+    }
+    PinSlot& slot = pins_[pin.index];
+    ++slot.generation;
+    if (slot.node != nullptr) replica_at(slot.replica).tree.unpin(slot.node, true);
+    slot.node = nullptr;
+    free_pins_.push_back(pin.index);
+}
+
+std::int32_t CacheManager::recommend_replica(std::string_view name_space, const TokenId* tokens,
+                                             std::int64_t n) const {
+    const Lock lock(mutex_);
+    using Merit = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+    std::int32_t best = 0;
+    Merit most{-1, -1, 0};
+    for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
+        const Replica& replica = replica_at(i);
+        std::int64_t hit = 0;
+        if (config_.prefix_caching) {
+            TreeNode* root = replica.tree.find_namespace(name_space);
+            if (root != nullptr) hit = replica.tree.match(root, tokens, n).at.depth;
+        }
+        const std::int64_t available = replica.pool.num_free() + replica.tree.num_evictable();
+        const Merit merit{hit, available, -replica.num_sequences};
+        if (i == 0 || merit > most) {
+            most = merit;
+            best = i;
+        }
+    }
+    return best;
+}
+
+void CacheManager::reset_prefix_cache() {
+    const Lock lock(mutex_);
+    for (const auto& replica : replicas_) {
+        evicted_.clear();
+        replica->tree.evict(replica->tree.num_evictable(), evicted_);
+        replica->pool.free(evicted_.data(), static_cast<std::int64_t>(evicted_.size()));
+    }
+}
+
+std::vector<PageCopy> CacheManager::take_copies() {
+    const Lock lock(mutex_);
+    std::vector<PageCopy> taken;
+    for (const PageCopy& copy : owed_copies_) {
+        if (sequences_.find(copy.sequence) != nullptr) taken.push_back(copy);
+    }
+    owed_copies_.clear();
+    return taken;
+}
+
+void CacheManager::finish_copies(const std::vector<PageCopy>& copies) {
+    const Lock lock(mutex_);
+    for (const PageCopy& copy : copies) {
+        if (copy.held != nullptr) replica_at(copy.replica).tree.unpin(copy.held, false);
+    }
+}
+
+PoolStats CacheManager::stats(std::int32_t replica) const {
+    require_replica(replica);
+    const Lock lock(mutex_);
+    const Replica& asked = replica_at(replica);
+    return {config_.num_blocks, asked.pool.num_free(), asked.tree.num_cached(),
+            asked.tree.num_evictable(), asked.num_sequences};
+}
+
+// Only where the peak could move is it worth counting what the cache protects.
+void CacheManager::note_peak(Replica& replica) {
+    std::int64_t& peak = replica.metrics.peak_used_pages;
+    const std::int64_t not_free = config_.num_blocks - replica.pool.num_free();
+    if (not_free > peak) peak = std::max(peak, not_free - replica.tree.num_evictable());
+}
+
+Metrics CacheManager::metrics() const {
+    const Lock lock(mutex_);
+    Metrics sum;
+    for (const auto& replica : replicas_) sum += replica->metrics;
+    return sum;
+}
+
+void CacheManager::reset_metrics() {
+    const Lock lock(mutex_);
+    for (const auto& replica : replicas_) {
+        replica->metrics = {};
+        note_peak(*replica);
+    }
+}
+
+}  // namespace kvcore

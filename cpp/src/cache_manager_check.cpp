@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The conservation laws of the whole manager.
+#include <algorithm>
+#include <unordered_map>
+
+#include "kvcore/cache_manager.hpp"
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+
+using detail::require_law;
+
+// The committed columns of a row are the tree's pages on the way to its node, save the kept ones.
+void CacheManager::check_sequence(const Sequence& sequence) const {
+    require_law(sequence.committed <= sequence.num_pages(), "sequence: commits pages it holds");
+    require_law(sequence.node != nullptr || sequence.pages.empty(),
+                "sequence: has a place in the tree once it holds pages");
+    if (sequence.node == nullptr) return;
+    const PrefixTree& tree = replica_at(sequence.replica).tree;
+    const std::int32_t depth = PrefixTree::depth_of(sequence.node);
+    require_law(depth == sequence.committed, "sequence: its place in the tree is what it committed");
+    std::vector<BlockId> cached(static_cast<std::size_t>(depth));
+    tree.copy_pages({sequence.node, depth}, 0, cached.data());
+    for (std::int32_t column = 0; column < depth; ++column) {
+        const bool own =
+            std::binary_search(sequence.kept.begin(), sequence.kept.end(), column);
+        const auto i = static_cast<std::size_t>(column);
+        require_law((cached[i] != sequence.pages[i]) == own,
+                    "sequence: a committed page is the tree's, a kept one its own");
+    }
+}
+
+// Every page is counted once for the tree and once for each sequence that holds it as its own.
+void CacheManager::check_counts(std::int32_t index) const {
+    const Replica& replica = replica_at(index);
+    std::unordered_map<BlockId, std::uint32_t> holders;
+    replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            require_law(++holders[ids[i]] == 1, "cache: a page is in the tree once");
+        }
+    });
+    std::int64_t sequences = 0;
+    for (const Sequence& sequence : sequences_.slots()) {
+        if (sequence.replica != index) continue;
+        ++sequences;
+        for (const std::int32_t column : sequence.kept) {
+            ++holders[sequence.pages[static_cast<std::size_t>(column)]];
+        }
+        for (std::int32_t column = sequence.committed; column < sequence.num_pages(); ++column) {
+            ++holders[sequence.pages[static_cast<std::size_t>(column)]];
+        }
+    }
+    require_law(sequences == replica.num_sequences, "replica: sequences are counted");
+    for (const auto& [page, count] : holders) {
+        require_law(replica.pool.ref_count(page) == count, "pool: references == holders");
+    }
+    require_law(replica.pool.num_free() + static_cast<std::int64_t>(holders.size()) ==
+                    config_.num_blocks,
+                "pool: free + referenced + cached == total");
+}
+
+void CacheManager::check_integrity() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Sequence& sequence : sequences_.slots()) {
+        if (sequence.replica >= 0) check_sequence(sequence);
+    }
+    for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
+        replica_at(i).pool.check_integrity();
+        replica_at(i).tree.check_integrity();
+        check_counts(i);
+    }
+}
+
+}  // namespace kvcore

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// A reservation in two halves: `admit` works out what it would do and changes nothing, `apply` does
+// it and cannot fail. `plan` is the first half alone, so it tells exactly what `reserve` would do.
+#include <algorithm>
+#include <stdexcept>
+
+#include "admission.hpp"
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+
+void CacheManager::refuse_indices(const RequestView& request, std::int64_t row) const {
+    throw InRow<std::invalid_argument>(
+        row, detail::concat("start_idx ", request.start, ", active_idx ", request.active,
+                            ", end_idx ", request.end,
+                            " break 0 <= start < active <= end; set the indices first"));
+}
+
+void CacheManager::refuse_length(const RequestView& request, std::int64_t row,
+                                 std::int64_t num_steps) const {
+    const std::int64_t pages = ceil_div(request.end, config_.page_size);
+    if (pages > config_.num_blocks) {
+        throw InRow<CapacityError>(
+            row, detail::concat(request.end, " tokens need ", pages,
+                                " pages, more than the whole pool of ", config_.num_blocks,
+                                "; give the pool more memory"));
+    }
+    const auto length = static_cast<std::uint64_t>(request.end) +
+                        static_cast<std::uint64_t>(num_steps) - 1;
+    throw InRow<CapacityError>(
+        row, detail::concat(request.end, " tokens + ", num_steps, " steps - 1 = ", length,
+                            " exceed max_seq_len ", config_.max_seq_len,
+                            "; end the request or run fewer steps"));
+}
+
+// Prefix reuse is open only while nothing of the claim has been fetched or written.
+void CacheManager::find_hit(Admission& admission, const Sequence& sequence,
+                            const RequestView& request, bool allow_partial) const {
+    const std::int64_t begin = admission.start;
+    const bool is_open = !sequence.is_sealed && begin == sequence.hit_tokens;
+    if (!config_.prefix_caching || !is_open || request.active - begin <= 1) return;
+    const PrefixTree& tree = replica_at(sequence.replica).tree;
+    TreeNode* root = tree.find_namespace(request.name_space);
+    if (root == nullptr) return;
+    // At least one token is left to run.
+    const PrefixMatch match = tree.match(root, request.tokens, request.end - 1,
+                                         allow_partial && config_.partial_page_reuse);
+    const std::int64_t hit =
+        std::int64_t{match.at.depth} * config_.page_size + match.partial_tokens;
+    if (hit <= sequence.hit_tokens) return;
+    admission.takes_hit = true;
+    admission.match = match;
+    admission.hit_tokens = hit;
+    admission.hit_pages = match.at.depth;
+    admission.start = hit;
+    if (hit >= request.active) {
+        admission.active = std::min(request.end, hit + (request.active - begin));
+    }
+}
+
+// Counts pages: what is needed, what the hit gives back, what would have to be evicted for it.
+void CacheManager::weigh(Admission& admission, const Sequence& sequence,
+                         std::int64_t needed) const {
+    const std::int32_t held = sequence.num_pages();
+    const auto first_written = static_cast<std::int32_t>(admission.start / config_.page_size);
+    if (admission.hit_pages > first_written) {
+        const auto own = std::lower_bound(sequence.kept.begin(), sequence.kept.end(), first_written);
+        admission.replaced = admission.hit_pages - first_written -
+                             static_cast<std::int32_t>(sequence.kept.end() - own);
+    }
+    admission.appended = std::max<std::int64_t>(0, needed - std::max(held, admission.hit_pages));
+    admission.returned = std::min(held, admission.hit_pages) - sequence.committed;
+
+    const Replica& replica = replica_at(sequence.replica);
+    const std::int64_t free = replica.pool.num_free() + admission.returned;
+    admission.available = free;
+    admission.evicted = std::max<std::int64_t>(0, admission.new_pages() - free);
+    admission.fits = admission.evicted == 0;
+    if (admission.fits) return;
+    std::int64_t evictable = replica.tree.num_evictable();
+    if (admission.takes_hit) {
+        // What the hit takes is no longer there to evict, nor is the page it copies from.
+        evictable -= replica.tree.num_unprotected(admission.match.at);
+        const bool copies = admission.match.partial_tokens > 0;
+        if (copies && !replica.tree.is_protected(admission.match.partial)) --evictable;
+    }
+    admission.available += evictable;
+    admission.fits = admission.evicted <= evictable;
+}
+
+CacheManager::Admission CacheManager::admit(const Sequence& sequence, const RequestView& request,
+                                            std::int64_t num_steps, bool allow_partial) const {
+    Admission admission;
+    admission.hit_pages = sequence.committed;
+    // A claim that holds no page has nothing written, wherever its context stood before.
+    admission.start = sequence.pages.empty() ? 0 : request.start;
+    admission.active = request.active;
+    find_hit(admission, sequence, request, allow_partial);
+    weigh(admission, sequence, ceil_div(request.end + num_steps - 1, config_.page_size));
+    if (!admission.fits && admission.match.partial_tokens > 0) {
+        // Without its source as a victim it does not fit: both are dropped.
+        return admit(sequence, request, num_steps, false);
+    }
+    return admission;
+}
+
+void CacheManager::take_hit(const Admission& admission, Replica& replica, Sequence& sequence) {
+    TreeNode* node = replica.tree.split(admission.match.at);
+    replica.tree.pin(node);
+    if (sequence.node != nullptr) replica.tree.unpin(sequence.node, false);
+    sequence.node = node;
+    const std::int32_t first = sequence.committed;
+    if (admission.hit_pages > first) {
+        replica.pool.free(sequence.pages.data() + first, admission.returned);
+        if (!sequence.pages.empty()) ++sequence.row_version;
+        if (sequence.num_pages() < admission.hit_pages) {
+            sequence.pages.resize(static_cast<std::size_t>(admission.hit_pages));
+        }
+        replica.tree.copy_pages({node, admission.hit_pages}, first, sequence.pages.data() + first);
+        sequence.committed = admission.hit_pages;
+    }
+}
+
+void CacheManager::make_room(const Admission& admission, Replica& replica,
+                             const Sequence& sequence) {
+    const std::int64_t missing = admission.new_pages() - replica.pool.num_free();
+    if (missing <= 0) return;
+    EvictionGuard guard;
+    if (admission.match.partial_tokens > 0) {
+        const TreePosition& source = admission.match.partial;
+        guard.node = PrefixTree::position(source.node, source.depth).node;
+        guard.keep = source.depth - PrefixTree::depth_of(sequence.node);
+    }
+    evicted_.clear();
+    replica.tree.evict(missing, evicted_, guard);
+    replica.pool.free(evicted_.data(), static_cast<std::int64_t>(evicted_.size()));
+    replica.metrics.evicted_pages += missing;
+}
+
+// With `copies` the caller copies at once, and the source is held until it has; without, the copy is
+// on the list that take_copies hands out before the next kernels run.
+void CacheManager::owe_copy(PageCopy copy, TreePosition source, Replica& replica,
+                            std::vector<PageCopy>* copies) {
+    if (copies != nullptr) {
+        copy.held = PrefixTree::position(source.node, source.depth).node;
+        replica.tree.pin(copy.held);
+        copies->push_back(copy);
+        return;
+    }
+    if (owed_copies_.size() >= prune_copies_at_) {
+        // A caller that never takes them must not gather those of sequences long gone.
+        const auto gone = [this](const PageCopy& owed) {
+            return sequences_.find(owed.sequence) == nullptr;
+        };
+        owed_copies_.erase(std::remove_if(owed_copies_.begin(), owed_copies_.end(), gone),
+                           owed_copies_.end());
+        prune_copies_at_ = std::max<std::size_t>(64, 2 * owed_copies_.size());
+    }
+    owed_copies_.push_back(copy);
+}
+
+// The context went back behind pages that are in the tree, where others may read them: the sequence
+// gets pages of its own for all it will write, the first with what it keeps of the old one.
+void CacheManager::replace_committed(const Admission& admission, Replica& replica,
+                                     SequenceHandle handle, Sequence& sequence,
+                                     std::vector<PageCopy>* copies) {
+    const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
+    const auto kept_tokens = static_cast<std::int32_t>(admission.start % config_.page_size);
+    TreeNode* old_node = sequence.node;
+    std::vector<std::int32_t> own;
+    own.swap(sequence.kept);
+    for (std::int32_t column = first; column < sequence.committed; ++column) {
+        if (std::binary_search(own.begin(), own.end(), column)) continue;
+        BlockId& page = sequence.pages[static_cast<std::size_t>(column)];
+        const BlockId source = page;
+        // Admitted, so it is there.
+        detail::require_law(replica.pool.allocate(1, &page), "reserve: an admitted page is free");
+        if (column == first && kept_tokens > 0) {
+            owe_copy({sequence.replica, source, page, kept_tokens, handle, nullptr},
+                     {old_node, column + 1}, replica, copies);
+        }
+    }
+    own.erase(std::lower_bound(own.begin(), own.end(), first), own.end());
+    sequence.kept.swap(own);
+    sequence.committed = first;
+    ++sequence.row_version;
+    sequence.node = replica.tree.split({old_node, first});
+    replica.tree.pin(sequence.node);
+    replica.tree.unpin(old_node, true);
+}
+
+// Every position of a claim counts once, as input or as cached; a longer hit moves what it covers.
+void CacheManager::count_hit(const Admission& admission, Sequence& sequence) {
+    Metrics& metrics = replica_at(sequence.replica).metrics;
+    const std::int64_t covered =
+        std::min(sequence.counted_end, admission.hit_tokens) - sequence.hit_tokens;
+    metrics.input_tokens -= std::max<std::int64_t>(0, covered);
+    metrics.cache_tokens += admission.hit_tokens - sequence.hit_tokens;
+    metrics.copied_tokens += admission.match.partial_tokens;
+    sequence.hit_tokens = admission.hit_tokens;
+}
+
+void CacheManager::apply(const Admission& admission, Sequence& sequence, RequestView& request,
+                         std::vector<PageCopy>* copies) {
+    Replica& replica = replica_at(sequence.replica);
+    if (admission.takes_hit) take_hit(admission, replica, sequence);
+    if (sequence.node == nullptr) {
+        sequence.node = replica.tree.open_namespace(request.name_space);
+        replica.tree.pin(sequence.node);
+    }
+    make_room(admission, replica, sequence);
+    if (admission.appended > 0) {
+        const std::size_t held = sequence.pages.size();
+        sequence.pages.resize(held + static_cast<std::size_t>(admission.appended));
+        detail::require_law(replica.pool.allocate(admission.appended, &sequence.pages[held]),
+                            "reserve: admitted pages are free");
+    }
+    if (admission.replaced > 0 || sequence.committed > admission.start / config_.page_size) {
+        replace_committed(admission, replica, request.sequence, sequence, copies);
+    }
+    if (admission.match.partial_tokens > 0) {
+        const TreePosition& source = admission.match.partial;
+        BlockId source_page = 0;
+        replica.tree.copy_pages(source, source.depth - 1, &source_page);
+        owe_copy({sequence.replica, source_page,
+                  sequence.pages[static_cast<std::size_t>(admission.hit_pages)],
+                  admission.match.partial_tokens, request.sequence, nullptr},
+                 source, replica, copies);
+    }
+    if (admission.takes_hit) count_hit(admission, sequence);
+    count_input(admission.start, admission.active, sequence);
+    request.start = admission.start;
+    request.active = admission.active;
+    note_peak(replica);
+}
+
+ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
+                                    std::vector<PageCopy>* copies) {
+    return reserve_batch(&request, 1, num_steps, copies) == 1 ? ReserveStatus::kOk
+                                                              : ReserveStatus::kNoSpace;
+}
+
+std::int64_t CacheManager::reserve_batch(RequestView* batch, std::int64_t n,
+                                         std::int64_t num_steps, std::vector<PageCopy>* copies) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_batch(batch, n, num_steps, nullptr);
+    for (std::int64_t i = 0; i < n; ++i) {
+        Sequence& sequence = *batch_[static_cast<std::size_t>(i)];
+        const Admission admission = admit(sequence, batch[i], num_steps, true);
+        if (!admission.fits) return i;
+        apply(admission, sequence, batch[i], copies);
+    }
+    return n;
+}
+
+ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_steps) const {
+    require_steps(num_steps);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Sequence& sequence = sequences_.at(request.sequence);
+    if (!has_legal_indices(request)) refuse_indices(request, 0);
+    if (is_too_long(request, num_steps)) return {};
+    const Admission admission = admit(sequence, request, num_steps, true);
+    return {admission.takes_hit ? admission.hit_tokens - sequence.hit_tokens : 0,
+            admission.new_pages(), admission.evicted, admission.match.partial_tokens,
+            admission.fits};
+}
+
+}  // namespace kvcore

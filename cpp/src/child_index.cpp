@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "child_index.hpp"
+
+#include <cstring>
+#include <random>
+
+namespace kvcore {
+namespace {
+
+// Odd constants with well-mixed bits (the fractional parts of sqrt(2) and sqrt(3)).
+constexpr std::uint64_t kMulA = 0x6a09e667f3bcc909ULL;
+constexpr std::uint64_t kMulB = 0xbb67ae8584caa73bULL;
+
+constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t word, std::uint64_t mul) noexcept {
+    state = (state ^ word) * mul;
+    return state ^ (state >> 29);
+}
+
+std::uint64_t load64(const TokenId* tokens) noexcept {
+    std::uint64_t word;
+    std::memcpy(&word, tokens, sizeof word);
+    return word;
+}
+
+std::uint64_t random_seed() {
+    std::random_device device;
+    return (static_cast<std::uint64_t>(device()) << 32) | device();
+}
+
+}  // namespace
+
+ChildIndex::ChildIndex(std::int32_t page_size) : page_size_(page_size), seed_(random_seed()) {
+    segments_.push_back(std::make_unique<TreeNode*[]>(kSegment));
+}
+
+std::uint64_t ChildIndex::hash(const TreeNode* parent, const TokenId* page) const noexcept {
+    // Two lanes, because one chain of multiplications would wait for itself.
+    std::uint64_t a = seed_ ^ (static_cast<std::uint64_t>(parent->id) * kMulB);
+    std::uint64_t b = ~seed_;
+    std::int32_t i = 0;
+    for (; i + 4 <= page_size_; i += 4) {
+        a = mix(a, load64(page + i), kMulA);
+        b = mix(b, load64(page + i + 2), kMulB);
+    }
+    for (; i < page_size_; ++i) a = mix(a, static_cast<std::uint32_t>(page[i]), kMulA);
+    const std::uint64_t h = mix(a, (b << 32) | (b >> 32), kMulB);
+    return h ^ (h >> 32);
+}
+
+std::size_t ChildIndex::bucket_of(std::uint64_t hash) const noexcept {
+    const std::size_t wide = static_cast<std::size_t>(hash) & (2 * base_ - 1);
+    return wide < num_buckets_ ? wide : wide - base_;
+}
+
+TreeNode* ChildIndex::find(const TreeNode* parent, const TokenId* page) const noexcept {
+    const std::uint64_t wanted = hash(parent, page);
+    const std::size_t bytes = static_cast<std::size_t>(page_size_) * sizeof(TokenId);
+    for (TreeNode* node = bucket(bucket_of(wanted)); node != nullptr; node = node->hash_next) {
+        if (node->hash == wanted && node->parent == parent &&
+            std::memcmp(node->tokens, page, bytes) == 0) {
+            return node;
+        }
+    }
+    return nullptr;
+}
+
+void ChildIndex::insert(TreeNode* node) {
+    if (size_ + 1 > num_buckets_ / 2) add_bucket();
+    node->hash = hash(node->parent, node->tokens);
+    TreeNode*& head = bucket(bucket_of(node->hash));
+    node->hash_next = head;
+    node->is_indexed = true;
+    head = node;
+    ++size_;
+}
+
+void ChildIndex::erase(TreeNode* node) noexcept {
+    TreeNode** link = &bucket(bucket_of(node->hash));
+    while (*link != node) link = &(*link)->hash_next;
+    *link = node->hash_next;
+    node->hash_next = nullptr;
+    node->is_indexed = false;
+    --size_;
+    if (num_buckets_ > kSegment && size_ < num_buckets_ / 8) drop_bucket();
+}
+
+// Bucket `num_buckets` takes from its partner, one `base` below, the nodes that now belong to it.
+void ChildIndex::add_bucket() {
+    if (num_buckets_ % kSegment == 0) {
+        segments_.push_back(std::make_unique<TreeNode*[]>(kSegment));
+    }
+    TreeNode*& fresh = bucket(num_buckets_);
+    TreeNode** link = &bucket(num_buckets_ - base_);
+    while (*link != nullptr) {
+        TreeNode* node = *link;
+        if ((static_cast<std::size_t>(node->hash) & (2 * base_ - 1)) == num_buckets_) {
+            *link = node->hash_next;
+            node->hash_next = fresh;
+            fresh = node;
+        } else {
+            link = &node->hash_next;
+        }
+    }
+    if (++num_buckets_ == 2 * base_) base_ *= 2;
+}
+
+void ChildIndex::drop_bucket() noexcept {
+    --num_buckets_;
+    if (num_buckets_ < base_) base_ /= 2;
+    TreeNode** link = &bucket(num_buckets_ - base_);
+    while (*link != nullptr) link = &(*link)->hash_next;
+    *link = bucket(num_buckets_);
+    bucket(num_buckets_) = nullptr;
+    if (num_buckets_ % kSegment == 0) segments_.pop_back();
+}
+
+}  // namespace kvcore

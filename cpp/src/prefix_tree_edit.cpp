@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// What changes the shape of the tree: split, insert, evict.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "child_index.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "sibling_order.hpp"
+#include "tree_node.hpp"
+
+namespace kvcore {
+namespace {
+
+// A family is sorted when it grows past the first number, left unsorted when it falls to the second.
+constexpr std::uint32_t kSortAbove = 8;
+constexpr std::uint32_t kUnsortAt = 4;
+
+// Room for growth of a run that a sequence goes on writing, in pages: a quarter of what lies above,
+// within bounds. Runs grow in place only into this room, so growth never copies.
+constexpr std::int32_t kMinRoom = 4;
+constexpr std::int32_t kMaxRoom = 256;
+
+std::size_t buffer_bytes(std::int32_t capacity, std::int32_t page_size) noexcept {
+    return static_cast<std::size_t>(capacity) * (static_cast<std::size_t>(page_size) + 1) *
+           sizeof(std::int32_t);
+}
+
+TokenId* new_buffer(std::int32_t capacity, std::int32_t page_size) {
+    void* memory = std::malloc(buffer_bytes(capacity, page_size));
+    if (memory == nullptr) throw std::bad_alloc();
+    return static_cast<TokenId*>(memory);
+}
+
+// Writes `n` pages into a buffer of `capacity` pages, from its page `at` on.
+void copy_run(TokenId* buffer, std::int32_t capacity, std::int32_t at, const TokenId* tokens,
+              const BlockId* ids, std::int32_t n, std::int32_t page_size) noexcept {
+    const auto pages = static_cast<std::size_t>(n);
+    std::memcpy(buffer + static_cast<std::ptrdiff_t>(at) * page_size, tokens,
+                pages * static_cast<std::size_t>(page_size) * sizeof(TokenId));
+    std::memcpy(buffer + static_cast<std::ptrdiff_t>(capacity) * page_size + at, ids,
+                pages * sizeof(BlockId));
+}
+
+}  // namespace
+
+PrefixTree::~PrefixTree() {
+    std::vector<TreeNode*> stack{default_root_};
+    for (const auto& entry : roots_) stack.push_back(entry.second);
+    while (!stack.empty()) {
+        TreeNode* node = stack.back();
+        stack.pop_back();
+        for (TreeNode* c = node->first_child; c != nullptr; c = c->next_sibling) stack.push_back(c);
+        delete node->order;
+        if (!node->is_root()) std::free(node->tokens);
+    }
+}
+
+// Shrinks a buffer to `capacity` >= num_pages. Ids lie behind the tokens and move first.
+void PrefixTree::resize(TreeNode* node, std::int32_t capacity) {
+    const BlockId* ids = node->ids(page_size_);
+    node->capacity = capacity;
+    std::memmove(node->ids(page_size_), ids,
+                 static_cast<std::size_t>(node->num_pages) * sizeof(BlockId));
+    void* smaller = std::realloc(node->tokens, buffer_bytes(capacity, page_size_));
+    if (smaller != nullptr) node->tokens = static_cast<TokenId*>(smaller);
+}
+
+void PrefixTree::shrink(TreeNode* node) {
+    if (!node->is_root() && node->pins == 0 && node->capacity > node->num_pages) {
+        resize(node, node->num_pages);
+    }
+}
+
+void PrefixTree::attach(TreeNode* parent, TreeNode* child) {
+    child->parent = parent;
+    child->start = depth_of(parent);
+    child->next_sibling = parent->first_child;
+    if (parent->first_child != nullptr) parent->first_child->prev_sibling = child;
+    parent->first_child = child;
+    ++parent->num_children;
+    if (parent->num_children == 2) index_->insert(child->next_sibling);
+    if (parent->num_children >= 2) index_->insert(child);
+    if (!ordered_siblings_) return;
+    if (parent->order != nullptr) {
+        parent->order->insert(child);
+    } else if (parent->num_children > kSortAbove) {
+        auto order = std::make_unique<SiblingOrder>(page_size_);
+        for (TreeNode* c = parent->first_child; c != nullptr; c = c->next_sibling) order->insert(c);
+        parent->order = order.release();
+    }
+}
+
+void PrefixTree::detach(TreeNode* child) {
+    TreeNode* parent = child->parent;
+    if (parent->order != nullptr) {
+        parent->order->erase(child);
+        if (parent->num_children - 1 <= kUnsortAt) {
+            delete parent->order;
+            parent->order = nullptr;
+        }
+    }
+    if (child->is_indexed) index_->erase(child);
+    TreeNode*& from = child->prev_sibling != nullptr ? child->prev_sibling->next_sibling
+                                                     : parent->first_child;
+    from = child->next_sibling;
+    if (child->next_sibling != nullptr) child->next_sibling->prev_sibling = child->prev_sibling;
+    if (--parent->num_children == 1) index_->erase(parent->first_child);
+}
+
+// `head` has the same first page as `child` and takes its place among its siblings.
+void PrefixTree::replace_child(TreeNode* child, TreeNode* head) {
+    TreeNode* parent = child->parent;
+    head->parent = parent;
+    head->start = child->start;
+    if (parent->order != nullptr) parent->order->replace(child, head);
+    head->next_sibling = child->next_sibling;
+    head->prev_sibling = child->prev_sibling;
+    (head->prev_sibling != nullptr ? head->prev_sibling->next_sibling : parent->first_child) = head;
+    if (head->next_sibling != nullptr) head->next_sibling->prev_sibling = head;
+    child->next_sibling = child->prev_sibling = nullptr;
+    if (child->is_indexed) {
+        index_->erase(child);
+        index_->insert(head);
+    }
+}
+
+// The tail keeps its node, so that pins, children, handles and the place in the eviction order stay
+// with the end they belong to; the head is new. The longer half keeps the buffer.
+TreeNode* PrefixTree::split(TreePosition at) {
+    const auto [node, depth] = position(at.node, at.depth);
+    const std::int32_t cut = depth - node->start;
+    if (node->is_root() || cut == node->num_pages) return node;
+    const std::int32_t left = node->num_pages - cut;
+    const TokenId* tail_tokens = node->page_tokens(cut, page_size_);
+    const BlockId* tail_ids = node->ids(page_size_) + cut;
+    const bool keeps_head = cut > left;
+    const std::int32_t shorter = std::min(cut, left);
+    TokenId* buffer = new_buffer(shorter, page_size_);
+    TreeNode* head = arena_->allocate();
+    ++num_nodes_;
+    head->num_pages = cut;
+    head->protectors = node->protectors > 0 ? 1 : 0;
+    if (keeps_head) {
+        copy_run(buffer, shorter, 0, tail_tokens, tail_ids, left, page_size_);
+        head->tokens = node->tokens;
+        head->capacity = node->capacity;
+    } else {
+        copy_run(buffer, shorter, 0, node->tokens, node->ids(page_size_), cut, page_size_);
+        head->tokens = buffer;
+        head->capacity = cut;
+    }
+    replace_child(node, head);  // while both still begin with the same page
+    if (keeps_head) {
+        node->tokens = buffer;
+        node->capacity = left;
+        resize(head, cut);
+    } else {
+        std::memmove(node->tokens, tail_tokens,
+                     static_cast<std::size_t>(left) * static_cast<std::size_t>(page_size_) *
+                         sizeof(TokenId));
+        std::memmove(node->ids(page_size_), tail_ids,
+                     static_cast<std::size_t>(left) * sizeof(BlockId));
+    }
+    node->num_pages = left;
+    if (!keeps_head) resize(node, left);
+    attach(head, node);
+    return head;
+}
+
+// In place only where the caller alone ends: its one pin moves on with the end of the run.
+bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids, std::int32_t n) {
+    if (leaf->is_root() || leaf->num_children > 0 || leaf->pins != 1 ||
+        leaf->capacity - leaf->num_pages < n) {
+        return false;
+    }
+    copy_run(leaf->tokens, leaf->capacity, leaf->num_pages, tokens, ids, n, page_size_);
+    leaf->num_pages += n;
+    num_cached_ += n;
+    if (leaf->protectors > 0) num_protected_ += n;
+    return true;
+}
+
+TreeNode* PrefixTree::add_leaf(TreeNode* parent, const TokenId* tokens, const BlockId* ids,
+                               std::int32_t n) {
+    // The first run of a prompt is exact; what follows a run of one's own is a sequence that grows.
+    const bool grows = !parent->is_root() && parent->pins == 1 && parent->num_children == 0;
+    const std::int32_t room =
+        grows ? std::clamp(depth_of(parent) / 4, kMinRoom, kMaxRoom) : n;
+    const std::int32_t capacity = std::max(n, room);
+    TokenId* buffer = new_buffer(capacity, page_size_);
+    copy_run(buffer, capacity, 0, tokens, ids, n, page_size_);
+    TreeNode* leaf = arena_->allocate();
+    leaf->tokens = buffer;
+    leaf->capacity = capacity;
+    leaf->num_pages = n;
+    ++num_nodes_;
+    num_cached_ += n;
+    attach(parent, leaf);
+    return leaf;
+}
+
+TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
+                             std::int32_t n, std::vector<DuplicatePage>& duplicates) {
+    std::int32_t done = 0;
+    while (done < n) {
+        const TokenId* rest = tokens + static_cast<std::ptrdiff_t>(done) * page_size_;
+        const std::int64_t left = static_cast<std::int64_t>(n - done) * page_size_;
+        const std::int32_t depth = depth_of(at);
+        const TreePosition known = match(at, rest, left).at;
+        if (known.depth == depth) {
+            if (done == 0 && extend(at, rest, ids, n)) return at;
+            return add_leaf(at, rest, ids + done, n - done);
+        }
+        const auto first = duplicates.size();
+        const std::int32_t repeated = known.depth - depth;
+        std::vector<BlockId> cached(static_cast<std::size_t>(repeated));
+        copy_pages(known, depth, cached.data());
+        duplicates.resize(first + cached.size());
+        for (std::int32_t i = 0; i < repeated; ++i) {
+            duplicates[first + static_cast<std::size_t>(i)] = {
+                done + i, cached[static_cast<std::size_t>(i)]};
+        }
+        at = split(known);
+        done += repeated;
+    }
+    return at;
+}
+
+void PrefixTree::remove_leaf(TreeNode* leaf) {
+    TreeNode* parent = leaf->parent;
+    detach(leaf);
+    policy_->remove(*leaf);
+    std::free(leaf->tokens);
+    arena_->recycle(leaf);
+    --num_nodes_;
+    if (parent->num_children > 0 || parent->pins > 0) return;
+    if (parent->is_root()) {
+        drop_root_if_unused(parent);
+    } else if (!parent->is_listed()) {
+        policy_->expose(*parent);
+    }
+}
+
+std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, std::vector<BlockId>& out) {
+    const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(n, leaf->num_pages));
+    const BlockId* end = leaf->ids(page_size_) + leaf->num_pages;
+    out.insert(out.end(), end - count, end);
+    num_cached_ -= count;
+    leaf->num_pages -= count;
+    if (leaf->num_pages == 0) {
+        // The first page still finds the leaf among its siblings: its tokens are in place.
+        remove_leaf(leaf);
+    } else {
+        ++leaf->generation;
+        if (leaf->num_pages < leaf->capacity / 2) resize(leaf, leaf->num_pages);
+    }
+    return count;
+}
+
+// In a large tree every line of a victim is cold. Those of the next one are asked for now, a call or
+// a run ahead of their use; its own first line was touched when its predecessor was unlinked.
+void PrefixTree::prefetch_victims() const noexcept {
+    const auto* next = static_cast<const TreeNode*>(policy_->victim());
+    if (next == nullptr) return;
+    prefetch(next->tokens);
+    prefetch(next->next_sibling);
+    prefetch(next->prev_sibling);
+    index_->prefetch(next);
+    prefetch(next->ids(page_size_));
+    const auto* after = reinterpret_cast<const char*>(next->next);
+    prefetch(after);
+    prefetch(after + 64);
+}
+
+std::int64_t PrefixTree::evict(std::int64_t n, std::vector<BlockId>& out, EvictionGuard guard) {
+    settle();
+    std::int64_t evicted = 0;
+    TreeNode* set_aside = nullptr;
+    while (evicted < n) {
+        auto* leaf = static_cast<TreeNode*>(policy_->victim());
+        if (leaf == nullptr) break;
+        const std::int64_t keep = leaf == guard.node ? guard.keep : 0;
+        if (leaf->num_children > 0 || leaf->pins > 0) {
+            policy_->remove(*leaf);  // listed again when it is let go
+        } else if (leaf->num_pages <= keep) {
+            policy_->remove(*leaf);
+            set_aside = leaf;
+        } else {
+            evicted += trim(leaf, std::min(n - evicted, leaf->num_pages - keep), out);
+        }
+    }
+    if (set_aside != nullptr) policy_->expose(*set_aside);
+    prefetch_victims();
+    return evicted;
+}
+
+}  // namespace kvcore

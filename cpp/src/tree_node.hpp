@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvcore/eviction.hpp"
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+
+class SiblingOrder;
+
+/// Asks for a cache line ahead of its use; any address will do.
+inline void prefetch(const void* address) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address);
+#else
+    (void)address;
+#endif
+}
+
+/// A run of pages: what the tree is made of.
+///
+/// One buffer holds the run's tokens and behind them its page ids:
+///     tokens [capacity * page_size] int32 | ids [capacity] int32, both filled to num_pages.
+/// A node is reached from its parent by its first page; an only child directly, one of several
+/// through the ChildIndex.
+struct TreeNode : EvictionHook {
+    TreeNode* parent = nullptr;  // nullptr for a namespace's root
+    union {
+        TokenId* tokens = nullptr;
+        const std::string* name;  // of a root: its namespace; nullptr for the default one
+    };
+    TreeNode* first_child = nullptr;  // head of the sibling list
+    TreeNode* next_sibling = nullptr;
+    TreeNode* prev_sibling = nullptr;
+    TreeNode* hash_next = nullptr;  // chain of the ChildIndex; free list of the arena
+    SiblingOrder* order = nullptr;  // of the children; only where there are many
+    std::uint64_t hash = 0;         // of (parent, first page), set while indexed
+
+    std::int32_t start = 0;  // pages between the root and this run
+    std::int32_t num_pages = 0;
+    std::int32_t capacity = 0;
+    std::uint32_t num_children = 0;
+    std::uint32_t pins = 0;        // holders whose prefix ends with this run
+    std::uint32_t protectors = 0;  // (pins > 0) + children with protectors, as last settled
+    std::uint32_t generation = 0;  // changes when pages leave the node: handles go stale
+    std::uint32_t id = 0;
+    bool is_indexed = false;   // in the ChildIndex
+    bool is_settled_pin = false;  // pins > 0 is counted in protectors
+    bool is_queued = false;    // waits to be settled
+
+    [[nodiscard]] bool is_root() const noexcept { return parent == nullptr; }
+    [[nodiscard]] std::int32_t end() const noexcept { return start + num_pages; }
+    [[nodiscard]] BlockId* ids(std::int32_t page_size) const noexcept {
+        return tokens + static_cast<std::ptrdiff_t>(capacity) * page_size;
+    }
+    [[nodiscard]] const TokenId* page_tokens(std::int32_t page, std::int32_t page_size) const noexcept {
+        return tokens + static_cast<std::ptrdiff_t>(page) * page_size;
+    }
+};
+
+/// Nodes by id, at addresses that never move; recycles their slots and keeps their generations, so
+/// that a handle to a node that is gone is recognised.
+class NodeArena {
+   public:
+    [[nodiscard]] TreeNode* allocate() {
+        if (free_ == nullptr) grow();
+        TreeNode* node = free_;
+        free_ = node->hash_next;
+        node->hash_next = nullptr;
+        return node;
+    }
+
+    /// Resets all but id and generation; the caller has freed the buffer.
+    void recycle(TreeNode* node) noexcept {
+        const std::uint32_t id = node->id;
+        const std::uint32_t generation = node->generation + 1;
+        *node = TreeNode{};
+        node->id = id;
+        node->generation = generation;
+        node->hash_next = free_;
+        free_ = node;
+    }
+
+    [[nodiscard]] TreeNode* at(std::uint32_t id) const noexcept {
+        const std::size_t chunk = id / kChunk;
+        return chunk < chunks_.size() ? &chunks_[chunk][id % kChunk] : nullptr;
+    }
+
+   private:
+    static constexpr std::size_t kChunk = 256;
+
+    void grow() {
+        chunks_.push_back(std::make_unique<TreeNode[]>(kChunk));
+        const std::size_t base = (chunks_.size() - 1) * kChunk;
+        for (std::size_t i = kChunk; i-- > 0;) {
+            TreeNode& node = chunks_.back()[i];
+            node.id = static_cast<std::uint32_t>(base + i);
+            node.hash_next = free_;
+            free_ = &node;
+        }
+    }
+
+    std::vector<std::unique_ptr<TreeNode[]>> chunks_;
+    TreeNode* free_ = nullptr;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks arrays that come in and makes those that go out.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kvcore/types.hpp"
+
+namespace kvcore::python {
+
+/// A 1-D int32 argument: tokens or page ids. A list, an int32 or an int64 array, any stride.
+class Int32Arg {
+   public:
+    /// `name` is what error texts call it. Throws TypeError for other dtypes, ValueError for other
+    /// ranks and for numbers beyond int32.
+    Int32Arg(const pybind11::object& value, const char* name) {
+        namespace py = pybind11;
+        if (py::isinstance<py::array>(value)) {
+            from_array(py::reinterpret_borrow<py::array>(value), name);
+        } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
+            for (const py::handle item : value) append(item.cast<std::int64_t>(), name);
+        } else {
+            throw py::type_error(std::string(name) + " is a " + Py_TYPE(value.ptr())->tp_name +
+                                 ", must be a list or an int32 or int64 array");
+        }
+    }
+
+    [[nodiscard]] const std::int32_t* data() const noexcept { return values_.data(); }
+    [[nodiscard]] std::int64_t size() const noexcept {
+        return static_cast<std::int64_t>(values_.size());
+    }
+
+   private:
+    void from_array(const pybind11::array& array, const char* name) {
+        namespace py = pybind11;
+        if (array.ndim() != 1) {
+            throw py::value_error(std::string(name) + " has " + std::to_string(array.ndim()) +
+                                  " dimensions, must have 1; pass one row at a time");
+        }
+        const bool is_int32 = py::isinstance<py::array_t<std::int32_t>>(array);
+        if (!is_int32 && !py::isinstance<py::array_t<std::int64_t>>(array)) {
+            throw py::type_error(std::string(name) + " has dtype " +
+                                 py::str(array.dtype()).cast<std::string>() +
+                                 ", must be int32 or int64; convert it with astype(np.int32)");
+        }
+        const char* at = static_cast<const char*>(array.data());
+        for (py::ssize_t i = 0; i < array.shape(0); ++i, at += array.strides(0)) {
+            if (is_int32) {
+                std::int32_t value;
+                std::memcpy(&value, at, sizeof value);
+                values_.push_back(value);
+            } else {
+                std::int64_t value;
+                std::memcpy(&value, at, sizeof value);
+                append(value, name);
+            }
+        }
+    }
+
+    void append(std::int64_t value, const char* name) {
+        if (value < std::numeric_limits<std::int32_t>::min() ||
+            value > std::numeric_limits<std::int32_t>::max()) {
+            throw pybind11::value_error(std::string(name) + "[" + std::to_string(values_.size()) +
+                                        "] is " + std::to_string(value) +
+                                        ", must fit in int32");
+        }
+        values_.push_back(static_cast<std::int32_t>(value));
+    }
+
+    std::vector<std::int32_t> values_;
+};
+
+/// A new int32 array [n] with the ids.
+[[nodiscard]] inline pybind11::array_t<std::int32_t> id_array(const std::vector<BlockId>& ids) {
+    return pybind11::array_t<std::int32_t>(static_cast<pybind11::ssize_t>(ids.size()), ids.data());
+}
+
+}  // namespace kvcore::python

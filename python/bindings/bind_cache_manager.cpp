@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+
+#include "array_args.hpp"
+#include "bindings.hpp"
+#include "kvcore/cache_manager.hpp"
+#include "kvcore/errors.hpp"
+#include "kvcore/name_space.hpp"
+
+namespace py = pybind11;
+using kvcore::CacheManager;
+using kvcore::PinHandle;
+using kvcore::RequestView;
+using kvcore::SequenceHandle;
+using kvcore::python::id_array;
+using kvcore::python::Int32Arg;
+
+namespace {
+
+using Key = std::optional<std::string>;
+
+CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
+                           std::int64_t max_sequences, std::int64_t max_seq_len,
+                           std::int32_t num_replicas, bool prefix_caching, bool dedup,
+                           bool partial_page_reuse) {
+    kvcore::CacheConfig config;
+    config.num_blocks = num_blocks;
+    config.page_size = page_size;
+    config.max_sequences = max_sequences;
+    config.max_seq_len = max_seq_len;
+    config.num_replicas = num_replicas;
+    config.prefix_caching = prefix_caching;
+    config.dedup = dedup;
+    config.partial_page_reuse = partial_page_reuse;
+    return new CacheManager(config);
+}
+
+/// A RequestView together with what it points to.
+struct Request {
+    Request(SequenceHandle sequence, const py::object& tokens, std::int64_t start,
+            std::optional<std::int64_t> active, const Key& extra_key, const Key& cache_salt)
+        : arg(tokens, "tokens"), name(kvcore::namespace_name(extra_key, cache_salt)) {
+        view = {sequence, arg.data(), start, active.value_or(arg.size()), arg.size(), name};
+    }
+
+    Int32Arg arg;
+    std::string name;
+    RequestView view;
+};
+
+py::tuple reserve(CacheManager& manager, SequenceHandle sequence, const py::object& tokens,
+                  std::int64_t start, std::optional<std::int64_t> active, std::int64_t num_steps,
+                  const Key& extra_key, const Key& cache_salt) {
+    Request request(sequence, tokens, start, active, extra_key, cache_salt);
+    const bool fits = manager.reserve(request.view, num_steps) == kvcore::ReserveStatus::kOk;
+    return py::make_tuple(fits, request.view.start, request.view.active);
+}
+
+kvcore::ReservePlan plan(const CacheManager& manager, SequenceHandle sequence,
+                         const py::object& tokens, std::int64_t start,
+                         std::optional<std::int64_t> active, std::int64_t num_steps,
+                         const Key& extra_key, const Key& cache_salt) {
+    const Request request(sequence, tokens, start, active, extra_key, cache_salt);
+    return manager.plan(request.view, num_steps);
+}
+
+py::array_t<std::int32_t> commit(CacheManager& manager, SequenceHandle sequence,
+                                 const py::object& tokens, std::int64_t written) {
+    const Int32Arg arg(tokens, "tokens");
+    if (written < 0 || written > arg.size()) {
+        throw py::value_error(kvcore::detail::concat("written is ", written, ", must be 0 .. ",
+                                                     arg.size(), ", the number of tokens"));
+    }
+    // A view has a token to run; commit reads none beyond the written ones.
+    const RequestView view{sequence, arg.data(), written, written + 1, written + 1, {}};
+    std::vector<kvcore::PageSwap> swaps;
+    manager.commit(&view, 1, swaps);
+    py::array_t<std::int32_t> out({static_cast<py::ssize_t>(swaps.size()), py::ssize_t{2}});
+    for (std::size_t i = 0; i < swaps.size(); ++i) {
+        out.mutable_at(i, 0) = swaps[i].column;
+        out.mutable_at(i, 1) = swaps[i].page;
+    }
+    return out;
+}
+
+py::tuple match(const CacheManager& manager, const py::object& tokens, std::int32_t replica,
+                const Key& extra_key, const Key& cache_salt) {
+    const Int32Arg arg(tokens, "tokens");
+    std::vector<kvcore::BlockId> pages;
+    const std::int64_t depth = manager.match(
+        replica, kvcore::namespace_name(extra_key, cache_salt), arg.data(), arg.size(), &pages);
+    return py::make_tuple(depth * manager.config().page_size, id_array(pages));
+}
+
+PinHandle pin(CacheManager& manager, const py::object& tokens, std::int32_t replica,
+              const Key& extra_key, const Key& cache_salt) {
+    const Int32Arg arg(tokens, "tokens");
+    return manager.pin(replica, kvcore::namespace_name(extra_key, cache_salt), arg.data(),
+                       arg.size());
+}
+
+py::array_t<std::int32_t> take_copies(CacheManager& manager) {
+    const std::vector<kvcore::PageCopy> copies = manager.take_copies();
+    py::array_t<std::int32_t> out({static_cast<py::ssize_t>(copies.size()), py::ssize_t{4}});
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+        out.mutable_at(i, 0) = copies[i].replica;
+        out.mutable_at(i, 1) = copies[i].source;
+        out.mutable_at(i, 2) = copies[i].destination;
+        out.mutable_at(i, 3) = copies[i].num_tokens;
+    }
+    return out;
+}
+
+void bind_values(py::module_& module) {
+    py::class_<SequenceHandle>(module, "SequenceHandle")
+        .def("__eq__", [](SequenceHandle a, SequenceHandle b) { return a == b; })
+        .def("__hash__", [](SequenceHandle handle) {
+            return (static_cast<std::uint64_t>(handle.generation) << 32) | handle.index;
+        });
+    py::class_<PinHandle>(module, "PinHandle").def_readonly("num_tokens", &PinHandle::num_tokens);
+    py::class_<kvcore::Metrics>(module, "Metrics")
+        .def_readonly("input_tokens", &kvcore::Metrics::input_tokens)
+        .def_readonly("cache_tokens", &kvcore::Metrics::cache_tokens)
+        .def_readonly("copied_tokens", &kvcore::Metrics::copied_tokens)
+        .def_readonly("evicted_pages", &kvcore::Metrics::evicted_pages)
+        .def_readonly("peak_used_pages", &kvcore::Metrics::peak_used_pages);
+    py::class_<kvcore::PoolStats>(module, "PoolStats")
+        .def_readonly("total_pages", &kvcore::PoolStats::total_pages)
+        .def_readonly("free_pages", &kvcore::PoolStats::free_pages)
+        .def_readonly("cached_pages", &kvcore::PoolStats::cached_pages)
+        .def_readonly("evictable_pages", &kvcore::PoolStats::evictable_pages)
+        .def_readonly("num_sequences", &kvcore::PoolStats::num_sequences)
+        .def_property_readonly("available_pages", &kvcore::PoolStats::available_pages);
+    py::class_<kvcore::ReservePlan>(module, "ReservePlan")
+        .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
+        .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
+        .def_readonly("evicted_pages", &kvcore::ReservePlan::evicted_pages)
+        .def_readonly("copied_tokens", &kvcore::ReservePlan::copied_tokens)
+        .def_readonly("fits", &kvcore::ReservePlan::fits);
+}
+
+}  // namespace
+
+void bind_cache_manager(py::module_& module) {
+    bind_values(module);
+    py::class_<CacheManager>(module, "CacheManager")
+        .def(py::init(&make_manager), py::kw_only(), py::arg("num_blocks"), py::arg("page_size"),
+             py::arg("max_sequences"), py::arg("max_seq_len"), py::arg("num_replicas") = 1,
+             py::arg("prefix_caching") = true, py::arg("dedup") = true,
+             py::arg("partial_page_reuse") = true)
+        .def("claim", &CacheManager::claim, py::arg("replica") = 0)
+        .def("contains", &CacheManager::contains, py::arg("sequence"))
+        .def("replica_of", &CacheManager::replica_of, py::arg("sequence"))
+        .def(
+            "pages_of",
+            [](const CacheManager& manager, SequenceHandle sequence) {
+                return id_array(manager.pages_of(sequence));
+            },
+            py::arg("sequence"))
+        .def("release", &CacheManager::release, py::arg("sequence"))
+        .def("reserve", &reserve, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
+             py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
+        .def("plan", &plan, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
+             py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
+        .def("commit", &commit, py::arg("sequence"), py::arg("tokens"), py::arg("written"))
+        .def("match", &match, py::arg("tokens"), py::arg("replica") = 0,
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
+        .def("pin", &pin, py::arg("tokens"), py::arg("replica") = 0,
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
+        .def("unpin", &CacheManager::unpin, py::arg("pin"))
+        .def("take_copies", &take_copies)
+        .def("reset_prefix_cache", &CacheManager::reset_prefix_cache)
+        .def("stats", &CacheManager::stats, py::arg("replica") = 0)
+        .def_property_readonly("metrics", &CacheManager::metrics)
+        .def("reset_metrics", &CacheManager::reset_metrics)
+        .def("check_integrity", &CacheManager::check_integrity)
+        .def("_capsule",
+             [](CacheManager& manager) {
+                 return py::capsule(&manager, "kvcore.CacheManager");
+             })
+        .def("__repr__", [](const CacheManager& manager) {
+            std::string text = "CacheManager(";
+            for (std::int32_t i = 0; i < manager.config().num_replicas; ++i) {
+                const kvcore::PoolStats stats = manager.stats(i);
+                text += kvcore::detail::concat(
+                    i > 0 ? "; " : "", stats.total_pages, " pages: ", stats.free_pages, " free, ",
+                    stats.total_pages - stats.available_pages(), " used, ", stats.evictable_pages,
+                    " evictable");
+            }
+            return text + ")";
+        });
+}

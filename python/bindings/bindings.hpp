@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+void bind_block_pool(pybind11::module_& module);
+void bind_prefix_tree(pybind11::module_& module);
+void bind_cache_manager(pybind11::module_& module);

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/pybind11.h>
+
+#include <exception>
+
+#include "bindings.hpp"
+#include "kvcore/python_errors.hpp"
+
+namespace py = pybind11;
+
+#if defined(__clang__)
+#define KVCORE_COMPILER "clang " __clang_version__
+#elif defined(__GNUC__)
+#define KVCORE_COMPILER "gcc " __VERSION__
+#else
+#define KVCORE_COMPILER "unknown"
+#endif
+
+PYBIND11_MODULE(_core, module) {
+    module.doc() = "The C++ objects of kvcore: construction, counters and the building blocks.";
+    py::register_exception_translator([](std::exception_ptr error) {
+        try {
+            if (error) std::rethrow_exception(error);
+        } catch (const py::builtin_exception&) {
+            throw;  // pybind11's own
+        } catch (const py::error_already_set&) {
+            throw;
+        } catch (...) {
+            kvcore::python::translate_exception();
+        }
+    });
+    py::dict build;
+    build["compiler"] = KVCORE_COMPILER;
+    build["cplusplus"] = static_cast<long>(__cplusplus);
+    build["cuda"] = false;
+    module.attr("build_info") = build;
+    bind_block_pool(module);
+    bind_prefix_tree(module);
+    bind_cache_manager(module);
+}

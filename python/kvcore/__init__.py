@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV-cache core of an LLM inference engine.
+
+Which page of K and V memory belongs to whom, which pages a new prompt can reuse, and what goes when
+memory is full: a C++ library, bound thinly.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version as _version
+from pathlib import Path as _Path
+
+from kvcore._core import BlockPool, CacheManager, PrefixTree
+from kvcore._hotpath import PinnedPrefix, RaggedKVCacheInputs
+from kvcore.context import ContextLike, TextGenerationContext, update_batch
+from kvcore.device import Device
+from kvcore.errors import (
+    AlreadyClaimedError,
+    CapacityError,
+    InsufficientBlocksError,
+    InvalidHandleError,
+    KVCacheError,
+    RequestNotFoundError,
+)
+from kvcore.metrics import KVCacheMetrics
+from kvcore.paged import PagedKVCacheManager
+from kvcore.params import KVCacheParams
+from kvcore.plans import ReservePlan
+
+__all__ = [
+    "AlreadyClaimedError",
+    "BlockPool",
+    "CacheManager",
+    "CapacityError",
+    "ContextLike",
+    "Device",
+    "InsufficientBlocksError",
+    "InvalidHandleError",
+    "KVCacheError",
+    "KVCacheMetrics",
+    "KVCacheParams",
+    "PagedKVCacheManager",
+    "PinnedPrefix",
+    "PrefixTree",
+    "RaggedKVCacheInputs",
+    "RequestNotFoundError",
+    "ReservePlan",
+    "TextGenerationContext",
+    "__version__",
+    "get_cmake_dir",
+    "get_include",
+    "update_batch",
+]
+
+__version__ = _version("kvcore")
+
+
+def get_include() -> str:
+    """Answer the directory of the C++ headers, for compilers and Cython."""
+    return str(_Path(__file__).parent / "include")
+
+
+def get_cmake_dir() -> str:
+    """Answer the directory that ``find_package(kvcore)`` needs in CMAKE_PREFIX_PATH."""
+    return str(_Path(__file__).parent / "lib" / "cmake" / "kvcore")

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+# TextGenerationContext: the tokens of a request and how far they are computed.
+
+
+cdef bytes namespace_of(object extra_key, object cache_salt):
+    """The C++ name of a prefix-cache namespace; None for the default one."""
+    cdef bytes extra = None
+    cdef bytes salt = None
+    if extra_key is None and cache_salt is None:
+        return None
+    for name, key in (("extra_key", extra_key), ("cache_salt", cache_salt)):
+        if key is not None and not isinstance(key, str):
+            raise TypeError(f"{name} is a {type(key).__name__}, must be a str or None")
+    # Lone surrogates are legal in a str and must not merge into one another.
+    if extra_key is not None:
+        extra = (<str>extra_key).encode("utf-8", "surrogatepass")
+    if cache_salt is not None:
+        salt = (<str>cache_salt).encode("utf-8", "surrogatepass")
+    return join_namespace(
+        extra is not None, b"" if extra is None else extra, salt is not None,
+        b"" if salt is None else salt,
+    )
+
+
+cdef inline string_view name_view(bytes name):
+    """What C++ reads of it, for as long as `name` lives."""
+    if name is None:
+        return string_view()
+    return string_view(<const char*>name, len(name))
+
+
+@cython.final
+cdef class TextGenerationContext:
+    """Hold the tokens of one request and how far their KV is written.
+
+    Parameters
+    ----------
+    request_id
+        Any hashable object that names the request.
+    tokens : list of int, or array int32 or int64 [n]
+        The prompt, at least one token; copied.
+    active_idx : int, optional
+        End of the first chunk to run; the whole prompt by default.
+    extra_key, cache_salt : str, optional
+        Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
+        share pages. "" is a key of its own, None is none.
+
+    Raises
+    ------
+    ValueError
+        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``.
+    TypeError
+        Tokens of another dtype, a namespace that is not a string.
+
+    Notes
+    -----
+    ``0 <= start_idx < active_idx <= end_idx`` always. One thread at a time uses a context.
+
+    Examples
+    --------
+    >>> from kvcore import TextGenerationContext
+    >>> ctx = TextGenerationContext("r1", [10, 11, 12])
+    >>> ctx.update(13)
+    >>> ctx.start_idx, ctx.active_idx, ctx.tokens.tolist()
+    (3, 4, [10, 11, 12, 13])
+    """
+
+    def __init__(self, object request_id, object tokens, *, object active_idx=None,
+                 object extra_key=None, object cache_salt=None):
+        cdef cnp.ndarray source = as_tokens(tokens)
+        cdef int64_t n = cnp.PyArray_DIM(source, 0)
+        if n < 1:
+            raise ValueError("a context has 0 tokens, must have at least 1")
+        hash(request_id)
+        self._name = namespace_of(extra_key, cache_salt)
+        self.request_id = request_id
+        self.extra_key = extra_key
+        self.cache_salt = cache_salt
+        self._make_buffer(n + n // 8 + 64)
+        memcpy(self._data, cnp.PyArray_DATA(source), n * sizeof(int32_t))
+        self._start = 0
+        self._active = self._end = n
+        if active_idx is not None:
+            self.active_idx = active_idx
+
+    cdef int _make_buffer(self, int64_t capacity) except -1:
+        cdef cnp.npy_intp size = capacity
+        self._buffer = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        self._data = <int32_t*>cnp.PyArray_DATA(self._buffer)
+        self._capacity = capacity
+        return 0
+
+    cdef int _move_buffer(self, int64_t capacity) except -1:
+        """Move the tokens to a new buffer; arrays over the old one keep it as it is."""
+        cdef cnp.ndarray old = self._buffer
+        self._make_buffer(capacity)
+        memcpy(self._data, cnp.PyArray_DATA(old), self._end * sizeof(int32_t))
+        return 0
+
+    cdef inline int _append_one(self, int32_t token) except -1:
+        if self._end == self._capacity:
+            self._move_buffer(self._end * 3 // 2 + 64)
+        self._data[self._end] = token
+        self._end += 1
+        return 0
+
+    cdef int _append(self, const int32_t* tokens, int64_t n) except -1:
+        if self._end + n > self._capacity:
+            self._move_buffer((self._end + n) * 3 // 2 + 64)
+        memcpy(self._data + self._end, tokens, n * sizeof(int32_t))
+        self._end += n
+        return 0
+
+    cdef inline int _update(self, int32_t token) except -1:
+        if self._active < self._end:
+            self._start = self._active
+            self._active = self._end
+            return 0
+        self._append_one(token)
+        self._start = self._active
+        self._active = self._end
+        return 0
+
+    @property
+    def tokens(self):
+        """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
+        cdef cnp.npy_intp size = self._end
+        cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1, &size, cnp.NPY_INT32, self._data)
+        Py_INCREF(self._buffer)
+        cnp.PyArray_SetBaseObject(view, self._buffer)
+        cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
+        return view
+
+    @property
+    def start_idx(self):
+        """Tokens whose KV is written."""
+        return self._start
+
+    @property
+    def active_idx(self):
+        """End of the chunk to run now; settable within ``start_idx + 1 .. end_idx``."""
+        return self._active
+
+    @active_idx.setter
+    def active_idx(self, object active_idx):
+        cdef int64_t value = as_int(active_idx, "active_idx")
+        if not self._start < value <= self._end:
+            raise ValueError(
+                f"active_idx {value} of request {self.request_id!r} is outside "
+                f"start_idx + 1 .. end_idx = {self._start + 1} .. {self._end}"
+            )
+        self._active = value
+
+    @property
+    def end_idx(self):
+        """Number of all tokens."""
+        return self._end
+
+    @property
+    def active_length(self):
+        """Tokens to run now: ``active_idx - start_idx``."""
+        return self._active - self._start
+
+    @property
+    def current_length(self):
+        """Number of all tokens, the same as ``end_idx``."""
+        return self._end
+
+    def update(self, token):
+        """Advance past the chunk that ran.
+
+        After the last chunk of the prompt `token`, the newly sampled one, is appended and is what
+        runs next; after an earlier chunk the rest of the prompt is, and `token` is discarded.
+
+        Raises
+        ------
+        ValueError
+            A token beyond int32.
+        """
+        self._update(narrow_token(token, self._end))
+
+    def extend(self, tokens):
+        """Append tokens to run, such as draft tokens: ``active_idx = end_idx =`` the new length.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        """
+        cdef cnp.ndarray source = as_tokens(tokens)
+        self._append(<const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0))
+        self._active = self._end
+
+    def rewind(self, object n):
+        """Cut the tokens to the first `n`; at least the last of them is to run again.
+
+        Raises
+        ------
+        ValueError
+            `n` outside ``1 .. end_idx``.
+        """
+        cdef int64_t end = as_int(n, "n")
+        if not 1 <= end <= self._end:
+            raise ValueError(
+                f"request {self.request_id!r} cannot be cut to {n} tokens, must be 1 .. {self._end}"
+            )
+        self._active = self._end = end
+        self._start = min(self._start, end - 1)
+        if Py_REFCNT(<PyObject*>self._buffer) > 1:
+            self._move_buffer(self._capacity)  # a snapshot must not see what comes next
+
+    def __repr__(self):
+        return (
+            f"TextGenerationContext({self.request_id!r}, start_idx={self._start}, "
+            f"active_idx={self._active}, end_idx={self._end})"
+        )
+
+
+def update_batch(object batch, object tokens):
+    """Call ``ctx.update(token)`` for each context of a batch.
+
+    Parameters
+    ----------
+    batch : sequence of contexts [B]
+    tokens : list of int, or array int32 or int64 [B]
+        The sampled tokens; those of contexts that are between chunks are discarded.
+
+    Raises
+    ------
+    ValueError
+        The lengths differ, or a token is beyond int32; no context has changed.
+    """
+    cdef list contexts = batch if type(batch) is list else list(batch)
+    cdef cnp.ndarray source = as_tokens(tokens)
+    cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
+    cdef Py_ssize_t n = len(contexts)
+    cdef Py_ssize_t i
+    cdef object item
+    if cnp.PyArray_DIM(source, 0) != n:
+        raise ValueError(
+            f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
+        )
+    for item in contexts:
+        if type(item) is not TextGenerationContext and not hasattr(item, "update"):
+            raise no_context(item)
+    for i in range(n):
+        item = contexts[i]
+        if type(item) is TextGenerationContext:
+            (<TextGenerationContext>item)._update(data[i])
+        else:
+            item.update(data[i])
+
+
+cdef object no_context(object item):
+    return TypeError(
+        f"a {type(item).__name__} ({item!r}) is no context: request_id, tokens, start_idx, "
+        f"active_idx, end_idx and update are needed"
+    )

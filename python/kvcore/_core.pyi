@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Ints: TypeAlias = list[int] | tuple[int, ...] | NDArray[np.int32] | NDArray[np.int64]
+_Ids: TypeAlias = NDArray[np.int32]
+
+build_info: dict[str, str | int | bool]
+
+class BlockPool:
+    """Count the references of page ids 0 .. num_blocks - 1; O(1) per id.
+
+    Raises ValueError unless ``1 <= num_blocks <= 2**31 - 1``. Not thread-safe by itself.
+    """
+
+    def __init__(self, num_blocks: int) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    def allocate(self, n: int) -> _Ids:
+        """Take n pages with one reference each: int32 [n]. Raises InsufficientBlocksError."""
+    def share(self, ids: _Ints) -> None:
+        """Add one reference to each. Raises InvalidHandleError for a free id; changes nothing."""
+    def free(self, ids: _Ints) -> None:
+        """Drop one reference of each. Raises InvalidHandleError (double free); changes nothing."""
+    def ref_count(self, block_id: int) -> int:
+        """Answer the references to a page, 0 when it is free."""
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free + referenced == total. O(num_blocks)."""
+
+class PrefixHandle:
+    """A matched prefix; goes stale (InvalidHandleError) when pages of its run are evicted."""
+
+    @property
+    def num_pages(self) -> int: ...
+
+class PrefixTree:
+    """Remember which pages hold which tokens: a radix tree over runs of whole pages.
+
+    Ids go in by insert and come out by evict; the tree owns no page. Not thread-safe by itself.
+    """
+
+    def __init__(self, page_size: int) -> None: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+    @property
+    def num_evictable(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    def match(
+        self, tokens: _Ints, extra_key: str | None = None, cache_salt: str | None = None
+    ) -> tuple[_Ids, PrefixHandle]:
+        """Find the longest cached prefix in whole pages: ids int32 [pages], and a handle."""
+    def insert(
+        self,
+        tokens: _Ints,
+        pages: _Ints,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> _Ids:
+        """Put pages of tokens [pages * page_size] in; answers the ids the tree has, int32 [pages].
+
+        Where one differs from yours the tree had the page already, and yours stays yours.
+        """
+    def pin(self, handle: PrefixHandle) -> None:
+        """Keep a prefix from eviction until unpinned as often. O(1)."""
+    def unpin(self, handle: PrefixHandle) -> None:
+        """Let a prefix go. Raises InvalidHandleError when it is not pinned."""
+    def evict(self, n: int) -> _Ids:
+        """Forget the n least recently used unpinned pages, or as many as there are: their ids."""
+    def check_integrity(self) -> None:
+        """Raise AssertionError naming the law that does not hold. O(pages)."""
+
+class SequenceHandle:
+    """A claim; stale after release."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class PinHandle:
+    """A pinned prefix."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+class Metrics:
+    """Counters since construction or the last reset."""
+
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def cache_tokens(self) -> int: ...
+    @property
+    def copied_tokens(self) -> int: ...
+    @property
+    def evicted_pages(self) -> int: ...
+    @property
+    def peak_used_pages(self) -> int: ...
+
+class PoolStats:
+    """Pages of one replica at one moment."""
+
+    @property
+    def total_pages(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def cached_pages(self) -> int: ...
+    @property
+    def evictable_pages(self) -> int: ...
+    @property
+    def num_sequences(self) -> int: ...
+    @property
+    def available_pages(self) -> int: ...
+
+class ReservePlan:
+    """What a reservation would do now."""
+
+    @property
+    def hit_tokens(self) -> int: ...
+    @property
+    def new_pages(self) -> int: ...
+    @property
+    def evicted_pages(self) -> int: ...
+    @property
+    def copied_tokens(self) -> int: ...
+    @property
+    def fits(self) -> bool: ...
+
+class CacheManager:
+    """The C++ entry point with ids only, one sequence per call. Thread-safe; every call atomic.
+
+    Raises ValueError for sizes below 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        page_size: int,
+        max_sequences: int,
+        max_seq_len: int,
+        num_replicas: int = 1,
+        prefix_caching: bool = True,
+        dedup: bool = True,
+        partial_page_reuse: bool = True,
+    ) -> None: ...
+    def claim(self, replica: int = 0) -> SequenceHandle:
+        """Register a sequence. Raises IndexError, CapacityError."""
+    def contains(self, sequence: SequenceHandle) -> bool: ...
+    def replica_of(self, sequence: SequenceHandle) -> int: ...
+    def pages_of(self, sequence: SequenceHandle) -> _Ids: ...
+    def release(self, sequence: SequenceHandle) -> None:
+        """Forget a sequence; committed pages stay cached. Raises RequestNotFoundError."""
+    def reserve(
+        self,
+        sequence: SequenceHandle,
+        tokens: _Ints,
+        start: int = 0,
+        *,
+        active: int | None = None,
+        num_steps: int = 1,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> tuple[bool, int, int]:
+        """Reuse the cached prefix and allocate pages: (fits, start, active) afterwards."""
+    def plan(
+        self,
+        sequence: SequenceHandle,
+        tokens: _Ints,
+        start: int = 0,
+        *,
+        active: int | None = None,
+        num_steps: int = 1,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> ReservePlan:
+        """Tell what reserve would do now; changes nothing."""
+    def commit(self, sequence: SequenceHandle, tokens: _Ints, written: int) -> _Ids:
+        """Put full written pages into the tree; swaps as int32 [n, 2]: column, page."""
+    def match(
+        self,
+        tokens: _Ints,
+        replica: int = 0,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> tuple[int, _Ids]:
+        """Cached tokens in whole pages and the page ids; changes nothing."""
+    def pin(
+        self,
+        tokens: _Ints,
+        replica: int = 0,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> PinHandle:
+        """Keep the cached pages of a prefix until unpinned."""
+    def unpin(self, pin: PinHandle) -> None:
+        """Let them go. Raises InvalidHandleError when that was done before."""
+    def take_copies(self) -> _Ids:
+        """Page copies owed, int32 [n, 4]: replica, source, destination, tokens."""
+    def reset_prefix_cache(self) -> None: ...
+    def stats(self, replica: int = 0) -> PoolStats: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    def reset_metrics(self) -> None: ...
+    def check_integrity(self) -> None:
+        """Raise AssertionError naming the law that does not hold."""
+    def _capsule(self) -> object: ...

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from kvcore.cpp cimport (
+    CacheManager,
+    FetchTarget,
+    LookupTable,
+    PageCopy,
+    PinHandle,
+    RequestView,
+    SequenceHandle,
+)
+
+
+@cython.final
+cdef class TextGenerationContext:
+    # What a step reads comes first, to share cache lines.
+    cdef int32_t* _data
+    cdef int64_t _start
+    cdef int64_t _active
+    cdef int64_t _end
+    # The claim it was last seen with; stale when the manager's slot has another generation.
+    cdef uint64_t _manager_uid
+    cdef SequenceHandle _sequence
+    cdef bytes _name  # of the prefix-cache namespace; None for the default one
+    cdef int64_t _capacity
+    cdef cnp.ndarray _buffer
+    cdef readonly object request_id
+    cdef readonly object extra_key
+    cdef readonly object cache_salt
+
+    cdef int _make_buffer(self, int64_t capacity) except -1
+    cdef int _move_buffer(self, int64_t capacity) except -1
+    cdef int _append(self, const int32_t* tokens, int64_t n) except -1
+    cdef int _append_one(self, int32_t token) except -1
+    cdef int _update(self, int32_t token) except -1
+
+
+cdef class RaggedKVCacheInputs:
+    cdef readonly object blocks
+    cdef readonly object cache_lengths
+    cdef readonly object lookup_table
+    cdef readonly object max_lengths
+    cdef readonly object kv_scales
+
+
+cdef class FetchBuffer:
+    cdef cnp.ndarray table
+    cdef cnp.ndarray lengths
+    cdef LookupTable* rows
+    cdef bint is_free(self)
+
+
+cdef class PinnedPrefix:
+    cdef readonly int64_t num_tokens
+    cdef PagedHotPath _manager
+    cdef PinHandle _pin
+    cdef bint _released
+
+
+cdef class PagedHotPath:
+    cdef readonly object _core
+    cdef CacheManager* _native
+    cdef uint64_t _uid
+    cdef dict _handles
+    cdef vector[uint32_t] _generations
+    cdef vector[RequestView] _scratch
+    cdef int32_t _num_replicas
+    cdef int32_t _page_size
+    cdef int64_t _total_pages
+    cdef bint _copies_itself
+    cdef bint _checks
+    cdef list _buffers
+    cdef readonly list _shards
+    cdef object _listener
+
+    cdef SequenceHandle _find(self, object request_id) except *
+    cdef int _view(self, object context, RequestView* view, list keep) except -1
+    cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
+    cdef int _views(self, list batch, vector[RequestView]& views, list keep) except -1
+    cdef int _write_back(self, object context, const RequestView& view) except -1
+    cdef int _check_settable(self, object context) except -1
+    cdef int _copy(self, vector[PageCopy]& copies) except -1
+    cdef int _check(self) except -1
+    cdef int32_t _replica(self, object replica_idx) except -1
+    cdef FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width)
+    cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps)

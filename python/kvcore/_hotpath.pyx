@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True
+"""What runs per request and per step: contexts, and the walk of a batch from Python objects to C++.
+
+No decision is made here: the rules live in the C++ library.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.number cimport PyIndex_Check, PyNumber_Index
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from kvcore.cpp cimport (
+    BlockId,
+    CacheManager,
+    FetchResult,
+    FetchStatus,
+    FetchTarget,
+    LookupTable,
+    PageCopy,
+    PageSwap,
+    PinHandle,
+    RequestView,
+    ReserveStatus,
+    SequenceHandle,
+    string_view,
+)
+
+import numpy as np
+
+from kvcore.errors import (
+    AlreadyClaimedError,
+    CapacityError,
+    InsufficientBlocksError,
+    InvalidHandleError,
+    RequestNotFoundError,
+)
+from kvcore.metrics import KVCacheMetrics
+from kvcore.plans import ReservePlan
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    # Of a borrowed pointer: an object argument would count the argument itself.
+    Py_ssize_t Py_REFCNT(PyObject* o)
+
+cdef extern from *:
+    """
+    #include "kvcore/name_space.hpp"
+
+    static std::string join_namespace(bool has_extra, const std::string& extra, bool has_salt,
+                                      const std::string& salt) {
+        using Key = std::optional<std::string_view>;
+        return kvcore::namespace_name(has_extra ? Key(extra) : Key(),
+                                      has_salt ? Key(salt) : Key());
+    }
+    """
+    string join_namespace(bint has_extra, const string& extra, bint has_salt, const string& salt)
+
+include "_tokens.pxi"
+include "_context.pxi"
+include "_inputs.pxi"
+include "_manager.pxi"

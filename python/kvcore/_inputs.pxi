@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+# What fetch hands out, and the buffers behind it.
+
+
+cdef class RaggedKVCacheInputs:
+    """Hold what the kernels of one device need for one batch of B requests.
+
+    Attributes
+    ----------
+    blocks : array [pages, kv_dim, layers, page_size, heads_per_device, head_dim], or pair, or None
+        The pool; (K pool, V pool) when V has a width of its own; None when the manager has no pool.
+    cache_lengths : uint32 [B]
+        Tokens of each request whose KV is written.
+    lookup_table : uint32 [B, most pages of a request]
+        Page ids in logical order, padded with the number of pages as "unassigned". Rows may be
+        strided.
+    max_lengths : uint32 [num_steps, 2], on the host
+        Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
+    kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
+        Scales of a quantised pool.
+
+    Notes
+    -----
+    The arrays never change while anyone holds them, or an array over them.
+    """
+
+    def __init__(self, blocks, cache_lengths, lookup_table, max_lengths, kv_scales=None):
+        self.blocks = blocks
+        self.cache_lengths = cache_lengths
+        self.lookup_table = lookup_table
+        self.max_lengths = max_lengths
+        self.kv_scales = kv_scales
+
+    def __repr__(self):
+        shapes = ", ".join(
+            f"{name}={getattr(getattr(self, name), 'shape', None)}"
+            for name in ("blocks", "cache_lengths", "lookup_table", "max_lengths", "kv_scales")
+        )
+        return f"RaggedKVCacheInputs({shapes})"
+
+
+cdef class FetchBuffer:
+    """Hold one page table and its lengths, used again for batch after batch."""
+
+    def __cinit__(self, int64_t max_rows, int64_t width, uint32_t unassigned):
+        cdef cnp.npy_intp shape[2]
+        # An odd number of cache lines apart, so that the rows' ends do not share cache sets.
+        cdef int64_t stride = (width + 15) // 16
+        stride = 16 * (stride + 1 - stride % 2)
+        shape[0] = max_rows
+        shape[1] = stride
+        self.table = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_UINT32)
+        self.lengths = cnp.PyArray_SimpleNew(1, shape, cnp.NPY_UINT32)
+        self.rows = new LookupTable(
+            <uint32_t*>cnp.PyArray_DATA(self.table), max_rows, stride, unassigned
+        )
+
+    def __dealloc__(self):
+        del self.rows
+
+    cdef bint is_free(self):
+        """True when no array handed out earlier is still held."""
+        return (
+            Py_REFCNT(<PyObject*>self.table) == 1 and Py_REFCNT(<PyObject*>self.lengths) == 1
+        )
+
+
+cdef cnp.ndarray view_of(cnp.ndarray base, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides):
+    """Array over the start of `base`, which it keeps alive."""
+    cdef cnp.ndarray view = cnp.PyArray_New(
+        cnp.ndarray, ndim, shape, cnp.NPY_UINT32, strides, cnp.PyArray_DATA(base), 0,
+        cnp.NPY_ARRAY_WRITEABLE | cnp.NPY_ARRAY_ALIGNED, None
+    )
+    Py_INCREF(base)
+    cnp.PyArray_SetBaseObject(view, base)
+    return view
+
+
+cdef cnp.ndarray make_max_lengths(int64_t longest_new, int64_t longest_active, int64_t num_steps):
+    cdef cnp.npy_intp shape[2]
+    shape[0] = num_steps
+    shape[1] = 2
+    cdef cnp.ndarray out = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_UINT32)
+    cdef uint32_t* data = <uint32_t*>cnp.PyArray_DATA(out)
+    cdef int64_t k
+    for k in range(num_steps):
+        data[2 * k] = 1
+        data[2 * k + 1] = <uint32_t>(longest_active + k)
+    data[0] = <uint32_t>longest_new
+    return out
+
+
+cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
+    cdef cnp.npy_intp shape[2]
+    shape[0] = n
+    shape[1] = columns
+    return cnp.PyArray_SimpleNew(2, shape, cnp.NPY_INT32)
+
+
+cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
+    """int32 [n, 4]: replica, source page, destination page, tokens."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(copies.size()):
+        data[4 * i] = copies[i].replica
+        data[4 * i + 1] = copies[i].source
+        data[4 * i + 2] = copies[i].destination
+        data[4 * i + 3] = copies[i].num_tokens
+    return out
+
+
+cdef cnp.ndarray swaps_array(const vector[PageSwap]& swaps):
+    """int32 [n, 3]: batch row, column, page."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>swaps.size(), 3)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(swaps.size()):
+        data[3 * i] = swaps[i].row
+        data[3 * i + 1] = swaps[i].column
+        data[3 * i + 2] = swaps[i].page
+    return out
+
+
+cdef class PinnedPrefix:
+    """Keep the cached pages of a prefix from eviction until ``release()`` or the end of ``with``.
+
+    Attributes
+    ----------
+    num_tokens : int
+        Tokens of the prefix that are cached in whole pages and so are kept.
+
+    Notes
+    -----
+    The pin lasts until it is released, also when this object is dropped.
+    """
+
+    def release(self):
+        """Let the pages go; InvalidHandleError when that was done before."""
+        self._manager._native.unpin(self._pin)
+        self._released = True
+        if self._manager._checks:
+            self._manager._native.check_integrity()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if not self._released:
+            self.release()
+
+    def __repr__(self):
+        return f"PinnedPrefix({self.num_tokens} tokens)"

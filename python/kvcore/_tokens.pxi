@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# Numbers and tokens: from what callers pass to C integers and contiguous int32.
+
+cdef int64_t as_int(object value, str name) except? -1:
+    """An integer argument; TypeError for what is none, ValueError beyond int64."""
+    cdef int overflow = 0
+    if not PyIndex_Check(value):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be an int")
+    cdef long long number = PyLong_AsLongLongAndOverflow(PyNumber_Index(value), &overflow)
+    if overflow:
+        raise ValueError(f"{name} is {value}, must fit in 64 bits")
+    return number
+
+
+cdef int64_t INT32_LOW = -2147483648
+cdef int64_t INT32_HIGH = 2147483647
+
+
+cdef int32_t narrow_token(object token, Py_ssize_t position) except? -1:
+    """One token as int32; ValueError beyond its range, TypeError for what is no integer."""
+    cdef int overflow = 0
+    if not PyIndex_Check(token):
+        raise TypeError(f"token {position} is a {type(token).__name__}, must be an int")
+    cdef long long value = PyLong_AsLongLongAndOverflow(PyNumber_Index(token), &overflow)
+    if overflow or value < INT32_LOW or value > INT32_HIGH:
+        raise ValueError(
+            f"token {position} is {token}, must be {INT32_LOW} .. {INT32_HIGH} (int32)"
+        )
+    return <int32_t>value
+
+
+cdef cnp.ndarray tokens_from_list(object tokens):
+    cdef Py_ssize_t n = len(tokens)
+    cdef cnp.npy_intp size = n
+    cdef cnp.ndarray out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef Py_ssize_t i
+    for i in range(n):
+        data[i] = narrow_token(tokens[i], i)
+    return out
+
+
+cdef cnp.ndarray tokens_from_int64(cnp.ndarray tokens):
+    cdef cnp.ndarray wide = cnp.PyArray_GETCONTIGUOUS(tokens)
+    cdef cnp.npy_intp size = cnp.PyArray_DIM(wide, 0)
+    cdef cnp.ndarray out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+    cdef const int64_t* source = <const int64_t*>cnp.PyArray_DATA(wide)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef Py_ssize_t i
+    for i in range(size):
+        if source[i] < INT32_LOW or source[i] > INT32_HIGH:
+            raise ValueError(
+                f"token {i} is {source[i]}, must be {INT32_LOW} .. {INT32_HIGH} (int32)"
+            )
+        data[i] = <int32_t>source[i]
+    return out
+
+
+cdef cnp.ndarray as_tokens(object tokens):
+    """Contiguous int32 tokens [n]: the argument itself where it is that already."""
+    cdef cnp.ndarray array
+    if isinstance(tokens, (list, tuple)):
+        return tokens_from_list(tokens)
+    if not isinstance(tokens, np.ndarray):
+        raise TypeError(
+            f"tokens are a {type(tokens).__name__}, must be a list or an int32 or int64 array"
+        )
+    array = tokens
+    if cnp.PyArray_NDIM(array) != 1:
+        raise ValueError(
+            f"tokens have shape {tokens.shape}, must have one dimension; pass one request at a time"
+        )
+    if not cnp.PyArray_ISNOTSWAPPED(array):
+        raise TypeError("tokens are not in native byte order; convert them with astype(np.int32)")
+    if cnp.PyArray_ISSIGNED(array):
+        if cnp.PyArray_ITEMSIZE(array) == 4:
+            return cnp.PyArray_GETCONTIGUOUS(array)
+        if cnp.PyArray_ITEMSIZE(array) == 8:
+            return tokens_from_int64(array)
+    raise TypeError(
+        f"tokens have dtype {tokens.dtype}, must be int32 or int64; convert with astype(np.int32)"
+    )

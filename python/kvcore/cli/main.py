@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the program: the options of ``kvcore`` itself, its commands, and how errors end it."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, cast
+
+import typer
+
+import kvcore
+from kvcore.cli.info import info
+from kvcore.cli.replay import replay
+
+BAD_INPUT = 2
+
+# What the argument parser raises for bad usage; its own class has no public name.
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
+app = typer.Typer(
+    name="kvcore",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(replay)
+app.command()(info)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    cmakedir: Annotated[
+        bool, typer.Option("--cmakedir", help="Print where kvcoreConfig.cmake is.")
+    ] = False,
+    includes: Annotated[
+        bool, typer.Option("--includes", help="Print the folder of the C++ headers.")
+    ] = False,
+) -> None:
+    """KV-cache core of an LLM inference engine.
+
+    Example: kvcore replay --mode admission
+    """
+    if version:
+        typer.echo(f"kvcore {kvcore.__version__}")
+    elif cmakedir:
+        typer.echo(kvcore.get_cmake_dir())
+    elif includes:
+        typer.echo(kvcore.get_include())
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+    else:
+        return
+    raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; ``sys.argv[1:]`` if not given.
+
+    Returns
+    -------
+    int
+        0, or 2 for bad input, which is then told in one line on stderr.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(given, prog_name="kvcore", standalone_mode=False)
+    except _UsageError as error:
+        text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        sys.stderr.write(f"kvcore: error: {text}\n")
+        return BAD_INPUT
+    except typer.Abort:
+        sys.stderr.write("kvcore: interrupted\n")
+        return 130
+    return int(code or 0)

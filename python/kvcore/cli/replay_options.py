@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declare the options of ``kvcore replay``."""
+
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from kvcore.replay import DEFAULT_POOL_TOKENS
+
+Number = TypeVar("Number", bound=float | None)
+
+MOST_PAGES = 2**31 - 1
+_DEFAULT_PAGES = f"{DEFAULT_POOL_TOKENS:,} tokens' worth"
+
+
+class Mode(str, Enum):
+    """Name the two ways to replay."""
+
+    online = "online"
+    admission = "admission"
+
+
+def _at_least(least: int, most: float = float("inf")) -> Callable[[Number], Number]:
+    """Make an option's check of its bounds; None, "not given", passes."""
+
+    def check(value: Number) -> Number:
+        if value is not None and not least <= value <= most:
+            bound = f"at least {least}" if most == float("inf") else f"{least} to {most}"
+            raise typer.BadParameter(f"expected {bound}, got {value}")
+        return value
+
+    return check
+
+
+Trace = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="TRACE",
+        help="Mooncake trace, JSONL or JSONL.gz; without one, generated multi-turn chat.",
+        show_default=False,
+    ),
+]
+ReplayMode = Annotated[
+    Mode, typer.Option("--mode", help="An engine in virtual time, or one prompt after the other.")
+]
+PageSize = Annotated[int, typer.Option(metavar="N", callback=_at_least(1), help="Tokens per page.")]
+Pages = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=_at_least(1, MOST_PAGES),
+        help="Pages per replica.",
+        show_default=_DEFAULT_PAGES,
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Pool over all replicas, such as 80GiB; needs --model."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="PRESET|config.json", help="Says how large a page of --memory is."),
+]
+Replicas = Annotated[
+    int, typer.Option(metavar="N", callback=_at_least(1), help="Data-parallel replicas.")
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", callback=_at_least(0), help="Seed of the generated chat.")
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=_at_least(1),
+        help="Only the first N requests.",
+        show_default=False,
+    ),
+]
+Concurrency = Annotated[
+    int,
+    typer.Option(metavar="N", callback=_at_least(1), help="Online: requests running at a time."),
+]
+PrefillRate = Annotated[
+    float,
+    typer.Option(
+        metavar="RATE", callback=_at_least(1), help="Online: prompt tokens per simulated second."
+    ),
+]
+DecodeRate = Annotated[
+    float,
+    typer.Option(
+        metavar="RATE", callback=_at_least(1), help="Online: decode steps per simulated second."
+    ),
+]
+Chunk = Annotated[
+    int,
+    typer.Option(metavar="N", callback=_at_least(1), help="Online: most prompt tokens per step."),
+]
+DecodeSteps = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        callback=_at_least(1),
+        help="Online: tokens per request in a step without prompts.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

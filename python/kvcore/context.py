@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The context of a request, and the protocol that any other object may fulfil in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+from kvcore._hotpath import TextGenerationContext, update_batch
+
+__all__ = ["ContextLike", "TextGenerationContext", "update_batch"]
+
+
+class ContextLike(Protocol):
+    """What a manager reads and moves of a request.
+
+    ``0 <= start_idx < active_idx <= end_idx`` always. Optional: ``extra_key`` and ``cache_salt``,
+    str or None, the prefix-cache namespace.
+    """
+
+    request_id: Hashable
+    start_idx: int
+    active_idx: int
+
+    @property
+    def tokens(self) -> Any:
+        """All tokens: list of int, or array int32 or int64 [end_idx]."""
+
+    @property
+    def end_idx(self) -> int:
+        """Number of all tokens."""
+
+    def update(self, token: int) -> None:
+        """Advance past the chunk that ran."""

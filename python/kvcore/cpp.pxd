@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+"""The public C++ headers of kvcore, for Cython. Compile with kvcore.get_include()."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libcpp cimport bool as cbool
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+
+cdef extern from "kvcore/python_errors.hpp" namespace "kvcore::python" nogil:
+    void translate_exception()
+
+
+cdef extern from "kvcore/types.hpp" namespace "kvcore" nogil:
+    ctypedef int32_t BlockId
+    ctypedef int32_t TokenId
+    cdef cppclass SequenceHandle:
+        uint32_t index
+        uint32_t generation
+
+
+cdef extern from "<string_view>" namespace "std" nogil:
+    cdef cppclass string_view:
+        string_view()
+        string_view(const char* data, size_t size)
+
+
+cdef extern from "kvcore/lookup_table.hpp" namespace "kvcore" nogil:
+    cdef cppclass LookupTable:
+        LookupTable(uint32_t* data, int64_t max_rows, int64_t stride, uint32_t unassigned)
+        int64_t max_rows()
+        int64_t stride()
+
+
+cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
+    cdef cppclass Metrics:
+        int64_t input_tokens
+        int64_t cache_tokens
+        int64_t copied_tokens
+        int64_t evicted_pages
+        int64_t peak_used_pages
+    cdef cppclass PoolStats:
+        int64_t total_pages
+        int64_t free_pages
+        int64_t cached_pages
+        int64_t evictable_pages
+        int64_t num_sequences
+        int64_t available_pages()
+
+
+cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
+    cdef cppclass CacheConfig:
+        int64_t num_blocks
+        int32_t page_size
+        int64_t max_sequences
+        int64_t max_seq_len
+        int32_t num_replicas
+        cbool prefix_caching
+        cbool dedup
+        cbool partial_page_reuse
+    cdef cppclass RequestView:
+        SequenceHandle sequence
+        const TokenId* tokens
+        int64_t start
+        int64_t active
+        int64_t end
+        string_view name_space
+    cdef enum class ReserveStatus:
+        kOk
+        kNoSpace
+    cdef cppclass ReservePlan:
+        int64_t hit_tokens
+        int64_t new_pages
+        int64_t evicted_pages
+        int64_t copied_tokens
+        cbool fits
+    cdef cppclass PageCopy:
+        int32_t replica
+        BlockId source
+        BlockId destination
+        int32_t num_tokens
+        SequenceHandle sequence
+    cdef cppclass PageSwap:
+        int32_t row
+        int32_t column
+        BlockId page
+    cdef cppclass FetchTarget:
+        LookupTable* table
+        uint32_t* cache_lengths
+        int64_t rows
+        int32_t width
+        int64_t longest_new
+        int64_t longest_active
+    cdef enum class FetchStatus:
+        kOk
+        kNoSpace
+        kGrow
+    cdef cppclass FetchResult:
+        FetchStatus status
+        cbool has_reserved
+        int64_t row
+        int64_t needed
+        int64_t available
+    cdef cppclass PinHandle:
+        uint32_t index
+        uint32_t generation
+        int64_t num_tokens
+    cdef cppclass CacheManager:
+        const CacheConfig& config()
+        SequenceHandle claim(int32_t replica) except +translate_exception
+        cbool contains(SequenceHandle sequence)
+        int32_t replica_of(SequenceHandle sequence) except +translate_exception
+        vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
+        void release(SequenceHandle sequence) except +translate_exception
+        ReserveStatus reserve(
+            RequestView& request, int64_t num_steps, vector[PageCopy]* copies
+        ) except +translate_exception
+        int64_t reserve_batch(
+            RequestView* batch, int64_t n, int64_t num_steps, vector[PageCopy]* copies
+        ) except +translate_exception
+        ReservePlan plan(
+            const RequestView& request, int64_t num_steps
+        ) except +translate_exception
+        FetchResult fetch(
+            RequestView* batch, int64_t n, int64_t num_steps, FetchTarget* targets,
+            vector[PageCopy]* copies
+        ) except +translate_exception
+        void commit(
+            const RequestView* batch, int64_t n, vector[PageSwap]& swaps
+        ) except +translate_exception
+        int64_t match(
+            int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
+            vector[BlockId]* pages
+        ) except +translate_exception
+        PinHandle pin(
+            int32_t replica, string_view name_space, const TokenId* tokens, int64_t n
+        ) except +translate_exception
+        void unpin(PinHandle pin) except +translate_exception
+        int32_t recommend_replica(
+            string_view name_space, const TokenId* tokens, int64_t n
+        ) except +translate_exception
+        void reset_prefix_cache() except +translate_exception
+        vector[PageCopy] take_copies() except +translate_exception
+        void finish_copies(const vector[PageCopy]& copies) except +translate_exception
+        PoolStats stats(int32_t replica) except +translate_exception
+        Metrics metrics() except +translate_exception
+        void reset_metrics() except +translate_exception
+        void check_integrity() except +translate_exception

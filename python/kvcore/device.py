@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices by kind and index."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["Device"]
+
+_PATTERN = re.compile(r"(cpu)|(cuda)(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Name a device: ``Device("cuda", 0)`` prints as ``cuda:0``, ``Device("cpu")`` as ``cpu``.
+
+    Parameters
+    ----------
+    kind : {"cpu", "cuda"}
+    index : int
+        0 for "cpu".
+
+    Raises
+    ------
+    ValueError
+        Another kind or index.
+
+    Examples
+    --------
+    >>> from kvcore import Device
+    >>> Device.parse("cuda:1")
+    Device(kind='cuda', index=1)
+    >>> str(Device("cpu"))
+    'cpu'
+    """
+
+    kind: str
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cpu", "cuda"):
+            raise ValueError(f"device kind is {self.kind!r}, must be 'cpu' or 'cuda'")
+        if self.index < 0 or (self.kind == "cpu" and self.index != 0):
+            raise ValueError(
+                f"device index is {self.index}, must be 0 for 'cpu' and at least 0 for 'cuda'"
+            )
+
+    @classmethod
+    def parse(cls, device: Device | str) -> Device:
+        """Read "cpu", "cuda" or "cuda:<index>"; a Device is answered as it is."""
+        if isinstance(device, cls):
+            return device
+        if not isinstance(device, str):
+            raise TypeError(f"device is a {type(device).__name__}, must be a str or kvcore.Device")
+        found = _PATTERN.fullmatch(device)
+        if found is None:
+            raise ValueError(f"device is {device!r}, must be 'cpu', 'cuda' or 'cuda:<index>'")
+        return cls("cpu") if found[1] else cls("cuda", int(found[3] or 0))
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dtypes a KV cache can be stored in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["itemsize", "numpy_dtype"]
+
+_ITEMSIZES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
+
+
+def itemsize(name: str) -> int:
+    """Answer the bytes of one element; ValueError for a dtype that no cache is stored in."""
+    if name not in _ITEMSIZES:
+        raise ValueError(f"dtype is {name!r}, must be one of {', '.join(_ITEMSIZES)}")
+    return _ITEMSIZES[name]
+
+
+def numpy_dtype(name: str) -> np.dtype[np.generic]:
+    """Answer the numpy dtype; bfloat16 and float8 come from ml_dtypes, imported when first asked."""
+    itemsize(name)
+    if name in ("float32", "float16", "int8"):
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advancing fetched inputs by one step of a multi-step run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcore._hotpath import RaggedKVCacheInputs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["increment_cache_lengths"]
+
+
+def _row_offsets(prev_model_inputs: Any) -> Any:
+    if isinstance(prev_model_inputs, tuple):
+        if len(prev_model_inputs) < 2:
+            raise ValueError(
+                f"prev_model_inputs is a tuple of {len(prev_model_inputs)}, must be (x, row_offsets)"
+            )
+        offsets = prev_model_inputs[1]
+    else:
+        offsets = getattr(prev_model_inputs, "input_row_offsets", prev_model_inputs)
+    offsets = np.asarray(offsets)
+    if offsets.ndim != 1 or offsets.dtype.kind not in "ui":
+        raise ValueError(
+            f"row offsets have shape {offsets.shape} and dtype {offsets.dtype}, "
+            f"must be uint32 [B + 1]"
+        )
+    return offsets
+
+
+def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
+    given = getattr(prev_model_inputs, "data_parallel_splits", None)
+    expected = [0, *np.cumsum(rows).tolist()]
+    if given is None:
+        if len(rows) > 1:
+            raise ValueError(
+                f"prev_model_inputs has no data_parallel_splits, needed for {len(rows)} replicas; "
+                f"take them from get_data_parallel_splits"
+            )
+        return expected
+    splits: list[int] = np.asarray(given).tolist()
+    if splits != expected:
+        raise ValueError(
+            f"data_parallel_splits is {splits}, the inputs have {expected}; "
+            f"pass those of the batch that was fetched"
+        )
+    return splits
+
+
+def increment_cache_lengths(
+    inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any, num_replicas: int
+) -> list[RaggedKVCacheInputs]:
+    """See ``PagedKVCacheManager.increment_cache_lengths``."""
+    if not inputs or len(inputs) % num_replicas != 0:
+        raise ValueError(
+            f"{len(inputs)} inputs for {num_replicas} replicas, must be one per device"
+        )
+    shards = len(inputs) // num_replicas
+    rows = [len(inputs[r * shards].cache_lengths) for r in range(num_replicas)]
+    offsets = _row_offsets(prev_model_inputs)
+    splits = _splits(prev_model_inputs, rows)
+    if len(offsets) != splits[-1] + 1:
+        raise ValueError(
+            f"row offsets have {len(offsets)} entries for a batch of {splits[-1]}, "
+            f"must have {splits[-1] + 1}"
+        )
+    added = np.diff(offsets.astype(np.int64))
+    if np.any(added < 0):
+        raise ValueError("row offsets decrease; they count tokens from the start of the batch")
+    advanced = []
+    for replica in range(num_replicas):
+        new = added[splits[replica] : splits[replica + 1]]
+        group = inputs[replica * shards : (replica + 1) * shards]
+        advanced.extend(_advance(group, new))
+    return advanced
+
+
+def _advance(
+    group: Sequence[RaggedKVCacheInputs], added: np.ndarray[Any, np.dtype[np.int64]]
+) -> list[RaggedKVCacheInputs]:
+    first = group[0]
+    if len(first.max_lengths) < 2:
+        raise ValueError(
+            f"max_lengths has {len(first.max_lengths)} rows, the steps are used up; "
+            f"fetch with more num_steps"
+        )
+    lengths = (first.cache_lengths + added).astype(np.uint32)
+    return [
+        RaggedKVCacheInputs(
+            each.blocks, lengths, each.lookup_table, each.max_lengths[1:], each.kv_scales
+        )
+        for each in group
+    ]

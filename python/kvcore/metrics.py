@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of a manager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["KVCacheMetrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheMetrics:
+    """Hold the counters of a manager at one moment, summed over its replicas.
+
+    Attributes
+    ----------
+    input_tokens : int
+        Tokens to compute; every position of a claim counts once.
+    cache_tokens : int
+        Tokens taken from the prefix cache instead.
+    h2d_blocks_copied, d2h_blocks_copied : int
+        Pages moved between host tier and device.
+    evicted_pages : int
+        Cached pages given up for new ones.
+    copied_tokens : int
+        Of `cache_tokens`, those copied out of a page that was equal in part.
+    peak_used_pages : int
+        Most pages held or pinned at a time.
+    """
+
+    input_tokens: int = 0
+    cache_tokens: int = 0
+    h2d_blocks_copied: int = 0
+    d2h_blocks_copied: int = 0
+    evicted_pages: int = 0
+    copied_tokens: int = 0
+    peak_used_pages: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens computed and taken from the cache together."""
+        return self.input_tokens + self.cache_tokens
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of `prompt_tokens` taken from the cache, 0..1; 0.0 when there are none."""
+        return self.cache_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

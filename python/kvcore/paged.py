@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PagedKVCacheManager: pages of K and V for the requests of an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcore import increment, sizing
+from kvcore._core import CacheManager
+from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs
+from kvcore.device import Device
+from kvcore.errors import CapacityError
+from kvcore.pools import Shard, adopt_shard, allocate_shard, copy_page_starts
+from kvcore.symbols import InputSymbols, input_symbols
+from kvcore.zmq_reset import ResetListener
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcore.metrics import KVCacheMetrics
+    from kvcore.params import KVCacheParams
+
+__all__ = ["PagedKVCacheManager"]
+
+
+class PagedKVCacheManager(PagedHotPath):
+    """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
+
+    Parameters
+    ----------
+    params : KVCacheParams
+    max_batch_size : int
+        Requests claimed at a time over all replicas; a replica takes
+        ``ceil(max_batch_size / data_parallel_degree)``.
+    max_seq_len : int
+        Tokens of the longest request.
+    num_layers, page_size : int, optional
+        Re-derive `params` where given.
+    devices : sequence of str or Device
+        "cpu", "cuda:0", ...: as many as ``params.n_devices``, replica-major.
+    session
+        Accepted for call compatibility, not used.
+    available_cache_memory : int, optional
+        Bytes over all devices. Exactly one of this and `num_pages` is given.
+    zmq_endpoint_base : str, optional
+        With prefix caching, a message to a PULL socket at ``<base>-reset_prefix_cache`` resets the
+        cache of every replica. Needs pyzmq.
+    enable_runtime_checks : bool
+        Check every conservation law after every call: slow, for tests and for finding bugs.
+    num_pages : int, optional
+        Pages per replica.
+    blocks : "allocate", None, or list of one array per device
+        The pool: allocated, none (page ids only), or the caller's own.
+    dedup : bool
+        ``step`` swaps a page for an equal cached one.
+    partial_page_reuse : bool
+        A prefix hit may end inside a page, whose first tokens are then copied.
+
+    Raises
+    ------
+    CapacityError
+        The memory does not hold one page.
+    ValueError, TypeError, ImportError
+
+    Notes
+    -----
+    Thread-safe: any number of threads may call any method. A call that raises or answers "no"
+    leaves everything as it was.
+
+    Examples
+    --------
+    >>> from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
+    >>> params = KVCacheParams("float32", 1, 16, 1, page_size=1, enable_prefix_caching=True)
+    >>> mgr = PagedKVCacheManager(params, max_batch_size=4, max_seq_len=64, num_pages=128)
+    >>> ctx = TextGenerationContext("r1", [10, 11, 12, 13, 14])
+    >>> mgr.external_claim(ctx.request_id)
+    >>> mgr.maybe_reserve(ctx), mgr.num_free_blocks
+    (True, 123)
+    """
+
+    def __init__(
+        self,
+        params: KVCacheParams,
+        max_batch_size: int,
+        max_seq_len: int,
+        num_layers: int | None = None,
+        devices: Sequence[Device | str] = ("cpu",),
+        session: object = None,  # noqa: ARG002 - call compatibility
+        available_cache_memory: int | None = None,
+        zmq_endpoint_base: str | None = None,
+        page_size: int | None = None,
+        enable_runtime_checks: bool = False,  # noqa: FBT001, FBT002 - the seed's position
+        *,
+        num_pages: int | None = None,
+        blocks: Any = "allocate",
+        dedup: bool = True,
+        partial_page_reuse: bool = True,
+    ) -> None:
+        params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
+        sizing.require_at_least_one(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+        places = _checked_devices(params, devices)
+        pages = _pages_per_replica(params, available_cache_memory, num_pages)
+        listener = None
+        if zmq_endpoint_base is not None and params.enable_prefix_caching:
+            listener = ResetListener(zmq_endpoint_base)
+        super().__init__(
+            CacheManager(
+                num_blocks=pages,
+                page_size=params.page_size,
+                max_sequences=sizing.batch_per_replica(params, max_batch_size),
+                max_seq_len=max_seq_len,
+                num_replicas=params.data_parallel_degree,
+                prefix_caching=params.enable_prefix_caching,
+                dedup=dedup,
+                partial_page_reuse=partial_page_reuse,
+            ),
+            shards=_make_shards(params, places, pages, blocks),
+            copies_itself=blocks is not None,
+            runtime_checks=enable_runtime_checks,
+            listener=listener,
+        )
+        self.params = params
+        self.max_batch_size = max_batch_size
+        self.max_seq_len = max_seq_len
+        self.devices = places
+
+    # ---- sizing ---------------------------------------------------------------------------------
+
+    @classmethod
+    def estimated_memory_size(
+        cls,
+        params: KVCacheParams,
+        max_batch_size: int,
+        max_seq_len: int,
+        num_layers: int,
+        available_cache_memory: int,
+        devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
+        **kwargs: object,  # noqa: ARG003 - call compatibility
+    ) -> int:
+        """Estimate the bytes of the cache over all replicas.
+
+        Per replica the smaller of its share of the memory and what the largest batch of longest
+        sequences needs.
+        """
+        params = sizing.rederived(params, num_layers=num_layers)
+        return sizing.estimated_memory_size(
+            params, max_batch_size, max_seq_len, available_cache_memory
+        )
+
+    @classmethod
+    def max_supported_sequence_length(
+        cls, params: KVCacheParams, num_layers: int, memory_available: int
+    ) -> int:
+        """Answer the longest sequence in tokens, a multiple of the page; 0 when no page fits."""
+        params = sizing.rederived(params, num_layers=num_layers)
+        return sizing.max_supported_sequence_length(params, memory_available)
+
+    @classmethod
+    def infer_optimal_batch_size(
+        cls,
+        params: KVCacheParams,
+        max_seq_len: int,
+        num_layers: int,
+        available_cache_memory: int,
+        devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
+        **kwargs: object,  # noqa: ARG003 - call compatibility
+    ) -> int:
+        """Answer the largest batch of longest sequences that fits; 0 when not one does."""
+        params = sizing.rederived(params, num_layers=num_layers)
+        return sizing.infer_optimal_batch_size(params, max_seq_len, available_cache_memory)
+
+    # ---- pages ----------------------------------------------------------------------------------
+
+    @property
+    def num_replicas(self) -> int:
+        """Data parallel replicas."""
+        return self.params.data_parallel_degree
+
+    @property
+    def total_num_pages(self) -> int:
+        """Pages of each replica."""
+        return self._core.stats(0).total_pages
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Pages that a request could get, over all replicas; evictable cached ones count."""
+        return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
+
+    @property
+    def free_blocks_pct(self) -> float:
+        """Share of pages that a request could get, 0..1, mean over replicas."""
+        return self.num_free_blocks / (self.total_num_pages * self.num_replicas)
+
+    @property
+    def used_blocks_pct(self) -> float:
+        """Share of pages that requests and pins hold, 0..1, mean over replicas."""
+        return 1.0 - self.free_blocks_pct
+
+    @property
+    def total_num_host_pages(self) -> int:
+        """Pages of the host tier over all replicas: 0, there is no tier yet."""
+        return 0
+
+    @property
+    def host_committed_block_pct(self) -> float:
+        """Share of host pages that hold cached pages, 0..1; 0.0 without a host tier."""
+        return 0.0
+
+    @property
+    def metrics(self) -> KVCacheMetrics:
+        """Counters summed over replicas; a copy."""
+        return self._counters()
+
+    def reset_metrics(self) -> None:
+        """Set every counter to zero, the peak to what is in use."""
+        self._core.reset_metrics()
+
+    def check_integrity(self) -> None:
+        """Check every conservation law: O(everything).
+
+        Raises
+        ------
+        AssertionError
+            Names the law that does not hold.
+        """
+        self._core.check_integrity()
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def get_data_parallel_splits(
+        self, context_batch: Sequence[Any]
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Count the requests of each replica in a batch grouped by replica.
+
+        Returns
+        -------
+        int64 [replicas + 1]
+            ``[0, n0, n0 + n1, ...]``
+
+        Raises
+        ------
+        ValueError
+            The batch is not in order of replicas.
+        """
+        homes = np.fromiter((self.get_replica(ctx) for ctx in context_batch), dtype=np.int64)
+        if np.any(homes[1:] < homes[:-1]):
+            row = int(np.argmax(homes[1:] < homes[:-1])) + 1
+            raise ValueError(
+                f"row {row} of the batch is on replica {homes[row]}, behind one of replica "
+                f"{homes[row - 1]}; sort the batch by get_replica"
+            )
+        return np.searchsorted(homes, np.arange(self.num_replicas + 1)).astype(np.int64)
+
+    def increment_cache_lengths(
+        self, kv_cache_inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any
+    ) -> list[RaggedKVCacheInputs]:
+        """Advance the inputs of a multi-step run by one step.
+
+        Parameters
+        ----------
+        kv_cache_inputs : sequence of RaggedKVCacheInputs
+            One per device, as fetched or as answered by the previous call; not changed.
+        prev_model_inputs
+            An object with ``input_row_offsets`` uint32 [B + 1] and, with several replicas,
+            ``data_parallel_splits`` [replicas + 1]; or a tuple ``(x, row_offsets)``; or the row
+            offsets themselves.
+
+        Returns
+        -------
+        list of RaggedKVCacheInputs
+            The same pool and table; ``cache_lengths[i] += row_offsets[i + 1] - row_offsets[i]``,
+            ``max_lengths`` without its first row.
+
+        Raises
+        ------
+        ValueError
+            Row offsets that do not belong to these inputs, or no step left.
+
+        Notes
+        -----
+        The manager's own state moves only in ``step``.
+        """
+        return increment.increment_cache_lengths(
+            kv_cache_inputs, prev_model_inputs, self.num_replicas
+        )
+
+    def input_symbols(
+        self, devices: Sequence[Device | str] | None = None, num_layers: int | None = None
+    ) -> list[InputSymbols]:
+        """Name each field of the fetched inputs with dtype and symbolic shape, per device."""
+        params = sizing.rederived(self.params, num_layers=num_layers)
+        places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
+        return [input_symbols(params, device) for device in places]
+
+    # ---- inside -------------------------------------------------------------------------------------
+
+    def _copy_pages(self, copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        for replica in np.unique(copies[:, 0]):
+            copy_page_starts(self._shards[replica], copies[copies[:, 0] == replica, 1:])
+
+    def __repr__(self) -> str:
+        stats = [self._core.stats(r) for r in range(self.num_replicas)]
+        total = sum(s.total_pages for s in stats)
+        available = sum(s.available_pages for s in stats)
+        evictable = sum(s.evictable_pages for s in stats)
+        return (
+            f"PagedKVCacheManager({total} pages of {self.params.page_size} tokens: "
+            f"{available - evictable} free, {total - available} used, {evictable} evictable; "
+            f"{sum(s.num_sequences for s in stats)} requests)"
+        )
+
+
+def _checked_devices(params: KVCacheParams, devices: Sequence[Device | str]) -> tuple[Device, ...]:
+    places = tuple(Device.parse(device) for device in devices)
+    if len(places) != params.n_devices:
+        raise ValueError(
+            f"{len(places)} devices are given, params.n_devices is {params.n_devices}; "
+            f"name each device once"
+        )
+    return places
+
+
+def _pages_per_replica(
+    params: KVCacheParams, available_cache_memory: int | None, num_pages: int | None
+) -> int:
+    if (available_cache_memory is None) == (num_pages is None):
+        raise ValueError(
+            f"available_cache_memory is {available_cache_memory} and num_pages is {num_pages}, "
+            f"exactly one of them must be given"
+        )
+    if num_pages is not None:
+        sizing.require_at_least_one(num_pages=num_pages)
+        return num_pages
+    pages = sizing.pages_per_replica(params, available_cache_memory or 0)
+    if pages < 1:
+        raise CapacityError(
+            f"available_cache_memory is {available_cache_memory} bytes for "
+            f"{params.data_parallel_degree} replicas, one page needs {params.bytes_per_page} bytes "
+            f"in each"
+        )
+    return pages
+
+
+def _make_shards(
+    params: KVCacheParams, devices: tuple[Device, ...], num_pages: int, blocks: Any
+) -> list[list[Shard]]:
+    """Answer the pools by replica and device in it."""
+    if blocks is None:
+        shards: list[Shard] = [(None, None)] * len(devices)
+    elif isinstance(blocks, str):
+        if blocks != "allocate":
+            raise ValueError(f"blocks is {blocks!r}, must be 'allocate', None or a list of arrays")
+        shards = [allocate_shard(params, num_pages, device) for device in devices]
+    else:
+        if len(blocks) != len(devices):
+            raise ValueError(
+                f"blocks holds {len(blocks)} pools, must hold {len(devices)}: one per device"
+            )
+        shards = [adopt_shard(params, num_pages, given) for given in blocks]
+    tp = params.tensor_parallel_degree
+    return [shards[r * tp : (r + 1) * tp] for r in range(params.data_parallel_degree)]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory behind the page ids: allocation, checks of the caller's own, page copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvcore.device import Device
+from kvcore.dtypes import numpy_dtype
+from kvcore.params import KVCacheParams
+
+__all__ = ["Shard", "adopt_shard", "allocate_shard", "copy_page_starts", "shard_shapes"]
+
+#: One device's part of a replica: ``(blocks, kv_scales)`` as RaggedKVCacheInputs hands them out.
+Shard = tuple[Any, Any]
+
+
+def shard_shapes(params: KVCacheParams, num_pages: int) -> list[tuple[int, ...]]:
+    """Answer the shape of each array of a device's pool: one, or two when V has its own width."""
+    heads, page = params.n_kv_heads_per_device, params.page_size
+    if params.v_head_dim is None:
+        return [(num_pages, params.kv_dim, params.num_layers, page, heads, params.head_dim)]
+    return [(num_pages, 1, params.num_layers, page, heads, width) for width in params.row_widths]
+
+
+def _one_or_pair(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _allocate_scales(params: KVCacheParams, num_pages: int) -> Any:
+    granularity = params.kv_scale_granularity
+    if granularity is None:
+        return None
+    shapes = [(*shape[:-1], shape[-1] // granularity) for shape in shard_shapes(params, num_pages)]
+    return _one_or_pair([_zeroed(shape, np.dtype(np.float32)) for shape in shapes])
+
+
+def _zeroed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    # Writing the zeros makes the memory present now, not during the first steps.
+    pool = np.empty(shape, dtype=dtype)
+    pool.view(np.uint8).fill(0)
+    return pool
+
+
+def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Shard:
+    """Allocate one device's zeroed, pre-faulted pool and scales.
+
+    Raises
+    ------
+    NotImplementedError
+        A CUDA device: GPU pools are not part of this version.
+    """
+    if device.kind != "cpu":
+        raise NotImplementedError(
+            f"device is {device}, this version allocates pools on 'cpu' only; "
+            f"pass blocks=None to manage page ids for a pool of your own"
+        )
+    dtype = numpy_dtype(params.dtype)
+    arrays = [_zeroed(shape, dtype) for shape in shard_shapes(params, num_pages)]
+    return _one_or_pair(arrays), _allocate_scales(params, num_pages)
+
+
+def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    try:
+        seen = array if isinstance(array, np.ndarray) else np.from_dlpack(array)
+    except (AttributeError, TypeError, BufferError, RuntimeError) as error:
+        raise TypeError(
+            f"blocks holds a {type(array).__name__}, must be a numpy array or speak DLPack on the "
+            f"CPU: {error}"
+        ) from None
+    if seen.shape != shape or seen.dtype.itemsize != dtype.itemsize:
+        raise ValueError(
+            f"blocks has shape {seen.shape} and dtype {seen.dtype}, must be {shape} and {dtype}"
+        )
+    if seen.dtype != dtype and seen.dtype.kind not in "uV":
+        raise ValueError(
+            f"blocks has dtype {seen.dtype}, must be {dtype} or unsigned integers of its width"
+        )
+    if not seen.flags.writeable:
+        raise ValueError("blocks is read-only, must be writable: pages are copied in it")
+    return seen
+
+
+def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any) -> Shard:
+    """Take the caller's array (or pair of arrays) as one device's pool, without a copy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another shape or dtype, read-only memory, or nothing that numpy can look into.
+    """
+    shapes = shard_shapes(params, num_pages)
+    given = [blocks] if len(shapes) == 1 else list(blocks)
+    if len(given) != len(shapes):
+        raise ValueError(f"blocks holds {len(given)} arrays, must hold {len(shapes)}: K and V")
+    dtype = numpy_dtype(params.dtype)
+    arrays = [_adopt_array(a, shape, dtype) for a, shape in zip(given, shapes, strict=True)]
+    return _one_or_pair(arrays), _allocate_scales(params, num_pages)
+
+
+def copy_page_starts(shards: list[Shard], copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+    """Copy the first tokens of pages within each device's pool.
+
+    Parameters
+    ----------
+    shards : list of Shard
+        Of the replica that the copies belong to.
+    copies : int32 [n, 3]
+        Source page, destination page, tokens.
+    """
+    arrays: list[Any] = []
+    for part in (part for shard in shards for part in shard if part is not None):
+        arrays.extend(part if isinstance(part, tuple) else [part])
+    for source, destination, tokens in copies.tolist():
+        for array in arrays:
+            array[destination, :, :, :tokens] = array[source, :, :, :tokens]

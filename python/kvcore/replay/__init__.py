@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drive the real cache manager with request traffic, in virtual time.
+
+A `Workload` says who asks what and when (`read_trace`, `chat_workload`), a `PoolSettings` how
+large the pool is; `replay_admission` and `replay_online` run one against the other and answer a
+`ReplayReport`. No model runs and no pool is allocated: the manager works on page ids alone.
+"""
+
+from kvcore.replay.admission import replay_admission
+from kvcore.replay.chat import ChatSettings, chat_workload
+from kvcore.replay.online import EngineSettings, replay_online
+from kvcore.replay.pool import DEFAULT_POOL_TOKENS, PoolSettings
+from kvcore.replay.report import ReplayReport
+from kvcore.replay.trace import TraceError, read_trace
+from kvcore.replay.workload import Workload
+
+__all__ = [
+    "DEFAULT_POOL_TOKENS",
+    "ChatSettings",
+    "EngineSettings",
+    "PoolSettings",
+    "ReplayReport",
+    "TraceError",
+    "Workload",
+    "chat_workload",
+    "read_trace",
+    "replay_admission",
+    "replay_online",
+]

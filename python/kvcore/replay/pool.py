@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the manager that a replay drives: page ids only, no memory behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcore import KVCacheParams, PagedKVCacheManager
+
+DEFAULT_POOL_TOKENS = 524_288
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSettings:
+    """Size the simulated pool.
+
+    Attributes
+    ----------
+    page_size : int
+        Tokens per page.
+    pages : int, optional
+        Pages per replica; None for `DEFAULT_POOL_TOKENS` tokens' worth.
+    replicas : int
+        Data-parallel replicas.
+    """
+
+    page_size: int = 16
+    pages: int | None = None
+    replicas: int = 1
+
+    @property
+    def pages_per_replica(self) -> int:
+        """Pages of one replica."""
+        return self.pages or -(-DEFAULT_POOL_TOKENS // self.page_size)
+
+    @property
+    def total_pages(self) -> int:
+        """Pages of all replicas."""
+        return self.pages_per_replica * self.replicas
+
+    def build_manager(self, *, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
+        """Build a manager without a pool; `max_batch_size` is per replica."""
+        params = KVCacheParams(
+            dtype="float16",
+            n_kv_heads=1,
+            head_dim=1,
+            num_layers=1,
+            page_size=self.page_size,
+            enable_prefix_caching=True,
+            n_devices=self.replicas,
+            data_parallel_degree=self.replicas,
+        )
+        return PagedKVCacheManager(
+            params,
+            max_batch_size * self.replicas,
+            max_seq_len,
+            devices=("cpu",) * self.replicas,
+            num_pages=self.pages_per_replica,
+            blocks=None,
+        )

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, dtypes and symbolic shapes of what a fetch hands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvcore.device import Device
+from kvcore.pools import shard_shapes
+
+if TYPE_CHECKING:
+    from kvcore.params import KVCacheParams
+
+__all__ = ["ArraySymbol", "InputSymbols", "input_symbols"]
+
+#: A number, or the name of one that is known when arrays arrive.
+Extent = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySymbol:
+    """Describe one array: ``name``, ``dtype``, ``shape`` (numbers and names), ``device``."""
+
+    name: str
+    dtype: str
+    shape: tuple[Extent, ...]
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class InputSymbols:
+    """Describe the fields of a ``RaggedKVCacheInputs`` on one device."""
+
+    blocks: ArraySymbol | tuple[ArraySymbol, ...]
+    cache_lengths: ArraySymbol
+    lookup_table: ArraySymbol
+    max_lengths: ArraySymbol
+    kv_scales: ArraySymbol | tuple[ArraySymbol, ...] | None
+
+
+def input_symbols(params: KVCacheParams, device: Device) -> InputSymbols:
+    """Describe what a device's kernels are given."""
+    def symbol(name: str, dtype: str, *shape: Extent) -> ArraySymbol:
+        return ArraySymbol(name, dtype, shape, device)
+
+    pools = [("total_num_pages", *shape[1:]) for shape in shard_shapes(params, 1)]
+    blocks = tuple(symbol("blocks", params.dtype, *shape) for shape in pools)
+    scales: tuple[ArraySymbol, ...] | None = None
+    granularity = params.kv_scale_granularity
+    if granularity is not None:
+        scales = tuple(
+            symbol("kv_scales", "float32", *shape[:-1], int(shape[-1]) // granularity)
+            for shape in pools
+        )
+    return InputSymbols(
+        blocks=blocks[0] if len(blocks) == 1 else blocks,
+        cache_lengths=symbol("cache_lengths", "uint32", "batch_size"),
+        lookup_table=symbol("lookup_table", "uint32", "batch_size", "max_num_pages"),
+        max_lengths=ArraySymbol("max_lengths", "uint32", ("steps_remaining", 2), Device("cpu")),
+        kv_scales=scales[0] if scales is not None and len(scales) == 1 else scales,
+    )

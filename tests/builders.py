@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short ways to the managers, contexts and cached prompts that tests start from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+import kvcore
+
+_serial = itertools.count()
+
+
+def make_params(
+    page_size: int = 4, *, replicas: int = 1, shards: int = 1, caching: bool = True, **rest: Any
+) -> kvcore.KVCacheParams:
+    """Two layers of one head per device, two float32 elements wide."""
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "n_kv_heads": shards,
+        "head_dim": 2,
+        "num_layers": 2,
+        "page_size": page_size,
+        "enable_prefix_caching": caching,
+        "n_devices": replicas * shards,
+        "data_parallel_degree": replicas,
+    }
+    return kvcore.KVCacheParams(**(settings | rest))
+
+
+def make_manager(
+    page_size: int = 4,
+    num_pages: int = 16,
+    *,
+    replicas: int = 1,
+    shards: int = 1,
+    caching: bool = True,
+    params: dict[str, Any] | None = None,
+    **rest: Any,
+) -> kvcore.PagedKVCacheManager:
+    """A manager of page ids without a pool, checked after every call unless told otherwise."""
+    settings: dict[str, Any] = {
+        "max_batch_size": 64,
+        "max_seq_len": 1 << 20,
+        "devices": ("cpu",) * (replicas * shards),
+        "blocks": None,
+        "enable_runtime_checks": True,
+    }
+    made = make_params(
+        page_size, replicas=replicas, shards=shards, caching=caching, **(params or {})
+    )
+    return kvcore.PagedKVCacheManager(made, num_pages=num_pages, **(settings | rest))
+
+
+def make_context(
+    tokens: Iterable[int], request_id: Any = None, **rest: Any
+) -> kvcore.TextGenerationContext:
+    """A context with an id of its own unless one is given."""
+    name = f"request-{next(_serial)}" if request_id is None else request_id
+    return kvcore.TextGenerationContext(name, np.array(list(tokens), np.int32), **rest)
+
+
+def claimed(
+    manager: kvcore.PagedKVCacheManager,
+    tokens: Iterable[int],
+    *,
+    replica_idx: int = 0,
+    **rest: Any,
+) -> kvcore.TextGenerationContext:
+    """A fresh context, claimed on a replica."""
+    context = make_context(tokens, **rest)
+    manager.external_claim(context.request_id, replica_idx=replica_idx)
+    return context
+
+
+def prefilled(
+    manager: kvcore.PagedKVCacheManager,
+    tokens: Iterable[int],
+    *,
+    sampled: int = 0,
+    **rest: Any,
+) -> kvcore.TextGenerationContext:
+    """A context whose prompt has been run and committed, and one token sampled."""
+    context = claimed(manager, tokens, **rest)
+    assert manager.maybe_reserve(context)
+    manager.fetch([context])
+    context.update(sampled)
+    manager.step([context])
+    return context
+
+
+def put_in_cache(manager: kvcore.PagedKVCacheManager, tokens: Iterable[int], **rest: Any) -> None:
+    """Run a prompt and release it, so that its whole pages stay cached."""
+    manager.release(prefilled(manager, tokens, **rest).request_id)
+
+
+def error_of(call: Callable[[], object]) -> Exception:
+    """The exception that a call raises."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        return error
+    raise AssertionError(f"{call} was not refused")

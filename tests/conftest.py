@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test file shares: optional modules and Hypothesis profiles.
+
+Environment:
+
+``KVCORE_REQUIRE``
+    Comma-separated modules that must be there: a test that would be skipped for want of one fails.
+``HYPOTHESIS_PROFILE``
+    ``ci`` (the default) or ``deep`` (ten times the examples).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+import hypothesis
+import pytest
+
+REQUIRED_MODULES = frozenset(filter(None, os.environ.get("KVCORE_REQUIRE", "").split(",")))
+
+hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "deep", hypothesis.settings.get_profile("ci"), max_examples=1000
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def require(module: str) -> ModuleType:
+    """Import an optional module, or skip the calling test or test file.
+
+    Parameters
+    ----------
+    module : str
+        Dotted name, for example ``"zmq"``.
+
+    Returns
+    -------
+    module : ModuleType
+        The imported module.
+
+    Raises
+    ------
+    ImportError
+        The module is missing although ``KVCORE_REQUIRE`` names it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        if module in REQUIRED_MODULES:
+            raise
+        pytest.skip(f"the module {module!r} is not installed", allow_module_level=True)

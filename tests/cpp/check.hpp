@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+/// Checks that say what failed: file and line, both values, the seed and a note on where the
+/// program was. A failed check ends the program with status 1.
+namespace check {
+
+inline std::uint64_t seed = 0;  // of the random numbers, where the program uses any
+inline std::string note;        // for example which configuration and operation
+
+inline std::string text(const std::string& value) { return '"' + value + '"'; }
+inline std::string text(const char* value) { return text(std::string(value)); }
+inline std::string text(bool value) { return value ? "true" : "false"; }
+template <class T>
+std::string text(const T& value) {
+    if constexpr (std::is_enum_v<T>) {
+        return std::to_string(static_cast<long long>(value));
+    } else if constexpr (std::is_pointer_v<T>) {
+        return std::to_string(reinterpret_cast<std::uintptr_t>(value));
+    } else {
+        return std::to_string(value);
+    }
+}
+template <class T>
+std::string text(const std::vector<T>& values) {
+    std::string out = "[";
+    for (const T& value : values) out += (out.size() > 1 ? ", " : "") + text(value);
+    return out + "]";
+}
+
+[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
+    std::fprintf(stderr, "%s:%d: %s (seed %llu)\n", file, line, what.c_str(),
+                 static_cast<unsigned long long>(seed));
+    if (!note.empty()) std::fprintf(stderr, "    at %s\n", note.c_str());
+    std::exit(1);
+}
+
+inline void require(bool holds, const char* expression, const char* file, int line) {
+    if (!holds) fail(file, line, std::string(expression) + " does not hold");
+}
+
+// Integers compare by value, whatever their widths and signs.
+template <class T>
+decltype(auto) comparable(const T& value) {
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+        return static_cast<long long>(value);
+    } else {
+        return (value);
+    }
+}
+
+template <class A, class B>
+void require_equal(const A& actual, const B& expected, const char* expression, const char* file,
+                   int line) {
+    if (comparable(actual) == comparable(expected)) return;
+    fail(file, line, std::string(expression) + ": " + text(actual) + " != " + text(expected));
+}
+
+template <class Exception, class Call>
+void require_throws(Call&& call, const char* expression, const char* file, int line) {
+    try {
+        call();
+    } catch (const Exception&) {
+        return;
+    } catch (const std::exception& other) {
+        fail(file, line, std::string(expression) + " throws something else: " + other.what());
+    }
+    fail(file, line, std::string(expression) + " throws nothing");
+}
+
+}  // namespace check
+
+#define CHECK(condition) check::require((condition), #condition, __FILE__, __LINE__)
+#define CHECK_EQ(actual, expected) \
+    check::require_equal((actual), (expected), #actual " == " #expected, __FILE__, __LINE__)
+// The call comes last because its commas separate macro arguments.
+#define CHECK_THROWS(Exception, ...)                                                        \
+    check::require_throws<Exception>([&] { static_cast<void>(__VA_ARGS__); }, #__VA_ARGS__, \
+                                     __FILE__, __LINE__)

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "oracle_cache.hpp"
+#include "simulated_memory.hpp"
+
+/// The page copies a manager owes: which it should, which it says it does, and doing them.
+class CopyLedger {
+   public:
+    /// `at_once`: copies come from the call that owes them, else from take_copies.
+    CopyLedger(kvcore::CacheManager& manager, SimulatedMemory& memory, bool at_once)
+        : manager_(manager), memory_(memory), at_once_(at_once) {}
+
+    [[nodiscard]] bool at_once() const { return at_once_; }
+
+    /// A call begins; give it the result as its `copies` argument.
+    std::vector<kvcore::PageCopy>* begin() {
+        drawn_.clear();
+        has_drawn_ = at_once_;
+        return at_once_ ? &drawn_ : nullptr;
+    }
+    /// The last copy that the present call owes to `sequence`; nullptr: none.
+    const kvcore::PageCopy* find(kvcore::SequenceHandle sequence) {
+        draw();
+        const kvcore::PageCopy* last = nullptr;
+        for (const kvcore::PageCopy& copy : drawn_) {
+            if (copy.sequence == sequence) last = &copy;
+        }
+        return last;
+    }
+    /// The call should owe this. A copy at once holds its source until it is finished.
+    void expect(const kvcore::PageCopy& copy, oracle::CachedPage* source) {
+        expected_.push_back(copy);
+        sources_.push_back(source);
+    }
+    /// The call is over: what was drawn has to be what was expected.
+    void end() {
+        if (!has_drawn_) return;
+        check_drawn();
+        if (at_once_) {
+            for (const kvcore::PageCopy& copy : drawn_) memory_.copy(copy);
+            if (!drawn_.empty()) unfinished_.emplace_back(drawn_, sources_);
+        } else {
+            taken_.insert(taken_.end(), drawn_.begin(), drawn_.end());
+        }
+        expected_.clear();
+        sources_.clear();
+        has_drawn_ = false;
+    }
+
+    /// A sequence is about to be released: nothing is owed to it any more.
+    void forget(kvcore::SequenceHandle sequence) {
+        const auto is_its = [&](const kvcore::PageCopy& copy) { return copy.sequence == sequence; };
+        expected_.erase(std::remove_if(expected_.begin(), expected_.end(), is_its),
+                        expected_.end());
+        taken_.erase(std::remove_if(taken_.begin(), taken_.end(), is_its), taken_.end());
+    }
+    /// Takes the copies owed, without doing them.
+    void take() {
+        if (at_once_) return;
+        begin();
+        draw();
+        end();
+    }
+    /// Does all copies owed so far in their order, as an engine has to before the next kernels run.
+    void do_copies() {
+        take();
+        for (const kvcore::PageCopy& copy : taken_) memory_.copy(copy);
+        taken_.clear();
+    }
+
+    [[nodiscard]] bool has_unfinished() const { return !unfinished_.empty(); }
+    /// Reports the copies of the oldest call as done; their sources are let go.
+    void finish_oldest() {
+        manager_.finish_copies(unfinished_.front().first);
+        for (oracle::CachedPage* source : unfinished_.front().second) oracle::drop(source);
+        unfinished_.erase(unfinished_.begin());
+    }
+
+   private:
+    using Copies = std::vector<kvcore::PageCopy>;
+
+    void draw() {
+        if (!has_drawn_) drawn_ = manager_.take_copies();
+        has_drawn_ = true;
+    }
+    void check_drawn() const {
+        CHECK_EQ(drawn_.size(), expected_.size());
+        for (std::size_t i = 0; i < drawn_.size(); ++i) {
+            CHECK(drawn_[i].sequence == expected_[i].sequence);
+            CHECK_EQ(drawn_[i].replica, expected_[i].replica);
+            CHECK_EQ(drawn_[i].source, expected_[i].source);
+            CHECK_EQ(drawn_[i].destination, expected_[i].destination);
+            CHECK_EQ(drawn_[i].num_tokens, expected_[i].num_tokens);
+            CHECK_EQ(drawn_[i].held != nullptr, at_once_);
+        }
+    }
+
+    kvcore::CacheManager& manager_;
+    SimulatedMemory& memory_;
+    bool at_once_;
+    bool has_drawn_ = false;
+    Copies drawn_;     // what the manager says it owes since it was asked last
+    Copies expected_;  // what it should say
+    std::vector<oracle::CachedPage*> sources_;
+    Copies taken_;  // still to be done
+    std::vector<std::pair<Copies, std::vector<oracle::CachedPage*>>> unfinished_;
+};

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives kvcore and the reference with the same calls and compares everything but page ids."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import kvcore
+from builders import make_manager
+from reference import Context, Key, Manager, Namespace, Page, Refused
+
+COUNTERS = ("input_tokens", "cache_tokens", "evicted_pages", "copied_tokens")
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """One request as kvcore and as the reference see it."""
+
+    core: Any
+    model: Context
+    foreign: bool
+
+    @property
+    def request_id(self) -> Any:
+        return self.model.request_id
+
+    def both(self, verb: str, *args: Any) -> None:
+        getattr(self.core, verb)(*args)
+        getattr(self.model, verb)(*args)
+
+
+class Lockstep:
+    """A manager and its reference, kept in step."""
+
+    def __init__(
+        self,
+        page_size: int,
+        num_pages: int,
+        *,
+        replicas: int = 1,
+        caching: bool = True,
+        dedup: bool = True,
+        partial: bool = True,
+        max_batch_size: int = 8,
+        max_seq_len: int = 1 << 16,
+    ) -> None:
+        self.core = make_manager(
+            page_size,
+            num_pages,
+            replicas=replicas,
+            caching=caching,
+            dedup=dedup,
+            partial_page_reuse=partial,
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+        )
+        self.model = Manager(
+            page_size,
+            num_pages,
+            max_batch_size,
+            max_seq_len,
+            replicas=replicas,
+            caching=caching,
+            dedup=dedup,
+            partial=partial,
+        )
+        self.requests: list[Request] = []
+        self.pins: list[tuple[int, Any, list[Key]]] = []
+        self.known: dict[Key, None] = {}
+        self.fetched: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=6)
+
+    # -- calls -----------------------------------------------------------------------------------
+    def new(
+        self,
+        tokens: Sequence[int],
+        *,
+        foreign: bool = False,
+        ns: Namespace = (None, None),
+        **rest: Any,
+    ) -> Request:
+        name = (len(self.requests), "request")
+        rest |= {"extra_key": ns[0], "cache_salt": ns[1]}
+        kind = Context if foreign else kvcore.TextGenerationContext
+        request = Request(kind(name, tokens, **rest), Context(name, tokens, **rest), foreign)
+        self.requests.append(request)
+        return request
+
+    def same(self, core: Callable[[], Any], model: Callable[[], Any]) -> tuple[Any, Any]:
+        """Answers of both, or None twice where both refuse for the same reason."""
+        try:
+            expected = model()
+        except Refused as refusal:
+            kind = refusal.kind
+        else:
+            return core(), expected
+        try:
+            core()
+        except Exception as error:  # noqa: BLE001
+            assert type(error).__name__ == kind, f"expected {kind}, got {error!r}"
+            return None, None
+        raise AssertionError(f"expected {kind}")
+
+    def claim(self, request: Request, replica: int) -> None:
+        self.same(
+            lambda: self.core.external_claim(request.request_id, replica_idx=replica),
+            lambda: self.model.claim(request.request_id, replica),
+        )
+
+    def release(self, request: Request) -> None:
+        self.same(
+            lambda: self.core.release(request.request_id),
+            lambda: self.model.release(request.request_id),
+        )
+
+    def reserve(self, request: Request, num_steps: int = 1) -> bool | None:
+        """Plans, reserves, and checks that the plan was what happened."""
+        plan, new_pages = self.same(
+            lambda: self.core.plan(request.core, num_steps),
+            lambda: self.model.plan(request.model, num_steps),
+        )
+        before = self.core.metrics
+        hint = SourceHint(self)
+        refused = False
+        answer: bool | None = None
+        try:
+            answer = self.core.maybe_reserve(request.core, num_steps)
+        except Exception as error:  # noqa: BLE001
+            refused, name = True, type(error).__name__
+        chosen, dropped = hint.settle(refused=refused or not answer)
+        try:
+            expected = self.model.reserve(request.model, num_steps, chosen, dropped=dropped)
+        except Refused as refusal:
+            assert refused, f"expected {refusal.kind}, answered {answer}"
+            assert name == refusal.kind
+        else:
+            assert not refused, f"expected {expected}, raised {name}"
+            assert answer is expected
+        if plan is not None:
+            assert plan.fits is bool(answer), f"{plan}, but maybe_reserve answered {answer}"
+            after = self.core.metrics
+        if plan is not None and plan.fits:
+            assert plan.new_pages == new_pages
+            assert plan.hit_tokens == after.cache_tokens - before.cache_tokens, plan
+            assert plan.evicted_pages == after.evicted_pages - before.evicted_pages, plan
+            assert plan.copied_tokens == after.copied_tokens - before.copied_tokens, plan
+        return answer
+
+    def reserve_batch(self, requests: Sequence[Request], num_steps: int) -> None:
+        """The batch form must do what one call per context does, up to the first that fails."""
+        hint = SourceHint(self)
+
+        def core() -> int:
+            return self.core.maybe_reserve_batch([r.core for r in requests], num_steps)
+
+        def model() -> int:
+            self.model.check([request.model for request in requests], num_steps)
+            return -1
+
+        answer, _ = self.same(core, model)
+        if answer is None:
+            return
+        copies = hint.take()
+        for row, request in enumerate(requests):
+            chosen, dropped = hint.from_copies(copies, request)
+            fits = self.model.reserve(request.model, num_steps, chosen, dropped=dropped)
+            if not fits:
+                assert answer == row
+                return
+        assert answer == len(requests)
+
+    def fetch(self, requests: Sequence[Request], num_steps: int = 1) -> Any:
+        hint = SourceHint(self)
+        refused, inputs = "", None
+        try:
+            inputs = self.core.fetch([r.core for r in requests], num_steps)
+        except Exception as error:  # noqa: BLE001
+            refused = type(error).__name__
+        chosen, dropped = hint.settle(refused=bool(refused))
+        try:
+            self.model.fetch([r.model for r in requests], num_steps, chosen, dropped=dropped)
+        except Refused as refusal:
+            assert refused == refusal.kind, f"{refused or 'no error'}, expected {refusal.kind}"
+            return None
+        assert not refused, f"fetch raised {refused}"
+        self.check_inputs(inputs, requests, num_steps)
+        return inputs
+
+    def step(self, requests: Sequence[Request]) -> None:
+        swaps, expected = self.same(
+            lambda: self.core.step([r.core for r in requests]),
+            lambda: self.model.step([r.model for r in requests]),
+        )
+        if expected is not None:
+            assert swaps.dtype == np.int32
+            assert [tuple(row[:2]) for row in swaps.tolist()] == expected
+            for row, column, page in swaps.tolist():
+                assert self.core.get_req_blocks(requests[row].request_id)[column] == page
+
+    def pin(self, tokens: Sequence[int], ns: Namespace, replica: int) -> None:
+        path = self.model.pin(replica, tokens, ns)
+        pinned = self.core.pin(tokens, ns[0], ns[1], replica_idx=replica)
+        assert pinned.num_tokens == len(path) * self.model.page_size
+        self.pins.append((replica, pinned, path))
+
+    def unpin(self, index: int) -> None:
+        replica, pinned, path = self.pins.pop(index)
+        pinned.release()
+        self.model.unpin(replica, path)
+
+    # -- comparisons -----------------------------------------------------------------------------
+    def check(self) -> None:
+        self.core.check_integrity()
+        self.check_counts()
+        for request in self.requests:
+            self.check_request(request)
+        self.check_cached()
+        self.check_sharing()
+        for array, copy in self.fetched:
+            np.testing.assert_array_equal(array, copy, "an array of an earlier fetch changed")
+
+    def check_counts(self) -> None:
+        replicas = range(len(self.model.cache))
+        free = [self.model.num_free(replica) for replica in replicas]
+        total = self.model.num_pages * len(free)
+        assert self.core.num_free_blocks == sum(free)
+        assert abs(self.core.free_blocks_pct - sum(free) / total) < 1e-9
+        assert abs(self.core.used_blocks_pct - 1 + sum(free) / total) < 1e-9
+        metrics = self.core.metrics
+        seen = {name: getattr(metrics, name) for name in COUNTERS}
+        expected = {name: self.model.metrics[name] for name in COUNTERS}
+        assert seen == expected, f"{seen}, expected {expected}"
+        peak = metrics.peak_used_pages
+        assert total - sum(free) <= peak <= total, (total - sum(free), peak, total)
+
+    def check_request(self, request: Request) -> None:
+        core, model = request.core, request.model
+        seen = core.start_idx, core.active_idx, core.end_idx
+        assert seen == (model.start_idx, model.active_idx, model.end_idx), request.request_id
+        np.testing.assert_array_equal(core.tokens, model.tokens)
+        claim = self.model.claims.get(request.request_id)
+        assert self.core.contains(request.request_id) is (claim is not None)
+        if claim is not None:
+            assert self.core.get_replica(core) == claim.replica
+            assert len(self.core.get_req_blocks(request.request_id)) == len(claim.pages)
+        else:
+            assert self.core.get_or_recommend_replica(core) == self.model.recommend(model)
+
+    def check_cached(self) -> None:
+        for cache in self.model.cache:
+            self.known.update(dict.fromkeys(cache))
+        for replica in range(len(self.model.cache)):
+            for ns, tokens in self.known:
+                found = self.core.match_prefix(list(tokens), ns[0], ns[1], replica_idx=replica)
+                path = self.model.match(replica, tokens, ns, len(tokens))
+                assert found == len(path) * self.model.page_size, (replica, ns, tokens)
+
+    def check_sharing(self) -> None:
+        """Page ids and the reference's pages stand in a one-to-one relation."""
+        for replica in range(len(self.model.cache)):
+            pairs = [
+                pair for key in self.model.cache[replica] for pair in self.tree_pairs(replica, key)
+            ]
+            for name, claim in self.model.claims.items():
+                if claim.replica == replica:
+                    pairs += zip(self.core.get_req_blocks(name), claim.pages, strict=True)
+            by_id = {int(block): page for block, page in pairs}
+            ids = {page: int(block) for block, page in pairs}
+            assert all(by_id[int(block)] is page for block, page in pairs)
+            assert all(ids[page] == block for block, page in pairs)
+            assert all(0 <= block < self.model.num_pages for block in by_id)
+
+    def tree_pairs(self, replica: int, key: Key) -> list[tuple[int, Page]]:
+        (extra, salt), tokens = key
+        size, cache = self.model.page_size, self.model.cache[replica]
+        found, ids = self.core.match_prefix(
+            list(tokens), extra, salt, replica_idx=replica, return_pages=True
+        )
+        assert found == len(tokens)
+        assert ids.dtype == np.int32
+        ends = range(size, found + 1, size)
+        return [(b, cache[key[0], tokens[:end]]) for b, end in zip(ids, ends, strict=True)]
+
+    def check_inputs(self, inputs: Any, requests: Sequence[Request], num_steps: int) -> None:
+        assert len(inputs) == len(self.model.cache)
+        for replica, entry in enumerate(inputs):
+            rows = [r for r in requests if self.model.claims[r.request_id].replica == replica]
+            table, lengths = self.expected_table(rows)
+            for seen, expected in (
+                (entry.lookup_table, table),
+                (entry.cache_lengths, lengths),
+                (entry.max_lengths, self.expected_max_lengths(rows, num_steps)),
+            ):
+                assert seen.dtype == np.uint32
+                assert seen.shape == expected.shape
+                np.testing.assert_array_equal(seen, expected)
+                self.fetched.append((seen, np.array(seen)))
+
+    def expected_table(self, rows: Sequence[Request]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        pages = [self.core.get_req_blocks(r.request_id) for r in rows]
+        width = max(map(len, pages), default=0)
+        table = np.full((len(rows), width), self.core.total_num_pages, np.uint32)
+        for row, blocks in enumerate(pages):
+            table[row, : len(blocks)] = blocks
+        return table, np.array([r.model.start_idx for r in rows], np.uint32)
+
+    def expected_max_lengths(self, rows: Sequence[Request], num_steps: int) -> npt.NDArray[Any]:
+        active = max((r.model.active_length for r in rows), default=0)
+        longest = max((r.model.active_idx for r in rows), default=0)
+        later = [(1, longest + step) for step in range(1, num_steps)]
+        return np.array([(active, longest), *later], np.uint32).reshape(num_steps, 2)
+
+
+class SourceHint:
+    """Tells the reference which of several equally good pages a partial hit was copied from."""
+
+    def __init__(self, pair: Lockstep) -> None:
+        self.pair = pair
+        self.copied_tokens = pair.core.metrics.copied_tokens
+        self.by_id: dict[tuple[int, int], Key] = {}
+        for replica, cache in enumerate(pair.model.cache):
+            for key in cache:
+                block = pair.tree_pairs(replica, key)[-1][0]
+                self.by_id[replica, int(block)] = key
+
+    def take(self) -> Any:
+        copies = self.pair.core.take_copies()
+        assert copies.dtype == np.int32
+        assert copies.shape[1:] == (4,)
+        copied = self.pair.core.metrics.copied_tokens - self.copied_tokens
+        assert copies[:, 3].sum() == copied
+        return copies
+
+    def settle(self, *, refused: bool) -> tuple[Key | None, bool]:
+        copies = self.take()
+        if refused or not len(copies):
+            return None, not refused
+        assert not refused, "a refused call left copies to do"
+        return self.by_id[int(copies[0, 0]), int(copies[0, 1])], False
+
+    def from_copies(self, copies: Any, request: Request) -> tuple[Key | None, bool]:
+        own = {int(block) for block in self.pair.core.get_req_blocks(request.request_id)}
+        replica = self.pair.model.claims[request.request_id].replica
+        for where, source, target, _ in copies.tolist():
+            if where == replica and target in own:
+                return self.by_id.get((where, source)), False
+        return None, True

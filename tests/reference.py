@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest paged manager that does what kvcore does: slow, obvious, without page ids.
+
+The whole state of a replica is one dictionary: the cached pages by namespace and by *all* tokens up
+to their end, so a key alone says what a page holds. Everything else (free pages, protection, the
+next victim) is derived from it and from the claims each time it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Namespace = tuple[str | None, str | None]
+Key = tuple[Namespace, tuple[int, ...]]
+
+
+class Refused(Exception):  # noqa: N818
+    """The call is wrong; `kind` names the error class kvcore must raise."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class Context:
+    """A request's tokens and indices in plain Python; fulfils the protocol of the managers."""
+
+    def __init__(
+        self,
+        request_id: Any,
+        tokens: Iterable[int],
+        *,
+        active_idx: int | None = None,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.ids = [int(token) for token in tokens]
+        self.start_idx = 0
+        self.active_idx = len(self.ids) if active_idx is None else active_idx
+        self.extra_key = extra_key
+        self.cache_salt = cache_salt
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        return np.array(self.ids, np.int32)
+
+    @property
+    def end_idx(self) -> int:
+        return len(self.ids)
+
+    @property
+    def active_length(self) -> int:
+        return self.active_idx - self.start_idx
+
+    @property
+    def current_length(self) -> int:
+        return self.end_idx
+
+    def update(self, token: int) -> None:
+        self.start_idx = self.active_idx
+        if self.active_idx == self.end_idx:
+            self.ids.append(token)
+        self.active_idx = self.end_idx
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        self.ids.extend(tokens)
+        self.active_idx = self.end_idx
+
+    def rewind(self, n: int) -> None:
+        if not 1 <= n <= self.end_idx:
+            raise Refused("ValueError")
+        del self.ids[n:]
+        self.active_idx = n
+        self.start_idx = min(self.start_idx, n - 1)
+
+
+@dataclasses.dataclass(eq=False)
+class Page:
+    """A page's identity; `stamp` is the time of its last release while it is cached."""
+
+    cached: bool = False
+    stamp: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Claim:
+    replica: int
+    pages: list[Page] = dataclasses.field(default_factory=list)
+    path: list[Key] = dataclasses.field(default_factory=list)  # committed or shared
+    hit: int = 0
+    counted: int = 0  # positions below are in the metrics
+    started: bool = False  # fetched or written: its pages must not change any more
+
+
+@dataclasses.dataclass
+class Admission:
+    """What reserving one request would change."""
+
+    ctx: Context
+    path: list[Key]
+    partial: int
+    sources: list[Key]  # equally good pages to copy `partial` tokens from
+    total: int  # tokens of the hit
+    new: int
+    given_back: int
+
+
+class Manager:
+    """The reference: same verbs, same answers, no speed."""
+
+    def __init__(
+        self,
+        page_size: int,
+        num_pages: int,
+        max_batch_size: int,
+        max_seq_len: int,
+        *,
+        replicas: int = 1,
+        caching: bool = True,
+        dedup: bool = True,
+        partial: bool = True,
+    ) -> None:
+        self.page_size, self.num_pages, self.max_seq_len = page_size, num_pages, max_seq_len
+        self.per_replica = -(-max_batch_size // replicas)
+        self.caching, self.dedup, self.partial = caching, dedup, partial
+        self.cache: list[dict[Key, Page]] = [{} for _ in range(replicas)]
+        self.pins: list[list[list[Key]]] = [[] for _ in range(replicas)]
+        self.claims: dict[Any, Claim] = {}
+        self.metrics: Counter[str] = Counter()
+        self.clock = 0
+
+    def find(self, request_id: Any) -> Claim:
+        if request_id not in self.claims:
+            raise Refused("RequestNotFoundError")
+        return self.claims[request_id]
+
+    # -- queries ---------------------------------------------------------------------------------
+    def key(self, ctx: Context, pages: int) -> Key:
+        return (ctx.extra_key, ctx.cache_salt), tuple(ctx.ids[: pages * self.page_size])
+
+    def match(self, replica: int, tokens: Sequence[int], ns: Namespace, limit: int) -> list[Key]:
+        found: list[Key] = []
+        while len(found) < min(limit, len(tokens) // self.page_size):
+            key = ns, tuple(tokens[: (len(found) + 1) * self.page_size])
+            if key not in self.cache[replica]:
+                break
+            found.append(key)
+        return found
+
+    def claims_of(self, replica: int) -> list[Claim]:
+        return [claim for claim in self.claims.values() if claim.replica == replica]
+
+    def protected(self, replica: int) -> set[Key]:
+        paths = [claim.path for claim in self.claims_of(replica)] + self.pins[replica]
+        return {key for path in paths for key in path}
+
+    def unused(self, replica: int) -> int:
+        owned = {id(p) for c in self.claims_of(replica) for p in c.pages if not p.cached}
+        return self.num_pages - len(self.cache[replica]) - len(owned)
+
+    def num_free(self, replica: int) -> int:
+        evictable = len(self.cache[replica]) - len(self.protected(replica))
+        return self.unused(replica) + evictable
+
+    def recommend(self, ctx: Context) -> int:
+        if ctx.request_id in self.claims:
+            return self.find(ctx.request_id).replica
+
+        def rank(replica: int) -> tuple[int, int, int]:
+            ns = (ctx.extra_key, ctx.cache_salt)
+            hit = len(self.match(replica, ctx.ids, ns, ctx.end_idx))
+            return -hit, -self.num_free(replica), len(self.claims_of(replica))
+
+        return min(range(len(self.cache)), key=rank)
+
+    # -- reserving -------------------------------------------------------------------------------
+    def needed(self, ctx: Context, num_steps: int) -> int:
+        return -(-(ctx.end_idx + num_steps - 1) // self.page_size)
+
+    def check(self, batch: list[Context], num_steps: int) -> list[Claim]:
+        claims = [self.find(ctx.request_id) for ctx in batch]
+        for ctx in batch:
+            too_long = ctx.end_idx + num_steps - 1 > self.max_seq_len
+            if too_long or self.needed(ctx, 1) > self.num_pages:
+                raise Refused("CapacityError")
+        return claims
+
+    def search(self, ctx: Context, num_steps: int) -> Admission:
+        claim, size = self.claims[ctx.request_id], self.page_size
+        start = ctx.start_idx if claim.pages else 0
+        path, partial, sources, total = claim.path, 0, list[Key](), claim.hit
+        may_hit = self.caching and not claim.started and start == claim.hit
+        if may_hit and ctx.active_idx - start > 1:
+            ns = (ctx.extra_key, ctx.cache_salt)
+            found = self.match(claim.replica, ctx.ids, ns, (ctx.end_idx - 1) // size)
+            tokens, pages = self.best_sources(ctx, claim.replica, len(found))
+            if len(found) * size + tokens > claim.hit:
+                path, partial, sources = found, tokens, pages
+                total = len(found) * size + tokens
+        held = len(claim.pages)
+        return Admission(
+            ctx,
+            path,
+            partial,
+            sources,
+            total,
+            new=max(self.needed(ctx, num_steps), held) - max(held, len(path)),
+            given_back=min(held, len(path)) - len(claim.path),
+        )
+
+    def best_sources(self, ctx: Context, replica: int, whole: int) -> tuple[int, list[Key]]:
+        ns, done = self.key(ctx, whole)
+        limit = min(ctx.end_idx - 1 - len(done), self.page_size - 1) if self.partial else 0
+        rest = ctx.ids[len(done) : len(done) + limit]
+        best: dict[int, list[Key]] = {}
+        for key in self.cache[replica]:
+            if key[0] == ns and len(key[1]) == len(done) + self.page_size:
+                if key[1][: len(done)] == done:
+                    page = key[1][len(done) :]
+                    same = [a == b for a, b in zip(rest, page, strict=False)]
+                    best.setdefault((*same, False).index(False), []).append(key)
+        longest = max(best, default=0)
+        return longest, best[longest] if longest else []
+
+    def settle(
+        self, replica: int, rows: list[Admission], source: Key | None, *, dropped: bool
+    ) -> list[Key] | None:
+        """Decide about partial hits, pick the pages to evict; None when it does not fit."""
+        keep = self.protected(replica) | {key for row in rows for key in row.path}
+        victims = len(self.cache[replica]) - len(keep)
+        short = sum(row.new - row.given_back for row in rows) - self.unused(replica)
+        spared = set[Key]()
+        for row in rows:
+            if row.sources:
+                chosen = min(row.sources, key=lambda key: (key != source, dropped and key in keep))
+                if short > 0 and (len(rows) > 1 or (chosen not in keep and short >= victims)):
+                    self.drop_partial(row)
+                else:
+                    spared.add(chosen)
+        if short > victims:
+            return None
+        return self.oldest(replica, keep | spared, max(0, short))
+
+    def drop_partial(self, row: Admission) -> None:
+        claim = self.claims[row.ctx.request_id]
+        row.partial, row.sources = 0, []
+        row.total = max(claim.hit, len(row.path) * self.page_size)
+
+    def oldest(self, replica: int, keep: set[Key], n: int) -> list[Key]:
+        left, gone = dict(self.cache[replica]), list[Key]()
+        for _ in range(n):
+            parents = {(ns, tokens[: -self.page_size]) for ns, tokens in left}
+            leaves = [key for key in left if key not in parents and key not in keep]
+            gone.append(min(leaves, key=lambda key: left[key].stamp))
+            del left[gone[-1]]
+        return gone
+
+    def apply(self, replica: int, rows: list[Admission], victims: list[Key]) -> None:
+        for key in victims:
+            self.cache[replica].pop(key).cached = False
+        self.metrics["evicted_pages"] += len(victims)
+        for row in rows:
+            claim, ctx = self.claims[row.ctx.request_id], row.ctx
+            start = ctx.start_idx if claim.pages else 0
+            chunk = ctx.active_idx - start
+            if not claim.started:
+                claim.pages[: len(row.path)] = [self.cache[replica][key] for key in row.path]
+                claim.path = list(row.path)
+            claim.pages += [Page() for _ in range(row.new)]
+            ctx.start_idx = row.total if row.total > claim.hit else start
+            if ctx.start_idx >= ctx.active_idx:
+                ctx.active_idx = min(ctx.end_idx, ctx.start_idx + chunk)
+            self.metrics["cache_tokens"] += row.total - claim.hit
+            self.metrics["copied_tokens"] += row.partial
+            self.metrics["input_tokens"] -= max(0, min(row.total, claim.counted) - claim.hit)
+            claim.hit = row.total
+            self.count(claim, ctx)
+
+    def count(self, claim: Claim, ctx: Context) -> None:
+        self.metrics["input_tokens"] += max(0, ctx.active_idx - max(ctx.start_idx, claim.counted))
+        claim.counted = max(claim.counted, ctx.active_idx)
+
+    # -- verbs -----------------------------------------------------------------------------------
+    def claim(self, request_id: Any, replica: int = 0) -> None:
+        if request_id in self.claims:
+            raise Refused("AlreadyClaimedError")
+        if len(self.claims_of(replica)) >= self.per_replica:
+            raise Refused("CapacityError")
+        self.claims[request_id] = Claim(replica)
+
+    def reserve(
+        self,
+        ctx: Context,
+        num_steps: int = 1,
+        source: Key | None = None,
+        *,
+        dropped: bool = False,
+    ) -> bool:
+        replica = self.check([ctx], num_steps)[0].replica
+        row = self.search(ctx, num_steps)
+        victims = self.settle(replica, [row], source, dropped=dropped)
+        if victims is None:
+            return False
+        self.apply(replica, [row], victims)
+        return True
+
+    def plan(self, ctx: Context, num_steps: int = 1) -> int | None:
+        """Pages that `reserve` would take now; None when it does not fit."""
+        try:
+            (claim,) = self.check([ctx], num_steps)
+        except Refused as refusal:
+            if refusal.kind == "CapacityError":
+                return None
+            raise
+        row = self.search(ctx, num_steps)
+        fits = self.settle(claim.replica, [row], None, dropped=False) is not None
+        return row.new if fits else None
+
+    def fetch(
+        self,
+        batch: list[Context],
+        num_steps: int = 1,
+        source: Key | None = None,
+        *,
+        dropped: bool = False,
+    ) -> None:
+        claims = self.check(batch, num_steps)
+        todo: dict[int, list[Admission]] = {}
+        for ctx, claim in zip(batch, claims, strict=True):
+            if len(claim.pages) < self.needed(ctx, num_steps):
+                todo.setdefault(claim.replica, []).append(self.search(ctx, num_steps))
+        victims = {r: self.settle(r, rows, source, dropped=dropped) for r, rows in todo.items()}
+        for replica, rows in todo.items():
+            gone = victims[replica]
+            if gone is None or None in victims.values():
+                raise Refused("InsufficientBlocksError")
+            self.apply(replica, rows, gone)
+        for ctx, claim in zip(batch, claims, strict=True):
+            claim.started = True
+            self.count(claim, ctx)
+
+    def step(self, batch: list[Context]) -> list[tuple[int, int]]:
+        claims = [self.find(ctx.request_id) for ctx in batch]
+        for ctx, claim in zip(batch, claims, strict=True):
+            if ctx.start_idx > len(claim.pages) * self.page_size:
+                raise Refused("ValueError")
+        swaps = []
+        for row, (ctx, claim) in enumerate(zip(batch, claims, strict=True)):
+            cache = self.cache[claim.replica]
+            claim.started |= ctx.start_idx > 0
+            written = ctx.start_idx // self.page_size if self.caching else 0
+            for column in range(len(claim.path), written):
+                key, own = self.key(ctx, column + 1), claim.pages[column]
+                page = cache.setdefault(key, own)
+                page.cached = True
+                claim.path.append(key)
+                if page is not own and self.dedup:
+                    claim.pages[column] = page
+                    swaps.append((row, column))
+        return swaps
+
+    def release(self, request_id: Any) -> None:
+        claim = self.find(request_id)
+        del self.claims[request_id]
+        self.touch(claim.replica, claim.path)
+
+    def touch(self, replica: int, path: list[Key]) -> None:
+        self.clock += 1
+        for key in path:
+            self.cache[replica][key].stamp = self.clock
+
+    def pin(self, replica: int, tokens: Sequence[int], ns: Namespace) -> list[Key]:
+        path = self.match(replica, tokens, ns, len(tokens))
+        self.pins[replica].append(path)
+        return path
+
+    def unpin(self, replica: int, path: list[Key]) -> None:
+        index = next(i for i, pinned in enumerate(self.pins[replica]) if pinned is path)
+        del self.pins[replica][index]
+        self.touch(replica, path)
+
+    def reset(self) -> None:
+        for replica, cache in enumerate(self.cache):
+            for key in cache.keys() - self.protected(replica):
+                cache.pop(key).cached = False

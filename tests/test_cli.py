@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program itself, ``kvcore info``, sizes, models, and what ``import kvcore`` leaves out."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import kvcore
+from kvcore.cli.machine import isa_level, x86_64_level
+from kvcore.cli.main import main
+from kvcore.cli.presets import PRESETS, model_params
+from kvcore.cli.progress import progress_bar
+from kvcore.cli.sizes import parse_size
+
+V2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2"
+V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
+V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_options_print_version_and_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "--version") == f"kvcore {kvcore.__version__}\n"
+    assert shown(capsys, "--cmakedir") == f"{kvcore.get_cmake_dir()}\n"
+    assert shown(capsys, "--includes") == f"{kvcore.get_include()}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["replay"], ["info"]])
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert f"Example: kvcore {' '.join(command)}" in shown(capsys, *command, "--help")
+
+
+def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys) == shown(capsys, "--help")
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["--fly"], ["info", "--fly"], ["info", "now"]])
+def test_unknown_words_are_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("kvcore: error: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_info_tells_versions_isa_and_why_cuda_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(shown(capsys, "info", "--json"))
+    assert facts["kvcore"] == kvcore.__version__
+    assert facts["python"] == platform.python_version()
+    assert facts["numpy"] == np.__version__
+    assert facts["compiler"]
+    assert facts["isa"] == isa_level()
+    assert facts["cuda"]["available"] is (facts["cuda"]["reason"] is None)
+    text = shown(capsys, "info")
+    assert facts["isa"] in text
+    assert "cuda" in text
+
+
+def test_import_of_the_library_leaves_the_command_line_out() -> None:
+    code = (
+        "import sys, kvcore; print(sorted({'typer', 'rich', 'kvcore.replay'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("sse2", "x86-64"),
+        (V2, "x86-64-v2"),
+        (f"{V2} avx avx2", "x86-64-v2"),
+        (V3, "x86-64-v3"),
+        (V4, "x86-64-v4"),
+        (V4.replace("fma ", ""), "x86-64-v2"),
+    ],
+)
+def test_isa_level_needs_all_features_of_all_levels_below(flags: str, level: str) -> None:
+    assert x86_64_level(flags.split()) == level
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("10B", 10),
+        ("80GiB", 80 << 30),
+        ("80gib", 80 << 30),
+        (" 1.5 GB ", 1_500_000_000),
+        (".5KiB", 512),
+        ("2TiB", 2 << 40),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1G", "1e3", "0x10", "1 000", "1PiB", "nan"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size such as 80GiB"):
+        parse_size(text)
+
+
+def test_presets_give_the_published_bytes_per_token() -> None:
+    want = {"llama-3.1-8b": 128 << 10, "llama-3.1-70b": 320 << 10, "deepseek-v3": 61 * 576 * 2}
+    got = {name: model_params(name, 16).bytes_per_token for name in want}
+    assert got == want
+    assert all(shape.params(16).page_size == 16 for shape in PRESETS.values())
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress_bar("requests", 10) as on_progress:
+        assert on_progress is None
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar("requests", 10) as on_progress:
+        assert on_progress is not None
+        on_progress(5)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "requests" in captured.err

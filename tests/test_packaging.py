@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed package: what is in it, and who can build against it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvcore
+from conftest import require
+
+ROOT = Path(__file__).resolve().parents[1]
+EMBED = ROOT / "tests" / "embed"
+PACKAGE = Path(kvcore.__file__).parent
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """Answer a program's output; its errors are in the failure text."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def python(*arguments: str, cwd: Path) -> str:
+    return run(sys.executable, *arguments, cwd=cwd)
+
+
+def cmake(source: Path, build: Path, **definitions: object) -> None:
+    run("cmake", "-S", source, "-B", build, *(f"-D{k}={v}" for k, v in definitions.items()))
+
+
+def build_and_run_embed(build: Path, **definitions: object) -> str:
+    cmake(EMBED, build, CMAKE_BUILD_TYPE="Release", **definitions)
+    run("cmake", "--build", build)
+    return run(build / "embed")
+
+
+def readme_block(language: str) -> str:
+    blocks = re.findall(
+        rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    assert len(blocks) == 1, f"README.md has {len(blocks)} {language} blocks, expected 1"
+    return str(blocks[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["py.typed", "_core.pyi", "_hotpath.pyi", "_hotpath.pxd", "cpp.pxd"]
+)
+def test_package_ships_typing_and_cython_declarations(name: str) -> None:
+    assert (PACKAGE / name).is_file()
+
+
+def test_package_ships_every_public_header() -> None:
+    public = {path.name for path in (ROOT / "cpp" / "include" / "kvcore").glob("*.hpp")}
+    shipped = {path.name for path in Path(kvcore.get_include(), "kvcore").glob("*.hpp")}
+    assert public
+    assert public <= shipped
+
+
+def test_package_is_a_cmake_prefix() -> None:
+    cmake_dir = Path(kvcore.get_cmake_dir())
+    prefix = Path(kvcore.get_include()).parent
+    assert cmake_dir == prefix / "lib" / "cmake" / "kvcore"
+    assert (cmake_dir / "kvcoreConfig.cmake").is_file()
+    assert (cmake_dir / "kvcoreConfigVersion.cmake").is_file()
+    assert list((prefix / "lib").glob("libkvcore*.a"))
+
+
+def test_module_prints_its_paths(tmp_path: Path) -> None:
+    assert python("-m", "kvcore", "--cmakedir", cwd=tmp_path).strip() == kvcore.get_cmake_dir()
+    assert python("-m", "kvcore", "--includes", cwd=tmp_path).strip() == kvcore.get_include()
+
+
+def test_version_is_that_of_pyproject() -> None:
+    stated = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert stated is not None
+    assert kvcore.__version__ == stated[1]
+
+
+def test_import_loads_no_accelerator_library(tmp_path: Path) -> None:
+    heavy = {"cupy", "redis", "torch", "transformers", "zmq"}
+    code = f"import sys, kvcore; print(sorted({heavy} & set(sys.modules)))"
+    assert python("-c", code, cwd=tmp_path).strip() == "[]"
+
+
+def test_embedding_against_the_installed_package(tmp_path: Path) -> None:
+    output = build_and_run_embed(tmp_path, kvcore_DIR=kvcore.get_cmake_dir())
+    assert output == expected_embed_output()
+
+
+def test_embedding_against_an_install_prefix(tmp_path: Path) -> None:
+    build, prefix = tmp_path / "build", tmp_path / "prefix"
+    cmake(ROOT, build, KVCORE_BUILD_TESTS="OFF", CMAKE_BUILD_TYPE="Release")
+    run("cmake", "--build", build)
+    run("cmake", "--install", build, "--prefix", prefix)
+    output = build_and_run_embed(tmp_path / "embed", CMAKE_PREFIX_PATH=prefix)
+    assert output == expected_embed_output()
+
+
+def expected_embed_output() -> str:
+    """The example's comment `// prints: ...` says what it prints."""
+    stated = re.search(r"// prints: (.+)$", (EMBED / "main.cpp").read_text(), re.M)
+    assert stated is not None
+    return stated[1] + "\n"
+
+
+CYTHON_USER = """
+# cython: language_level=3
+from kvcore._hotpath cimport TextGenerationContext
+from kvcore.cpp cimport CacheManager, PoolStats
+
+def tokens_and_pages(TextGenerationContext context):
+    cdef PoolStats stats
+    stats.free_pages, stats.evictable_pages = 3, 4
+    return context._end, stats.available_pages()
+"""
+
+
+def test_cython_code_can_cimport_the_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "user.pyx").write_text(CYTHON_USER)
+    python("-m", "cython", "--cplus", "-I", str(PACKAGE.parent), "user.pyx", cwd=tmp_path)
+    folders = (kvcore.get_include(), np.get_include(), sysconfig.get_path("include"))
+    module = "user" + str(sysconfig.get_config_var("EXT_SUFFIX"))
+    options = ("-std=c++17", "-shared", "-fPIC", *(f"-I{folder}" for folder in folders))
+    run(os.environ.get("CXX", "c++"), *options, "user.cpp", "-o", module, cwd=tmp_path)
+    context = "kvcore.TextGenerationContext(0, [1, 2])"
+    code = f"import kvcore, user; print(user.tokens_and_pages({context}))"
+    assert python("-c", code, cwd=tmp_path) == "(2, 7)\n"
+
+
+def test_readme_example_is_the_embedding_project() -> None:
+    assert readme_block("cpp") == (EMBED / "main.cpp").read_text()
+
+
+def test_readme_quickstart_runs(tmp_path: Path) -> None:
+    python("-W", "error", "-c", readme_block("python"), cwd=tmp_path)
+
+
+def test_sdist_holds_the_sources_and_no_junk(tmp_path: Path) -> None:
+    require("build")
+    python("-m", "build", "--sdist", "--no-isolation", "--skip-dependency-check",
+           "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path)  # fmt: skip
+    archive = tmp_path / f"kvcore-{kvcore.__version__}.tar.gz"
+    with tarfile.open(archive) as tar:
+        names = [Path(name).relative_to(f"kvcore-{kvcore.__version__}") for name in tar.getnames()]
+        tar.extractall(tmp_path, filter="data")
+    junk = re.compile(r"(^|/)(build|dist|__pycache__|\..*_cache|\.hypothesis)/|\.(so|a|o|pyc)$")
+    assert [str(name) for name in names if junk.search(str(name))] == []
+    for needed in ("LICENSE", "README.md", "pyproject.toml", "cpp/include/kvcore/types.hpp"):
+        assert Path(needed) in names
+    cmake(tmp_path / archive.name.removesuffix(".tar.gz"), tmp_path / "configured")

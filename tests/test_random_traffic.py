@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long seeded runs of traffic against the reference: pools that stay full, prompts that overlap.
+
+What Hypothesis finds small, these find deep: thousands of calls on one manager, most of which hit,
+evict, copy, swap or are refused for want of pages.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from lockstep import Lockstep, Request
+
+
+class Traffic:
+    """Random verbs over a few families of prompts."""
+
+    def __init__(self, seed: int) -> None:
+        draw = self.draw = random.Random(seed)
+        self.page_size = size = [1, 2, 3, 16, 128, 2, 3, 4][seed % 8]
+        self.pair = Lockstep(
+            size,
+            draw.choice([4, 6, 10, 16, 24]),
+            replicas=draw.choice([1, 1, 2, 3]),
+            caching=draw.random() < 0.95,
+            dedup=draw.random() < 0.7,
+            partial=draw.random() < 0.8,
+            max_seq_len=size * draw.choice([12, 30]),
+        )
+        self.families = [self.runs(draw.randint(2, 6)) for _ in range(draw.randint(1, 3))]
+        self.seen = collections.Counter[str]()
+
+    def runs(self, count: int) -> list[int]:
+        draw = self.draw
+        return [
+            token
+            for token in (draw.randrange(3) for _ in range(count))
+            for _ in range(draw.randint(1, self.page_size + self.page_size // 2 + 1))
+        ]
+
+    def one(self, *, claimed: bool = True) -> Request | None:
+        requests = self.pair.requests[-12:]
+        if claimed:
+            requests = [r for r in requests if r.request_id in self.pair.model.claims]
+        return self.draw.choice(requests) if requests else None
+
+    def batch(self) -> list[Request]:
+        rows = [self.one() for _ in range(self.draw.randint(0, 5))]
+        return list(dict.fromkeys(row for row in rows if row is not None))
+
+    def steps(self) -> int:
+        return self.draw.choice([1, 1, 1, 1, 2, 5])
+
+    def replica(self) -> int:
+        return self.draw.randrange(len(self.pair.model.cache))
+
+    # -- verbs -----------------------------------------------------------------------------------
+    def arrive(self) -> Request:
+        draw = self.draw
+        family = draw.choice(self.families)
+        tokens = family[: draw.randint(0, len(family))] + self.runs(draw.randint(0, 2))
+        tokens = tokens[: self.pair.model.max_seq_len] or [0]
+        ns = (draw.choice(["", "a"]), None) if draw.random() < 0.1 else (None, None)
+        active = draw.randint(1, len(tokens)) if draw.random() < 0.2 else None
+        foreign = draw.random() < 0.25
+        request = self.pair.new(tokens, foreign=foreign, ns=ns, active_idx=active)
+        self.pair.claim(request, self.replica())
+        return request
+
+    def serve(self) -> None:
+        request = self.arrive()
+        if request.request_id in self.pair.model.claims:
+            self.iterate([request], self.steps())
+            if self.draw.random() < 0.7:
+                self.pair.release(request)
+
+    def run(self) -> None:
+        batch, num_steps = self.batch(), self.steps()
+        if self.draw.random() < 0.6:
+            batch = [r for r in batch if self.pair.reserve(r, num_steps)]
+        self.iterate(batch, num_steps)
+
+    def iterate(self, batch: list[Request], num_steps: int) -> None:
+        if self.pair.fetch(batch, num_steps) is None:
+            self.seen["fetch refused"] += 1
+            return
+        for request in batch:
+            for _ in range(num_steps):
+                request.both("update", self.draw.randrange(2))
+        self.pair.step(batch)
+
+    def reserve(self) -> None:
+        request = self.one(claimed=self.draw.random() < 0.95)
+        if request is not None and self.pair.reserve(request, self.steps()) is False:
+            self.seen["reserve refused"] += 1
+
+    def reserve_batch(self) -> None:
+        self.pair.reserve_batch(self.batch(), self.steps())
+
+    def fetch(self) -> None:
+        self.pair.fetch(self.batch(), self.steps())
+
+    def step(self) -> None:
+        self.pair.step(self.batch())
+
+    def release(self) -> None:
+        request = self.one()
+        if request is not None:
+            self.pair.release(request)
+
+    def preempt(self) -> None:
+        request = self.one(claimed=False)
+        if request is not None:
+            self.pair.release(request)
+            self.pair.claim(request, self.replica())
+            self.pair.reserve(request, self.steps())
+
+    def change(self) -> None:
+        request = self.one(claimed=False)
+        if request is None:
+            return
+        draw, model = self.draw, request.model
+        kind = draw.choice(["update", "extend", "rewind", "chunk", "chunk"])
+        if kind == "update":
+            request.both("update", draw.randrange(2))
+        elif kind == "extend":
+            request.both("extend", [draw.randrange(2) for _ in range(draw.randint(1, 3))])
+        elif kind == "chunk":
+            active = draw.randint(model.start_idx + 1, model.end_idx)
+            request.core.active_idx = model.active_idx = active
+        else:
+            claim = self.pair.model.claims.get(request.request_id)
+            first = len(claim.path) * self.page_size + 1 if claim else 1
+            if first <= model.end_idx:
+                request.both("rewind", draw.randint(first, model.end_idx))
+
+    def pin(self) -> None:
+        request = self.one(claimed=False)
+        if request is not None and len(self.pair.pins) < 3:
+            model = request.model
+            tokens = model.ids[: self.draw.randint(0, len(model.ids))]
+            self.pair.pin(tokens, (model.extra_key, model.cache_salt), self.replica())
+
+    def unpin(self) -> None:
+        if self.pair.pins:
+            self.pair.unpin(self.draw.randrange(len(self.pair.pins)))
+
+    def reset(self) -> None:
+        if self.draw.random() < 0.05:
+            self.pair.core.reset_prefix_cache()
+            self.pair.model.reset()
+
+    VERBS = (
+        [serve] * 6 + [run] * 6 + [arrive] * 2 + [reserve] * 4 + [reserve_batch, fetch, step]
+        + [release] * 3 + [preempt] * 2 + [change] * 3 + [pin, unpin, reset]
+    )  # fmt: skip
+
+    def play(self, calls: int) -> None:
+        for _ in range(calls):
+            self.draw.choice(self.VERBS)(self)
+            self.pair.check()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_long_runs_agree_with_the_reference(seed: int) -> None:
+    Traffic(seed).play(250)
+
+
+def totals(runs: Iterable[Traffic]) -> dict[str, Any]:
+    seen = collections.Counter[str]()
+    for traffic in runs:
+        metrics = traffic.pair.core.metrics
+        seen.update(traffic.seen)
+        for name in ("cache_tokens", "copied_tokens", "evicted_pages"):
+            seen[name] += getattr(metrics, name)
+    return seen
+
+
+def test_runs_reach_what_they_are_there_for() -> None:
+    runs = [Traffic(seed) for seed in range(100, 106)]
+    for traffic in runs:
+        traffic.play(150)
+    seen = totals(runs)
+    for name in (
+        "cache_tokens",
+        "copied_tokens",
+        "evicted_pages",
+        "fetch refused",
+        "reserve refused",
+    ):
+        assert seen[name] > 10, seen

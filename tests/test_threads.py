@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any number of threads may call any method of one manager."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import kvcore
+from builders import make_manager
+
+THREADS = 8
+
+
+@pytest.fixture(autouse=True)
+def switch_often() -> Iterator[None]:
+    """Threads take turns after microseconds, not milliseconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def run_together(work: Callable[[int], None]) -> None:
+    """Runs `work(0) .. work(7)` at the same time; raises what one of them raised."""
+    start, failures = threading.Barrier(THREADS), list[BaseException]()
+
+    def guarded(number: int) -> None:
+        start.wait()
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+class Worker:
+    """Serves requests of its own; prompts are shared by all."""
+
+    def __init__(self, manager: kvcore.PagedKVCacheManager, number: int, replicas: int) -> None:
+        self.manager, self.number, self.replicas = manager, number, replicas
+        self.draw = random.Random(number)
+        self.running: list[Any] = []
+        self.finished = 0
+
+    def turn(self, n: int) -> None:
+        draw, manager = self.draw, self.manager
+        if len(self.running) < 4:
+            prompt = [draw.randrange(3)] * draw.randint(1, 20) + [draw.randrange(50)] * 3
+            context = kvcore.TextGenerationContext((self.number, n), prompt)
+            manager.external_claim(context.request_id, replica_idx=draw.randrange(self.replicas))
+            self.running.append(context)
+        batch = [c for c in self.running if manager.maybe_reserve(c, 2)]
+        batch.sort(key=manager.get_replica)
+        inputs = manager.fetch(batch, 2)
+        self.check(inputs, batch)
+        for context in batch:
+            context.update(draw.randrange(3))
+        manager.step(batch)
+        for _ in range(draw.randint(0, 2)):
+            if self.running:
+                manager.release(self.running.pop(draw.randrange(len(self.running))).request_id)
+                self.finished += 1
+        self.look(n)
+
+    def check(self, inputs: Any, batch: list[Any]) -> None:
+        for replica, entry in enumerate(inputs):
+            rows = [c for c in batch if self.manager.get_replica(c) == replica]
+            assert entry.cache_lengths.tolist() == [c.start_idx for c in rows]
+            for row, context in zip(entry.lookup_table.tolist(), rows, strict=True):
+                pages = list(self.manager.get_req_blocks(context.request_id))
+                assert row[: len(pages)] == pages
+
+    def look(self, n: int) -> None:
+        """Queries that other threads' work must not upset."""
+        manager = self.manager
+        with manager.pin([1] * 12) as pinned:
+            assert manager.match_prefix([1] * 12) >= pinned.num_tokens
+        assert 0 <= manager.num_free_blocks <= manager.total_num_pages * self.replicas
+        if n % 50 == self.number:
+            manager.reset_prefix_cache()
+            manager.check_integrity()
+            assert manager.metrics.input_tokens > 0
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("blocks", ["allocate", None])
+def test_threads_with_their_own_requests(replicas: int, blocks: Any) -> None:
+    manager = make_manager(
+        4, 120, replicas=replicas, blocks=blocks, max_batch_size=300, enable_runtime_checks=False
+    )
+
+    def work(number: int) -> None:
+        worker = Worker(manager, number, replicas)
+        for n in range(250):
+            worker.turn(n)
+        for context in worker.running:
+            manager.release(context.request_id)
+
+    run_together(work)
+    manager.check_integrity()
+    assert manager.num_free_blocks == 120 * replicas
+    assert manager.metrics.cache_tokens > 0
+
+
+def test_threads_race_for_one_name() -> None:
+    manager = make_manager(max_batch_size=300, enable_runtime_checks=False)
+    won = [0] * THREADS
+    refused = [0] * THREADS
+
+    def work(number: int) -> None:
+        for n in range(2000):
+            try:
+                manager.external_claim(n % 7)
+            except kvcore.AlreadyClaimedError:
+                refused[number] += 1
+            else:
+                won[number] += 1
+                manager.release(n % 7)
+
+    run_together(work)
+    assert sum(won) + sum(refused) == 2000 * THREADS
+    manager.check_integrity()
+    assert not any(manager.contains(n) for n in range(7))
+
+
+def test_threads_race_for_the_last_pages() -> None:
+    manager = make_manager(1, 20, max_batch_size=300, enable_runtime_checks=False)
+    held = [0] * THREADS
+
+    def work(number: int) -> None:
+        for n in range(300):
+            context = kvcore.TextGenerationContext((number, n), [number] * 5)
+            manager.external_claim(context.request_id)
+            if manager.maybe_reserve(context):
+                held[number] += 1
+                manager.fetch([context])
+            manager.release(context.request_id)
+
+    run_together(work)
+    manager.check_integrity()
+    assert manager.num_free_blocks == 20
+    assert sum(held) > 0

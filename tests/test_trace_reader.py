@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces: what is read, how block ids become tokens, and what each malformed row is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trace_files import BLOCK, row, write_trace
+
+from kvcore.replay import TraceError, read_trace
+
+GOOD = row([0, 1], timestamp=27, length=600, output=5)
+
+
+def test_rows_become_a_workload(tmp_path: Path) -> None:
+    workload = read_trace(write_trace(tmp_path, row([7], timestamp=1500.5, output=3), GOOD))
+    assert len(workload) == 2
+    assert workload.name == "trace.jsonl"
+    assert workload.arrivals.tolist() == [1.5005, 0.027]
+    assert workload.prompt_lengths.tolist() == [512, 600]
+    assert workload.output_lengths.tolist() == [3, 5]
+    assert workload.next_turns.tolist() == [-1, -1]
+
+
+def test_gzip_is_told_from_the_bytes_not_the_name(tmp_path: Path) -> None:
+    plain = write_trace(tmp_path, GOOD, row([0, 2]))
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    want, got = read_trace(plain), read_trace(packed)
+    assert [want.prompt(i).tolist() for i in (0, 1)] == [got.prompt(i).tolist() for i in (0, 1)]
+
+
+def test_equal_blocks_are_equal_tokens_and_different_blocks_share_none(tmp_path: Path) -> None:
+    rows = [row([3, 900, 5]), row([3, 900, 6], length=2 * BLOCK + 1), row([2**63 - 1])]
+    workload = read_trace(write_trace(tmp_path, *rows))
+    first, second, third = (workload.prompt(i).copy() for i in range(3))
+    assert first.dtype == np.int32
+    assert [len(first), len(second), len(third)] == [1536, 1025, 512]
+    assert (first[:1024] == second[:1024]).all()
+    distinct = np.concatenate((first, second[1024:], third))
+    assert len(np.unique(distinct)) == 5 * BLOCK - (BLOCK - 1)
+
+
+def test_every_output_token_is_distinct(tmp_path: Path) -> None:
+    rows = [row([1], output=100), row([1], output=7), row([2], output=1)]
+    workload = read_trace(write_trace(tmp_path, *rows))
+    outputs = np.concatenate([workload.output(i) for i in range(3)])
+    prompts = np.concatenate([workload.prompt(i).copy() for i in (0, 2)])
+    assert len(np.unique(np.concatenate((outputs, prompts)))) == 108 + 2 * BLOCK
+
+
+def test_limit_stops_before_later_rows_are_read(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, GOOD, GOOD, "not json")
+    assert len(read_trace(path, limit=2)) == 2
+
+
+def test_blank_lines_count_but_say_nothing(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, GOOD, "", "  ", GOOD, "oops")
+    assert len(read_trace(path, limit=2)) == 2
+    with pytest.raises(TraceError, match=r"trace\.jsonl:5: expected a JSON object, got oops"):
+        read_trace(path)
+
+
+MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
+    ("no json", "{", "expected a JSON object, got { ("),
+    ("an array", "[1]", "expected a JSON object, got [1]"),
+    ("a long line", "x" * 500, "expected a JSON object, got " + "x" * 37 + "... ("),
+    ("deep nesting", "[" * 100_000, "expected a JSON object, got [[["),
+    ("huge number", '{"timestamp": 1' + "0" * 5000 + "}", "expected a JSON object, got"),
+    ("no timestamp", {**GOOD, "timestamp": None}, "timestamp: expected a number of milliseconds"),
+    ("late timestamp", {**GOOD, "timestamp": -1}, "timestamp: expected a number of milliseconds"),
+    ("text timestamp", {**GOOD, "timestamp": "1"}, 'milliseconds >= 0, got "1"'),
+    ("NaN timestamp", {**GOOD, "timestamp": float("nan")}, "milliseconds >= 0, got NaN"),
+    ("infinite time", {**GOOD, "timestamp": float("inf")}, "milliseconds >= 0, got Infinity"),
+    ("true timestamp", {**GOOD, "timestamp": True}, "milliseconds >= 0, got true"),
+    ("no input", {**GOOD, "input_length": 0}, "input_length: expected a positive integer, got 0"),
+    ("less than none", {**GOOD, "input_length": -4}, "input_length: expected a positive integer"),
+    ("half a token", {**GOOD, "input_length": 1.5}, "expected a positive integer, got 1.5"),
+    ("whole float", {**GOOD, "input_length": 600.0}, "expected a positive integer, got 600.0"),
+    ("true input", {**GOOD, "input_length": True}, "expected a positive integer, got true"),
+    ("too long", {**GOOD, "input_length": 2**31}, "input_length: expected a positive integer"),
+    ("no output", {**GOOD, "output_length": 0}, "output_length: expected a positive integer"),
+    ("list output", {**GOOD, "output_length": [1]}, "expected a positive integer, got [1]"),
+    ("no ids", {**GOOD, "hash_ids": []}, "hash_ids: expected 2 ids, one per 512 tokens of"),
+    ("one id short", {**GOOD, "hash_ids": [4]}, "of input_length 600, got 1"),
+    ("one id more", {**GOOD, "hash_ids": [4, 5, 6]}, "of input_length 600, got 3"),
+    ("a single id", {**GOOD, "hash_ids": 4}, "hash_ids: expected a list of integers"),
+    ("negative id", {**GOOD, "hash_ids": [0, -1]}, "hash_ids: expected a list of integers"),
+    ("text id", {**GOOD, "hash_ids": [0, "1"]}, "hash_ids: expected a list of integers"),
+    ("true id", {**GOOD, "hash_ids": [0, True]}, "hash_ids: expected a list of integers"),
+    ("id beyond int64", {**GOOD, "hash_ids": [0, 2**63]}, "hash_ids: expected a list of integers"),
+]
+
+
+@pytest.mark.parametrize(("bad", "told"), [m[1:] for m in MALFORMED], ids=[m[0] for m in MALFORMED])
+def test_malformed_row_names_file_line_field_and_expectation(
+    tmp_path: Path, bad: dict[str, Any] | str, told: str
+) -> None:
+    path = write_trace(tmp_path, GOOD, bad, GOOD)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (caught.value.path, caught.value.line) == (str(path), 2)
+
+
+@pytest.mark.parametrize("field", GOOD)
+def test_missing_field_is_named(tmp_path: Path, field: str) -> None:
+    path = write_trace(tmp_path, {k: v for k, v in GOOD.items() if k != field})
+    with pytest.raises(TraceError, match=rf":1: {field}: expected .*, got no such field"):
+        read_trace(path)
+
+
+def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
+    assert len(read_trace(write_trace(tmp_path, {**GOOD, "user": "x"}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "expected at least one request, got an empty file"),
+        (b"\n \n", "expected at least one request"),
+        (b"\xff\xfe{}", "cannot be read"),
+        (b"\x1f\x8bnot really gzip", "cannot be read"),
+        (gzip.compress(json.dumps(GOOD).encode() * 1000)[:-20], "cannot be read"),
+    ],
+    ids=["empty", "blank", "not utf-8", "bad gzip", "cut gzip"],
+)
+def test_unreadable_file_is_one_line(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}: {told}")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="none: cannot be read: No such file"):
+        read_trace(tmp_path / "none")
+    with pytest.raises(TraceError, match="cannot be read: Is a directory"):
+        read_trace(tmp_path)
+
+
+def test_more_tokens_than_int32_can_tell_apart_are_refused(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, row([0], output=2**31 - BLOCK), row([0]))
+    with pytest.raises(TraceError, match="hash_ids: expected at most 2147483648 tokens"):
+        read_trace(path)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A message to the manager's socket resets the prefix cache of all replicas."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+import kvcore
+from builders import claimed, make_manager, prefilled, put_in_cache
+from conftest import require
+
+zmq = require("zmq")
+
+PROMPT = list(range(12))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    """Where the manager listens; a path short enough for a socket's name."""
+    return f"ipc://{tmp_path}/kv"
+
+
+def send_reset(base: str, messages: int = 1) -> None:
+    """Returns when the messages have been handed to the receiver."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.setsockopt(zmq.LINGER, 10_000)
+        socket.connect(f"{base}-reset_prefix_cache")
+        for _ in range(messages):
+            socket.send(b"reset")
+
+
+def fetch_until_reset(manager: kvcore.PagedKVCacheManager, prompt: list[int]) -> None:
+    """The socket is looked at, without waiting, when a batch is fetched."""
+    for _ in range(1_000_000):
+        if manager.match_prefix(prompt) == 0:
+            return
+        manager.fetch([])
+    raise AssertionError("the message never arrived")
+
+
+def test_message_resets_every_replica(base: str) -> None:
+    manager = make_manager(replicas=2, zmq_endpoint_base=base)
+    for replica in range(2):
+        put_in_cache(manager, PROMPT, replica_idx=replica)
+    running = prefilled(manager, range(50, 60), replica_idx=1)
+    manager.fetch([])
+    assert manager.match_prefix(PROMPT) == 12
+    send_reset(base)
+    fetch_until_reset(manager, PROMPT)
+    assert [manager.match_prefix(PROMPT, replica_idx=r) for r in range(2)] == [0, 0]
+    assert manager.match_prefix(running.tokens, replica_idx=1) == 8
+
+
+def test_several_messages_and_work_between(base: str) -> None:
+    manager = make_manager(zmq_endpoint_base=base)
+    for n in range(3):
+        put_in_cache(manager, PROMPT)
+        send_reset(base, messages=n + 1)
+        fetch_until_reset(manager, PROMPT)
+        manager.fetch([claimed(manager, range(n + 1))])
+
+
+def test_without_prefix_caching_nothing_listens(base: str) -> None:
+    manager = make_manager(caching=False, zmq_endpoint_base=base)
+    manager.fetch([])
+    assert not Path(f"{base.removeprefix('ipc://')}-reset_prefix_cache").exists()
+
+
+def test_endpoint_is_free_again_once_the_manager_is_gone(base: str) -> None:
+    for _ in range(3):
+        manager = make_manager(zmq_endpoint_base=base)
+        put_in_cache(manager, PROMPT)
+        send_reset(base)
+        fetch_until_reset(manager, PROMPT)
+        del manager
+        gc.collect()
