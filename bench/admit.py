@@ -43,6 +43,7 @@ def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
     singles = _parts(rows[half:], "single", cold=kind == "cold")
     fill(mgr, tokens, seed=1000 + tokens, begin=begin)
     mgr.reset_metrics()
+    limit = memcpy_limit(tokens) if tokens >= 8192 else None
     samples = sample_parts(partial(admit, mgr), loops)
     single = time_each_of(lambda item: admit(mgr, (item,)), singles)
     found = mgr.metrics
@@ -55,7 +56,7 @@ def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
         f"admit unseen {tokens:,} tokens, full pool{_KINDS[kind]}",
         samples,
         p99=percentile(single, 0.99),
-        limit=memcpy_limit(tokens) if tokens >= 8192 else None,
+        limit=min(limit, memcpy_limit(tokens)) if limit else None,
         limit_name="cold memcpy",
     )
 

@@ -4,8 +4,8 @@
 A loop over prebuilt arguments is timed with ``perf_counter_ns`` and the time of
 the empty loop over the same arguments is subtracted; nothing else is. Percentiles
 come from calls that are timed one by one, so they include the clock (about 50 ns).
-Garbage collection is off while a loop runs, as ``timeit`` has it, and samples in which
-the kernel gave the CPU to another process are left out.
+Garbage collection is off while a loop runs, as ``timeit`` has it, and samples taken
+while another process had the CPU, or slowed it, are left out (see ``undisturbed``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,10 @@ from time import perf_counter_ns
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_LOOP = range(1000)
+_SLOWER = 1.25
+_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -115,22 +119,45 @@ def time_calls(call: Callable[[T], Any], items: Sequence[T]) -> float:
     return time_loop(body, items)
 
 
-def undisturbed(parts: Iterable[Callable[[], list[float]]]) -> list[float]:
-    """Gather the samples of each part, without the parts in which the kernel took the CPU away.
+@cache
+def _best_pace() -> int:
+    """Return the ns of a fixed loop when nothing else runs beside it: the best of one second."""
+    end = perf_counter_ns() + 1_000_000_000
+    best = _clock(_empty, _LOOP)
+    while perf_counter_ns() < end:
+        best = min(best, _clock(_empty, _LOOP))
+    return best
 
-    Another process that ran in between says nothing about this one. All samples are kept
-    where no part went undisturbed; what is left out is counted on stderr.
+
+def _is_quiet() -> bool:
+    return min(_clock(_empty, _LOOP) for _ in range(2)) <= _SLOWER * _best_pace()
+
+
+def undisturbed(parts: Iterable[Callable[[], list[float]]]) -> list[float]:
+    """Gather the samples of parts that ran at full speed.
+
+    On a shared machine a neighbour on the same core halves the speed for milliseconds at
+    a time. Each part waits until a fixed loop runs at its best pace (altogether at most
+    ``_PATIENCE`` seconds) and is left out when the pace was lost during the part or the
+    kernel ran another process. All samples are kept where no part passed; what is left
+    out is counted on stderr.
     """
     kept: list[float] = []
     spoiled: list[float] = []
+    patience = int(_PATIENCE * 1e9)
     with quiet():
         for part in parts:
-            before = getrusage(RUSAGE_THREAD).ru_nivcsw
+            start = perf_counter_ns()
+            while not _is_quiet() and perf_counter_ns() - start < patience:
+                pass
+            patience -= perf_counter_ns() - start
+            switches = getrusage(RUSAGE_THREAD).ru_nivcsw
             found = part()
-            same = getrusage(RUSAGE_THREAD).ru_nivcsw == before
-            (kept if same else spoiled).extend(found)
+            good = getrusage(RUSAGE_THREAD).ru_nivcsw == switches and _is_quiet()
+            (kept if good else spoiled).extend(found)
     if spoiled:
-        print(f"preempted: {len(spoiled)} of {len(kept) + len(spoiled)} samples", file=sys.stderr)
+        total = len(kept) + len(spoiled)
+        print(f"disturbed: {len(spoiled)} of {total} samples left out", file=sys.stderr)
     return kept or spoiled
 
 

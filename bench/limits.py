@@ -180,7 +180,7 @@ def memcpy_limit(tokens: int) -> float:
 
 def read_bandwidth() -> float:
     """Return the stream-read bandwidth of data far larger than the caches, GB/s."""
-    return _COLD_BYTES / statistics.median(read_us(_COLD_BYTES, hot=False)) / 1e3
+    return _COLD_BYTES / min(read_us(_COLD_BYTES, hot=False)) / 1e3
 
 
 def measure(options: Namespace) -> list[Row]:

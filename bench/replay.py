@@ -4,7 +4,8 @@
 Runs ``kvcore replay --json`` in a fresh process for each case. ``inside`` divides the
 prompt tokens by the time in the manager and in building contexts; ``all in`` by the
 whole replay, expanding the trace's hashes to tokens included (reading the file not).
-``calls`` is a loop of its own over the manager's five calls, contexts built before.
+``calls`` is a loop of its own over the manager's calls, contexts built before. Each
+row is the median of five runs.
 """
 
 from __future__ import annotations
@@ -13,46 +14,61 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import kvcore
-from harness import Row, main, plain_row
+from harness import Row, main, make_row, undisturbed
 from kvcore import replay as kvreplay
 from limits import TOKEN_BYTES, read_bandwidth
 from workload import PAGE, manager
 
 _MILLION = 1e6
-_REPEATS = 3
+_REPEATS = 5
 _ADMISSION_PAGES = 1 << 20
 _ONLINE_PAGES = 400_000
 _RUNNING = 256
 
 
-def _replay(trace: Path | None, mode: str, pages: int, *more: str) -> list[dict[str, Any]]:
-    """Run the command line; return the reports of every repeat."""
+def _replay(trace: Path | None, mode: str, pages: int, *more: str) -> dict[str, Any]:
+    """Run the command line once and return its report."""
     command = [sys.executable, "-m", "kvcore", "replay", *([str(trace)] if trace else [])]
     command += ["--mode", mode, "--page-size", str(PAGE), "--pages", str(pages), "--json", *more]
-    reports = []
-    for _ in range(_REPEATS):
-        answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        report = json.loads(answer)
-        assert report["leaked_pages"] == 0
-        reports.append(report)
-    return reports
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    report: dict[str, Any] = json.loads(answer)
+    assert report["leaked_pages"] == 0
+    return report
 
 
-def _rate_row(key: str, work: str, rates: list[float], **more: Any) -> Row:
-    """Build a row of rates in million tokens per second, the best repeat as the value."""
-    best = max(rates) / _MILLION
-    return plain_row(key, work, best, "M tokens/s", n=len(rates), **more)
+def _inside(report: dict[str, Any]) -> float:
+    return float(report["tokens_per_second"]) / _MILLION
 
 
-def _calls_only(trace: Path | None, pages: int) -> float:
-    """Replay in admission order, timing the manager's own calls; return tokens per second."""
+def _all_in(report: dict[str, Any]) -> float:
+    return float(report["prompt_tokens"] / report["wall_seconds"]) / _MILLION
+
+
+def _rates(run: Callable[[], dict[str, Any]], *rates: Callable[[Any], float]) -> list[list[float]]:
+    """Run five times; return for each rate its values, in million tokens per second."""
+    reports: dict[float, dict[str, Any]] = {}
+
+    def part() -> list[float]:
+        report = run()
+        key = _inside(report)
+        reports[key] = report
+        return [key]
+
+    kept = undisturbed([part] * _REPEATS)
+    return [[rate(reports[key]) for key in kept] for rate in rates]
+
+
+def _calls_only(trace: Path | None) -> list[float]:
+    """Replay in admission order, timing the manager's own calls alone."""
     workload = kvreplay.read_trace(trace) if trace else kvreplay.chat_workload(seed=0)
-    mgr = manager(pages, requests=1)
+    mgr = manager(_ADMISSION_PAGES, requests=1)
     claim, reserve, step, release = mgr.claim, mgr.reserve, mgr.step, mgr.release
     spent = tokens = 0
     for i in range(len(workload)):
@@ -67,7 +83,7 @@ def _calls_only(trace: Path | None, pages: int) -> float:
         release(i)
         spent += perf_counter_ns() - start
         tokens += len(prompt)
-    return tokens / spent * 1e9
+    return [tokens / spent * 1e9 / _MILLION]
 
 
 def measure(options: Namespace) -> list[Row]:
@@ -75,20 +91,18 @@ def measure(options: Namespace) -> list[Row]:
     trace: Path | None = options.trace
     name = trace.name.split(".")[0] if trace else "built-in chat"
     reading = read_bandwidth() * 1e9 / TOKEN_BYTES / _MILLION
-    limit = {"limit": reading, "limit_name": "reading the tokens once"}
-    reports = _replay(trace, "admission", _ADMISSION_PAGES)
-    inside = [r["tokens_per_second"] for r in reports]
-    all_in = [r["prompt_tokens"] / r["wall_seconds"] for r in reports]
-    calls = [_calls_only(trace, _ADMISSION_PAGES) for _ in range(_REPEATS)]
-    note = f"{reports[0]['evicted_pages']:,} pages evicted"
-    online = _replay(trace, "online", _ONLINE_PAGES, "--concurrency", str(_RUNNING))
-    rates = [r["tokens_per_second"] for r in online]
+    more = {"unit": "M tokens/s", "limit": reading, "limit_name": "reading the tokens once"}
+    admission = partial(_replay, trace, "admission", _ADMISSION_PAGES)
+    inside, all_in = _rates(admission, _inside, _all_in)
+    calls = undisturbed([partial(_calls_only, trace)] * _REPEATS)
+    online = partial(_replay, trace, "online", _ONLINE_PAGES, "--concurrency", str(_RUNNING))
+    (rates,) = _rates(online, _inside)
     work = f"replay {name}, admission"
     return [
-        _rate_row("replay.calls", f"{work}, manager calls alone", calls, **limit),
-        _rate_row("replay.inside", f"{work}, inside", inside, **limit, note=note),
-        _rate_row("replay.all_in", f"{work}, all in", all_in, **limit),
-        _rate_row("replay.online", f"replay {name}, online, {_RUNNING} running", rates, **limit),
+        make_row("replay.calls", f"{work}, manager calls alone", calls, **more),
+        make_row("replay.inside", f"{work}, inside", inside, **more),
+        make_row("replay.all_in", f"{work}, all in", all_in, **more),
+        make_row("replay.online", f"replay {name}, online, {_RUNNING} running", rates, **more),
     ]
 
 

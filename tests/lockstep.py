@@ -78,7 +78,7 @@ class Lockstep:
     # -- calls -----------------------------------------------------------------------------------
     def new(
         self,
-        tokens: Sequence[int],
+        tokens: list[int],
         *,
         foreign: bool = False,
         ns: Namespace = (None, None),
@@ -202,7 +202,7 @@ class Lockstep:
             for row, column, page in swaps.tolist():
                 assert self.core.get_req_blocks(requests[row].request_id)[column] == page
 
-    def pin(self, tokens: Sequence[int], ns: Namespace, replica: int) -> None:
+    def pin(self, tokens: list[int], ns: Namespace, replica: int) -> None:
         path = self.model.pin(replica, tokens, ns)
         pinned = self.core.pin(tokens, ns[0], ns[1], replica_idx=replica)
         assert pinned.num_tokens == len(path) * self.model.page_size

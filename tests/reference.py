@@ -221,32 +221,37 @@ class Manager:
         rest = ctx.ids[len(done) : len(done) + limit]
         best: dict[int, list[Key]] = {}
         for key in self.cache[replica]:
-            if key[0] == ns and len(key[1]) == len(done) + self.page_size:
-                if key[1][: len(done)] == done:
-                    page = key[1][len(done) :]
-                    same = [a == b for a, b in zip(rest, page, strict=False)]
-                    best.setdefault((*same, False).index(False), []).append(key)
+            if (key[0], key[1][: -self.page_size]) == (ns, done):
+                page = key[1][len(done) :]
+                same = [a == b for a, b in zip(rest, page, strict=False)]
+                best.setdefault((*same, False).index(False), []).append(key)
         longest = max(best, default=0)
         return longest, best[longest] if longest else []
 
     def settle(
-        self, replica: int, rows: list[Admission], source: Key | None, *, dropped: bool
-    ) -> list[Key] | None:
+        self, rows: list[Admission], source: Key | None, *, dropped: bool
+    ) -> dict[int, list[Key]] | None:
         """Decide about partial hits, pick the pages to evict; None when it does not fit."""
-        keep = self.protected(replica) | {key for row in rows for key in row.path}
-        victims = len(self.cache[replica]) - len(keep)
-        short = sum(row.new - row.given_back for row in rows) - self.unused(replica)
-        spared = set[Key]()
+        by_replica: dict[int, list[Admission]] = {}
         for row in rows:
-            if row.sources:
-                chosen = min(row.sources, key=lambda key: (key != source, dropped and key in keep))
-                if short > 0 and (len(rows) > 1 or (chosen not in keep and short >= victims)):
+            by_replica.setdefault(self.claims[row.ctx.request_id].replica, []).append(row)
+        short, victims, keep = {}, {}, {}
+        for replica, mine in by_replica.items():
+            short[replica] = sum(r.new - r.given_back for r in mine) - self.unused(replica)
+            keep[replica] = self.protected(replica) | {key for r in mine for key in r.path}
+            victims[replica] = len(self.cache[replica]) - len(keep[replica])
+        for replica, mine in by_replica.items():
+            for row in (row for row in mine if row.sources):
+                held = keep[replica]
+                chosen = min(row.sources, key=lambda key: (key != source, dropped and key in held))
+                scarce = chosen not in held and 0 < short[replica] >= victims[replica]
+                if scarce or (len(rows) > 1 and max(short.values()) > 0):
                     self.drop_partial(row)
                 else:
-                    spared.add(chosen)
-        if short > victims:
+                    held.add(chosen)
+        if any(short[replica] > victims[replica] for replica in by_replica):
             return None
-        return self.oldest(replica, keep | spared, max(0, short))
+        return {r: self.oldest(r, keep[r], max(0, short[r])) for r in by_replica}
 
     def drop_partial(self, row: Admission) -> None:
         claim = self.claims[row.ctx.request_id]
@@ -262,16 +267,18 @@ class Manager:
             del left[gone[-1]]
         return gone
 
-    def apply(self, replica: int, rows: list[Admission], victims: list[Key]) -> None:
-        for key in victims:
-            self.cache[replica].pop(key).cached = False
-        self.metrics["evicted_pages"] += len(victims)
+    def apply(self, rows: list[Admission], victims: dict[int, list[Key]]) -> None:
+        for replica, gone in victims.items():
+            for key in gone:
+                self.cache[replica].pop(key).cached = False
+            self.metrics["evicted_pages"] += len(gone)
         for row in rows:
             claim, ctx = self.claims[row.ctx.request_id], row.ctx
             start = ctx.start_idx if claim.pages else 0
             chunk = ctx.active_idx - start
             if not claim.started:
-                claim.pages[: len(row.path)] = [self.cache[replica][key] for key in row.path]
+                shared = [self.cache[claim.replica][key] for key in row.path]
+                claim.pages[: len(shared)] = shared
                 claim.path = list(row.path)
             claim.pages += [Page() for _ in range(row.new)]
             ctx.start_idx = row.total if row.total > claim.hit else start
@@ -303,24 +310,24 @@ class Manager:
         *,
         dropped: bool = False,
     ) -> bool:
-        replica = self.check([ctx], num_steps)[0].replica
+        self.check([ctx], num_steps)
         row = self.search(ctx, num_steps)
-        victims = self.settle(replica, [row], source, dropped=dropped)
+        victims = self.settle([row], source, dropped=dropped)
         if victims is None:
             return False
-        self.apply(replica, [row], victims)
+        self.apply([row], victims)
         return True
 
     def plan(self, ctx: Context, num_steps: int = 1) -> int | None:
         """Pages that `reserve` would take now; None when it does not fit."""
         try:
-            (claim,) = self.check([ctx], num_steps)
+            self.check([ctx], num_steps)
         except Refused as refusal:
             if refusal.kind == "CapacityError":
                 return None
             raise
         row = self.search(ctx, num_steps)
-        fits = self.settle(claim.replica, [row], None, dropped=False) is not None
+        fits = self.settle([row], None, dropped=False) is not None
         return row.new if fits else None
 
     def fetch(
@@ -332,16 +339,16 @@ class Manager:
         dropped: bool = False,
     ) -> None:
         claims = self.check(batch, num_steps)
-        todo: dict[int, list[Admission]] = {}
-        for ctx, claim in zip(batch, claims, strict=True):
-            if len(claim.pages) < self.needed(ctx, num_steps):
-                todo.setdefault(claim.replica, []).append(self.search(ctx, num_steps))
-        victims = {r: self.settle(r, rows, source, dropped=dropped) for r, rows in todo.items()}
-        for replica, rows in todo.items():
-            gone = victims[replica]
-            if gone is None or None in victims.values():
-                raise Refused("InsufficientBlocksError")
-            self.apply(replica, rows, gone)
+        held = [len(claim.pages) for claim in claims]
+        rows = [
+            self.search(ctx, num_steps)
+            for ctx, pages in zip(batch, held, strict=True)
+            if pages < self.needed(ctx, num_steps)
+        ]
+        victims = self.settle(rows, source, dropped=dropped)
+        if victims is None:
+            raise Refused("InsufficientBlocksError")
+        self.apply(rows, victims)
         for ctx, claim in zip(batch, claims, strict=True):
             claim.started = True
             self.count(claim, ctx)
@@ -354,7 +361,7 @@ class Manager:
         swaps = []
         for row, (ctx, claim) in enumerate(zip(batch, claims, strict=True)):
             cache = self.cache[claim.replica]
-            claim.started |= ctx.start_idx > 0
+            claim.started |= ctx.start_idx != claim.hit
             written = ctx.start_idx // self.page_size if self.caching else 0
             for column in range(len(claim.path), written):
                 key, own = self.key(ctx, column + 1), claim.pages[column]

@@ -182,7 +182,7 @@ def test_name_taken_over_by_another_context() -> None:
 
 # -- order ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dedup", [True, False])
-@pytest.mark.parametrize("order", itertools.permutations(range(4)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_releases_in_every_order(order: tuple[int, ...], dedup: bool) -> None:
     """Requests that share 0, 1, 2 and 3 pages with one another."""
     manager = make_manager(2, 24, dedup=dedup)
@@ -322,6 +322,32 @@ def test_context_that_cannot_be_written_does_not_break_the_manager() -> None:
     manager.check_integrity()
     manager.release("foreign")
     assert manager.num_free_blocks == 16
+
+
+class Meddling(Context):
+    """Fetches another batch when the manager writes an index back."""
+
+    manager: Any
+    others: list[Any]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "start_idx" and value > 0:
+            self.inner = self.manager.fetch(self.others)
+
+
+def test_fetch_within_a_fetch_has_tables_of_its_own() -> None:
+    manager = make_manager(1, 64)
+    others = [claimed(manager, range(100, 109))]
+    put_in_cache(manager, range(50, 60))
+    manager.fetch(others)
+    context = Meddling("foreign", range(50, 62))
+    context.manager, context.others = manager, others
+    manager.external_claim("foreign")
+    (outer,) = manager.fetch([context])
+    assert outer.lookup_table.tolist() == [list(manager.get_req_blocks("foreign"))]
+    (inner,) = context.inner
+    assert inner.lookup_table.tolist() == [list(manager.get_req_blocks(others[0].request_id))]
 
 
 class Reentrant(Context):

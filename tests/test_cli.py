@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -136,3 +137,22 @@ def test_progress_is_shown_on_a_terminal_only(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "requests" in captured.err
+
+
+def failing(error: Exception) -> Callable[[], None]:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def test_what_the_machine_does_not_give_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (OSError(28, "No space left on device"), MemoryError()):
+        monkeypatch.setattr("kvcore.cli.info.collect", failing(error))
+        assert main(["info"]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("kvcore: error: ")
+        assert captured.err.count("\n") == 1

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_files import row, write_trace
 
 from kvcore.cli.main import main
+from trace_files import row, write_trace
 
 PROMISED = {
     "requests",
@@ -150,15 +150,16 @@ def test_model_may_be_a_config_file(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--page-size", "0"], "'--page-size': expected at least 1, got 0"),
+        (["--page-size", "0"], "'--page-size': expected 1 to 2147483647, got 0"),
         (["--pages", "0"], "'--pages': expected 1 to 2147483647, got 0"),
+        (["--page-size", "2147483648"], "expected 1 to 2147483647, got 2147483648"),
         (["--pages", "many"], "'--pages'"),
-        (["--replicas", "-1"], "'--replicas': expected at least 1, got -1"),
+        (["--replicas", "-1"], "'--replicas': expected 1 to 2147483647, got -1"),
         (["--seed", "-1"], "'--seed': expected at least 0, got -1"),
-        (["--limit", "0"], "'--limit': expected at least 1, got 0"),
-        (["--chunk", "0"], "'--chunk': expected at least 1, got 0"),
-        (["--concurrency", "0"], "'--concurrency': expected at least 1, got 0"),
-        (["--decode-steps", "0"], "'--decode-steps': expected at least 1, got 0"),
+        (["--limit", "0"], "'--limit': expected 1 to 2147483647, got 0"),
+        (["--chunk", "0"], "'--chunk': expected 1 to 2147483647, got 0"),
+        (["--concurrency", "0"], "'--concurrency': expected 1 to 2147483647, got 0"),
+        (["--decode-steps", "0"], "'--decode-steps': expected 1 to 2147483647, got 0"),
         (["--decode-rate", "0.5"], "'--decode-rate': expected at least 1, got 0.5"),
         (["--prefill-rate", "nan"], "'--prefill-rate': expected at least 1, got nan"),
         (["--mode", "offline"], "'--mode'"),

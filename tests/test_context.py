@@ -146,7 +146,7 @@ def test_namespace_is_text_or_none(name: str) -> None:
 
 # -- snapshots -----------------------------------------------------------------------------------
 def test_tokens_cannot_be_written() -> None:
-    made = context()
+    made: Any = context()
     with pytest.raises(ValueError, match="read-only"):
         made.tokens[0] = 9
     with pytest.raises(AttributeError):
@@ -230,7 +230,7 @@ def test_bad_token_changes_nothing(token: Any, error: Any, active_idx: int | Non
 
 
 def test_update_takes_numpy_integers() -> None:
-    made = context()
+    made: Any = context()
     for token in (np.int32(6), np.int64(7), np.uint8(8)):
         made.update(token)
     assert made.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -314,6 +314,19 @@ def test_step_of_nothing() -> None:
 
 
 # -- numbers -------------------------------------------------------------------------------------
+def test_metrics_never_go_below_zero() -> None:
+    manager = make_manager()
+    early, late = claimed(manager, range(12)), claimed(manager, [*range(12), 99])
+    assert manager.maybe_reserve_batch([early, late]) == 2
+    manager.reset_metrics()
+    manager.fetch([early])
+    early.update(0)
+    manager.step([early])
+    assert manager.maybe_reserve(late)
+    assert late.start_idx == 12
+    assert totals(manager) == (0, 12)
+
+
 def test_metrics_are_copies_and_can_be_reset() -> None:
     manager = make_manager()
     assert manager.metrics.cache_hit_rate == 0.0

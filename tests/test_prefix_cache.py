@@ -51,7 +51,7 @@ NAMESPACES: list[tuple[str | None, str | None]] = [
 def test_no_two_namespaces_share_a_page() -> None:
     manager = make_manager(4, 4 * len(NAMESPACES))
     for count, (extra_key, cache_salt) in enumerate(NAMESPACES):
-        names = {"extra_key": extra_key, "cache_salt": cache_salt}
+        names: Any = {"extra_key": extra_key, "cache_salt": cache_salt}
         assert manager.match_prefix(PROMPT, **names) == 0
         assert manager.get_or_recommend_replica(make_context(PROMPT, **names)) == 0
         context = prefilled(manager, PROMPT, **names)
@@ -106,7 +106,7 @@ def test_match_gives_the_pages() -> None:
     assert pages.dtype == np.int32
     assert pages.tolist() == list(manager.get_req_blocks(context.request_id))[:3]
     count, pages = manager.match_prefix([99], return_pages=True)
-    assert (count, pages.shape, pages.dtype) == (0, (0,), np.int32)
+    assert (count, len(pages), pages.dtype) == (0, 0, np.dtype(np.int32))
 
 
 def test_match_plan_and_recommend_touch_nothing() -> None:

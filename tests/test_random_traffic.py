@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
 from lockstep import Lockstep, Request
 
 

@@ -29,7 +29,9 @@ class Scene:
     """
 
     def __init__(self, **rest: Any) -> None:
-        self.manager = make_manager(PAGE_SIZE, NUM_PAGES, max_batch_size=4, max_seq_len=64, **rest)
+        self.manager: Any = make_manager(
+            PAGE_SIZE, NUM_PAGES, max_batch_size=4, max_seq_len=64, **rest
+        )
         self.prompts = [list(range(n)) for n in (4, 8, 10)]
         self.prompts += [list(range(100, 108)), list(range(300, 304)), list(range(200, 220))]
         for prompt in self.prompts[3:5]:
@@ -161,7 +163,8 @@ def released_twice(scene: Scene) -> Callable[[], object]:
 
 NOT_FOUND, CAPACITY = errors.RequestNotFoundError, errors.CapacityError
 SHORT = errors.InsufficientBlocksError
-FLOATS, SQUARE = np.zeros(4, np.float32), np.zeros((2, 2), np.int32)
+FLOATS: Any = np.zeros(4, np.float32)
+SQUARE = np.zeros((2, 2), np.int32)
 WIDE = np.array([1, 2**31], np.int64)
 
 CASES = [
@@ -246,7 +249,7 @@ CASES = [
          simple(lambda s: kvcore.update_batch([s.running, s.reserved], np.zeros(1, np.int32))),
          (1, 2)),
     Case("update with floats", TypeError,
-         simple(lambda s: kvcore.update_batch([s.running], np.zeros(1, np.float32)))),
+         simple(lambda s: kvcore.update_batch([s.running], FLOATS[:1]))),
     Case("update with a table", ValueError,
          simple(lambda s: kvcore.update_batch([s.running], np.zeros((1, 1), np.int32)))),
     Case("update no context", TypeError,

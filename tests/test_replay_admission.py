@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trace_files import BLOCK, random_rows, row, write_trace
 
 from kvcore.replay import ChatSettings, PoolSettings, chat_workload, read_trace, replay_admission
 from kvcore.replay.workload import Workload
+from trace_files import BLOCK, random_rows, row, write_trace
 
 
 def simulate_lru(workload: Workload, page_size: int, pages: int) -> tuple[int, int, int]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_files import random_rows, row, write_trace
 
 from kvcore.replay import (
     ChatSettings,
@@ -21,6 +20,7 @@ from kvcore.replay import (
     read_trace,
     replay_online,
 )
+from trace_files import random_rows, row, write_trace
 
 MEASURED = ("manager_seconds", "wall_seconds", "step_us", "request_us")
 SLOW = {"prefill_rate": 1000.0, "decode_rate": 10.0, "chunk": 1000}

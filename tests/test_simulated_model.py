@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,6 +172,8 @@ class Engine:
         for context in batch:
             if context.active_idx == context.end_idx and draw.random() < 0.2 and context.start_idx:
                 context.extend([draw.randrange(3) for _ in range(draw.randint(1, 3))])
+            if draw.random() < 0.1:
+                context.rewind(draw.randint(1, context.end_idx))
         batch = [context for context in batch if self.make_room(context, num_steps)]
         batch = [context for context in batch if context in self.running]
         batch.sort(key=self.manager.get_replica)
@@ -256,13 +258,14 @@ class Engine:
                 pool[target, :, :, :tokens] = pool[source, :, :, :tokens]
 
 
-def cases() -> Iterable[Any]:
-    for setup in SETUPS:
-        for seed in range(4):
-            yield pytest.param(setup, seed, id=f"{setup.name}, seed {seed}")
+CASES = [
+    pytest.param(setup, seed, id=f"{setup.name}, seed {seed}")
+    for setup in SETUPS
+    for seed in range(8)
+]
 
 
-@pytest.mark.parametrize(("setup", "seed"), cases())
+@pytest.mark.parametrize(("setup", "seed"), CASES)
 def test_every_request_reads_its_own_prefix_back(setup: Setup, seed: int) -> None:
     engine = Engine(setup, seed)
     for _ in range(120):

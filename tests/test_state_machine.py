@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import kvcore
 from lockstep import Lockstep, Request
+from reference import Namespace
 
-NAMESPACES = [(None, None), ("", None), (None, ""), ("a", "b"), ("ab", "")]
+NAMESPACES: list[Namespace] = [(None, None), ("", None), (None, ""), ("a", "b"), ("ab", "")]
 NUM_STEPS = st.sampled_from([1, 1, 1, 2, 5])
 TOKEN = st.integers(-1, 1)
 
@@ -46,13 +47,14 @@ class PagedManagerMachine(RuleBasedStateMachine):
     # -- drawing ---------------------------------------------------------------------------------
     def request(self, data: st.DataObject, *, claimed: bool = False) -> Request:
         """One request, mostly a recent one."""
-        requests = self.pair.requests
+        requests = list(self.pair.requests)
         if claimed:
             requests = [r for r in requests if r.request_id in self.pair.model.claims] or requests
-        return requests[-1 - data.draw(st.integers(0, min(7, len(requests) - 1)), "request")]
+        back: int = data.draw(st.integers(0, min(7, len(requests) - 1)), "request")
+        return requests[-1 - back]
 
     def batch(self, data: st.DataObject, *, claimed: bool = False) -> list[Request]:
-        size = data.draw(st.integers(0, 4), "batch size")
+        size: int = data.draw(st.integers(0, 4), "batch size")
         drawn = [self.request(data, claimed=claimed) for _ in range(size)]
         return list(dict.fromkeys(drawn))
 
@@ -66,11 +68,13 @@ class PagedManagerMachine(RuleBasedStateMachine):
         tokens = [token for token, length in runs for _ in range(length)]
         if self.pair.requests and data.draw(st.integers(0, 3), "continue another"):
             other = self.request(data).model.ids
-            return other[: len(other) - data.draw(st.integers(0, len(other)), "cut")] + tokens
+            cut: int = data.draw(st.integers(0, len(other)), "cut")
+            return other[: len(other) - cut] + tokens
         return tokens
 
     def arrival(self, data: st.DataObject) -> Request:
-        tokens, ns = self.prompt(data), (None, None)
+        tokens = self.prompt(data)
+        ns: Namespace = (None, None)
         if data.draw(st.integers(0, 3), "namespace?") == 0:
             ns = data.draw(st.sampled_from(NAMESPACES), "namespace")
         active = None

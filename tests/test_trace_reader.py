@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_files import BLOCK, row, write_trace
 
 from kvcore.replay import TraceError, read_trace
+from trace_files import BLOCK, row, write_trace
 
 GOOD = row([0, 1], timestamp=27, length=600, output=5)
 

@@ -13,9 +13,10 @@ struct CacheManager::Admission {
     std::int32_t hit_pages = 0;     // committed columns afterwards
     std::int64_t start = 0;         // where the request stands afterwards
     std::int64_t active = 0;
+    std::int32_t needed = 0;        // pages of the row for what runs next
     std::int32_t replaced = 0;      // committed columns that the next tokens would write into
     std::int64_t appended = 0;      // pages added at the row's end
-    std::int64_t returned = 0;      // own pages that the hit makes superfluous
+    std::int64_t returned = 0;      // own pages that become superfluous
     std::int64_t evicted = 0;       // pages to evict
     std::int64_t available = 0;     // pages that could be had
     bool fits = false;

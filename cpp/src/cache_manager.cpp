@@ -37,7 +37,7 @@ CacheManager::CacheManager(const CacheConfig& config)
     for (std::int32_t i = 0; i < config.num_replicas; ++i) {
         replicas_.push_back(std::unique_ptr<Replica>(
             new Replica{BlockPool(config.num_blocks),
-                        PrefixTree(config.page_size, config.partial_page_reuse), 0, {}}));
+                        PrefixTree(config.page_size), 0, {}}));
     }
 }
 
@@ -181,9 +181,10 @@ std::int32_t CacheManager::recommend_replica(std::string_view name_space, const 
 void CacheManager::reset_prefix_cache() {
     const Lock lock(mutex_);
     for (const auto& replica : replicas_) {
-        evicted_.clear();
-        replica->tree.evict(replica->tree.num_evictable(), evicted_);
-        replica->pool.free(evicted_.data(), static_cast<std::int64_t>(evicted_.size()));
+        std::vector<BlockId> evicted(static_cast<std::size_t>(replica->tree.num_evictable()));
+        const std::int64_t n =
+            replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
+        replica->pool.free(evicted.data(), n);
     }
 }
 
@@ -228,6 +229,7 @@ Metrics CacheManager::metrics() const {
 
 void CacheManager::reset_metrics() {
     const Lock lock(mutex_);
+    ++count_epoch_;
     for (const auto& replica : replicas_) {
         replica->metrics = {};
         note_peak(*replica);

@@ -7,6 +7,12 @@
 #include "kvcore/errors.hpp"
 
 namespace kvcore {
+namespace {
+
+// Sequences this far ahead in a batch are asked for early.
+constexpr std::int64_t kAhead = 8;
+
+}  // namespace
 
 void CacheManager::require_steps(std::int64_t num_steps) {
     if (num_steps >= 1) return;
@@ -15,8 +21,8 @@ void CacheManager::require_steps(std::int64_t num_steps) {
 }
 
 // Everything that can be wrong with a batch, before anything is done with it. Leaves the sequences in
-// batch_, the rows that need pages in missing_ and, asked by `targets`, the sizes of each part: what a
-// decode step costs is how often it walks the batch.
+// batch_ and, asked by `targets`, the rows that need pages in missing_ and the sizes of what the others
+// have: what a decode step costs is how often it walks the batch.
 void CacheManager::check_batch(const RequestView* batch, std::int64_t n, std::int64_t num_steps,
                                FetchTarget* targets) {
     require_steps(num_steps);
@@ -24,6 +30,7 @@ void CacheManager::check_batch(const RequestView* batch, std::int64_t n, std::in
     batch_.resize(static_cast<std::size_t>(n));
     missing_.clear();
     for (std::int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) sequences_.prefetch(batch[i + kAhead].sequence);
         const RequestView& request = batch[i];
         Sequence& sequence = sequences_.at(request.sequence);
         if (!has_legal_indices(request)) refuse_indices(request, i);
@@ -36,8 +43,11 @@ void CacheManager::check_batch(const RequestView* batch, std::int64_t n, std::in
         sequence.batch_stamp = stamp;
         batch_[static_cast<std::size_t>(i)] = &sequence;
         if (targets == nullptr) continue;
-        if (!is_reserved(sequence, request, num_steps)) missing_.push_back(i);
-        measure(request, sequence, targets[sequence.replica]);
+        if (is_reserved(sequence, request, num_steps)) {
+            measure(request, sequence, targets[sequence.replica]);
+        } else {
+            missing_.push_back(i);
+        }
     }
 }
 
@@ -75,6 +85,7 @@ bool CacheManager::fits_together(const std::vector<Admission>& admissions,
 bool CacheManager::reserve_together(RequestView* batch, std::int64_t num_steps,
                                     std::vector<PageCopy>* copies, FetchResult& result) {
     std::vector<Admission> admissions;
+    admissions.reserve(missing_.size());
     std::vector<std::int64_t> free;
     for (const auto& replica : replicas_) free.push_back(replica->pool.num_free());
     bool must_evict = false;
@@ -93,21 +104,63 @@ bool CacheManager::reserve_together(RequestView* batch, std::int64_t num_steps,
             admissions[k] = admit(sequence, batch[missing_[k]], num_steps, false);
             if (!admissions[k].takes_hit) continue;
             PrefixTree& tree = replica_at(sequence.replica).tree;
-            held.emplace_back(&tree, tree.split(admissions[k].match.at));
-            tree.pin(held.back().second);
+            TreeNode*& end = admissions[k].match.at.node;
+            end = tree.split(admissions[k].match.at);
+            tree.pin(end);
+            held.emplace_back(&tree, end);
         }
         fits = fits_together(admissions, result);
     }
     for (std::size_t k = 0; fits && k < missing_.size(); ++k) {
         const auto row = static_cast<std::size_t>(missing_[k]);
-        apply(admissions[k], *batch_[row], batch[row], copies);
+        result.has_moved |= apply(admissions[k], *batch_[row], batch[row], copies);
     }
     for (const auto& [tree, node] : held) tree->unpin(node, false);
     return fits;
 }
 
+// True when no missing row can take a hit or must replace pages: all it needs is more of them.
+bool CacheManager::only_grow(const RequestView* batch) const {
+    return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
+        const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        return sequence.is_sealed &&
+               batch[row].start >= std::int64_t{sequence.committed} * config_.page_size;
+    });
+}
+
+// The decode step: rows that cross into a new page get it, all or none.
+bool CacheManager::grow_together(const RequestView* batch, std::int64_t num_steps,
+                                 FetchResult& result) {
+    supply_.clear();
+    for (const auto& replica : replicas_) supply_.push_back({replica->pool.num_free(), false});
+    for (const std::int64_t row : missing_) {
+        const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        Supply& supply = supply_[static_cast<std::size_t>(sequence.replica)];
+        const std::int64_t pages =
+            ceil_div(batch[row].end + num_steps - 1, config_.page_size) - sequence.num_pages();
+        if (pages > supply.pages && !supply.has_evictable) {
+            supply.has_evictable = true;
+            supply.pages += replica_at(sequence.replica).tree.num_evictable();
+        }
+        if (pages > supply.pages) {
+            result = {FetchStatus::kNoSpace, row, pages, supply.pages, false};
+            return false;
+        }
+        supply.pages -= pages;
+    }
+    for (const std::int64_t row : missing_) {
+        Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        const std::int64_t pages =
+            ceil_div(batch[row].end + num_steps - 1, config_.page_size) - sequence.num_pages();
+        append_pages(replica_at(sequence.replica), sequence, pages);
+    }
+    for (const auto& replica : replicas_) note_peak(*replica);
+    return true;
+}
+
 bool CacheManager::reserve_missing(RequestView* batch, std::int64_t num_steps,
                                    std::vector<PageCopy>* copies, FetchResult& result) {
+    if (only_grow(batch)) return grow_together(batch, num_steps, result);
     if (missing_.size() > 1) return reserve_together(batch, num_steps, copies, result);
     // One row is what `reserve` does.
     const auto row = static_cast<std::size_t>(missing_[0]);
@@ -117,7 +170,7 @@ bool CacheManager::reserve_missing(RequestView* batch, std::int64_t num_steps,
                   false};
         return false;
     }
-    apply(admission, *batch_[row], batch[row], copies);
+    result.has_moved = apply(admission, *batch_[row], batch[row], copies);
     return true;
 }
 
@@ -127,15 +180,6 @@ void CacheManager::measure(const RequestView& request, const Sequence& sequence,
     target.width = std::max(target.width, sequence.num_pages());
     target.longest_new = std::max(target.longest_new, request.active - request.start);
     target.longest_active = std::max(target.longest_active, request.active);
-}
-
-void CacheManager::measure_batch(const RequestView* batch, FetchTarget* targets) const {
-    for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
-        targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
-    }
-    for (std::size_t i = 0; i < batch_.size(); ++i) {
-        measure(batch[i], *batch_[i], targets[batch_[i]->replica]);
-    }
 }
 
 bool CacheManager::have_room(const FetchTarget* targets) const {
@@ -156,8 +200,10 @@ FetchResult CacheManager::fetch(RequestView* batch, std::int64_t n, std::int64_t
     FetchResult result;
     if (!missing_.empty()) {
         if (!reserve_missing(batch, num_steps, copies, result)) return result;
-        result.has_reserved = true;
-        measure_batch(batch, targets);
+        for (const std::int64_t row : missing_) {
+            const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+            measure(batch[row], sequence, targets[sequence.replica]);
+        }
     }
     if (!have_room(targets)) {
         result.status = FetchStatus::kGrow;
@@ -199,7 +245,12 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
         pages[column] = duplicate.cached;
         swaps.push_back({row, column, duplicate.cached});
     }
-    if (config_.dedup && !duplicates_.empty()) ++sequence.row_version;
+    if (duplicates_.empty()) return;
+    if (config_.dedup) {
+        ++sequence.row_version;
+    } else {
+        note_peak(replica);  // the tree's twins are held now as well
+    }
 }
 
 void CacheManager::commit(const RequestView* batch, std::int64_t n, std::vector<PageSwap>& swaps) {
@@ -207,6 +258,7 @@ void CacheManager::commit(const RequestView* batch, std::int64_t n, std::vector<
     const std::int64_t page = config_.page_size;
     missing_.clear();  // of pages in the tree
     for (std::int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) sequences_.prefetch(batch[i + kAhead].sequence);
         const RequestView& request = batch[i];
         const Sequence& sequence = sequences_.at(request.sequence);
         if (!has_legal_indices(request)) refuse_indices(request, i);

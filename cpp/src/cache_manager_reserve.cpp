@@ -58,18 +58,26 @@ void CacheManager::find_hit(Admission& admission, const Sequence& sequence,
     }
 }
 
-// Counts pages: what is needed, what the hit gives back, what would have to be evicted for it.
+// Counts pages: what is needed, what falls back to the pool, what would have to be evicted for it.
 void CacheManager::weigh(Admission& admission, const Sequence& sequence,
                          std::int64_t needed) const {
     const std::int32_t held = sequence.num_pages();
     const auto first_written = static_cast<std::int32_t>(admission.start / config_.page_size);
-    if (admission.hit_pages > first_written) {
-        const auto own = std::lower_bound(sequence.kept.begin(), sequence.kept.end(), first_written);
-        admission.replaced = admission.hit_pages - first_written -
-                             static_cast<std::int32_t>(sequence.kept.end() - own);
-    }
+    const auto kept_from = [&](std::int64_t column) {
+        return sequence.kept.end() -
+               std::lower_bound(sequence.kept.begin(), sequence.kept.end(), column);
+    };
+    admission.needed = static_cast<std::int32_t>(needed);
     admission.appended = std::max<std::int64_t>(0, needed - std::max(held, admission.hit_pages));
     admission.returned = std::min(held, admission.hit_pages) - sequence.committed;
+    if (admission.hit_pages > first_written) {
+        const std::int64_t end = std::min<std::int64_t>(admission.hit_pages, needed);
+        admission.replaced = static_cast<std::int32_t>(
+            end - first_written - (kept_from(first_written) - kept_from(end)));
+        if (admission.hit_pages > needed) {
+            admission.returned = held - admission.hit_pages + kept_from(needed);
+        }
+    }
 
     const Replica& replica = replica_at(sequence.replica);
     const std::int64_t free = replica.pool.num_free() + admission.returned;
@@ -121,20 +129,32 @@ void CacheManager::take_hit(const Admission& admission, Replica& replica, Sequen
     }
 }
 
-void CacheManager::make_room(const Admission& admission, Replica& replica,
-                             const Sequence& sequence) {
-    const std::int64_t missing = admission.new_pages() - replica.pool.num_free();
-    if (missing <= 0) return;
-    EvictionGuard guard;
-    if (admission.match.partial_tokens > 0) {
-        const TreePosition& source = admission.match.partial;
-        guard.node = PrefixTree::position(source.node, source.depth).node;
-        guard.keep = source.depth - PrefixTree::depth_of(sequence.node);
-    }
-    evicted_.clear();
-    replica.tree.evict(missing, evicted_, guard);
-    replica.pool.free(evicted_.data(), static_cast<std::int64_t>(evicted_.size()));
-    replica.metrics.evicted_pages += missing;
+// The page that a hit copies from is the first behind it; no other page may be needed instead.
+EvictionGuard CacheManager::guard_of(const Admission& admission, const Sequence& sequence) {
+    if (admission.match.partial_tokens == 0) return {};
+    const TreePosition& source = admission.match.partial;
+    return {PrefixTree::position(source.node, source.depth).node,
+            source.depth - PrefixTree::depth_of(sequence.node)};
+}
+
+// Free pages first, then evicted ones: those change hands without a detour through the pool. The
+// caller has made sure that there are enough.
+void CacheManager::take_pages(Replica& replica, std::int64_t n, BlockId* out,
+                              EvictionGuard guard) {
+    const std::int64_t free = std::min(n, replica.pool.num_free());
+    detail::require_law(replica.pool.allocate(free, out), "reserve: admitted pages are there");
+    if (free == n) return;
+    const std::int64_t evicted = replica.tree.evict(n - free, out + free, guard);
+    detail::require_law(evicted == n - free, "reserve: admitted pages are there");
+    replica.metrics.evicted_pages += evicted;
+}
+
+void CacheManager::append_pages(Replica& replica, Sequence& sequence, std::int64_t n,
+                                EvictionGuard guard) {
+    if (n == 0) return;
+    const std::size_t held = sequence.pages.size();
+    sequence.pages.resize(held + static_cast<std::size_t>(n));
+    take_pages(replica, n, &sequence.pages[held], guard);
 }
 
 // With `copies` the caller copies at once, and the source is held until it has; without, the copy is
@@ -160,30 +180,40 @@ void CacheManager::owe_copy(PageCopy copy, TreePosition source, Replica& replica
 }
 
 // The context went back behind pages that are in the tree, where others may read them: the sequence
-// gets pages of its own for all it will write, the first with what it keeps of the old one.
+// gets pages of its own for what it will write, the first with what it keeps of the old one, and lets
+// go of those behind.
 void CacheManager::replace_committed(const Admission& admission, Replica& replica,
                                      SequenceHandle handle, Sequence& sequence,
                                      std::vector<PageCopy>* copies) {
     const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
     const auto kept_tokens = static_cast<std::int32_t>(admission.start % config_.page_size);
-    TreeNode* old_node = sequence.node;
     std::vector<std::int32_t> own;
     own.swap(sequence.kept);
-    for (std::int32_t column = first; column < sequence.committed; ++column) {
-        if (std::binary_search(own.begin(), own.end(), column)) continue;
+    const auto is_own = [&](std::int32_t column) {
+        return column >= sequence.committed || std::binary_search(own.begin(), own.end(), column);
+    };
+    if (sequence.committed > admission.needed) {
+        for (std::int32_t column = admission.needed; column < sequence.num_pages(); ++column) {
+            if (is_own(column)) replica.pool.free(&sequence.pages[static_cast<std::size_t>(column)], 1);
+        }
+        sequence.pages.resize(static_cast<std::size_t>(admission.needed));
+    }
+    const std::int32_t end = std::min(sequence.committed, admission.needed);
+    for (std::int32_t column = first; column < end; ++column) {
+        if (is_own(column)) continue;
         BlockId& page = sequence.pages[static_cast<std::size_t>(column)];
         const BlockId source = page;
-        // Admitted, so it is there.
-        detail::require_law(replica.pool.allocate(1, &page), "reserve: an admitted page is free");
+        take_pages(replica, 1, &page);
         if (column == first && kept_tokens > 0) {
             owe_copy({sequence.replica, source, page, kept_tokens, handle, nullptr},
-                     {old_node, column + 1}, replica, copies);
+                     {sequence.node, column + 1}, replica, copies);
         }
     }
     own.erase(std::lower_bound(own.begin(), own.end(), first), own.end());
     sequence.kept.swap(own);
     sequence.committed = first;
     ++sequence.row_version;
+    TreeNode* old_node = sequence.node;
     sequence.node = replica.tree.split({old_node, first});
     replica.tree.pin(sequence.node);
     replica.tree.unpin(old_node, true);
@@ -192,15 +222,18 @@ void CacheManager::replace_committed(const Admission& admission, Replica& replic
 // Every position of a claim counts once, as input or as cached; a longer hit moves what it covers.
 void CacheManager::count_hit(const Admission& admission, Sequence& sequence) {
     Metrics& metrics = replica_at(sequence.replica).metrics;
-    const std::int64_t covered =
-        std::min(sequence.counted_end, admission.hit_tokens) - sequence.hit_tokens;
-    metrics.input_tokens -= std::max<std::int64_t>(0, covered);
+    if (sequence.count_epoch == count_epoch_) {
+        const std::int64_t covered =
+            std::min(sequence.counted_end, admission.hit_tokens) - sequence.hit_tokens;
+        metrics.input_tokens -= std::max<std::int64_t>(0, covered);
+    }
     metrics.cache_tokens += admission.hit_tokens - sequence.hit_tokens;
     metrics.copied_tokens += admission.match.partial_tokens;
     sequence.hit_tokens = admission.hit_tokens;
 }
 
-void CacheManager::apply(const Admission& admission, Sequence& sequence, RequestView& request,
+// True when the request now stands elsewhere.
+bool CacheManager::apply(const Admission& admission, Sequence& sequence, RequestView& request,
                          std::vector<PageCopy>* copies) {
     Replica& replica = replica_at(sequence.replica);
     if (admission.takes_hit) take_hit(admission, replica, sequence);
@@ -208,14 +241,8 @@ void CacheManager::apply(const Admission& admission, Sequence& sequence, Request
         sequence.node = replica.tree.open_namespace(request.name_space);
         replica.tree.pin(sequence.node);
     }
-    make_room(admission, replica, sequence);
-    if (admission.appended > 0) {
-        const std::size_t held = sequence.pages.size();
-        sequence.pages.resize(held + static_cast<std::size_t>(admission.appended));
-        detail::require_law(replica.pool.allocate(admission.appended, &sequence.pages[held]),
-                            "reserve: admitted pages are free");
-    }
-    if (admission.replaced > 0 || sequence.committed > admission.start / config_.page_size) {
+    append_pages(replica, sequence, admission.appended, guard_of(admission, sequence));
+    if (sequence.committed > admission.start / config_.page_size) {
         replace_committed(admission, replica, request.sequence, sequence, copies);
     }
     if (admission.match.partial_tokens > 0) {
@@ -229,9 +256,13 @@ void CacheManager::apply(const Admission& admission, Sequence& sequence, Request
     }
     if (admission.takes_hit) count_hit(admission, sequence);
     count_input(admission.start, admission.active, sequence);
+    sequence.count_epoch = count_epoch_;
+    note_peak(replica);
+    const bool has_moved =
+        request.start != admission.start || request.active != admission.active;
     request.start = admission.start;
     request.active = admission.active;
-    note_peak(replica);
+    return has_moved;
 }
 
 ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,

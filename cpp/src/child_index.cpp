@@ -33,7 +33,7 @@ ChildIndex::ChildIndex(std::int32_t page_size) : page_size_(page_size), seed_(ra
     segments_.push_back(std::make_unique<TreeNode*[]>(kSegment));
 }
 
-std::uint64_t ChildIndex::hash(const TreeNode* parent, const TokenId* page) const noexcept {
+std::uint32_t ChildIndex::hash(const TreeNode* parent, const TokenId* page) const noexcept {
     // Two lanes, because one chain of multiplications would wait for itself.
     std::uint64_t a = seed_ ^ (static_cast<std::uint64_t>(parent->id) * kMulB);
     std::uint64_t b = ~seed_;
@@ -44,16 +44,16 @@ std::uint64_t ChildIndex::hash(const TreeNode* parent, const TokenId* page) cons
     }
     for (; i < page_size_; ++i) a = mix(a, static_cast<std::uint32_t>(page[i]), kMulA);
     const std::uint64_t h = mix(a, (b << 32) | (b >> 32), kMulB);
-    return h ^ (h >> 32);
+    return static_cast<std::uint32_t>(h ^ (h >> 32));
 }
 
-std::size_t ChildIndex::bucket_of(std::uint64_t hash) const noexcept {
-    const std::size_t wide = static_cast<std::size_t>(hash) & (2 * base_ - 1);
+std::size_t ChildIndex::bucket_of(std::uint32_t hash) const noexcept {
+    const std::size_t wide = std::size_t{hash} & (2 * base_ - 1);
     return wide < num_buckets_ ? wide : wide - base_;
 }
 
 TreeNode* ChildIndex::find(const TreeNode* parent, const TokenId* page) const noexcept {
-    const std::uint64_t wanted = hash(parent, page);
+    const std::uint32_t wanted = hash(parent, page);
     const std::size_t bytes = static_cast<std::size_t>(page_size_) * sizeof(TokenId);
     for (TreeNode* node = bucket(bucket_of(wanted)); node != nullptr; node = node->hash_next) {
         if (node->hash == wanted && node->parent == parent &&
@@ -93,7 +93,7 @@ void ChildIndex::add_bucket() {
     TreeNode** link = &bucket(num_buckets_ - base_);
     while (*link != nullptr) {
         TreeNode* node = *link;
-        if ((static_cast<std::size_t>(node->hash) & (2 * base_ - 1)) == num_buckets_) {
+        if ((std::size_t{node->hash} & (2 * base_ - 1)) == num_buckets_) {
             *link = node->hash_next;
             node->hash_next = fresh;
             fresh = node;

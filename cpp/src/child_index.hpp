@@ -21,7 +21,7 @@ class ChildIndex {
 
     /// The hash of a first page below `parent`. Seeded per table, so that token ids cannot be chosen
     /// to collide.
-    [[nodiscard]] std::uint64_t hash(const TreeNode* parent, const TokenId* page) const noexcept;
+    [[nodiscard]] std::uint32_t hash(const TreeNode* parent, const TokenId* page) const noexcept;
 
     /// The child of `parent` whose first page equals `page` [page_size]; nullptr when there is none.
     [[nodiscard]] TreeNode* find(const TreeNode* parent, const TokenId* page) const noexcept;
@@ -44,7 +44,7 @@ class ChildIndex {
     [[nodiscard]] TreeNode*& bucket(std::size_t index) const noexcept {
         return segments_[index / kSegment][index % kSegment];
     }
-    [[nodiscard]] std::size_t bucket_of(std::uint64_t hash) const noexcept;
+    [[nodiscard]] std::size_t bucket_of(std::uint32_t hash) const noexcept;
     void add_bucket();
     void drop_bucket() noexcept;
 

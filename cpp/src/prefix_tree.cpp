@@ -7,8 +7,8 @@
 #include <stdexcept>
 
 #include "child_index.hpp"
+#include "children.hpp"
 #include "kvcore/errors.hpp"
-#include "sibling_order.hpp"
 #include "tree_node.hpp"
 
 namespace kvcore {
@@ -46,10 +46,8 @@ std::int32_t common_pages(const TokenId* a, const TokenId* b, std::int32_t n,
 
 }  // namespace
 
-PrefixTree::PrefixTree(std::int32_t page_size, bool ordered_siblings,
-                       std::unique_ptr<EvictionPolicy> policy)
+PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> policy)
     : page_size_(checked_page_size(page_size)),
-      ordered_siblings_(ordered_siblings),
       policy_(policy != nullptr ? std::move(policy) : std::make_unique<LruPolicy>()),
       arena_(std::make_unique<NodeArena>()),
       index_(std::make_unique<ChildIndex>(page_size)),
@@ -119,13 +117,11 @@ void PrefixTree::find_partial(PrefixMatch& match, const TokenId* rest, std::int3
     };
     if (match.at.depth < depth_of(node)) {
         consider(node, match.at.depth - node->start);
-    } else if (node->order != nullptr) {
+    } else if (node->is_sorted) {
         TreeNode* best = node->order->longest_common_start(rest, limit, &match.partial_tokens);
         if (best != nullptr) match.partial = {best, match.at.depth + 1};
     } else {
-        for (TreeNode* child = node->first_child; child != nullptr; child = child->next_sibling) {
-            consider(child, 0);
-        }
+        for_each_child(node, [&](TreeNode* child) { consider(child, 0); });
     }
 }
 
@@ -227,14 +223,15 @@ void PrefixTree::check_node(const TreeNode* node) const {
                 "prefix tree: a leaf without pins is listed for eviction");
     std::uint32_t children = 0;
     std::uint32_t protectors = root ? 0 : node->pins > 0 ? 1 : 0;
-    for (TreeNode* c = node->first_child; c != nullptr; c = c->next_sibling, ++children) {
+    for_each_child(node, [&](TreeNode* c) {
+        ++children;
         require_law(c->parent == node && c->start == depth_of(node),
                     "prefix tree: a child hangs where its parent ends");
         require_law(find_child(node, c->tokens) == c, "prefix tree: a child is found by its page");
         require_law(c->is_indexed == (node->num_children > 1),
                     "prefix tree: children are indexed exactly where there are several");
         protectors += c->protectors > 0 ? 1 : 0;
-    }
+    });
     require_law(children == node->num_children, "prefix tree: children are counted");
     require_law(root || protectors == node->protectors, "prefix tree: protection is counted");
 }
@@ -253,7 +250,7 @@ void PrefixTree::check_integrity() const {
         ++nodes;
         cached += node->num_pages;
         protected_pages += node->protectors > 0 ? node->num_pages : 0;
-        for (TreeNode* c = node->first_child; c != nullptr; c = c->next_sibling) stack.push_back(c);
+        for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
     }
     detail::require_law(nodes == num_nodes_, "prefix tree: nodes are counted");
     detail::require_law(cached == num_cached_, "prefix tree: cached pages are counted");
@@ -268,7 +265,7 @@ void PrefixTree::collect_runs(std::vector<std::pair<const BlockId*, std::int32_t
         const TreeNode* node = stack.back();
         stack.pop_back();
         if (!node->is_root()) runs.emplace_back(node->ids(page_size_), node->num_pages);
-        for (TreeNode* c = node->first_child; c != nullptr; c = c->next_sibling) stack.push_back(c);
+        for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
     }
 }
 

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
 
 #include "child_index.hpp"
+#include "children.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "sibling_order.hpp"
 #include "tree_node.hpp"
 
 namespace kvcore {
@@ -51,8 +52,8 @@ PrefixTree::~PrefixTree() {
     while (!stack.empty()) {
         TreeNode* node = stack.back();
         stack.pop_back();
-        for (TreeNode* c = node->first_child; c != nullptr; c = c->next_sibling) stack.push_back(c);
-        delete node->order;
+        for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
+        if (node->is_sorted) delete node->order;
         if (!node->is_root()) std::free(node->tokens);
     }
 }
@@ -73,39 +74,49 @@ void PrefixTree::shrink(TreeNode* node) {
     }
 }
 
+void PrefixTree::sort_children(TreeNode* parent) {
+    auto order = std::make_unique<SiblingOrder>(page_size_);
+    for_each_child(parent, [&](TreeNode* child) { order->insert(child); });
+    parent->order = order.release();
+    parent->is_sorted = true;
+}
+
+void PrefixTree::unsort_children(TreeNode* parent) {
+    const std::unique_ptr<SiblingOrder> order(parent->order);
+    parent->is_sorted = false;
+    parent->first_child = nullptr;
+    order->for_each([&](TreeNode* child) {
+        child->next_sibling = parent->first_child;
+        parent->first_child = child;
+    });
+}
+
 void PrefixTree::attach(TreeNode* parent, TreeNode* child) {
     child->parent = parent;
     child->start = depth_of(parent);
-    child->next_sibling = parent->first_child;
-    if (parent->first_child != nullptr) parent->first_child->prev_sibling = child;
-    parent->first_child = child;
-    ++parent->num_children;
-    if (parent->num_children == 2) index_->insert(child->next_sibling);
-    if (parent->num_children >= 2) index_->insert(child);
-    if (!ordered_siblings_) return;
-    if (parent->order != nullptr) {
+    if (parent->num_children == kSortAbove && !parent->is_sorted) sort_children(parent);
+    if (parent->is_sorted) {
         parent->order->insert(child);
-    } else if (parent->num_children > kSortAbove) {
-        auto order = std::make_unique<SiblingOrder>(page_size_);
-        for (TreeNode* c = parent->first_child; c != nullptr; c = c->next_sibling) order->insert(c);
-        parent->order = order.release();
+    } else {
+        child->next_sibling = parent->first_child;
+        parent->first_child = child;
     }
+    // An only child is found without the index.
+    if (++parent->num_children == 2) index_->insert(child->next_sibling);
+    if (parent->num_children >= 2) index_->insert(child);
 }
 
 void PrefixTree::detach(TreeNode* child) {
     TreeNode* parent = child->parent;
-    if (parent->order != nullptr) {
-        parent->order->erase(child);
-        if (parent->num_children - 1 <= kUnsortAt) {
-            delete parent->order;
-            parent->order = nullptr;
-        }
-    }
     if (child->is_indexed) index_->erase(child);
-    TreeNode*& from = child->prev_sibling != nullptr ? child->prev_sibling->next_sibling
-                                                     : parent->first_child;
-    from = child->next_sibling;
-    if (child->next_sibling != nullptr) child->next_sibling->prev_sibling = child->prev_sibling;
+    if (parent->is_sorted) {
+        parent->order->erase(child);
+        if (--parent->num_children == kUnsortAt) unsort_children(parent);
+        return;
+    }
+    TreeNode** link = &parent->first_child;
+    while (*link != child) link = &(*link)->next_sibling;
+    *link = child->next_sibling;
     if (--parent->num_children == 1) index_->erase(parent->first_child);
 }
 
@@ -114,12 +125,15 @@ void PrefixTree::replace_child(TreeNode* child, TreeNode* head) {
     TreeNode* parent = child->parent;
     head->parent = parent;
     head->start = child->start;
-    if (parent->order != nullptr) parent->order->replace(child, head);
-    head->next_sibling = child->next_sibling;
-    head->prev_sibling = child->prev_sibling;
-    (head->prev_sibling != nullptr ? head->prev_sibling->next_sibling : parent->first_child) = head;
-    if (head->next_sibling != nullptr) head->next_sibling->prev_sibling = head;
-    child->next_sibling = child->prev_sibling = nullptr;
+    if (parent->is_sorted) {
+        parent->order->replace(child, head);
+    } else {
+        TreeNode** link = &parent->first_child;
+        while (*link != child) link = &(*link)->next_sibling;
+        *link = head;
+        head->next_sibling = child->next_sibling;
+    }
+    child->next_sibling = nullptr;
     if (child->is_indexed) {
         index_->erase(child);
         index_->insert(head);
@@ -198,6 +212,8 @@ TreeNode* PrefixTree::add_leaf(TreeNode* parent, const TokenId* tokens, const Bl
     ++num_nodes_;
     num_cached_ += n;
     attach(parent, leaf);
+    // With a child it cannot grow any more.
+    if (grows && parent->capacity > parent->num_pages) resize(parent, parent->num_pages);
     return leaf;
 }
 
@@ -243,10 +259,10 @@ void PrefixTree::remove_leaf(TreeNode* leaf) {
     }
 }
 
-std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, std::vector<BlockId>& out) {
+std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) {
     const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(n, leaf->num_pages));
-    const BlockId* end = leaf->ids(page_size_) + leaf->num_pages;
-    out.insert(out.end(), end - count, end);
+    std::memcpy(out, leaf->ids(page_size_) + (leaf->num_pages - count),
+                static_cast<std::size_t>(count) * sizeof(BlockId));
     num_cached_ -= count;
     leaf->num_pages -= count;
     if (leaf->num_pages == 0) {
@@ -265,8 +281,6 @@ void PrefixTree::prefetch_victims() const noexcept {
     const auto* next = static_cast<const TreeNode*>(policy_->victim());
     if (next == nullptr) return;
     prefetch(next->tokens);
-    prefetch(next->next_sibling);
-    prefetch(next->prev_sibling);
     index_->prefetch(next);
     prefetch(next->ids(page_size_));
     const auto* after = reinterpret_cast<const char*>(next->next);
@@ -274,7 +288,7 @@ void PrefixTree::prefetch_victims() const noexcept {
     prefetch(after + 64);
 }
 
-std::int64_t PrefixTree::evict(std::int64_t n, std::vector<BlockId>& out, EvictionGuard guard) {
+std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) {
     settle();
     std::int64_t evicted = 0;
     TreeNode* set_aside = nullptr;
@@ -288,7 +302,7 @@ std::int64_t PrefixTree::evict(std::int64_t n, std::vector<BlockId>& out, Evicti
             policy_->remove(*leaf);
             set_aside = leaf;
         } else {
-            evicted += trim(leaf, std::min(n - evicted, leaf->num_pages - keep), out);
+            evicted += trim(leaf, std::min(n - evicted, leaf->num_pages - keep), out + evicted);
         }
     }
     if (set_aside != nullptr) policy_->expose(*set_aside);

@@ -16,27 +16,42 @@ std::uint64_t SiblingOrder::key_of(const TokenId* page) const noexcept {
     return unsigned_token(page[0]) << 32 | (page_size_ > 1 ? unsigned_token(page[1]) : 0);
 }
 
-// Tokens compare as unsigned numbers; `limit` < page_size compares a shorter start.
-bool SiblingOrder::is_less(const Entry& entry, std::uint64_t key, const TokenId* page,
-                           std::int32_t limit) const noexcept {
-    if (limit == 1) return (entry.key >> 32) < unsigned_token(page[0]);
-    if (entry.key != key) return entry.key < key;
-    const TokenId* other = entry.child->tokens;
-    const std::int32_t common = common_tokens(other, page, limit);
-    return common < limit && unsigned_token(other[common]) < unsigned_token(page[common]);
+// Tokens compare as unsigned numbers; `limit` < page_size compares a shorter start. The child itself
+// is looked at only where the keys do not tell.
+bool SiblingOrder::is_less(std::uint64_t key, const TreeNode* const* child, std::uint64_t wanted,
+                           const TokenId* page, std::int32_t limit) const noexcept {
+    if (limit == 1) return (key >> 32) < (wanted >> 32);
+    if (key != wanted) return key < wanted;
+    const TokenId* tokens = (*child)->tokens;
+    const std::int32_t common = common_tokens(tokens, page, limit);
+    return common < limit && unsigned_token(tokens[common]) < unsigned_token(page[common]);
 }
 
 SiblingOrder::Place SiblingOrder::lower_bound(const TokenId* page,
                                               std::int32_t limit) const noexcept {
-    const std::uint64_t key = limit > 1 ? key_of(page) : 0;  // page has no second token to read
-    const auto less = [&](const Entry& entry, int) { return is_less(entry, key, page, limit); };
-    // The last chunk whose first entry is less holds the place.
-    auto first = std::lower_bound(firsts_.begin(), firsts_.end(), 0, less);
-    if (first != firsts_.begin()) --first;
-    const auto chunk = static_cast<std::size_t>(first - firsts_.begin());
-    const Entry* begin = chunks_[chunk]->entries;
-    const Entry* end = begin + chunks_[chunk]->size;
-    return {chunk, static_cast<std::size_t>(std::lower_bound(begin, end, 0, less) - begin)};
+    // With one token to compare there is no second one to read.
+    const std::uint64_t wanted = limit > 1 ? key_of(page) : unsigned_token(page[0]) << 32;
+    std::size_t low = 0;
+    // The last chunk whose first child is less holds the place.
+    for (std::size_t high = chunks_.size(); low < high;) {
+        const std::size_t middle = (low + high) / 2;
+        const bool less =
+            is_less(first_keys_[middle], chunks_[middle]->children, wanted, page, limit);
+        (less ? low : high) = less ? middle + 1 : middle;
+    }
+    if (low > 0) --low;
+    const Chunk& chunk = *chunks_[low];
+    for (std::size_t line = 0; line < sizeof(chunk.keys); line += 64) {
+        prefetch(reinterpret_cast<const char*>(chunk.keys) + line);
+    }
+    std::size_t index = 0;
+    for (std::size_t high = chunk.size; index < high;) {
+        const std::size_t middle = (index + high) / 2;
+        const bool less =
+            is_less(chunk.keys[middle], &chunk.children[middle], wanted, page, limit);
+        (less ? index : high) = less ? middle + 1 : middle;
+    }
+    return {low, index};
 }
 
 SiblingOrder::Place SiblingOrder::place_of(const TreeNode* child) const noexcept {
@@ -46,71 +61,86 @@ SiblingOrder::Place SiblingOrder::place_of(const TreeNode* child) const noexcept
     return place;
 }
 
+void SiblingOrder::Chunk::insert(std::size_t at, std::uint64_t key, TreeNode* child) noexcept {
+    std::copy_backward(keys + at, keys + size, keys + size + 1);
+    std::copy_backward(children + at, children + size, children + size + 1);
+    keys[at] = key;
+    children[at] = child;
+    ++size;
+}
+
+void SiblingOrder::Chunk::erase(std::size_t at) noexcept {
+    std::copy(keys + at + 1, keys + size, keys + at);
+    std::copy(children + at + 1, children + size, children + at);
+    --size;
+}
+
+void SiblingOrder::split_chunk(std::size_t index) {
+    constexpr std::size_t kHalf = kChunk / 2;
+    auto upper = std::make_unique<Chunk>();
+    Chunk& lower = *chunks_[index];
+    std::copy(lower.keys + kHalf, lower.keys + kChunk, upper->keys);
+    std::copy(lower.children + kHalf, lower.children + kChunk, upper->children);
+    lower.size = upper->size = kHalf;
+    const auto next = static_cast<std::ptrdiff_t>(index) + 1;
+    first_keys_.insert(first_keys_.begin() + next, upper->keys[0]);
+    chunks_.insert(chunks_.begin() + next, std::move(upper));
+}
+
 void SiblingOrder::insert(TreeNode* child) {
-    const Entry entry{key_of(child->tokens), child};
     if (chunks_.empty()) {
         chunks_.push_back(std::make_unique<Chunk>());
-        firsts_.push_back(entry);
+        first_keys_.push_back(0);
     }
-    Place place = lower_bound(child->tokens, page_size_);
+    Place place = chunks_[0]->size == 0 ? Place{0, 0} : lower_bound(child->tokens, page_size_);
     if (chunks_[place.chunk]->size == kChunk) {
-        constexpr std::size_t kHalf = kChunk / 2;
-        auto upper = std::make_unique<Chunk>();
-        Chunk& lower = *chunks_[place.chunk];
-        std::copy(lower.entries + kHalf, lower.entries + kChunk, upper->entries);
-        lower.size = upper->size = kHalf;
-        const auto next = static_cast<std::ptrdiff_t>(place.chunk) + 1;
-        firsts_.insert(firsts_.begin() + next, upper->entries[0]);
-        chunks_.insert(chunks_.begin() + next, std::move(upper));
-        if (place.index > kHalf) place = {place.chunk + 1, place.index - kHalf};
+        split_chunk(place.chunk);
+        const std::size_t lower = chunks_[place.chunk]->size;
+        if (place.index > lower) place = {place.chunk + 1, place.index - lower};
     }
     Chunk& chunk = *chunks_[place.chunk];
-    Entry* at = chunk.entries + place.index;
-    std::copy_backward(at, chunk.entries + chunk.size, chunk.entries + chunk.size + 1);
-    *at = entry;
-    ++chunk.size;
-    firsts_[place.chunk] = chunk.entries[0];
+    chunk.insert(place.index, key_of(child->tokens), child);
+    first_keys_[place.chunk] = chunk.keys[0];
 }
 
 void SiblingOrder::erase(const TreeNode* child) noexcept {
     const Place place = place_of(child);
     Chunk& chunk = *chunks_[place.chunk];
-    Entry* at = chunk.entries + place.index;
-    std::copy(at + 1, chunk.entries + chunk.size, at);
-    if (--chunk.size == 0) {
-        chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
-        firsts_.erase(firsts_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
-    } else {
-        firsts_[place.chunk] = chunk.entries[0];
+    chunk.erase(place.index);
+    if (chunk.size > 0) {
+        first_keys_[place.chunk] = chunk.keys[0];
+        return;
     }
+    chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
+    first_keys_.erase(first_keys_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
 }
 
 void SiblingOrder::replace(const TreeNode* child, TreeNode* replacement) noexcept {
     const Place place = place_of(child);
-    chunks_[place.chunk]->entries[place.index].child = replacement;
-    firsts_[place.chunk] = chunks_[place.chunk]->entries[0];
+    chunks_[place.chunk]->children[place.index] = replacement;
 }
 
 TreeNode* SiblingOrder::longest_common_start(const TokenId* page, std::int32_t limit,
                                              std::int32_t* common) const noexcept {
     *common = 0;
     TreeNode* best = nullptr;
-    const auto consider = [&](const Entry& entry) {
+    const auto consider = [&](const Chunk& chunk, std::size_t index) {
         // The key tells without a look at the sibling when not even the first token agrees.
-        if ((entry.key >> 32) != unsigned_token(page[0])) return;
-        const std::int32_t length = common_tokens(entry.child->tokens, page, limit);
+        if ((chunk.keys[index] >> 32) != unsigned_token(page[0])) return;
+        TreeNode* child = chunk.children[index];
+        const std::int32_t length = common_tokens(child->tokens, page, limit);
         if (length > *common) {
             *common = length;
-            best = entry.child;
+            best = child;
         }
     };
     const Place place = lower_bound(page, limit);
     const Chunk& chunk = *chunks_[place.chunk];
-    if (place.index > 0) consider(chunk.entries[place.index - 1]);
+    if (place.index > 0) consider(chunk, place.index - 1);
     if (place.index < chunk.size) {
-        consider(chunk.entries[place.index]);
+        consider(chunk, place.index);
     } else if (place.chunk + 1 < chunks_.size()) {
-        consider(firsts_[place.chunk + 1]);
+        consider(*chunks_[place.chunk + 1], 0);
     }
     return best;
 }

@@ -35,12 +35,13 @@ struct TreeNode : EvictionHook {
         TokenId* tokens = nullptr;
         const std::string* name;  // of a root: its namespace; nullptr for the default one
     };
-    TreeNode* first_child = nullptr;  // head of the sibling list
+    union {
+        TreeNode* first_child = nullptr;  // a small family is a list,
+        SiblingOrder* order;              // a large one (is_sorted) kept in order
+    };
     TreeNode* next_sibling = nullptr;
-    TreeNode* prev_sibling = nullptr;
     TreeNode* hash_next = nullptr;  // chain of the ChildIndex; free list of the arena
-    SiblingOrder* order = nullptr;  // of the children; only where there are many
-    std::uint64_t hash = 0;         // of (parent, first page), set while indexed
+    std::uint32_t hash = 0;         // of (parent, first page), set while indexed
 
     std::int32_t start = 0;  // pages between the root and this run
     std::int32_t num_pages = 0;
@@ -50,9 +51,10 @@ struct TreeNode : EvictionHook {
     std::uint32_t protectors = 0;  // (pins > 0) + children with protectors, as last settled
     std::uint32_t generation = 0;  // changes when pages leave the node: handles go stale
     std::uint32_t id = 0;
-    bool is_indexed = false;   // in the ChildIndex
+    bool is_sorted = false;       // the children are in `order`
+    bool is_indexed = false;      // in the ChildIndex
     bool is_settled_pin = false;  // pins > 0 is counted in protectors
-    bool is_queued = false;    // waits to be settled
+    bool is_queued = false;       // waits to be settled
 
     [[nodiscard]] bool is_root() const noexcept { return parent == nullptr; }
     [[nodiscard]] std::int32_t end() const noexcept { return start + num_pages; }
@@ -63,6 +65,9 @@ struct TreeNode : EvictionHook {
         return tokens + static_cast<std::ptrdiff_t>(page) * page_size;
     }
 };
+
+// Metadata is what a cache of many short prompts is made of.
+static_assert(sizeof(void*) != 8 || sizeof(TreeNode) == 96, "a node fits 96 bytes");
 
 /// Nodes by id, at addresses that never move; recycles their slots and keeps their generations, so
 /// that a handle to a node that is gone is recognised.

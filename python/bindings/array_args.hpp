@@ -25,7 +25,7 @@ class Int32Arg {
         if (py::isinstance<py::array>(value)) {
             from_array(py::reinterpret_borrow<py::array>(value), name);
         } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
-            for (const py::handle item : value) append(item.cast<std::int64_t>(), name);
+            for (const py::handle item : value) append(integer(item, name), name);
         } else {
             throw py::type_error(std::string(name) + " is a " + Py_TYPE(value.ptr())->tp_name +
                                  ", must be a list or an int32 or int64 array");
@@ -62,6 +62,21 @@ class Int32Arg {
                 append(value, name);
             }
         }
+    }
+
+    [[nodiscard]] std::int64_t integer(pybind11::handle item, const char* name) const {
+        namespace py = pybind11;
+        if (PyIndex_Check(item.ptr()) == 0) {
+            throw py::type_error(std::string(name) + "[" + std::to_string(values_.size()) +
+                                 "] is a " + Py_TYPE(item.ptr())->tp_name + ", must be an int");
+        }
+        const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(item.ptr()));
+        if (!index) throw py::error_already_set();
+        int overflow = 0;
+        const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+        if (overflow == 0) return value;
+        return overflow > 0 ? std::numeric_limits<std::int64_t>::max()
+                            : std::numeric_limits<std::int64_t>::min();
     }
 
     void append(std::int64_t value, const char* name) {

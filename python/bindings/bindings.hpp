@@ -4,5 +4,4 @@
 #include <pybind11/pybind11.h>
 
 void bind_block_pool(pybind11::module_& module);
-void bind_prefix_tree(pybind11::module_& module);
 void bind_cache_manager(pybind11::module_& module);

@@ -35,6 +35,5 @@ PYBIND11_MODULE(_core, module) {
     build["cuda"] = false;
     module.attr("build_info") = build;
     bind_block_pool(module);
-    bind_prefix_tree(module);
     bind_cache_manager(module);
 }

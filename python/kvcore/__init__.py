@@ -10,8 +10,8 @@ from __future__ import annotations
 from importlib.metadata import version as _version
 from pathlib import Path as _Path
 
-from kvcore._core import BlockPool, CacheManager, PrefixTree
-from kvcore._hotpath import PinnedPrefix, RaggedKVCacheInputs
+from kvcore._core import BlockPool, CacheManager
+from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
 from kvcore.errors import (

@@ -22,11 +22,11 @@ cdef bytes namespace_of(object extra_key, object cache_salt):
     )
 
 
-cdef inline string_view name_view(bytes name):
+cdef inline string_view name_view(bytes name) noexcept:
     """What C++ reads of it, for as long as `name` lives."""
     if name is None:
         return string_view()
-    return string_view(<const char*>name, len(name))
+    return string_view(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
 
 
 @cython.final
@@ -215,6 +215,25 @@ cdef class TextGenerationContext:
         )
 
 
+cdef inline bint is_own(PyObject* item) noexcept:
+    return <PyObject*>Py_TYPE(item) == <PyObject*>TextGenerationContext
+
+
+cdef list batch_of(object batch):
+    """The contexts as a list that nothing can change during a call.
+
+    That is the caller's own list when it holds nothing but TextGenerationContext: then no Python code
+    runs during the call. Otherwise a copy.
+    """
+    cdef Py_ssize_t i
+    if type(batch) is not list:
+        return list(batch)
+    for i in range(len(<list>batch)):
+        if not is_own(PyList_GET_ITEM(batch, i)):
+            return list(batch)
+    return <list>batch
+
+
 def update_batch(object batch, object tokens):
     """Call ``ctx.update(token)`` for each context of a batch.
 
@@ -229,25 +248,26 @@ def update_batch(object batch, object tokens):
     ValueError
         The lengths differ, or a token is beyond int32; no context has changed.
     """
-    cdef list contexts = batch if type(batch) is list else list(batch)
+    cdef list contexts = batch_of(batch)
     cdef cnp.ndarray source = as_tokens(tokens)
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
     cdef Py_ssize_t n = len(contexts)
     cdef Py_ssize_t i
-    cdef object item
+    cdef PyObject* item
     if cnp.PyArray_DIM(source, 0) != n:
         raise ValueError(
             f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
         )
-    for item in contexts:
-        if type(item) is not TextGenerationContext and not hasattr(item, "update"):
-            raise no_context(item)
     for i in range(n):
-        item = contexts[i]
-        if type(item) is TextGenerationContext:
+        item = PyList_GET_ITEM(contexts, i)
+        if not is_own(item) and not hasattr(<object>item, "update"):
+            raise no_context(<object>item)
+    for i in range(n):
+        item = PyList_GET_ITEM(contexts, i)
+        if is_own(item):
             (<TextGenerationContext>item)._update(data[i])
         else:
-            item.update(data[i])
+            (<object>item).update(data[i])
 
 
 cdef object no_context(object item):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-_Ints: TypeAlias = list[int] | tuple[int, ...] | NDArray[np.int32] | NDArray[np.int64]
+_Ints: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 _Ids: TypeAlias = NDArray[np.int32]
 
 build_info: dict[str, str | int | bool]
@@ -30,51 +31,6 @@ class BlockPool:
         """Answer the references to a page, 0 when it is free."""
     def check_integrity(self) -> None:
         """Raise AssertionError unless free + referenced == total. O(num_blocks)."""
-
-class PrefixHandle:
-    """A matched prefix; goes stale (InvalidHandleError) when pages of its run are evicted."""
-
-    @property
-    def num_pages(self) -> int: ...
-
-class PrefixTree:
-    """Remember which pages hold which tokens: a radix tree over runs of whole pages.
-
-    Ids go in by insert and come out by evict; the tree owns no page. Not thread-safe by itself.
-    """
-
-    def __init__(self, page_size: int) -> None: ...
-    @property
-    def page_size(self) -> int: ...
-    @property
-    def num_cached(self) -> int: ...
-    @property
-    def num_evictable(self) -> int: ...
-    @property
-    def num_nodes(self) -> int: ...
-    def match(
-        self, tokens: _Ints, extra_key: str | None = None, cache_salt: str | None = None
-    ) -> tuple[_Ids, PrefixHandle]:
-        """Find the longest cached prefix in whole pages: ids int32 [pages], and a handle."""
-    def insert(
-        self,
-        tokens: _Ints,
-        pages: _Ints,
-        extra_key: str | None = None,
-        cache_salt: str | None = None,
-    ) -> _Ids:
-        """Put pages of tokens [pages * page_size] in; answers the ids the tree has, int32 [pages].
-
-        Where one differs from yours the tree had the page already, and yours stays yours.
-        """
-    def pin(self, handle: PrefixHandle) -> None:
-        """Keep a prefix from eviction until unpinned as often. O(1)."""
-    def unpin(self, handle: PrefixHandle) -> None:
-        """Let a prefix go. Raises InvalidHandleError when it is not pinned."""
-    def evict(self, n: int) -> _Ids:
-        """Forget the n least recently used unpinned pages, or as many as there are: their ids."""
-    def check_integrity(self) -> None:
-        """Raise AssertionError naming the law that does not hold. O(pages)."""
 
 class SequenceHandle:
     """A claim; stale after release."""

@@ -15,7 +15,10 @@ from kvcore.cpp cimport (
     PinHandle,
     RequestView,
     SequenceHandle,
+    TreeNode,
 )
+from kvcore.cpp cimport PrefixHandle as CppPrefixHandle
+from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 
 @cython.final
@@ -54,6 +57,8 @@ cdef class FetchBuffer:
     cdef cnp.ndarray table
     cdef cnp.ndarray lengths
     cdef LookupTable* rows
+    cdef bint busy  # a fetch that is not over writes it
+
     cdef bint is_free(self)
 
 
@@ -82,6 +87,7 @@ cdef class PagedHotPath:
 
     cdef SequenceHandle _find(self, object request_id) except *
     cdef int _view(self, object context, RequestView* view, list keep) except -1
+    cdef int _own_view(self, TextGenerationContext own, RequestView* view) except -1
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
     cdef int _views(self, list batch, vector[RequestView]& views, list keep) except -1
     cdef int _write_back(self, object context, const RequestView& view) except -1
@@ -91,3 +97,19 @@ cdef class PagedHotPath:
     cdef int32_t _replica(self, object replica_idx) except -1
     cdef FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width)
     cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps)
+
+
+cdef class PrefixHandle:
+    cdef PrefixTree _tree
+    cdef CppPrefixHandle _handle
+    cdef TreeNode* _node
+    cdef int64_t _pins
+
+    cdef int _pin(self) except -1
+    cdef int _unpin(self) except -1
+
+
+cdef class PrefixTree:
+    cdef CppPrefixTree* _native
+
+    cdef int _check_own(self, PrefixHandle handle) except -1

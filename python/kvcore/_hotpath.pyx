@@ -20,6 +20,7 @@ from libcpp.vector cimport vector
 from kvcore.cpp cimport (
     BlockId,
     CacheManager,
+    DuplicatePage,
     FetchResult,
     FetchStatus,
     FetchTarget,
@@ -30,8 +31,11 @@ from kvcore.cpp cimport (
     RequestView,
     ReserveStatus,
     SequenceHandle,
+    TreeNode,
+    TreePosition,
     string_view,
 )
+from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 import numpy as np
 
@@ -50,10 +54,21 @@ cnp.import_array()
 cdef extern from "Python.h":
     # Of a borrowed pointer: an object argument would count the argument itself.
     Py_ssize_t Py_REFCNT(PyObject* o)
+    # Borrowed, without counting references per row of a batch.
+    PyObject* PyList_GET_ITEM(object list, Py_ssize_t i)
+    void* Py_TYPE(PyObject* o)
+    char* PyBytes_AS_STRING(object o)
+    Py_ssize_t PyBytes_GET_SIZE(object o)
 
 cdef extern from *:
     """
     #include "kvcore/name_space.hpp"
+
+    #if defined(__GNUC__)
+    #define KVCORE_PREFETCH(address) __builtin_prefetch(address)
+    #else
+    #define KVCORE_PREFETCH(address) ((void)(address))
+    #endif
 
     static std::string join_namespace(bool has_extra, const std::string& extra, bool has_salt,
                                       const std::string& salt) {
@@ -62,9 +77,11 @@ cdef extern from *:
                                       has_salt ? Key(salt) : Key());
     }
     """
+    void KVCORE_PREFETCH(const void* address) noexcept
     string join_namespace(bint has_extra, const string& extra, bint has_salt, const string& salt)
 
 include "_tokens.pxi"
 include "_context.pxi"
 include "_inputs.pxi"
 include "_manager.pxi"
+include "_prefix_tree.pxi"

@@ -61,7 +61,9 @@ cdef class FetchBuffer:
     cdef bint is_free(self):
         """True when no array handed out earlier is still held."""
         return (
-            Py_REFCNT(<PyObject*>self.table) == 1 and Py_REFCNT(<PyObject*>self.lengths) == 1
+            not self.busy
+            and Py_REFCNT(<PyObject*>self.table) == 1
+            and Py_REFCNT(<PyObject*>self.lengths) == 1
         )
 
 
@@ -132,7 +134,7 @@ cdef class PinnedPrefix:
 
     Notes
     -----
-    The pin lasts until it is released, also when this object is dropped.
+    An object that is dropped lets the pages go as well.
     """
 
     def release(self):
@@ -147,6 +149,10 @@ cdef class PinnedPrefix:
 
     def __exit__(self, *error):
         if not self._released:
+            self.release()
+
+    def __del__(self):
+        if self._manager is not None and not self._released:
             self.release()
 
     def __repr__(self):

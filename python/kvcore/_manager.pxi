@@ -7,6 +7,10 @@ cdef uint64_t next_manager_uid = 1
 cdef int64_t RELEASE_GIL_TOKENS = 8192
 
 
+# Contexts this far ahead in a batch are asked for early.
+cdef Py_ssize_t AHEAD = 8
+
+
 cdef inline object handle_key(SequenceHandle sequence):
     return (<uint64_t>sequence.generation << 32) | sequence.index
 
@@ -61,11 +65,7 @@ cdef class PagedHotPath:
             raise not_found(request_id)
         return handle_of(key)
 
-    cdef int _view(self, object context, RequestView* view, list keep) except -1:
-        cdef TextGenerationContext own
-        if type(context) is not TextGenerationContext:
-            return self._foreign_view(context, view, keep)
-        own = <TextGenerationContext>context
+    cdef int _own_view(self, TextGenerationContext own, RequestView* view) except -1:
         if (
             own._manager_uid != self._uid
             or self._generations[own._sequence.index] != own._sequence.generation
@@ -79,6 +79,11 @@ cdef class PagedHotPath:
         view.end = own._end
         view.name_space = name_view(own._name)
         return 0
+
+    cdef int _view(self, object context, RequestView* view, list keep) except -1:
+        if type(context) is TextGenerationContext:
+            return self._own_view(<TextGenerationContext>context, view)
+        return self._foreign_view(context, view, keep)
 
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
         """The same of any object with the attributes of a context; `keep` holds what it refers to."""
@@ -110,10 +115,17 @@ cdef class PagedHotPath:
     cdef int _views(self, list batch, vector[RequestView]& views, list keep) except -1:
         cdef Py_ssize_t n = len(batch)
         cdef Py_ssize_t i
+        cdef PyObject* item
         views.swap(self._scratch)  # the last batch's memory
         views.resize(n)
         for i in range(n):
-            self._view(batch[i], &views[i], keep)
+            item = PyList_GET_ITEM(batch, i)  # borrowed: the list is nobody else's to change
+            if i + AHEAD < n:
+                KVCORE_PREFETCH(<const char*>PyList_GET_ITEM(batch, i + AHEAD) + 64)
+            if is_own(item):
+                self._own_view(<TextGenerationContext>item, &views[i])
+            else:
+                self._foreign_view(<object>item, &views[i], keep)
         return 0
 
     cdef int _write_back(self, object context, const RequestView& view) except -1:
@@ -289,26 +301,35 @@ cdef class PagedHotPath:
         Every error is raised before anything is reserved.
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef list contexts = batch if type(batch) is list else list(batch)
+        cdef list contexts = batch_of(batch)
         cdef vector[RequestView] views
         cdef vector[PageCopy] copies
         cdef list keep = []
-        cdef int64_t reserved, i
+        cdef int64_t done = 0
+        cdef int64_t reserved = 0
+        cdef int64_t i
         self._views(contexts, views, keep)
-        for context in contexts:
-            self._check_settable(context)
+        if keep:
+            for context in contexts:
+                self._check_settable(context)
         try:
-            reserved = self._native.reserve_batch(
-                views.data(), <int64_t>views.size(), steps,
-                &copies if self._copies_itself else NULL,
-            )
+            while True:
+                copies.clear()
+                reserved = self._native.reserve_batch(
+                    views.data() + done, <int64_t>views.size() - done, steps,
+                    &copies if self._copies_itself else NULL,
+                )
+                self._copy(copies)
+                for i in range(done, done + reserved):
+                    self._write_back(contexts[i], views[i])
+                done += reserved
+                # Sources of copies could not be evicted for the rows behind; now they can.
+                if copies.size() == 0 or done == <int64_t>views.size():
+                    break
         except ValueError as error:
             raise named(error, contexts) from None
-        self._copy(copies)
-        for i in range(reserved):
-            self._write_back(contexts[i], views[i])
         self._check()
-        return reserved
+        return done
 
     def plan(self, ctx, num_steps=1):
         """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
@@ -334,17 +355,19 @@ cdef class PagedHotPath:
     # ---- fetch and step -----------------------------------------------------------------------------
 
     cdef FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width):
-        """A buffer of at least this size that nobody reads; the list keeps the last few."""
+        """Take a buffer of at least this size that nobody reads; the list keeps the last few."""
         cdef list buffers = self._buffers[replica]
         cdef FetchBuffer buffer
         cdef Py_ssize_t i
         for i in range(len(buffers)):
             buffer = <FetchBuffer>buffers[i]
             if buffer.is_free() and buffer.rows.max_rows() >= rows and buffer.rows.stride() >= width:
+                buffer.busy = True
                 return buffer
         # Room to grow, so that a growing batch does not make a buffer per step.
         buffer = FetchBuffer(max(16, rows + rows // 2), max(64, width + width // 2),
                              <uint32_t>self._total_pages)
+        buffer.busy = True
         buffers.insert(0, buffer)
         del buffers[4:]
         return buffer
@@ -375,7 +398,7 @@ cdef class PagedHotPath:
         a True ``maybe_reserve`` with the same or more steps it cannot fail for memory.
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef list contexts = batch if type(batch) is list else list(batch)
+        cdef list contexts = batch_of(batch)
         cdef vector[RequestView] views
         cdef vector[PageCopy] copies
         cdef vector[FetchTarget] targets
@@ -383,7 +406,7 @@ cdef class PagedHotPath:
         cdef list keep = []
         cdef list buffers = []
         cdef FetchBuffer buffer
-        cdef bint has_reserved = False
+        cdef bint has_moved = False
         cdef int32_t r
         cdef Py_ssize_t i
         if self._listener is not None and self._listener.is_asked():
@@ -393,36 +416,38 @@ cdef class PagedHotPath:
             for context in contexts:
                 self._check_settable(context)
         targets.resize(self._num_replicas)
-        for r in range(self._num_replicas):
-            buffers.append(self._buffer(r, targets[r].rows, targets[r].width))
-        while True:
-            for r in range(self._num_replicas):
-                buffer = <FetchBuffer>buffers[r]
-                targets[r].table = buffer.rows
-                targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
-            try:
+        try:
+            while True:
+                # Sizes are known once the first try has reserved.
+                for r in range(self._num_replicas):
+                    buffer = self._buffer(r, targets[r].rows, targets[r].width)
+                    buffers.append(buffer)
+                    targets[r].table = buffer.rows
+                    targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
                 result = self._native.fetch(
                     views.data(), <int64_t>views.size(), steps, targets.data(),
                     &copies if self._copies_itself else NULL,
                 )
-            except ValueError as error:
-                raise named(error, contexts) from None
-            has_reserved = has_reserved or result.has_reserved
-            if result.status != FetchStatus.kGrow:
-                break
-            for r in range(self._num_replicas):
-                buffers[r] = self._buffer(r, targets[r].rows, targets[r].width)
-        if result.status == FetchStatus.kNoSpace:
-            raise InsufficientBlocksError(
-                f"request {contexts[result.row].request_id!r} needs {result.needed} more pages, "
-                f"{result.available} of {self._total_pages} are free; release a request first"
-            )
-        self._copy(copies)
-        if has_reserved:
-            for i in range(len(contexts)):
-                self._write_back(contexts[i], views[i])
+                has_moved = has_moved or result.has_moved
+                if result.status != FetchStatus.kGrow:
+                    break
+            if result.status == FetchStatus.kNoSpace:
+                raise InsufficientBlocksError(
+                    f"request {contexts[result.row].request_id!r} needs {result.needed} more "
+                    f"pages, {result.available} of {self._total_pages} are free; "
+                    f"release a request first"
+                )
+            self._copy(copies)
+            if has_moved:
+                for i in range(len(contexts)):
+                    self._write_back(contexts[i], views[i])
+            inputs = self._outputs(buffers[-self._num_replicas:], targets, steps)
+        except ValueError as error:
+            raise named(error, contexts) from None
+        finally:
+            for buffer in buffers:
+                buffer.busy = False
         views.swap(self._scratch)
-        inputs = self._outputs(buffers, targets, steps)
         self._check()
         return inputs
 
@@ -467,7 +492,7 @@ cdef class PagedHotPath:
         -----
         Costs O(new tokens), whatever the context length.
         """
-        cdef list contexts = batch if type(batch) is list else list(batch)
+        cdef list contexts = batch_of(batch)
         cdef vector[RequestView] views
         cdef vector[PageSwap] swaps
         cdef list keep = []

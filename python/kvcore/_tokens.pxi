@@ -61,7 +61,7 @@ cdef cnp.ndarray as_tokens(object tokens):
     cdef cnp.ndarray array
     if isinstance(tokens, (list, tuple)):
         return tokens_from_list(tokens)
-    if not isinstance(tokens, np.ndarray):
+    if not cnp.PyArray_Check(tokens):
         raise TypeError(
             f"tokens are a {type(tokens).__name__}, must be a list or an int32 or int64 array"
         )

@@ -33,6 +33,46 @@ cdef extern from "kvcore/lookup_table.hpp" namespace "kvcore" nogil:
         int64_t stride()
 
 
+cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
+    cdef cppclass TreeNode:
+        pass
+    cdef cppclass TreePosition:
+        TreeNode* node
+        int32_t depth
+    cdef cppclass PrefixMatch:
+        TreePosition at
+        TreePosition partial
+        int32_t partial_tokens
+    cdef cppclass PrefixHandle:
+        uint32_t node
+        uint32_t generation
+        int32_t depth
+    cdef cppclass DuplicatePage:
+        int32_t index
+        BlockId cached
+    cdef cppclass PrefixTree:
+        PrefixTree(int32_t page_size) except +translate_exception
+        int32_t page_size()
+        int64_t num_cached()
+        int64_t num_evictable() except +translate_exception
+        int64_t num_nodes()
+        TreeNode* find_namespace(string_view name) except +translate_exception
+        TreeNode* open_namespace(string_view name) except +translate_exception
+        PrefixMatch match(TreeNode* root, const TokenId* tokens, int64_t n, cbool want_partial)
+        void copy_pages(TreePosition at, int32_t first, BlockId* out)
+        TreeNode* split(TreePosition at) except +translate_exception
+        void pin(TreeNode* node) except +translate_exception
+        void unpin(TreeNode* node, cbool touch) except +translate_exception
+        TreeNode* insert(
+            TreeNode* at, const TokenId* tokens, const BlockId* ids, int32_t n,
+            vector[DuplicatePage]& duplicates
+        ) except +translate_exception
+        int64_t evict(int64_t n, BlockId* out) except +translate_exception
+        PrefixHandle handle(TreePosition at)
+        TreePosition resolve(PrefixHandle handle) except +translate_exception
+        void check_integrity() except +translate_exception
+
+
 cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
     cdef cppclass Metrics:
         int64_t input_tokens
@@ -98,10 +138,10 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         kGrow
     cdef cppclass FetchResult:
         FetchStatus status
-        cbool has_reserved
         int64_t row
         int64_t needed
         int64_t available
+        cbool has_moved
     cdef cppclass PinHandle:
         uint32_t index
         uint32_t generation

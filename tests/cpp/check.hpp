@@ -13,7 +13,8 @@
 namespace check {
 
 inline std::uint64_t seed = 0;  // of the random numbers, where the program uses any
-inline std::string note;        // for example which configuration and operation
+inline std::string note;        // where the program is, for example which configuration
+inline const char* verb = "";   // the call made last
 
 inline std::string text(const std::string& value) { return '"' + value + '"'; }
 inline std::string text(const char* value) { return text(std::string(value)); }
@@ -38,7 +39,7 @@ std::string text(const std::vector<T>& values) {
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
     std::fprintf(stderr, "%s:%d: %s (seed %llu)\n", file, line, what.c_str(),
                  static_cast<unsigned long long>(seed));
-    if (!note.empty()) std::fprintf(stderr, "    at %s\n", note.c_str());
+    if (!note.empty()) std::fprintf(stderr, "    at %s %s\n", note.c_str(), verb);
     std::exit(1);
 }
 

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "kvcore/errors.hpp"
 #include "copy_ledger.hpp"
+#include "kvcore/errors.hpp"
 #include "oracle.hpp"
 #include "oracle_text.hpp"
 
-/// A CacheManager and its oracle behind one set of verbs: each verb asks both and compares what they
-/// answer. Fetching is in checked_fetch.hpp.
+/// A CacheManager and its oracle behind one set of verbs: each verb asks both and compares what
+/// they answer. Fetching is in checked_fetch.hpp.
 class CheckedManager {
    public:
     using Batch = std::vector<Request*>;
@@ -31,14 +31,14 @@ class CheckedManager {
     [[nodiscard]] std::int64_t num_calls() const { return num_calls_; }
 
     void claim(Request& request, std::int32_t replica) {
-        ++num_calls_;
+        begin("claim");
         request.sequence = manager_.claim(replica);
         oracle_.claim(request, replica);
         CHECK_EQ(manager_.replica_of(request.sequence), replica);
     }
 
     void release(const Request& request) {
-        ++num_calls_;
+        begin("release");
         copies_.forget(request.sequence);
         oracle_.release(request);
         manager_.release(request.sequence);
@@ -47,15 +47,16 @@ class CheckedManager {
 
     /// What plan answers, checked; for `check_as_planned`.
     kvcore::ReservePlan plan(const Request& request, std::int64_t num_steps) {
-        ++num_calls_;
+        begin("plan");
         const kvcore::ReservePlan plan = manager_.plan(request.view(), num_steps);
         bool expected = false;
         for (const oracle::Option& option : oracle_.options(request, num_steps)) {
             expected = expected || is_as_planned(request, num_steps, plan, option);
         }
         if (!expected) {
-            check::fail(__FILE__, __LINE__, "plan answers " + to_text(plan) + ", expected " +
-                                                to_text(oracle_.options(request, num_steps)));
+            check::fail(__FILE__, __LINE__,
+                        "plan answers " + to_text(plan) + ", expected " +
+                            to_text(oracle_.options(request, num_steps)));
         }
         return plan;
     }
@@ -63,7 +64,7 @@ class CheckedManager {
     /// Returns how many of the batch were reserved; `plan`: of its first request.
     std::int64_t reserve(const Batch& batch, std::int64_t num_steps,
                          const std::optional<kvcore::ReservePlan>& plan) {
-        ++num_calls_;
+        begin("reserve");
         std::vector<kvcore::RequestView> views = views_of(batch);
         if (!can_ever_fit(batch, num_steps)) {
             CHECK_THROWS(kvcore::CapacityError, manager_.reserve_batch(views.data(), count(views),
@@ -87,7 +88,7 @@ class CheckedManager {
     }
 
     void commit(const Batch& batch) {
-        ++num_calls_;
+        begin("commit");
         const std::vector<kvcore::RequestView> views = views_of(batch);
         std::vector<kvcore::PageSwap> swaps;
         std::vector<kvcore::PageSwap> expected;
@@ -107,12 +108,12 @@ class CheckedManager {
     }
 
     void match(std::int32_t replica, const Request& request, std::int64_t n) {
-        ++num_calls_;
+        begin("match");
         std::vector<BlockId> pages;
-        const std::int64_t depth = manager_.match(replica, request.name_space(),
-                                                  request.tokens().data(), n, &pages);
+        const std::int64_t depth =
+            manager_.match(replica, request.name_space(), request.tokens().data(), n, &pages);
         CHECK_EQ(depth, oracle::depth_of(oracle_.match(replica, request, n)));
-        CHECK_EQ(pages, ids_to(oracle_.match(replica, request, n)));
+        CHECK_EQ(pages, oracle::ids_to(oracle_.match(replica, request, n)));
         CHECK_EQ(manager_.recommend_replica(request.name_space(), request.tokens().data(), n),
                  oracle_.recommend(request, n));
     }
@@ -122,7 +123,7 @@ class CheckedManager {
         oracle::CachedPage* page = nullptr;
     };
     Pin pin(std::int32_t replica, const Request& request, std::int64_t n) {
-        ++num_calls_;
+        begin("pin");
         Pin pin{manager_.pin(replica, request.name_space(), request.tokens().data(), n),
                 oracle_.match(replica, request, n)};
         CHECK_EQ(pin.handle.num_tokens, oracle::depth_of(pin.page) * config_.page_size);
@@ -130,24 +131,25 @@ class CheckedManager {
         return pin;
     }
     void unpin(const Pin& pin) {
-        ++num_calls_;
+        begin("unpin");
         manager_.unpin(pin.handle);
         oracle_.let_go(pin.page);
         CHECK_THROWS(kvcore::InvalidHandleError, manager_.unpin(pin.handle));
     }
 
     void reset() {
-        ++num_calls_;
+        begin("reset");
         manager_.reset_prefix_cache();
         oracle_.reset();
     }
     void reset_metrics() {
-        ++num_calls_;
+        begin("reset_metrics");
         manager_.reset_metrics();
         oracle_.reset_metrics();
     }
 
-    // ---- comparing -------------------------------------------------------------------------------
+    // ---- comparing
+    // -------------------------------------------------------------------------------
     void compare() {
         for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
             const kvcore::PoolStats actual = manager_.stats(i);
@@ -166,7 +168,7 @@ class CheckedManager {
         CHECK_EQ(actual.peak_used_pages, expected.peak_used_pages);
     }
 
-    /// The laws of the manager, and that every cached page contains what its prefix says.
+    /// The laws of the manager; that the same pages are cached and contain what their prefix says.
     void check_integrity() {
         manager_.check_integrity();
         oracle_.for_each_page([this](std::int32_t replica, const oracle::CachedPage& page) {
@@ -176,7 +178,15 @@ class CheckedManager {
                 digest = digest_after(digest, item(page.tokens, i));
                 CHECK_EQ(slots[i], digest);
             }
+            if (page.children == 0) check_is_cached(replica, page);
         });
+    }
+    void check_is_cached(std::int32_t replica, const oracle::CachedPage& page) {
+        const std::vector<TokenId> tokens = oracle::tokens_to(&page);
+        std::vector<BlockId> ids;
+        CHECK_EQ(manager_.match(replica, page.name_space, tokens.data(), count(tokens), &ids),
+                 page.depth);
+        CHECK_EQ(ids, oracle::ids_to(&page));
     }
 
     /// A request shares the committed pages of its prefix and no others.
@@ -184,7 +194,7 @@ class CheckedManager {
         const oracle::Claim& claim = oracle_.claim_of(request);
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
         CHECK_EQ(row.size(), claim.num_pages);
-        const std::vector<BlockId> shared = ids_to(claim.at);
+        const std::vector<BlockId> shared = oracle::ids_to(claim.at);
         CHECK_EQ(shared.size(), claim.committed);
         for (std::int64_t column = 0; column < claim.committed; ++column) {
             const bool is_own = claim.kept.count(column) > 0;
@@ -193,6 +203,10 @@ class CheckedManager {
     }
 
    protected:
+    void begin(const char* verb) {
+        ++num_calls_;
+        check::verb = verb;
+    }
     static std::vector<kvcore::RequestView> views_of(const Batch& batch) {
         std::vector<kvcore::RequestView> views;
         for (const Request* request : batch) views.push_back(request->view());
@@ -205,8 +219,8 @@ class CheckedManager {
         }
         return fits;
     }
-    /// The option that is what the manager did. Where several pages could be copied, the copy that is
-    /// owed tells which it was.
+    /// The option that is what the manager did. Where several pages could be copied, the copy that
+    /// is owed tells which it was.
     oracle::Option explain(const Request& request, const kvcore::RequestView& view,
                            const std::vector<oracle::Option>& options, bool fits) {
         for (const oracle::Option& option : options) {
@@ -246,16 +260,8 @@ class CheckedManager {
         const bool fits = option.fits && oracle_.can_ever_fit(request, num_steps);
         if (!fits || !plan.fits) return fits == plan.fits;
         const std::int64_t had = oracle_.claim_of(request).hit_tokens;
-        return plan.hit_tokens == option.hit_tokens - had &&
-               plan.new_pages == option.new_pages() && plan.evicted_pages == option.evicted &&
-               plan.copied_tokens == option.copied;
-    }
-
-    /// Page ids on the way to a cached page.
-    static std::vector<BlockId> ids_to(const oracle::CachedPage* page) {
-        std::vector<BlockId> ids(static_cast<std::size_t>(oracle::depth_of(page)));
-        for (; page != nullptr; page = page->parent) item(ids, page->depth - 1) = page->id;
-        return ids;
+        return plan.hit_tokens == option.hit_tokens - had && plan.new_pages == option.new_pages() &&
+               plan.evicted_pages == option.evicted && plan.copied_tokens == option.copied;
     }
 
     kvcore::CacheConfig config_;

@@ -11,7 +11,8 @@
 
 /// What CacheManager has to do, written to be obvious. Its state is the set of cached pages, each
 /// named by its whole prefix; whatever the manager keeps counts or lists of is worked out from it
-/// by looking at all of them. It learns page ids from the manager, and so knows who must share what.
+/// by looking at all of them. It learns page ids from the manager, and so knows who must share
+/// what.
 namespace oracle {
 
 struct Claim {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct CachedPage {
     Digest before = 0;  // of those in front of it
     CachedPage* parent = nullptr;
     std::vector<TokenId> tokens;
+    std::string name_space;
     BlockId id = 0;
     std::int64_t depth = 1;  // pages of the prefix that ends with it
     std::int64_t children = 0;
@@ -23,6 +25,21 @@ struct CachedPage {
 };
 
 inline std::int64_t depth_of(const CachedPage* page) { return page == nullptr ? 0 : page->depth; }
+
+/// All tokens up to the end of `page`.
+inline std::vector<TokenId> tokens_to(const CachedPage* page) {
+    std::vector<TokenId> tokens;
+    for (; page != nullptr; page = page->parent) {
+        tokens.insert(tokens.begin(), page->tokens.begin(), page->tokens.end());
+    }
+    return tokens;
+}
+/// Ids of the pages up to and including `page`.
+inline std::vector<BlockId> ids_to(const CachedPage* page) {
+    std::vector<BlockId> ids(static_cast<std::size_t>(depth_of(page)));
+    for (; page != nullptr; page = page->parent) item(ids, page->depth - 1) = page->id;
+    return ids;
+}
 
 /// Protects the prefix that ends with `page`.
 inline void hold(CachedPage* page) {
@@ -97,6 +114,7 @@ class Cache {
         page.before = request.digest(column * page_size_);
         page.parent = parent;
         page.tokens.assign(begin, begin + page_size_);
+        page.name_space = request.name_space();
         page.id = id;
         page.depth = column + 1;
         if (parent != nullptr) ++parent->children;

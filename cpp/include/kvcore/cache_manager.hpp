@@ -88,7 +88,7 @@ struct FetchResult {
     std::int64_t row = 0;        // first request that did not fit
     std::int64_t needed = 0;     // pages
     std::int64_t available = 0;  // pages
-    bool has_reserved = false;   // start and active of requests may have moved
+    bool has_moved = false;      // start or active of a request changed
 };
 
 /// Names a pinned prefix; `num_tokens` of it are kept.
@@ -194,6 +194,10 @@ class CacheManager {
         std::int32_t replica = 0;
         std::uint32_t generation = 1;
     };
+    struct Supply {
+        std::int64_t pages;
+        bool has_evictable;  // counted in, which is worth it only when free ones do not do
+    };
     struct Admission;  // a reservation worked out, not yet made
 
     // cache_manager.cpp
@@ -222,10 +226,14 @@ class CacheManager {
     void find_hit(Admission& admission, const Sequence& sequence, const RequestView& request,
                   bool allow_partial) const;
     void weigh(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
-    void apply(const Admission& admission, Sequence& sequence, RequestView& request,
+    bool apply(const Admission& admission, Sequence& sequence, RequestView& request,
                std::vector<PageCopy>* copies);
     void take_hit(const Admission& admission, Replica& replica, Sequence& sequence);
-    void make_room(const Admission& admission, Replica& replica, const Sequence& sequence);
+    void take_pages(Replica& replica, std::int64_t n, BlockId* out, EvictionGuard guard = {});
+    void append_pages(Replica& replica, Sequence& sequence, std::int64_t n,
+                      EvictionGuard guard = {});
+    [[nodiscard]] static EvictionGuard guard_of(const Admission& admission,
+                                                const Sequence& sequence);
     void replace_committed(const Admission& admission, Replica& replica, SequenceHandle handle,
                            Sequence& sequence, std::vector<PageCopy>* copies);
     void owe_copy(PageCopy copy, TreePosition source, Replica& replica,
@@ -244,12 +252,14 @@ class CacheManager {
                      FetchTarget* targets);
     [[nodiscard]] bool reserve_missing(RequestView* batch, std::int64_t num_steps,
                                        std::vector<PageCopy>* copies, FetchResult& result);
+    [[nodiscard]] bool only_grow(const RequestView* batch) const;
+    [[nodiscard]] bool grow_together(const RequestView* batch, std::int64_t num_steps,
+                                     FetchResult& result);
     [[nodiscard]] bool reserve_together(RequestView* batch, std::int64_t num_steps,
                                         std::vector<PageCopy>* copies, FetchResult& result);
     [[nodiscard]] bool fits_together(const std::vector<Admission>& admissions,
                                      FetchResult& result) const;
     static void measure(const RequestView& request, const Sequence& sequence, FetchTarget& target);
-    void measure_batch(const RequestView* batch, FetchTarget* targets) const;
     [[nodiscard]] bool have_room(const FetchTarget* targets) const;
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                       std::int32_t row, std::vector<PageSwap>& swaps);
@@ -267,10 +277,11 @@ class CacheManager {
     std::size_t prune_copies_at_ = 64;
     std::int64_t capacity_tokens_;
     std::uint32_t batch_stamp_ = 0;
+    std::uint32_t count_epoch_ = 0;  // resets of the metrics
     // Scratch of a call, kept for its memory.
     std::vector<Sequence*> batch_;        // of its rows
     std::vector<std::int64_t> missing_;   // rows that need pages
-    std::vector<BlockId> evicted_;
+    std::vector<Supply> supply_;          // of each replica
     std::vector<DuplicatePage> duplicates_;
 };
 

@@ -64,10 +64,8 @@ struct EvictionGuard {
 /// counted when it is next asked for.
 class PrefixTree {
    public:
-    /// `ordered_siblings` keeps large families sorted, so that `match` finds the best partial page
-    /// in O(log siblings). Throws std::invalid_argument unless page_size >= 1.
-    explicit PrefixTree(std::int32_t page_size, bool ordered_siblings = true,
-                        std::unique_ptr<EvictionPolicy> policy = nullptr);
+    /// LRU unless another policy is given. Throws std::invalid_argument unless page_size >= 1.
+    explicit PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> policy = nullptr);
     PrefixTree(const PrefixTree&) = delete;
     PrefixTree& operator=(const PrefixTree&) = delete;
     ~PrefixTree();
@@ -84,7 +82,7 @@ class PrefixTree {
     [[nodiscard]] TreeNode* open_namespace(std::string_view name);
 
     /// Longest cached continuation of `root` (or of any node) by `tokens` [n], in whole pages. `want_partial`: also the cached page that
-    /// shares the most of the tokens after it. Changes nothing.
+    /// shares the most of the tokens after it, found in O(log siblings). Changes nothing.
     [[nodiscard]] PrefixMatch match(TreeNode* root, const TokenId* tokens, std::int64_t n,
                                     bool want_partial = false) const;
 
@@ -110,9 +108,9 @@ class PrefixTree {
     /// Gives back buffer space kept for growth.
     void shrink(TreeNode* node);
 
-    /// Forgets the `n` least valuable evictable pages, tail before head, and appends their ids to
-    /// `out`. Fewer where fewer are evictable. Returns how many.
-    std::int64_t evict(std::int64_t n, std::vector<BlockId>& out, EvictionGuard guard = {});
+    /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
+    /// `out` [n]. Fewer where fewer are evictable. Returns how many.
+    std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {});
 
     [[nodiscard]] PrefixHandle handle(TreePosition at) const;
     /// Throws InvalidHandleError when the prefix may have changed since.
@@ -140,12 +138,14 @@ class PrefixTree {
     void attach(TreeNode* parent, TreeNode* child);
     void detach(TreeNode* child);
     void replace_child(TreeNode* child, TreeNode* head);
+    void sort_children(TreeNode* parent);
+    void unsort_children(TreeNode* parent);
     void resize(TreeNode* node, std::int32_t capacity);
     [[nodiscard]] bool extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
                               std::int32_t n);
     [[nodiscard]] TreeNode* add_leaf(TreeNode* parent, const TokenId* tokens, const BlockId* ids,
                                      std::int32_t n);
-    [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, std::vector<BlockId>& out);
+    [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, BlockId* out);
     void remove_leaf(TreeNode* leaf);
     void prefetch_victims() const noexcept;
     void drop_root_if_unused(TreeNode* root);
@@ -154,7 +154,6 @@ class PrefixTree {
     void check_node(const TreeNode* node) const;
 
     std::int32_t page_size_;
-    bool ordered_siblings_;
     std::unique_ptr<EvictionPolicy> policy_;
     std::unique_ptr<NodeArena> arena_;
     std::unique_ptr<ChildIndex> index_;

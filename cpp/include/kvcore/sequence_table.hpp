@@ -29,6 +29,7 @@ struct alignas(64) Sequence {
     // The rest:
     std::int64_t hit_tokens = 0;     // taken from the cache by this claim
     std::vector<std::int32_t> kept;  // ascending columns
+    std::uint32_t count_epoch = 0;   // which reset of the metrics its reservation was counted after
 
     [[nodiscard]] std::int32_t num_pages() const noexcept {
         return static_cast<std::int32_t>(pages.size());
@@ -58,6 +59,15 @@ class SequenceTable {
     [[nodiscard]] Sequence& at(SequenceHandle handle) {
         if (Sequence* sequence = find(handle)) return *sequence;
         refuse(handle);
+    }
+
+    /// Asks for what `find` will read.
+    void prefetch(SequenceHandle handle) const noexcept {
+#if defined(__GNUC__)
+        if (handle.index < slots_.size()) __builtin_prefetch(&slots_[handle.index]);
+#else
+        (void)handle;
+#endif
     }
 
     [[nodiscard]] std::int64_t size() const noexcept {

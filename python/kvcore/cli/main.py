@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 2 for bad input, which is then told in one line on stderr.
+        0; 2 for bad input, 1 for what the machine does not give, 130 when interrupted: all three
+        told in one line on stderr.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -78,4 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort:
         sys.stderr.write("kvcore: interrupted\n")
         return 130
+    except (MemoryError, OSError) as error:
+        sys.stderr.write(f"kvcore: error: {error or type(error).__name__}\n")
+        return 1
     return int(code or 0)

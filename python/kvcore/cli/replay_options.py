@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the options of ``kvcore replay``."""
 
+import math
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -23,17 +24,20 @@ class Mode(str, Enum):
     admission = "admission"
 
 
-def _at_least(least: int, most: float = float("inf")) -> Callable[[Number], Number]:
+def _within(least: int, most: float) -> Callable[[Number], Number]:
     """Make an option's check of its bounds; None, "not given", passes."""
 
     def check(value: Number) -> Number:
         if value is not None and not least <= value <= most:
-            bound = f"at least {least}" if most == float("inf") else f"{least} to {most}"
+            bound = f"at least {least}" if most == math.inf else f"{least} to {most}"
             raise typer.BadParameter(f"expected {bound}, got {value}")
         return value
 
     return check
 
+
+_count = _within(1, MOST_PAGES)
+_rate = _within(1, math.inf)
 
 Trace = Annotated[
     Path | None,
@@ -46,12 +50,12 @@ Trace = Annotated[
 ReplayMode = Annotated[
     Mode, typer.Option("--mode", help="An engine in virtual time, or one prompt after the other.")
 ]
-PageSize = Annotated[int, typer.Option(metavar="N", callback=_at_least(1), help="Tokens per page.")]
+PageSize = Annotated[int, typer.Option(metavar="N", callback=_count, help="Tokens per page.")]
 Pages = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        callback=_at_least(1, MOST_PAGES),
+        callback=_count,
         help="Pages per replica.",
         show_default=_DEFAULT_PAGES,
     ),
@@ -65,45 +69,44 @@ Model = Annotated[
     typer.Option(metavar="PRESET|config.json", help="Says how large a page of --memory is."),
 ]
 Replicas = Annotated[
-    int, typer.Option(metavar="N", callback=_at_least(1), help="Data-parallel replicas.")
+    int, typer.Option(metavar="N", callback=_count, help="Data-parallel replicas.")
 ]
 Seed = Annotated[
-    int, typer.Option(metavar="N", callback=_at_least(0), help="Seed of the generated chat.")
+    int,
+    typer.Option(metavar="N", callback=_within(0, math.inf), help="Seed of the generated chat."),
 ]
 Limit = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        callback=_at_least(1),
+        callback=_count,
         help="Only the first N requests.",
         show_default=False,
     ),
 ]
 Concurrency = Annotated[
     int,
-    typer.Option(metavar="N", callback=_at_least(1), help="Online: requests running at a time."),
+    typer.Option(metavar="N", callback=_count, help="Online: requests running at a time."),
 ]
 PrefillRate = Annotated[
     float,
     typer.Option(
-        metavar="RATE", callback=_at_least(1), help="Online: prompt tokens per simulated second."
+        metavar="RATE", callback=_rate, help="Online: prompt tokens per simulated second."
     ),
 ]
 DecodeRate = Annotated[
     float,
-    typer.Option(
-        metavar="RATE", callback=_at_least(1), help="Online: decode steps per simulated second."
-    ),
+    typer.Option(metavar="RATE", callback=_rate, help="Online: decode steps per simulated second."),
 ]
 Chunk = Annotated[
     int,
-    typer.Option(metavar="N", callback=_at_least(1), help="Online: most prompt tokens per step."),
+    typer.Option(metavar="N", callback=_count, help="Online: most prompt tokens per step."),
 ]
 DecodeSteps = Annotated[
     int,
     typer.Option(
         metavar="N",
-        callback=_at_least(1),
+        callback=_count,
         help="Online: tokens per request in a step without prompts.",
     ),
 ]

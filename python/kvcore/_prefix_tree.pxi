@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+# The prefix tree by itself, for engines that bring their own manager.
+
+
+cdef class PrefixHandle:
+    """A matched prefix; goes stale (InvalidHandleError) when pages of its run are evicted.
+
+    Attributes
+    ----------
+    num_pages : int
+
+    Notes
+    -----
+    A handle that is dropped lets go of what it pinned.
+    """
+
+    @property
+    def num_pages(self):
+        return self._handle.depth
+
+    cdef int _pin(self) except -1:
+        if self._pins == 0:
+            self._node = self._tree._native.split(self._tree._native.resolve(self._handle))
+        self._tree._native.pin(self._node)
+        self._pins += 1
+        return 0
+
+    cdef int _unpin(self) except -1:
+        if self._pins == 0:
+            raise InvalidHandleError(
+                f"a prefix of {self._handle.depth} pages is not pinned; unpin each pin once"
+            )
+        cdef TreePosition end
+        self._pins -= 1
+        # The prefix may end in another node than when it was matched: remember which.
+        end.node = self._node
+        end.depth = self._handle.depth
+        self._handle = self._tree._native.handle(end)
+        self._tree._native.unpin(self._node, True)
+        return 0
+
+    def __del__(self):
+        while self._pins > 0:
+            self._unpin()
+
+    def __repr__(self):
+        return f"PrefixHandle({self._handle.depth} pages)"
+
+
+cdef class PrefixTree:
+    """Remember which pages hold which tokens: a radix tree over runs of whole pages.
+
+    Page ids go in by ``insert`` and come out by ``evict``; the tree owns no page.
+
+    Parameters
+    ----------
+    page_size : int
+        Tokens per page, at least 1.
+
+    Notes
+    -----
+    One thread at a time. ``match`` costs comparing the tokens, ``insert`` copying them, ``pin`` and
+    ``unpin`` O(1), ``evict`` O(1) amortised per page.
+
+    Examples
+    --------
+    >>> from kvcore import PrefixTree
+    >>> tree = PrefixTree(page_size=2)
+    >>> tree.insert([1, 2, 3, 4], [7, 8]).tolist()
+    [7, 8]
+    >>> pages, handle = tree.match([1, 2, 9, 9])
+    >>> pages.tolist(), handle.num_pages
+    ([7], 1)
+    """
+
+    def __cinit__(self, page_size):
+        cdef int64_t size = as_int(page_size, "page_size")
+        if not 1 <= size <= INT32_HIGH:
+            raise ValueError(f"page_size is {size}, must be 1 .. {INT32_HIGH} tokens")
+        self._native = new CppPrefixTree(<int32_t>size)
+
+    def __dealloc__(self):
+        del self._native
+
+    @property
+    def page_size(self):
+        """Tokens per page."""
+        return self._native.page_size()
+
+    @property
+    def num_cached(self):
+        """Pages in the tree."""
+        return self._native.num_cached()
+
+    @property
+    def num_evictable(self):
+        """Pages that no pin protects."""
+        return self._native.num_evictable()
+
+    @property
+    def num_nodes(self):
+        """Runs of pages that the tree is made of."""
+        return self._native.num_nodes()
+
+    def match(self, tokens, extra_key=None, cache_salt=None):
+        """Find the longest cached prefix in whole pages; changes nothing.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        extra_key, cache_salt : str, optional
+            Namespace.
+
+        Returns
+        -------
+        (int32 [pages], PrefixHandle)
+        """
+        cdef cnp.ndarray source = as_tokens(tokens)
+        cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef TreeNode* root = self._native.find_namespace(name_view(name))
+        cdef TreePosition at
+        cdef PrefixHandle handle = PrefixHandle.__new__(PrefixHandle)
+        if root is NULL:
+            at.node = self._native.find_namespace(string_view())
+        else:
+            at = self._native.match(
+                root, <const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0), False
+            ).at
+        cdef cnp.npy_intp size = at.depth
+        cdef cnp.ndarray pages = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        self._native.copy_pages(at, 0, <int32_t*>cnp.PyArray_DATA(pages))
+        handle._tree = self
+        handle._handle = self._native.handle(at)
+        return pages, handle
+
+    def insert(self, tokens, pages, extra_key=None, cache_salt=None):
+        """Put whole pages in.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n * page_size]
+        pages : list of int, or array int32 or int64 [n]
+
+        Returns
+        -------
+        int32 [n]
+            The ids that the tree has for these tokens now. Where one differs from yours, the tree
+            had the page already, and yours stays yours.
+
+        Raises
+        ------
+        ValueError
+            The tokens do not fill the pages.
+        """
+        cdef cnp.ndarray run = as_tokens(tokens)
+        cdef cnp.ndarray ids = np.array(as_tokens(pages))
+        cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef vector[DuplicatePage] duplicates
+        cdef int64_t n = cnp.PyArray_DIM(ids, 0)
+        cdef int32_t* out = <int32_t*>cnp.PyArray_DATA(ids)
+        cdef size_t i
+        if cnp.PyArray_DIM(run, 0) != n * self._native.page_size():
+            raise ValueError(
+                f"{n} pages hold {n * self._native.page_size()} tokens, "
+                f"{cnp.PyArray_DIM(run, 0)} were given; pass whole pages"
+            )
+        cdef TreeNode* root = self._native.open_namespace(name_view(name))
+        self._native.pin(root)  # an empty namespace goes when nobody holds it
+        cdef TreeNode* end = self._native.insert(
+            root, <const int32_t*>cnp.PyArray_DATA(run), out, <int32_t>n, duplicates
+        )
+        self._native.pin(end)
+        self._native.unpin(end, True)
+        self._native.unpin(root, False)
+        for i in range(duplicates.size()):
+            out[duplicates[i].index] = duplicates[i].cached
+        return ids
+
+    def pin(self, PrefixHandle handle not None):
+        """Keep a prefix from eviction until unpinned as often.
+
+        Raises
+        ------
+        InvalidHandleError
+            The handle is stale, or another tree's.
+        """
+        self._check_own(handle)
+        handle._pin()
+
+    def unpin(self, PrefixHandle handle not None):
+        """Let a prefix go.
+
+        Raises
+        ------
+        InvalidHandleError
+            The prefix is not pinned, or the handle is another tree's.
+        """
+        self._check_own(handle)
+        handle._unpin()
+
+    cdef int _check_own(self, PrefixHandle handle) except -1:
+        if handle._tree is not self:
+            raise InvalidHandleError(
+                "the handle is another tree's; match the tokens in this one"
+            )
+        return 0
+
+    def evict(self, n):
+        """Forget the `n` least recently used unpinned pages, or as many as there are.
+
+        Returns
+        -------
+        int32 [evicted]
+            Their ids.
+        """
+        cdef int64_t wanted = as_int(n, "n")
+        if wanted < 0:
+            raise ValueError(f"n is {wanted}, must be at least 0")
+        cdef cnp.npy_intp size = min(wanted, self._native.num_evictable())
+        cdef cnp.ndarray pages = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        self._native.evict(size, <int32_t*>cnp.PyArray_DATA(pages))
+        return pages
+
+    def check_integrity(self):
+        """Raise AssertionError naming the law that does not hold. O(pages)."""
+        self._native.check_integrity()
+
+    def __repr__(self):
+        return (
+            f"PrefixTree(page_size={self.page_size}, {self.num_cached} pages cached, "
+            f"{self.num_evictable} evictable)"
+        )
