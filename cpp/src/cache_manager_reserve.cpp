@@ -277,6 +277,10 @@ std::int64_t CacheManager::reserve_batch(RequestView* batch, std::int64_t n,
     check_batch(batch, n, num_steps, nullptr);
     for (std::int64_t i = 0; i < n; ++i) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(i)];
+        if (sequence.is_sealed && is_reserved(sequence, batch[i], num_steps)) {
+            count_input(batch[i].start, batch[i].active, sequence);
+            continue;
+        }
         const Admission admission = admit(sequence, batch[i], num_steps, true);
         if (!admission.fits) return i;
         apply(admission, sequence, batch[i], copies);

@@ -125,10 +125,12 @@ TreeNode* SiblingOrder::longest_common_start(const TokenId* page, std::int32_t l
     *common = 0;
     TreeNode* best = nullptr;
     const auto consider = [&](const Chunk& chunk, std::size_t index) {
-        // The key tells without a look at the sibling when not even the first token agrees.
-        if ((chunk.keys[index] >> 32) != unsigned_token(page[0])) return;
+        // The key tells without a look at the sibling where less than two tokens agree.
+        const std::uint64_t key = chunk.keys[index];
+        if ((key >> 32) != unsigned_token(page[0])) return;
         TreeNode* child = chunk.children[index];
-        const std::int32_t length = common_tokens(child->tokens, page, limit);
+        const bool is_one = limit == 1 || key != key_of(page);
+        const std::int32_t length = is_one ? 1 : common_tokens(child->tokens, page, limit);
         if (length > *common) {
             *common = length;
             best = child;

@@ -219,21 +219,6 @@ cdef inline bint is_own(PyObject* item) noexcept:
     return <PyObject*>Py_TYPE(item) == <PyObject*>TextGenerationContext
 
 
-cdef list batch_of(object batch):
-    """The contexts as a list that nothing can change during a call.
-
-    That is the caller's own list when it holds nothing but TextGenerationContext: then no Python code
-    runs during the call. Otherwise a copy.
-    """
-    cdef Py_ssize_t i
-    if type(batch) is not list:
-        return list(batch)
-    for i in range(len(<list>batch)):
-        if not is_own(PyList_GET_ITEM(batch, i)):
-            return list(batch)
-    return <list>batch
-
-
 def update_batch(object batch, object tokens):
     """Call ``ctx.update(token)`` for each context of a batch.
 
@@ -248,7 +233,7 @@ def update_batch(object batch, object tokens):
     ValueError
         The lengths differ, or a token is beyond int32; no context has changed.
     """
-    cdef list contexts = batch_of(batch)
+    cdef list contexts = batch if type(batch) is list else list(batch)
     cdef cnp.ndarray source = as_tokens(tokens)
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
     cdef Py_ssize_t n = len(contexts)
@@ -258,10 +243,14 @@ def update_batch(object batch, object tokens):
         raise ValueError(
             f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
         )
+    cdef Py_ssize_t num_own = 0
     for i in range(n):
-        item = PyList_GET_ITEM(contexts, i)
-        if not is_own(item) and not hasattr(<object>item, "update"):
-            raise no_context(<object>item)
+        num_own += is_own(PyList_GET_ITEM(contexts, i))
+    if num_own < n:
+        contexts = list(contexts)  # Python code will run: nothing may change the list
+        for context in contexts:
+            if not hasattr(context, "update"):
+                raise no_context(context)
     for i in range(n):
         item = PyList_GET_ITEM(contexts, i)
         if is_own(item):

@@ -53,7 +53,7 @@ cdef class RaggedKVCacheInputs:
     cdef readonly object kv_scales
 
 
-cdef class FetchBuffer:
+cdef class _FetchBuffer:
     cdef cnp.ndarray table
     cdef cnp.ndarray lengths
     cdef LookupTable* rows
@@ -69,7 +69,7 @@ cdef class PinnedPrefix:
     cdef bint _released
 
 
-cdef class PagedHotPath:
+cdef class ClaimTable:
     cdef readonly object _core
     cdef CacheManager* _native
     cdef uint64_t _uid
@@ -77,25 +77,30 @@ cdef class PagedHotPath:
     cdef vector[uint32_t] _generations
     cdef vector[RequestView] _scratch
     cdef int32_t _num_replicas
-    cdef int32_t _page_size
-    cdef int64_t _total_pages
-    cdef bint _copies_itself
     cdef bint _checks
-    cdef list _buffers
-    cdef readonly list _shards
-    cdef object _listener
 
     cdef SequenceHandle _find(self, object request_id) except *
     cdef int _view(self, object context, RequestView* view, list keep) except -1
     cdef int _own_view(self, TextGenerationContext own, RequestView* view) except -1
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
-    cdef int _views(self, list batch, vector[RequestView]& views, list keep) except -1
+    cdef list _read(self, object batch, vector[RequestView]& views, list keep)
+    cdef bint _own_views(self, list batch, vector[RequestView]& views) except -1
     cdef int _write_back(self, object context, const RequestView& view) except -1
     cdef int _check_settable(self, object context) except -1
-    cdef int _copy(self, vector[PageCopy]& copies) except -1
     cdef int _check(self) except -1
     cdef int32_t _replica(self, object replica_idx) except -1
-    cdef FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width)
+
+
+cdef class PagedHotPath(ClaimTable):
+    cdef int32_t _page_size
+    cdef int64_t _total_pages
+    cdef bint _copies_itself
+    cdef list _buffers
+    cdef readonly list _shards
+    cdef object _listener
+
+    cdef int _copy(self, vector[PageCopy]& copies) except -1
+    cdef _FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width)
     cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: cdivision=True
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
 """What runs per request and per step: contexts, and the walk of a batch from Python objects to C++.
 
 No decision is made here: the rules live in the C++ library.
@@ -83,5 +83,6 @@ cdef extern from *:
 include "_tokens.pxi"
 include "_context.pxi"
 include "_inputs.pxi"
+include "_claims.pxi"
 include "_manager.pxi"
 include "_prefix_tree.pxi"

@@ -39,7 +39,7 @@ cdef class RaggedKVCacheInputs:
         return f"RaggedKVCacheInputs({shapes})"
 
 
-cdef class FetchBuffer:
+cdef class _FetchBuffer:
     """Hold one page table and its lengths, used again for batch after batch."""
 
     def __cinit__(self, int64_t max_rows, int64_t width, uint32_t unassigned):

@@ -1,247 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-# The calls of PagedKVCacheManager that run per request or per step.
-
-cdef uint64_t next_manager_uid = 1
+# The calls of PagedKVCacheManager that run per step: reserve, fetch, step; match and pin.
 
 # Above this many tokens to compare or copy, other Python threads run meanwhile.
 cdef int64_t RELEASE_GIL_TOKENS = 8192
 
 
-# Contexts this far ahead in a batch are asked for early.
-cdef Py_ssize_t AHEAD = 8
-
-
-cdef inline object handle_key(SequenceHandle sequence):
-    return (<uint64_t>sequence.generation << 32) | sequence.index
-
-
-cdef inline SequenceHandle handle_of(object key) except *:
-    cdef uint64_t packed = key
-    cdef SequenceHandle sequence
-    sequence.index = <uint32_t>(packed & 0xffffffff)
-    sequence.generation = <uint32_t>(packed >> 32)
-    return sequence
-
-
-cdef object not_found(object request_id):
-    return RequestNotFoundError(f"request {request_id!r} is not claimed; call external_claim first")
-
-
-cdef object named(object error, list contexts):
-    """The same error with the request it is about in front."""
-    cdef object row = getattr(error, "row", None)
-    if row is None:
-        return error
-    return type(error)(f"request {contexts[row].request_id!r}: {error}")
-
-
-cdef class PagedHotPath:
-    """Base of PagedKVCacheManager: claim, reserve, fetch, step, release, match and pin."""
+cdef class PagedHotPath(ClaimTable):
+    """Base of PagedKVCacheManager: what runs per request and per step."""
 
     def __init__(self, object core, *, object shards, bint copies_itself, bint runtime_checks,
                  object listener):
-        global next_manager_uid
-        self._core = core
-        self._native = <CacheManager*>PyCapsule_GetPointer(
-            core._capsule(), "kvcore.CacheManager"
-        )
-        self._uid = next_manager_uid
-        next_manager_uid += 1
-        self._handles = {}
-        self._num_replicas = self._native.config().num_replicas
+        super().__init__(core, runtime_checks=runtime_checks)
         self._page_size = self._native.config().page_size
         self._total_pages = self._native.config().num_blocks
         self._shards = shards
         self._copies_itself = copies_itself
-        self._checks = runtime_checks
         self._listener = listener
         self._buffers = [[] for _ in range(self._num_replicas)]
 
-    # ---- from Python objects to views -----------------------------------------------------------
-
-    cdef SequenceHandle _find(self, object request_id) except *:
-        cdef object key = self._handles.get(request_id)
-        if key is None:
-            raise not_found(request_id)
-        return handle_of(key)
-
-    cdef int _own_view(self, TextGenerationContext own, RequestView* view) except -1:
-        if (
-            own._manager_uid != self._uid
-            or self._generations[own._sequence.index] != own._sequence.generation
-        ):
-            own._sequence = self._find(own.request_id)
-            own._manager_uid = self._uid
-        view.sequence = own._sequence
-        view.tokens = own._data
-        view.start = own._start
-        view.active = own._active
-        view.end = own._end
-        view.name_space = name_view(own._name)
-        return 0
-
-    cdef int _view(self, object context, RequestView* view, list keep) except -1:
-        if type(context) is TextGenerationContext:
-            return self._own_view(<TextGenerationContext>context, view)
-        return self._foreign_view(context, view, keep)
-
-    cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
-        """The same of any object with the attributes of a context; `keep` holds what it refers to."""
-        cdef cnp.ndarray tokens
-        cdef bytes name
-        try:
-            request_id = context.request_id
-            given = context.tokens
-            view.start = as_int(context.start_idx, "start_idx")
-            view.active = as_int(context.active_idx, "active_idx")
-            view.end = as_int(context.end_idx, "end_idx")
-        except AttributeError:
-            raise no_context(context) from None
-        view.sequence = self._find(request_id)
-        tokens = as_tokens(given)
-        name = namespace_of(
-            getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
-        )
-        keep.append((tokens, name))
-        view.tokens = <const int32_t*>cnp.PyArray_DATA(tokens)
-        view.name_space = name_view(name)
-        if view.end > cnp.PyArray_DIM(tokens, 0):
-            raise ValueError(
-                f"request {request_id!r} has end_idx {view.end} but "
-                f"{cnp.PyArray_DIM(tokens, 0)} tokens; end_idx counts all tokens"
-            )
-        return 0
-
-    cdef int _views(self, list batch, vector[RequestView]& views, list keep) except -1:
-        cdef Py_ssize_t n = len(batch)
-        cdef Py_ssize_t i
-        cdef PyObject* item
-        views.swap(self._scratch)  # the last batch's memory
-        views.resize(n)
-        for i in range(n):
-            item = PyList_GET_ITEM(batch, i)  # borrowed: the list is nobody else's to change
-            if i + AHEAD < n:
-                KVCORE_PREFETCH(<const char*>PyList_GET_ITEM(batch, i + AHEAD) + 64)
-            if is_own(item):
-                self._own_view(<TextGenerationContext>item, &views[i])
-            else:
-                self._foreign_view(<object>item, &views[i], keep)
-        return 0
-
-    cdef int _write_back(self, object context, const RequestView& view) except -1:
-        if type(context) is TextGenerationContext:
-            (<TextGenerationContext>context)._start = view.start
-            (<TextGenerationContext>context)._active = view.active
-        else:
-            if context.start_idx != view.start:
-                context.start_idx = view.start
-            if context.active_idx != view.active:
-                context.active_idx = view.active
-        return 0
-
-    cdef int _check_settable(self, object context) except -1:
-        """Raise before anything is reserved for a context whose indices could not be moved."""
-        if type(context) is not TextGenerationContext:
-            context.start_idx = context.start_idx
-            context.active_idx = context.active_idx
-        return 0
-
-    cdef int _copy(self, vector[PageCopy]& copies) except -1:
-        if copies.size() == 0:
-            return 0
-        try:
-            self._copy_pages(copies_array(copies))
-        finally:
-            self._native.finish_copies(copies)
-        return 0
-
-    cdef int _check(self) except -1:
-        if self._checks:
-            self._native.check_integrity()
-        return 0
-
-    # ---- claims -----------------------------------------------------------------------------------
-
-    def external_claim(self, request_id, replica_idx=None):
-        """Register a request on a replica; takes no pages.
-
-        Parameters
-        ----------
-        request_id
-            Any hashable object.
-        replica_idx : int or "auto", optional
-            Needed with several replicas; "auto" takes the one with the most free pages.
-
-        Raises
-        ------
-        AlreadyClaimedError, CapacityError, IndexError, ValueError
-        """
-        cdef int32_t replica
-        cdef SequenceHandle sequence
-        if request_id in self._handles:
-            home = self._native.replica_of(self._find(request_id))
-            raise AlreadyClaimedError(
-                f"request {request_id!r} is claimed already, on replica {home}; release it first"
-            )
-        if replica_idx is None and self._num_replicas > 1:
-            raise ValueError(
-                f"replica_idx is None, must be 0 .. {self._num_replicas - 1} or 'auto': "
-                f"there are {self._num_replicas} replicas"
-            )
-        if isinstance(replica_idx, str):
-            if replica_idx != "auto":
-                raise ValueError(f"replica_idx is {replica_idx!r}, must be an index or 'auto'")
-            replica = self._native.recommend_replica(string_view(), NULL, 0)
-        else:
-            replica = 0 if replica_idx is None else self._replica(replica_idx)
-        try:
-            sequence = self._native.claim(replica)
-        except CapacityError as error:
-            raise CapacityError(f"request {request_id!r}: {error}") from None
-        self._handles[request_id] = handle_key(sequence)
-        if self._generations.size() <= sequence.index:
-            self._generations.resize(sequence.index + 1)
-        self._generations[sequence.index] = sequence.generation
-        self._check()
-
-    claim = external_claim
-
-    cdef int32_t _replica(self, object replica_idx) except -1:
-        cdef int64_t index = as_int(replica_idx, "replica_idx")
-        if not 0 <= index < self._num_replicas:
-            raise IndexError(
-                f"replica_idx is {index}, must be 0 .. {self._num_replicas - 1}"
-            )
-        return <int32_t>index
-
-    def contains(self, request_id):
-        """Tell whether a request is claimed now."""
-        return request_id in self._handles
-
-    def release(self, request_id):
-        """Drop a request; its committed pages stay cached and evictable.
-
-        Raises
-        ------
-        RequestNotFoundError
-        """
-        cdef object key = self._handles.pop(request_id, None)
-        if key is None:
-            raise not_found(request_id)
-        cdef SequenceHandle sequence = handle_of(key)
-        self._generations[sequence.index] = 0
-        self._native.release(sequence)
-        self._check()
-
-    def get_replica(self, context):
-        """Answer the index of the replica that a context's request is claimed on."""
-        return self._native.replica_of(self._find(context.request_id))
-
-    def get_req_blocks(self, request_id):
-        """Answer a request's page ids in logical order, a list of int."""
-        return self._native.pages_of(self._find(request_id))
-
-    # ---- reserve ------------------------------------------------------------------------------------
+    # ---- reserve ---------------------------------------------------------------
 
     def maybe_reserve(self, data, num_steps=1):
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
@@ -301,14 +78,14 @@ cdef class PagedHotPath:
         Every error is raised before anything is reserved.
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef list contexts = batch_of(batch)
+        cdef list contexts
         cdef vector[RequestView] views
         cdef vector[PageCopy] copies
         cdef list keep = []
         cdef int64_t done = 0
         cdef int64_t reserved = 0
         cdef int64_t i
-        self._views(contexts, views, keep)
+        contexts = self._read(batch, views, keep)
         if keep:
             for context in contexts:
                 self._check_settable(context)
@@ -352,20 +129,29 @@ cdef class PagedHotPath:
             evicted_pages=plan.evicted_pages, copied_tokens=plan.copied_tokens, fits=plan.fits,
         )
 
-    # ---- fetch and step -----------------------------------------------------------------------------
+    cdef int _copy(self, vector[PageCopy]& copies) except -1:
+        if copies.size() == 0:
+            return 0
+        try:
+            self._copy_pages(copies_array(copies))
+        finally:
+            self._native.finish_copies(copies)
+        return 0
 
-    cdef FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width):
+    # ---- fetch and step ---------------------------------------------------------------
+
+    cdef _FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width):
         """Take a buffer of at least this size that nobody reads; the list keeps the last few."""
         cdef list buffers = self._buffers[replica]
-        cdef FetchBuffer buffer
+        cdef _FetchBuffer buffer
         cdef Py_ssize_t i
         for i in range(len(buffers)):
-            buffer = <FetchBuffer>buffers[i]
+            buffer = <_FetchBuffer>buffers[i]
             if buffer.is_free() and buffer.rows.max_rows() >= rows and buffer.rows.stride() >= width:
                 buffer.busy = True
                 return buffer
         # Room to grow, so that a growing batch does not make a buffer per step.
-        buffer = FetchBuffer(max(16, rows + rows // 2), max(64, width + width // 2),
+        buffer = _FetchBuffer(max(16, rows + rows // 2), max(64, width + width // 2),
                              <uint32_t>self._total_pages)
         buffer.busy = True
         buffers.insert(0, buffer)
@@ -398,20 +184,20 @@ cdef class PagedHotPath:
         a True ``maybe_reserve`` with the same or more steps it cannot fail for memory.
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef list contexts = batch_of(batch)
+        cdef list contexts
         cdef vector[RequestView] views
         cdef vector[PageCopy] copies
         cdef vector[FetchTarget] targets
         cdef FetchResult result
         cdef list keep = []
         cdef list buffers = []
-        cdef FetchBuffer buffer
+        cdef _FetchBuffer buffer
         cdef bint has_moved = False
         cdef int32_t r
         cdef Py_ssize_t i
         if self._listener is not None and self._listener.is_asked():
             self.reset_prefix_cache()
-        self._views(contexts, views, keep)
+        contexts = self._read(batch, views, keep)
         if keep:
             for context in contexts:
                 self._check_settable(context)
@@ -453,13 +239,13 @@ cdef class PagedHotPath:
 
     cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps):
         cdef list inputs = []
-        cdef FetchBuffer buffer
+        cdef _FetchBuffer buffer
         cdef cnp.npy_intp shape[2]
         cdef cnp.npy_intp strides[2]
         cdef int32_t r
         strides[1] = sizeof(uint32_t)
         for r in range(self._num_replicas):
-            buffer = <FetchBuffer>buffers[r]
+            buffer = <_FetchBuffer>buffers[r]
             shape[0] = targets[r].rows
             shape[1] = targets[r].width
             strides[0] = buffer.rows.stride() * sizeof(uint32_t)
@@ -492,11 +278,11 @@ cdef class PagedHotPath:
         -----
         Costs O(new tokens), whatever the context length.
         """
-        cdef list contexts = batch_of(batch)
+        cdef list contexts
         cdef vector[RequestView] views
         cdef vector[PageSwap] swaps
         cdef list keep = []
-        self._views(contexts, views, keep)
+        contexts = self._read(batch, views, keep)
         try:
             self._native.commit(views.data(), <int64_t>views.size(), swaps)
         except ValueError as error:
@@ -505,7 +291,7 @@ cdef class PagedHotPath:
         self._check()
         return swaps_array(swaps)
 
-    # ---- prefixes -----------------------------------------------------------------------------------
+    # ---- prefixes ---------------------------------------------------------------
 
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
                      bint return_pages=False):
@@ -594,7 +380,7 @@ cdef class PagedHotPath:
         self._native.reset_prefix_cache()
         self._check()
 
-    # ---- counters -----------------------------------------------------------------------------------
+    # ---- counters ---------------------------------------------------------------
 
     def _counters(self):
         counters = self._native.metrics()

@@ -25,10 +25,11 @@ def itemsize(name: str) -> int:
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """Answer the numpy dtype; bfloat16 and float8 come from ml_dtypes, imported when first asked."""
+    """Answer the numpy dtype; bfloat16 and float8 come from ml_dtypes, imported on demand."""
     itemsize(name)
     if name in ("float32", "float16", "int8"):
         return np.dtype(name)
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, name))
+    dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+    return dtype

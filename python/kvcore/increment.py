@@ -19,7 +19,7 @@ def _row_offsets(prev_model_inputs: Any) -> Any:
     if isinstance(prev_model_inputs, tuple):
         if len(prev_model_inputs) < 2:
             raise ValueError(
-                f"prev_model_inputs is a tuple of {len(prev_model_inputs)}, must be (x, row_offsets)"
+                f"prev_model_inputs holds {len(prev_model_inputs)} items, must be (x, row_offsets)"
             )
         offsets = prev_model_inputs[1]
     else:

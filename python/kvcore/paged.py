@@ -12,6 +12,7 @@ from kvcore._core import CacheManager
 from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs
 from kvcore.device import Device
 from kvcore.errors import CapacityError
+from kvcore.params import KVCacheParams, require_count
 from kvcore.pools import Shard, adopt_shard, allocate_shard, copy_page_starts
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcore.metrics import KVCacheMetrics
-    from kvcore.params import KVCacheParams
 
 __all__ = ["PagedKVCacheManager"]
 
@@ -99,7 +99,7 @@ class PagedKVCacheManager(PagedHotPath):
         partial_page_reuse: bool = True,
     ) -> None:
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
-        sizing.require_at_least_one(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+        require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = _checked_devices(params, devices)
         pages = _pages_per_replica(params, available_cache_memory, num_pages)
         listener = None
@@ -126,7 +126,7 @@ class PagedKVCacheManager(PagedHotPath):
         self.max_seq_len = max_seq_len
         self.devices = places
 
-    # ---- sizing ---------------------------------------------------------------------------------
+    # ---- sizing --------------------------------------------------------------------------
 
     @classmethod
     def estimated_memory_size(
@@ -171,7 +171,7 @@ class PagedKVCacheManager(PagedHotPath):
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.infer_optimal_batch_size(params, max_seq_len, available_cache_memory)
 
-    # ---- pages ----------------------------------------------------------------------------------
+    # ---- pages ---------------------------------------------------------------------------
 
     @property
     def num_replicas(self) -> int:
@@ -227,7 +227,7 @@ class PagedKVCacheManager(PagedHotPath):
         """
         self._core.check_integrity()
 
-    # ---- batches --------------------------------------------------------------------------------
+    # ---- batches -------------------------------------------------------------------------
 
     def get_data_parallel_splits(
         self, context_batch: Sequence[Any]
@@ -294,7 +294,7 @@ class PagedKVCacheManager(PagedHotPath):
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
         return [input_symbols(params, device) for device in places]
 
-    # ---- inside -------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------
 
     def _copy_pages(self, copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:
         for replica in np.unique(copies[:, 0]):
@@ -331,7 +331,7 @@ def _pages_per_replica(
             f"exactly one of them must be given"
         )
     if num_pages is not None:
-        sizing.require_at_least_one(num_pages=num_pages)
+        require_count(num_pages=num_pages)
         return num_pages
     pages = sizing.pages_per_replica(params, available_cache_memory or 0)
     if pages < 1:

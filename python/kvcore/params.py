@@ -11,18 +11,19 @@ from typing import Any
 from kvcore.dtypes import itemsize
 from kvcore.hf_config import cache_shape
 
-__all__ = ["KVCacheParams"]
+__all__ = ["KVCacheParams", "require_count"]
 
-_GIB = 1 << 30
 _SCALE_BYTES = 4  # float32
+_MAX_COUNT = 2**31 - 1  # page ids and shapes are int32
 
 
-def _require_positive(**values: int) -> None:
+def require_count(**values: int) -> None:
+    """Raise ValueError for a value outside 1 .. 2**31 - 1, TypeError for one that is no int."""
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} is a {type(value).__name__}, must be an int")
-        if value < 1:
-            raise ValueError(f"{name} is {value}, must be at least 1")
+        if not 1 <= value <= _MAX_COUNT:
+            raise ValueError(f"{name} is {value}, must be 1 .. {_MAX_COUNT}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class KVCacheParams:
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)
-        _require_positive(
+        require_count(
             n_kv_heads=self.n_kv_heads,
             head_dim=self.head_dim,
             num_layers=self.num_layers,
@@ -118,7 +119,7 @@ class KVCacheParams:
 
     def _check_widths(self) -> None:
         if self.v_head_dim is not None:
-            _require_positive(v_head_dim=self.v_head_dim)
+            require_count(v_head_dim=self.v_head_dim)
             if self.is_mla:
                 raise ValueError(
                     f"v_head_dim is {self.v_head_dim} with is_mla, must be None: "
@@ -126,7 +127,7 @@ class KVCacheParams:
                 )
         if self.kv_scale_granularity is None:
             return
-        _require_positive(kv_scale_granularity=self.kv_scale_granularity)
+        require_count(kv_scale_granularity=self.kv_scale_granularity)
         for width in self.row_widths:
             if width % self.kv_scale_granularity != 0:
                 raise ValueError(

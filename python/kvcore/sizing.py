@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kvcore.params import KVCacheParams
+from kvcore.params import KVCacheParams, require_count
 
 __all__ = [
     "batch_per_replica",
@@ -16,17 +14,7 @@ __all__ = [
     "max_supported_sequence_length",
     "pages_per_replica",
     "rederived",
-    "require_at_least_one",
 ]
-
-
-def require_at_least_one(**values: int) -> None:
-    """Raise ValueError for a value below 1, TypeError for one that is no int."""
-    for name, value in values.items():
-        if not isinstance(value, int):
-            raise TypeError(f"{name} is a {type(value).__name__}, must be an int")
-        if value < 1:
-            raise ValueError(f"{name} is {value}, must be at least 1")
 
 
 def rederived(
@@ -58,7 +46,7 @@ def estimated_memory_size(
     params: KVCacheParams, max_batch_size: int, max_seq_len: int, memory: int
 ) -> int:
     """Answer the bytes over all replicas: at most `memory`, at most what the batch can use."""
-    require_at_least_one(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
     pages = batch_per_replica(params, max_batch_size) * _pages_per_sequence(params, max_seq_len)
     replicas = params.data_parallel_degree
     return replicas * min(memory // replicas, pages * params.bytes_per_page)
@@ -71,6 +59,6 @@ def max_supported_sequence_length(params: KVCacheParams, memory: int) -> int:
 
 def infer_optimal_batch_size(params: KVCacheParams, max_seq_len: int, memory: int) -> int:
     """Answer how many longest sequences fit, over all replicas."""
-    require_at_least_one(max_seq_len=max_seq_len)
+    require_count(max_seq_len=max_seq_len)
     pages = pages_per_replica(params, memory)
     return pages // _pages_per_sequence(params, max_seq_len) * params.data_parallel_degree

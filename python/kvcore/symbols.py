@@ -41,10 +41,13 @@ class InputSymbols:
 
 def input_symbols(params: KVCacheParams, device: Device) -> InputSymbols:
     """Describe what a device's kernels are given."""
+
     def symbol(name: str, dtype: str, *shape: Extent) -> ArraySymbol:
         return ArraySymbol(name, dtype, shape, device)
 
-    pools = [("total_num_pages", *shape[1:]) for shape in shard_shapes(params, 1)]
+    pools: list[tuple[Extent, ...]] = [
+        ("total_num_pages", *shape[1:]) for shape in shard_shapes(params, 1)
+    ]
     blocks = tuple(symbol("blocks", params.dtype, *shape) for shape in pools)
     scales: tuple[ArraySymbol, ...] | None = None
     granularity = params.kv_scale_granularity

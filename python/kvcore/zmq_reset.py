@@ -26,12 +26,10 @@ class ResetListener:
         try:
             import zmq
         except ImportError as error:
-            raise ImportError(
-                "zmq_endpoint_base needs pyzmq: pip install 'kvcore[zmq]'"
-            ) from error
+            raise ImportError("zmq_endpoint_base needs pyzmq: pip install 'kvcore[zmq]'") from error
         self._zmq: Any = zmq
         self.endpoint = f"{endpoint_base}-reset_prefix_cache"
-        self._socket = zmq.Context.instance().socket(zmq.PULL)
+        self._socket: Any = zmq.Context.instance().socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:
             self._socket.bind(self.endpoint)

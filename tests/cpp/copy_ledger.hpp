@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <optional>
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -52,9 +52,14 @@ class CopyLedger {
         has_drawn_ = false;
     }
 
-    /// A sequence is about to be released: nothing is owed to it any more.
+    /// A sequence is about to be released: nothing is owed to it any more. What was copied for it
+    /// at once is reported before, as whoever reserved does before anything else.
     void forget(kvcore::SequenceHandle sequence) {
         const auto is_its = [&](const kvcore::PageCopy& copy) { return copy.sequence == sequence; };
+        const auto is_for_it = [&](const auto& batch) {
+            return std::any_of(batch.first.begin(), batch.first.end(), is_its);
+        };
+        while (std::any_of(unfinished_.begin(), unfinished_.end(), is_for_it)) finish_oldest();
         expected_.erase(std::remove_if(expected_.begin(), expected_.end(), is_its),
                         expected_.end());
         taken_.erase(std::remove_if(taken_.begin(), taken_.end(), is_its), taken_.end());

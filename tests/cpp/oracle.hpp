@@ -23,6 +23,7 @@ struct Claim {
     std::set<std::int64_t> kept;  // committed columns whose page is the sequence's own twin
     bool sealed = false;          // fetched or written: no more prefix reuse
     std::int64_t hit_tokens = 0;
+    std::int64_t counted_from = 0;  // positions counted as input since the last reset
     std::int64_t counted_end = 0;
 };
 
@@ -39,7 +40,8 @@ struct Option {
     std::int64_t active = 0;
     std::int64_t replaced = 0;  // committed pages that would be written into
     std::int64_t appended = 0;
-    std::int64_t returned = 0;  // own pages that the hit makes superfluous
+    std::int64_t cut_to = 0;    // pages of the row that stay where committed ones are replaced
+    std::int64_t returned = 0;  // own pages that become superfluous
     std::int64_t evicted = 0;
     std::int64_t available = 0;
     bool fits = false;
@@ -155,8 +157,9 @@ class Oracle {
             claim.at = option.at;
             claim.committed = option.hit_pages;
             claim.num_pages = std::max(claim.num_pages, option.hit_pages);
-            replica.free += option.returned;
         }
+        claim.num_pages = std::min(claim.num_pages, option.cut_to);
+        replica.free += option.returned;
         while (replica.free < option.new_pages()) {
             replica.cache.evict(option.source);
             ++replica.free;
@@ -226,6 +229,7 @@ class Oracle {
         return sum;
     }
     void reset_metrics() {
+        for (auto& [index, claim] : claims_) claim.counted_from = claim.counted_end;
         for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
             item(replicas_, i).metrics = {};
             note_peak(i);
@@ -278,14 +282,19 @@ class Oracle {
 
     void weigh(Option& option, const Claim& claim, std::int64_t tokens) const {
         const Replica& replica = item(replicas_, claim.replica);
-        for (std::int64_t column = option.start / config_.page_size; column < option.hit_pages;
-             ++column) {
-            option.replaced += claim.kept.count(column) == 0 ? 1 : 0;
-        }
         const std::int64_t needed = kvcore::ceil_div(tokens, config_.page_size);
+        const std::int64_t first_written = option.start / config_.page_size;
         const std::int64_t held = std::max(claim.num_pages, option.hit_pages);
         option.appended = std::max<std::int64_t>(0, needed - held);
         option.returned = std::min(claim.num_pages, option.hit_pages) - claim.committed;
+        option.cut_to = held;
+        if (first_written < option.hit_pages && needed < option.hit_pages) option.cut_to = needed;
+        for (std::int64_t column = first_written; column < option.hit_pages; ++column) {
+            const bool is_own = claim.kept.count(column) > 0;
+            option.replaced += column < option.cut_to && !is_own ? 1 : 0;
+            option.returned += column >= option.cut_to && is_own ? 1 : 0;
+        }
+        if (option.cut_to < held) option.returned += held - option.hit_pages;
         const std::int64_t evictable = replica.cache.num_evictable(option.at, option.source);
         const std::int64_t free = replica.free + option.returned;
         option.evicted = std::max<std::int64_t>(0, option.new_pages() - free);
@@ -314,8 +323,8 @@ class Oracle {
 
     void count_hit(Claim& claim, const Option& option) {
         kvcore::Metrics& metrics = item(replicas_, claim.replica).metrics;
-        const std::int64_t moved =
-            std::min(claim.counted_end, option.hit_tokens) - claim.hit_tokens;
+        const std::int64_t moved = std::min(claim.counted_end, option.hit_tokens) -
+                                   std::max(claim.counted_from, claim.hit_tokens);
         metrics.input_tokens -= std::max<std::int64_t>(0, moved);
         metrics.cache_tokens += option.hit_tokens - claim.hit_tokens;
         metrics.copied_tokens += option.copied;

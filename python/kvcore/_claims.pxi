@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+# Claimed requests, and the walk from Python contexts to what C++ reads.
+
+cdef uint64_t next_manager_uid = 1
+
+
+# Contexts this far ahead in a batch are asked for early.
+cdef Py_ssize_t AHEAD = 8
+
+
+cdef inline object handle_key(SequenceHandle sequence):
+    return (<uint64_t>sequence.generation << 32) | sequence.index
+
+
+cdef inline SequenceHandle handle_of(object key) except *:
+    cdef uint64_t packed = key
+    cdef SequenceHandle sequence
+    sequence.index = <uint32_t>(packed & 0xffffffff)
+    sequence.generation = <uint32_t>(packed >> 32)
+    return sequence
+
+
+cdef object not_found(object request_id):
+    return RequestNotFoundError(f"request {request_id!r} is not claimed; call external_claim first")
+
+
+cdef object named(object error, list contexts):
+    """The same error with the request it is about in front."""
+    cdef object row = getattr(error, "row", None)
+    if row is None:
+        return error
+    return type(error)(f"request {contexts[row].request_id!r}: {error}")
+
+
+cdef class ClaimTable:
+    """Who is claimed, by request id; and the way from Python contexts to C++ requests."""
+
+    def __init__(self, object core, *, bint runtime_checks):
+        global next_manager_uid
+        self._core = core
+        self._native = <CacheManager*>PyCapsule_GetPointer(
+            core._capsule(), "kvcore.CacheManager"
+        )
+        self._uid = next_manager_uid
+        next_manager_uid += 1
+        self._handles = {}
+        self._num_replicas = self._native.config().num_replicas
+        self._checks = runtime_checks
+
+    # ---- from Python objects to views ---------------------------------------------------------------
+
+    cdef SequenceHandle _find(self, object request_id) except *:
+        cdef object key = self._handles.get(request_id)
+        if key is None:
+            raise not_found(request_id)
+        return handle_of(key)
+
+    cdef int _own_view(self, TextGenerationContext own, RequestView* view) except -1:
+        if (
+            own._manager_uid != self._uid
+            or self._generations[own._sequence.index] != own._sequence.generation
+        ):
+            own._sequence = self._find(own.request_id)
+            own._manager_uid = self._uid
+        view.sequence = own._sequence
+        view.tokens = own._data
+        view.start = own._start
+        view.active = own._active
+        view.end = own._end
+        view.name_space = name_view(own._name)
+        return 0
+
+    cdef int _view(self, object context, RequestView* view, list keep) except -1:
+        if type(context) is TextGenerationContext:
+            return self._own_view(<TextGenerationContext>context, view)
+        return self._foreign_view(context, view, keep)
+
+    cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
+        """The same of any object with the attributes of a context; `keep` holds what it refers to."""
+        cdef cnp.ndarray tokens
+        cdef bytes name
+        try:
+            request_id = context.request_id
+            given = context.tokens
+            view.start = as_int(context.start_idx, "start_idx")
+            view.active = as_int(context.active_idx, "active_idx")
+            view.end = as_int(context.end_idx, "end_idx")
+        except AttributeError:
+            raise no_context(context) from None
+        view.sequence = self._find(request_id)
+        tokens = as_tokens(given)
+        name = namespace_of(
+            getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
+        )
+        keep.append((tokens, name))
+        view.tokens = <const int32_t*>cnp.PyArray_DATA(tokens)
+        view.name_space = name_view(name)
+        if view.end > cnp.PyArray_DIM(tokens, 0):
+            raise ValueError(
+                f"request {request_id!r} has end_idx {view.end} but "
+                f"{cnp.PyArray_DIM(tokens, 0)} tokens; end_idx counts all tokens"
+            )
+        return 0
+
+    cdef list _read(self, object batch, vector[RequestView]& views, list keep):
+        """Fill the views; answer the contexts as a list that nothing changes during the call.
+
+        That is the caller's own list when it holds nothing but TextGenerationContext, for then no
+        Python code runs during the call; otherwise a copy.
+        """
+        cdef list contexts
+        views.swap(self._scratch)  # the last batch's memory
+        if type(batch) is list and self._own_views(<list>batch, views):
+            return <list>batch
+        contexts = list(batch)
+        views.resize(len(contexts))
+        for i, context in enumerate(contexts):
+            self._view(context, &views[<size_t>i], keep)
+        return contexts
+
+    cdef bint _own_views(self, list batch, vector[RequestView]& views) except -1:
+        """False, with views unfinished, when there is a context of another class."""
+        cdef Py_ssize_t n = len(batch)
+        cdef Py_ssize_t i
+        cdef PyObject* item
+        views.resize(n)
+        for i in range(n):
+            item = PyList_GET_ITEM(batch, i)
+            if not is_own(item):
+                return False
+            if i + AHEAD < n:
+                KVCORE_PREFETCH(<const char*>PyList_GET_ITEM(batch, i + AHEAD) + 64)
+            self._own_view(<TextGenerationContext>item, &views[i])
+        return True
+
+    cdef int _write_back(self, object context, const RequestView& view) except -1:
+        if type(context) is TextGenerationContext:
+            (<TextGenerationContext>context)._start = view.start
+            (<TextGenerationContext>context)._active = view.active
+        else:
+            if context.start_idx != view.start:
+                context.start_idx = view.start
+            if context.active_idx != view.active:
+                context.active_idx = view.active
+        return 0
+
+    cdef int _check_settable(self, object context) except -1:
+        """Raise before anything is reserved for a context whose indices could not be moved."""
+        if type(context) is not TextGenerationContext:
+            context.start_idx = context.start_idx
+            context.active_idx = context.active_idx
+        return 0
+
+    cdef int _check(self) except -1:
+        if self._checks:
+            self._native.check_integrity()
+        return 0
+
+    # ---- claims ---------------------------------------------------------------
+
+    def external_claim(self, request_id, replica_idx=None):
+        """Register a request on a replica; takes no pages.
+
+        Parameters
+        ----------
+        request_id
+            Any hashable object.
+        replica_idx : int or "auto", optional
+            Needed with several replicas; "auto" takes the one with the most free pages.
+
+        Raises
+        ------
+        AlreadyClaimedError, CapacityError, IndexError, ValueError
+        """
+        cdef int32_t replica
+        cdef SequenceHandle sequence
+        if request_id in self._handles:
+            home = self._native.replica_of(self._find(request_id))
+            raise AlreadyClaimedError(
+                f"request {request_id!r} is claimed already, on replica {home}; release it first"
+            )
+        if replica_idx is None and self._num_replicas > 1:
+            raise ValueError(
+                f"replica_idx is None, must be 0 .. {self._num_replicas - 1} or 'auto': "
+                f"there are {self._num_replicas} replicas"
+            )
+        if isinstance(replica_idx, str):
+            if replica_idx != "auto":
+                raise ValueError(f"replica_idx is {replica_idx!r}, must be an index or 'auto'")
+            replica = self._native.recommend_replica(string_view(), NULL, 0)
+        else:
+            replica = 0 if replica_idx is None else self._replica(replica_idx)
+        try:
+            sequence = self._native.claim(replica)
+        except CapacityError as error:
+            raise CapacityError(f"request {request_id!r}: {error}") from None
+        self._handles[request_id] = handle_key(sequence)
+        if self._generations.size() <= sequence.index:
+            self._generations.resize(sequence.index + 1)
+        self._generations[sequence.index] = sequence.generation
+        self._check()
+
+    claim = external_claim
+
+    cdef int32_t _replica(self, object replica_idx) except -1:
+        cdef int64_t index = as_int(replica_idx, "replica_idx")
+        if not 0 <= index < self._num_replicas:
+            raise IndexError(
+                f"replica_idx is {index}, must be 0 .. {self._num_replicas - 1}"
+            )
+        return <int32_t>index
+
+    def contains(self, request_id):
+        """Tell whether a request is claimed now."""
+        return request_id in self._handles
+
+    def release(self, request_id):
+        """Drop a request; its committed pages stay cached and evictable.
+
+        Raises
+        ------
+        RequestNotFoundError
+        """
+        cdef object key = self._handles.pop(request_id, None)
+        if key is None:
+            raise not_found(request_id)
+        cdef SequenceHandle sequence = handle_of(key)
+        self._generations[sequence.index] = 0
+        self._native.release(sequence)
+        self._check()
+
+    def get_replica(self, context):
+        """Answer the index of the replica that a context's request is claimed on."""
+        return self._native.replica_of(self._find(context.request_id))
+
+    def get_req_blocks(self, request_id):
+        """Answer a request's page ids in logical order, a list of int."""
+        return self._native.pages_of(self._find(request_id))
