@@ -222,11 +222,9 @@ void CacheManager::replace_committed(const Admission& admission, Replica& replic
 // Every position of a claim counts once, as input or as cached; a longer hit moves what it covers.
 void CacheManager::count_hit(const Admission& admission, Sequence& sequence) {
     Metrics& metrics = replica_at(sequence.replica).metrics;
-    if (sequence.count_epoch == count_epoch_) {
-        const std::int64_t covered =
-            std::min(sequence.counted_end, admission.hit_tokens) - sequence.hit_tokens;
-        metrics.input_tokens -= std::max<std::int64_t>(0, covered);
-    }
+    const std::int64_t covered = std::min(sequence.counted_end, admission.hit_tokens) -
+                                 std::max(sequence.counted_from, sequence.hit_tokens);
+    metrics.input_tokens -= std::max<std::int64_t>(0, covered);
     metrics.cache_tokens += admission.hit_tokens - sequence.hit_tokens;
     metrics.copied_tokens += admission.match.partial_tokens;
     sequence.hit_tokens = admission.hit_tokens;
@@ -254,9 +252,12 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
                   admission.match.partial_tokens, request.sequence, nullptr},
                  source, replica, copies);
     }
+    if (sequence.count_epoch != count_epoch_) {
+        sequence.count_epoch = count_epoch_;
+        sequence.counted_from = sequence.counted_end;
+    }
     if (admission.takes_hit) count_hit(admission, sequence);
     count_input(admission.start, admission.active, sequence);
-    sequence.count_epoch = count_epoch_;
     note_peak(replica);
     const bool has_moved =
         request.start != admission.start || request.active != admission.active;
@@ -284,6 +285,8 @@ std::int64_t CacheManager::reserve_batch(RequestView* batch, std::int64_t n,
         const Admission admission = admit(sequence, batch[i], num_steps, true);
         if (!admission.fits) return i;
         apply(admission, sequence, batch[i], copies);
+        // Rows behind may need the source's page, or would meet it held in the eviction order.
+        if (copies != nullptr && !copies->empty()) return i + 1;
     }
     return n;
 }

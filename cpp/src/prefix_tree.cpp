@@ -171,17 +171,16 @@ void PrefixTree::pin(TreeNode* node) {
 }
 
 void PrefixTree::unpin(TreeNode* node, bool touch) {
-    if (--node->pins > 0) return;
+    --node->pins;
     if (node->is_root()) return drop_root_if_unused(node);
+    if (touch) policy_->touch(*node);
+    if (node->pins > 0) return;
     if (!node->is_queued) {
         unsettled_.push_back(node);
         node->is_queued = true;
     }
-    if (touch) {
-        policy_->touch(*node);
-    } else if (node->num_children == 0 && !node->is_listed()) {
-        policy_->expose(*node);  // it was taken off the list as the oldest, but pinned
-    }
+    // Off the list means that eviction met it as the oldest while it was pinned.
+    if (node->num_children == 0 && !node->is_listed()) policy_->expose(*node);
 }
 
 // Walks up only as far as a count passes between 0 and 1.

@@ -100,7 +100,7 @@ cdef class PagedHotPath(ClaimTable):
                 for i in range(done, done + reserved):
                     self._write_back(contexts[i], views[i])
                 done += reserved
-                # Sources of copies could not be evicted for the rows behind; now they can.
+                # It stops behind a row that owes a copy, which is done now.
                 if copies.size() == 0 or done == <int64_t>views.size():
                     break
         except ValueError as error:

@@ -110,29 +110,35 @@ class CheckedEngine : public CheckedManager {
             if (!fits) check_refusal(result, missing[0], option.new_pages(), option.available);
             return fits;
         }
-        if (must_evict(batch, missing, num_steps)) {
+        // All are worked out against the state before the call.
+        std::vector<std::vector<oracle::Option>> options;
+        for (const std::int64_t row : missing) {
+            options.push_back(oracle_.options(*item(batch, row), num_steps));
+        }
+        if (must_evict(batch, missing, options)) {
             return accept_evicting(batch, views, missing, num_steps, result);
         }
         CHECK(fits);
-        for (const std::int64_t i : missing) {
-            Request& request = *item(batch, i);
-            accept(request, item(views, i),
-                   explain(request, item(views, i), oracle_.options(request, num_steps), true));
+        for (std::size_t k = 0; k < missing.size(); ++k) {
+            Request& request = *item(batch, missing[k]);
+            const kvcore::RequestView& view = item(views, missing[k]);
+            for (oracle::Option& option : options[k]) option.fits = true;
+            accept(request, view, explain(request, view, options[k], true));
         }
         return true;
     }
 
+    // Whether the free pages alone are not enough.
     bool must_evict(const Batch& batch, const std::vector<std::int64_t>& rows,
-                    std::int64_t num_steps) {
+                    const std::vector<std::vector<oracle::Option>>& options) const {
         std::vector<std::int64_t> free;
         for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
             free.push_back(oracle_.stats(i).free_pages);
         }
         bool evicts = false;
-        for (const std::int64_t i : rows) {
-            const Request& request = *item(batch, i);
-            const oracle::Option option = oracle_.options(request, num_steps).front();
-            std::int64_t& left = item(free, oracle_.claim_of(request).replica);
+        for (std::size_t k = 0; k < rows.size(); ++k) {
+            const oracle::Option& option = options[k].front();
+            std::int64_t& left = item(free, oracle_.claim_of(*item(batch, rows[k])).replica);
             left -= option.new_pages() - option.returned;
             evicts = evicts || left < 0;
         }

@@ -134,7 +134,8 @@ class CacheManager {
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
                                         std::vector<PageCopy>* copies = nullptr);
     /// Reserves in order up to the first that does not fit; returns how many. Every error is raised
-    /// before anything is reserved.
+    /// before anything is reserved. With `copies` it also stops behind a row that owes one: do it,
+    /// finish it, and go on with the rest.
     [[nodiscard]] std::int64_t reserve_batch(RequestView* batch, std::int64_t n,
                                              std::int64_t num_steps = 1,
                                              std::vector<PageCopy>* copies = nullptr);

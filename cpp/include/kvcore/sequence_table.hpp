@@ -29,7 +29,8 @@ struct alignas(64) Sequence {
     // The rest:
     std::int64_t hit_tokens = 0;     // taken from the cache by this claim
     std::vector<std::int32_t> kept;  // ascending columns
-    std::uint32_t count_epoch = 0;   // which reset of the metrics its reservation was counted after
+    std::int64_t counted_from = 0;   // of those positions, what the last metrics reset left out
+    std::uint32_t count_epoch = 0;   // the last metrics reset it knows of
 
     [[nodiscard]] std::int32_t num_pages() const noexcept {
         return static_cast<std::int32_t>(pages.size());
