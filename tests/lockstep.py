@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 import kvcore
 from builders import make_manager
-from reference import Context, Key, Manager, Namespace, Page, Refused
+from foreign_context import Context, Refused
+from reference import Key, Manager, Namespace, Page
 
 COUNTERS = ("input_tokens", "cache_tokens", "evicted_pages", "copied_tokens")
 

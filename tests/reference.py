@@ -10,75 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from foreign_context import Context, Refused
 
 Namespace = tuple[str | None, str | None]
 Key = tuple[Namespace, tuple[int, ...]]
-
-
-class Refused(Exception):  # noqa: N818
-    """The call is wrong; `kind` names the error class kvcore must raise."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
-
-
-class Context:
-    """A request's tokens and indices in plain Python; fulfils the protocol of the managers."""
-
-    def __init__(
-        self,
-        request_id: Any,
-        tokens: Iterable[int],
-        *,
-        active_idx: int | None = None,
-        extra_key: str | None = None,
-        cache_salt: str | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.ids = [int(token) for token in tokens]
-        self.start_idx = 0
-        self.active_idx = len(self.ids) if active_idx is None else active_idx
-        self.extra_key = extra_key
-        self.cache_salt = cache_salt
-
-    @property
-    def tokens(self) -> npt.NDArray[np.int32]:
-        return np.array(self.ids, np.int32)
-
-    @property
-    def end_idx(self) -> int:
-        return len(self.ids)
-
-    @property
-    def active_length(self) -> int:
-        return self.active_idx - self.start_idx
-
-    @property
-    def current_length(self) -> int:
-        return self.end_idx
-
-    def update(self, token: int) -> None:
-        self.start_idx = self.active_idx
-        if self.active_idx == self.end_idx:
-            self.ids.append(token)
-        self.active_idx = self.end_idx
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        self.ids.extend(tokens)
-        self.active_idx = self.end_idx
-
-    def rewind(self, n: int) -> None:
-        if not 1 <= n <= self.end_idx:
-            raise Refused("ValueError")
-        del self.ids[n:]
-        self.active_idx = n
-        self.start_idx = min(self.start_idx, n - 1)
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,6 +48,7 @@ class Admission:
     total: int  # tokens of the hit
     new: int
     given_back: int
+    rewritten: range  # columns of shared pages that the next tokens write into
 
 
 class Manager:
@@ -204,15 +143,20 @@ class Manager:
             if len(found) * size + tokens > claim.hit:
                 path, partial, sources = found, tokens, pages
                 total = len(found) * size + tokens
-        held = len(claim.pages)
+        held, needed, shared = len(claim.pages), self.needed(ctx, num_steps), len(path)
+        first = total // size if total > claim.hit else start // size
+        dropped = claim.pages[needed:] if shared > max(first, needed) else []
+        rewritten = range(first, min(shared, needed) if shared > first else first)
+        copied = sum(claim.pages[column].cached for column in rewritten)
         return Admission(
             ctx,
             path,
             partial,
             sources,
             total,
-            new=max(self.needed(ctx, num_steps), held) - max(held, len(path)),
-            given_back=min(held, len(path)) - len(claim.path),
+            new=max(needed, held, shared) - max(held, shared) + copied,
+            given_back=min(held, shared) - len(claim.path) + sum(not p.cached for p in dropped),
+            rewritten=rewritten,
         )
 
     def best_sources(self, ctx: Context, replica: int, whole: int) -> tuple[int, list[Key]]:
@@ -277,10 +221,12 @@ class Manager:
             start = ctx.start_idx if claim.pages else 0
             chunk = ctx.active_idx - start
             if not claim.started:
-                shared = [self.cache[claim.replica][key] for key in row.path]
-                claim.pages[: len(shared)] = shared
+                claim.pages[: len(row.path)] = [self.cache[claim.replica][k] for k in row.path]
                 claim.path = list(row.path)
-            claim.pages += [Page() for _ in range(row.new)]
+            first = (row.total if row.total > claim.hit else start) // self.page_size
+            if len(claim.path) > first:
+                self.rewrite(claim, row, first)
+            claim.pages += [Page() for _ in range(row.new - row.copied)]
             ctx.start_idx = row.total if row.total > claim.hit else start
             if ctx.start_idx >= ctx.active_idx:
                 ctx.active_idx = min(ctx.end_idx, ctx.start_idx + chunk)

@@ -14,7 +14,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, prefilled, put_in_cache
-from reference import Context
+from foreign_context import Context
 
 MILLION = 1_000_000
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import kvcore
 from builders import error_of
 from kvcore import TextGenerationContext
-from reference import Context, Refused
+from foreign_context import Context, Refused
 
 INT32 = np.iinfo(np.int32)
 

@@ -13,7 +13,7 @@ import pytest
 import kvcore
 from builders import claimed, make_context, make_manager, make_params, prefilled, put_in_cache
 from kvcore import PagedKVCacheManager
-from reference import Context
+from foreign_context import Context
 
 
 def totals(manager: PagedKVCacheManager) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import pytest
 import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
 from kvcore import errors
-from reference import Context
+from foreign_context import Context
 
 NUM_PAGES = 12
 PAGE_SIZE = 4

@@ -21,7 +21,7 @@ import pytest
 
 import kvcore
 from builders import make_manager, make_params
-from reference import Context
+from foreign_context import Context
 
 Words = npt.NDArray[np.uint32]
 

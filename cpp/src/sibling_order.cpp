@@ -2,6 +2,7 @@
 #include "sibling_order.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace kvcore {
 namespace {
@@ -10,48 +11,57 @@ constexpr std::uint64_t unsigned_token(TokenId token) noexcept {
     return static_cast<std::uint32_t>(token);
 }
 
+// First of `n` sorted keys that is not below `wanted`. Without a branch to mispredict.
+std::size_t lower_key(const std::uint64_t* keys, std::size_t n, std::uint64_t wanted) noexcept {
+    const std::uint64_t* base = keys;
+    while (n > 1) {
+        const std::size_t half = n / 2;
+        base += base[half - 1] < wanted ? half : 0;
+        n -= half;
+    }
+    return static_cast<std::size_t>(base - keys) + (n == 1 && *base < wanted ? 1 : 0);
+}
+
+// First of `n` children that is not before `page` by its first `limit` tokens. Where keys are equal
+// the tokens decide: only then are children looked at, by `child_at(i)`.
+template <class ChildAt>
+std::size_t lower_child(const std::uint64_t* keys, std::size_t n, std::uint64_t wanted,
+                        const TokenId* page, std::int32_t limit, ChildAt&& child_at) noexcept {
+    std::size_t low = lower_key(keys, n, wanted);
+    if (limit == 1 || low == n || keys[low] != wanted) return low;
+    const bool is_last = wanted == std::numeric_limits<std::uint64_t>::max();
+    std::size_t high = is_last ? n : low + lower_key(keys + low, n - low, wanted + 1);
+    while (low < high) {
+        const std::size_t middle = (low + high) / 2;
+        const TokenId* tokens = child_at(middle)->tokens;
+        const std::int32_t common = common_tokens(tokens, page, limit);
+        const bool less = common < limit &&
+                          unsigned_token(tokens[common]) < unsigned_token(page[common]);
+        (less ? low : high) = less ? middle + 1 : middle;
+    }
+    return low;
+}
+
 }  // namespace
 
+// Tokens compare as unsigned numbers.
 std::uint64_t SiblingOrder::key_of(const TokenId* page) const noexcept {
     return unsigned_token(page[0]) << 32 | (page_size_ > 1 ? unsigned_token(page[1]) : 0);
 }
 
-// Tokens compare as unsigned numbers; `limit` < page_size compares a shorter start. The child itself
-// is looked at only where the keys do not tell.
-bool SiblingOrder::is_less(std::uint64_t key, const TreeNode* const* child, std::uint64_t wanted,
-                           const TokenId* page, std::int32_t limit) const noexcept {
-    if (limit == 1) return (key >> 32) < (wanted >> 32);
-    if (key != wanted) return key < wanted;
-    const TokenId* tokens = (*child)->tokens;
-    const std::int32_t common = common_tokens(tokens, page, limit);
-    return common < limit && unsigned_token(tokens[common]) < unsigned_token(page[common]);
-}
-
 SiblingOrder::Place SiblingOrder::lower_bound(const TokenId* page,
                                               std::int32_t limit) const noexcept {
-    // With one token to compare there is no second one to read.
+    // With one token to compare there is no second one to read; below any second one sorts first.
     const std::uint64_t wanted = limit > 1 ? key_of(page) : unsigned_token(page[0]) << 32;
-    std::size_t low = 0;
-    // The last chunk whose first child is less holds the place.
-    for (std::size_t high = chunks_.size(); low < high;) {
-        const std::size_t middle = (low + high) / 2;
-        const bool less =
-            is_less(first_keys_[middle], chunks_[middle]->children, wanted, page, limit);
-        (less ? low : high) = less ? middle + 1 : middle;
-    }
-    if (low > 0) --low;
-    const Chunk& chunk = *chunks_[low];
+    std::size_t at = lower_child(first_keys_.data(), first_keys_.size(), wanted, page, limit,
+                                 [&](std::size_t i) { return chunks_[i]->children[0]; });
+    if (at > 0) --at;  // the last chunk whose first child is before holds the place
+    const Chunk& chunk = *chunks_[at];
     for (std::size_t line = 0; line < sizeof(chunk.keys); line += 64) {
         prefetch(reinterpret_cast<const char*>(chunk.keys) + line);
     }
-    std::size_t index = 0;
-    for (std::size_t high = chunk.size; index < high;) {
-        const std::size_t middle = (index + high) / 2;
-        const bool less =
-            is_less(chunk.keys[middle], &chunk.children[middle], wanted, page, limit);
-        (less ? index : high) = less ? middle + 1 : middle;
-    }
-    return {low, index};
+    return {at, lower_child(chunk.keys, chunk.size, wanted, page, limit,
+                            [&](std::size_t i) { return chunk.children[i]; })};
 }
 
 SiblingOrder::Place SiblingOrder::place_of(const TreeNode* child) const noexcept {

@@ -57,9 +57,6 @@ class SiblingOrder {
     };
 
     [[nodiscard]] std::uint64_t key_of(const TokenId* page) const noexcept;
-    [[nodiscard]] bool is_less(std::uint64_t key, const TreeNode* const* child,
-                               std::uint64_t wanted, const TokenId* page,
-                               std::int32_t limit) const noexcept;
     [[nodiscard]] Place lower_bound(const TokenId* page, std::int32_t limit) const noexcept;
     [[nodiscard]] Place place_of(const TreeNode* child) const noexcept;
     void split_chunk(std::size_t chunk);

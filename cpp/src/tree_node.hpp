@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -71,13 +77,22 @@ static_assert(sizeof(void*) != 8 || sizeof(TreeNode) == 96, "a node fits 96 byte
 
 /// Nodes by id, at addresses that never move; recycles their slots and keeps their generations, so
 /// that a handle to a node that is gone is recognised.
+///
+/// Small chunks first; a large cache gets chunks of whole huge pages, where the system has them: there
+/// nodes are met in no order, and most of such a meeting would be the page walk.
 class NodeArena {
    public:
     [[nodiscard]] TreeNode* allocate() {
-        if (free_ == nullptr) grow();
-        TreeNode* node = free_;
-        free_ = node->hash_next;
-        node->hash_next = nullptr;
+        if (free_ != nullptr) {
+            TreeNode* node = free_;
+            free_ = node->hash_next;
+            node->hash_next = nullptr;
+            return node;
+        }
+        const auto id = static_cast<std::uint32_t>(num_used_);
+        TreeNode* node = new (slot(num_used_)) TreeNode{};
+        node->id = id;
+        ++num_used_;
         return node;
     }
 
@@ -92,26 +107,42 @@ class NodeArena {
         free_ = node;
     }
 
-    [[nodiscard]] TreeNode* at(std::uint32_t id) const noexcept {
-        const std::size_t chunk = id / kChunk;
-        return chunk < chunks_.size() ? &chunks_[chunk][id % kChunk] : nullptr;
+    [[nodiscard]] TreeNode* at(std::uint32_t id) noexcept {
+        return id < num_used_ ? slot(id) : nullptr;
     }
 
    private:
-    static constexpr std::size_t kChunk = 256;
+    struct CFree {
+        void operator()(void* memory) const noexcept { std::free(memory); }
+    };
+    using Chunk = std::unique_ptr<TreeNode, CFree>;  // raw memory, slots filled one by one
 
-    void grow() {
-        chunks_.push_back(std::make_unique<TreeNode[]>(kChunk));
-        const std::size_t base = (chunks_.size() - 1) * kChunk;
-        for (std::size_t i = kChunk; i-- > 0;) {
-            TreeNode& node = chunks_.back()[i];
-            node.id = static_cast<std::uint32_t>(base + i);
-            node.hash_next = free_;
-            free_ = &node;
-        }
+    static constexpr std::size_t kSmall = 256;       // nodes of a small chunk
+    static constexpr std::size_t kNumSmall = 64;     // of those, before the large ones
+    static constexpr std::size_t kLarge = 65536;     // 6 MiB
+    static constexpr std::size_t kHugePage = 2 << 20;
+
+    [[nodiscard]] TreeNode* slot(std::size_t index) {
+        const bool is_small = index < kSmall * kNumSmall;
+        const std::size_t nodes = is_small ? kSmall : kLarge;
+        const std::size_t within = is_small ? index : index - kSmall * kNumSmall;
+        const std::size_t chunk = within / nodes + (is_small ? 0 : kNumSmall);
+        if (chunk == chunks_.size()) chunks_.push_back(new_chunk(nodes));
+        return chunks_[chunk].get() + within % nodes;
     }
 
-    std::vector<std::unique_ptr<TreeNode[]>> chunks_;
+    [[nodiscard]] static Chunk new_chunk(std::size_t nodes) {
+        const std::size_t bytes = nodes * sizeof(TreeNode);
+        void* memory = std::aligned_alloc(nodes == kLarge ? kHugePage : 64, bytes);
+        if (memory == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+        if (nodes == kLarge) madvise(memory, bytes, MADV_HUGEPAGE);  // advice: may be refused
+#endif
+        return Chunk(static_cast<TreeNode*>(memory));
+    }
+
+    std::vector<Chunk> chunks_;
+    std::size_t num_used_ = 0;
     TreeNode* free_ = nullptr;
 };
 

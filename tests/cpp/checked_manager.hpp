@@ -61,7 +61,8 @@ class CheckedManager {
         return plan;
     }
 
-    /// Returns how many of the batch were reserved; `plan`: of its first request.
+    /// Returns how many of the batch were reserved; `plan`: of its first request. Copies at once
+    /// end the call behind the request that owes one.
     std::int64_t reserve(const Batch& batch, std::int64_t num_steps,
                          const std::optional<kvcore::ReservePlan>& plan) {
         begin("reserve");
@@ -80,7 +81,10 @@ class CheckedManager {
                 explain(request, item(views, i), oracle_.options(request, num_steps), i < done);
             if (i == 0 && plan) CHECK(is_as_planned(request, num_steps, *plan, option));
             if (i == done) break;
-            accept(request, item(views, i), option);
+            if (accept(request, item(views, i), option) && copies_.at_once()) {
+                CHECK_EQ(done, i + 1);
+                break;
+            }
         }
         copies_.end();
         for (std::int64_t i = 0; i < done; ++i) check_row(*item(batch, i));
@@ -238,20 +242,22 @@ class CheckedManager {
                         "; the oracle " + to_text(options));
     }
 
-    /// The manager took this option: so does the oracle, and the request moves on.
-    void accept(Request& request, const kvcore::RequestView& view, const oracle::Option& option) {
-        const oracle::OwedCopy owed = oracle_.apply(request, option, copies_.at_once());
+    /// The manager took this option: so does the oracle, and the request moves on. True when it
+    /// owes a copy.
+    bool accept(Request& request, const kvcore::RequestView& view, const oracle::Option& option) {
+        const oracle::OwedCopy owed = oracle_.apply(request, option);
         request.start = view.start;
         request.active = view.active;
-        if (owed.source == nullptr) return;
+        if (!owed.is_owed) return false;
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
         kvcore::PageCopy copy;
         copy.replica = oracle_.claim_of(request).replica;
-        copy.source = owed.source_id;
+        copy.source = owed.source;
         copy.destination = item(row, owed.column);
         copy.num_tokens = static_cast<std::int32_t>(owed.tokens);
         copy.sequence = request.sequence;
-        copies_.expect(copy, owed.source);
+        copies_.expect(copy);
+        return true;
     }
 
     [[nodiscard]] bool is_as_planned(const Request& request, std::int64_t num_steps,

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
-#include "oracle_cache.hpp"
 #include "simulated_memory.hpp"
 
 /// The page copies a manager owes: which it should, which it says it does, and doing them.
@@ -32,34 +30,25 @@ class CopyLedger {
         }
         return last;
     }
-    /// The call should owe this. A copy at once holds its source until it is finished.
-    void expect(const kvcore::PageCopy& copy, oracle::CachedPage* source) {
-        expected_.push_back(copy);
-        sources_.push_back(source);
-    }
-    /// The call is over: what was drawn has to be what was expected.
+    /// The call should owe this.
+    void expect(const kvcore::PageCopy& copy) { expected_.push_back(copy); }
+    /// The call is over: what was drawn has to be what was expected. Copies at once are done now.
     void end() {
         if (!has_drawn_) return;
         check_drawn();
         if (at_once_) {
             for (const kvcore::PageCopy& copy : drawn_) memory_.copy(copy);
-            if (!drawn_.empty()) unfinished_.emplace_back(drawn_, sources_);
+            manager_.finish_copies(drawn_);
         } else {
             taken_.insert(taken_.end(), drawn_.begin(), drawn_.end());
         }
         expected_.clear();
-        sources_.clear();
         has_drawn_ = false;
     }
 
-    /// A sequence is about to be released: nothing is owed to it any more. What was copied for it
-    /// at once is reported before, as whoever reserved does before anything else.
+    /// A sequence is about to be released: nothing is owed to it any more.
     void forget(kvcore::SequenceHandle sequence) {
         const auto is_its = [&](const kvcore::PageCopy& copy) { return copy.sequence == sequence; };
-        const auto is_for_it = [&](const auto& batch) {
-            return std::any_of(batch.first.begin(), batch.first.end(), is_its);
-        };
-        while (std::any_of(unfinished_.begin(), unfinished_.end(), is_for_it)) finish_oldest();
         expected_.erase(std::remove_if(expected_.begin(), expected_.end(), is_its),
                         expected_.end());
         taken_.erase(std::remove_if(taken_.begin(), taken_.end(), is_its), taken_.end());
@@ -76,14 +65,6 @@ class CopyLedger {
         take();
         for (const kvcore::PageCopy& copy : taken_) memory_.copy(copy);
         taken_.clear();
-    }
-
-    [[nodiscard]] bool has_unfinished() const { return !unfinished_.empty(); }
-    /// Reports the copies of the oldest call as done; their sources are let go.
-    void finish_oldest() {
-        manager_.finish_copies(unfinished_.front().first);
-        for (oracle::CachedPage* source : unfinished_.front().second) oracle::drop(source);
-        unfinished_.erase(unfinished_.begin());
     }
 
    private:
@@ -111,7 +92,5 @@ class CopyLedger {
     bool has_drawn_ = false;
     Copies drawn_;     // what the manager says it owes since it was asked last
     Copies expected_;  // what it should say
-    std::vector<oracle::CachedPage*> sources_;
-    Copies taken_;  // still to be done
-    std::vector<std::pair<Copies, std::vector<oracle::CachedPage*>>> unfinished_;
+    Copies taken_;     // still to be done
 };

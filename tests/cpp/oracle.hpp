@@ -51,8 +51,8 @@ struct Option {
 
 /// A page copy that falls due: into the request's own page at `column`.
 struct OwedCopy {
-    CachedPage* source = nullptr;  // nullptr: none is owed
-    BlockId source_id = 0;
+    bool is_owed = false;
+    BlockId source = 0;
     std::int64_t column = 0;
     std::int64_t tokens = 0;
 };
@@ -147,8 +147,8 @@ class Oracle {
         return all;
     }
 
-    /// Does it. A held copy keeps its source until `drop`.
-    OwedCopy apply(const Request& request, const Option& option, bool hold_source) {
+    /// Does it.
+    OwedCopy apply(const Request& request, const Option& option) {
         Claim& claim = of(request);
         Replica& replica = item(replicas_, claim.replica);
         if (option.takes_hit) {
@@ -169,9 +169,8 @@ class Oracle {
         claim.num_pages += option.appended;
         OwedCopy owed = replace_committed(claim, option.start);
         if (option.source != nullptr) {
-            owed = {option.source, option.source->id, option.hit_pages, option.copied};
+            owed = {true, option.source->id, option.hit_pages, option.copied};
         }
-        if (hold_source) hold(owed.source);
         count_hit(claim, option);
         count_input(claim, option.start, option.active);
         note_peak(claim.replica);
@@ -312,7 +311,7 @@ class Oracle {
             const std::int64_t column = claim.committed - 1;
             const bool is_own = claim.kept.erase(column) > 0;
             if (column == first && !is_own && start % config_.page_size > 0) {
-                owed = {claim.at, claim.at->id, column, start % config_.page_size};
+                owed = {true, claim.at->id, column, start % config_.page_size};
             }
             claim.at = claim.at->parent;
         }

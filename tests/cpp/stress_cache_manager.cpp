@@ -227,9 +227,6 @@ class RandomEngine {
     void settle_copies() {
         if (random_.chance(30)) checked_.copies().do_copies();
         if (random_.chance(30)) checked_.copies().take();
-        while (checked_.copies().has_unfinished() && random_.chance(70)) {
-            checked_.copies().finish_oldest();
-        }
     }
 
     // ---- calls that are wrong
@@ -274,7 +271,6 @@ class RandomEngine {
         checked_.check_integrity();
         while (!live_.empty()) retire(true);
         for (const CheckedEngine::Pin& pin : pins_) checked_.unpin(pin);
-        while (checked_.copies().has_unfinished()) checked_.copies().finish_oldest();
         checked_.compare();
         checked_.reset();
         checked_.compare();

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request context in plain Python: what an engine of its own brings, and the reference's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Refused(Exception):  # noqa: N818
+    """The call is wrong; `kind` names the error class kvcore must raise."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class Context:
+    """A request's tokens and indices in plain Python; fulfils the protocol of the managers."""
+
+    def __init__(
+        self,
+        request_id: Any,
+        tokens: Iterable[int],
+        *,
+        active_idx: int | None = None,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.ids = [int(token) for token in tokens]
+        self.start_idx = 0
+        self.active_idx = len(self.ids) if active_idx is None else active_idx
+        self.extra_key = extra_key
+        self.cache_salt = cache_salt
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        return np.array(self.ids, np.int32)
+
+    @property
+    def end_idx(self) -> int:
+        return len(self.ids)
+
+    @property
+    def active_length(self) -> int:
+        return self.active_idx - self.start_idx
+
+    @property
+    def current_length(self) -> int:
+        return self.end_idx
+
+    def update(self, token: int) -> None:
+        self.start_idx = self.active_idx
+        if self.active_idx == self.end_idx:
+            self.ids.append(token)
+        self.active_idx = self.end_idx
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        self.ids.extend(tokens)
+        self.active_idx = self.end_idx
+
+    def rewind(self, n: int) -> None:
+        if not 1 <= n <= self.end_idx:
+            raise Refused("ValueError")
+        del self.ids[n:]
+        self.active_idx = n
+        self.start_idx = min(self.start_idx, n - 1)
