@@ -10,12 +10,12 @@ of them is in a cache. Each is used once.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from harness import Row, main, make_row, percentile, sample_parts, time_each_of
 from limits import memcpy_limit
-from workload import PAGE, Admission, Tokens, admissions, admit, batches, fill, manager, prompts
+from workload import PAGE, Admission, admit, fill, fresh_parts, manager, prompts
 
 _BEGIN = 128_000
 _KINDS = {
@@ -26,21 +26,16 @@ _KINDS = {
 }
 
 
-def _parts(rows: Tokens, tag: str, *, cold: bool) -> Iterator[Sequence[Admission]]:
-    """Yield runs of requests whose tokens fit the second-level cache, built now or all before."""
-    size = max(1, min(200, (1 << 16) // rows.shape[1]))
-    parts = (admissions(part, f"{tag}-{i}") for i, part in enumerate(batches(rows, size)))
-    return iter(list(parts)) if cold else parts
-
-
 def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
     """Measure one length; ``kind`` is one of ``_KINDS``."""
     mgr = manager(pages, partial_page_reuse=kind != "plain")
     begin = _BEGIN if kind == "begin" else None
     rows = prompts(count, tokens, tokens, begin=begin)
     half = count // 2
-    loops = _parts(rows[:half], "loop", cold=kind == "cold")
-    singles = _parts(rows[half:], "single", cold=kind == "cold")
+    loops: Iterable[list[Admission]] = fresh_parts(rows[:half], "loop")
+    singles: Iterable[list[Admission]] = fresh_parts(rows[half:], "single")
+    if kind == "cold":
+        loops, singles = list(loops), list(singles)
     fill(mgr, tokens, seed=1000 + tokens, begin=begin)
     mgr.reset_metrics()
     limit = memcpy_limit(tokens) if tokens >= 8192 else None

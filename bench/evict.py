@@ -2,8 +2,8 @@
 """Ask whether eviction stays flat as the number of cached leaves grows.
 
 Timed per request: claim, reserve 128 unseen tokens (which evicts 8 pages), the
-context's ``update``, step and release. Then: one reserve of 4096 tokens in a pool
-full of cached pages.
+context's ``update``, step and release; the context was built a moment before. Then:
+one reserve of 4096 tokens in a pool full of cached pages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from collections.abc import Sequence
 from functools import partial
 
 import kvcore
-from harness import Row, main, make_row, percentile, plain_row, sample_calls, sample_loop, time_each
-from workload import PAGE, Admission, admissions, fill, manager, prompts
+from harness import (
+    Row,
+    main,
+    make_row,
+    percentile,
+    plain_row,
+    sample_calls,
+    sample_parts,
+    time_each,
+    time_each_of,
+)
+from workload import PAGE, Admission, admissions, fill, fresh_parts, manager, prompts
 
 _TOKENS = 128
 _PAGES = _TOKENS // PAGE
@@ -33,12 +43,12 @@ def _cycle(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
 
 def _leaves(leaves: int, calls: int) -> Row:
     mgr = manager(leaves * _PAGES)
-    items = admissions(prompts(calls, _TOKENS, leaves), "new")
+    rows = prompts(calls, _TOKENS, leaves)
     fill(mgr, _TOKENS, seed=leaves)
     before = mgr.metrics.evicted_pages
     half = calls // 2
-    samples = sample_loop(partial(_cycle, mgr), items[:half], 100)
-    singles = time_each(lambda item: _cycle(mgr, (item,)), items[half:])
+    samples = sample_parts(partial(_cycle, mgr), fresh_parts(rows[:half], "loop"))
+    singles = time_each_of(lambda item: _cycle(mgr, (item,)), fresh_parts(rows[half:], "single"))
     evicted = mgr.metrics.evicted_pages - before
     assert evicted == calls * _PAGES, f"{evicted} pages evicted, expected {calls * _PAGES}"
     return make_row(

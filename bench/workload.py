@@ -66,6 +66,16 @@ def admissions(rows: Iterable[Tokens], tag: str) -> list[Admission]:
     return found
 
 
+def fresh_parts(rows: Tokens, tag: str) -> Iterator[list[Admission]]:
+    """Yield runs of requests, built when asked for, that fit the second-level cache.
+
+    So a server finds a request that its tokenizer has just handed over.
+    """
+    size = max(1, min(200, (1 << 16) // rows.shape[1]))
+    for i, part in enumerate(batches(rows, size)):
+        yield admissions(part, f"{tag}-{i}")
+
+
 def admit(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
     """Take each request through claim, reserve, fetch, step and release."""
     claim, reserve, fetch, step, release = (

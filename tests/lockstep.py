@@ -133,7 +133,8 @@ class Lockstep:
             answer = self.core.maybe_reserve(request.core, num_steps)
         except Exception as error:  # noqa: BLE001
             refused, name = True, type(error).__name__
-        chosen, dropped = hint.settle(refused=refused or not answer)
+        copies = hint.take()
+        chosen, dropped = hint.for_request(request)
         try:
             expected = self.model.reserve(request.model, num_steps, chosen, dropped=dropped)
         except Refused as refusal:
@@ -142,6 +143,7 @@ class Lockstep:
         else:
             assert not refused, f"expected {expected}, raised {name}"
             assert answer is expected
+        self.check_copies(copies)
         if plan is not None:
             assert plan.fits is bool(answer), f"{plan}, but maybe_reserve answered {answer}"
             after = self.core.metrics
@@ -168,12 +170,14 @@ class Lockstep:
             return
         copies = hint.take()
         for row, request in enumerate(requests):
-            chosen, dropped = hint.from_copies(copies, request)
+            chosen, dropped = hint.for_request(request)
             fits = self.model.reserve(request.model, num_steps, chosen, dropped=dropped)
             if not fits:
                 assert answer == row
-                return
-        assert answer == len(requests)
+                break
+        else:
+            assert answer == len(requests)
+        self.check_copies(copies)
 
     def fetch(self, requests: Sequence[Request], num_steps: int = 1) -> Any:
         hint = SourceHint(self)
@@ -182,13 +186,19 @@ class Lockstep:
             inputs = self.core.fetch([r.core for r in requests], num_steps)
         except Exception as error:  # noqa: BLE001
             refused = type(error).__name__
-        chosen, dropped = hint.settle(refused=bool(refused))
+        copies = hint.take()
+        found = [hint.for_request(request) for request in requests]
+        chosen = next((source for source, _ in found if source is not None), None)
         try:
-            self.model.fetch([r.model for r in requests], num_steps, chosen, dropped=dropped)
+            self.model.fetch(
+                [r.model for r in requests], num_steps, chosen, dropped=not len(copies)
+            )
         except Refused as refusal:
+            assert not len(copies)
             assert refused == refusal.kind, f"{refused or 'no error'}, expected {refusal.kind}"
             return None
         assert not refused, f"fetch raised {refused}"
+        self.check_copies(copies)
         self.check_inputs(inputs, requests, num_steps)
         return inputs
 
@@ -224,6 +234,10 @@ class Lockstep:
         self.check_sharing()
         for array, copy in self.fetched:
             np.testing.assert_array_equal(array, copy, "an array of an earlier fetch changed")
+
+    def check_copies(self, copies: Any) -> None:
+        assert sorted(copies[:, 3].tolist()) == sorted(self.model.copies)
+        self.model.copies.clear()
 
     def check_counts(self) -> None:
         replicas = range(len(self.model.cache))
@@ -322,32 +336,26 @@ class SourceHint:
 
     def __init__(self, pair: Lockstep) -> None:
         self.pair = pair
-        self.copied_tokens = pair.core.metrics.copied_tokens
         self.by_id: dict[tuple[int, int], Key] = {}
         for replica, cache in enumerate(pair.model.cache):
             for key in cache:
                 block = pair.tree_pairs(replica, key)[-1][0]
                 self.by_id[replica, int(block)] = key
 
-    def take(self) -> Any:
-        copies = self.pair.core.take_copies()
-        assert copies.dtype == np.int32
-        assert copies.shape[1:] == (4,)
-        copied = self.pair.core.metrics.copied_tokens - self.copied_tokens
-        assert copies[:, 3].sum() == copied
-        return copies
+    def take(self) -> npt.NDArray[np.int32]:
+        """The copies that the last call owes."""
+        self.copies: npt.NDArray[np.int32] = self.pair.core.take_copies()
+        assert self.copies.dtype == np.int32
+        assert self.copies.shape[1:] == (4,)
+        return self.copies
 
-    def settle(self, *, refused: bool) -> tuple[Key | None, bool]:
-        copies = self.take()
-        if refused or not len(copies):
-            return None, not refused
-        assert not refused, "a refused call left copies to do"
-        return self.by_id[int(copies[0, 0]), int(copies[0, 1])], False
-
-    def from_copies(self, copies: Any, request: Request) -> tuple[Key | None, bool]:
+    def for_request(self, request: Request) -> tuple[Key | None, bool]:
+        """The source of a request's partial hit, and whether the request copies nothing."""
+        if not self.pair.core.contains(request.request_id):
+            return None, True
         own = {int(block) for block in self.pair.core.get_req_blocks(request.request_id)}
-        replica = self.pair.model.claims[request.request_id].replica
-        for where, source, target, _ in copies.tolist():
+        replica = self.pair.core.get_replica(request.core)
+        for where, source, target, _ in self.copies.tolist():
             if where == replica and target in own:
                 return self.by_id.get((where, source)), False
         return None, True

@@ -42,13 +42,15 @@ class Admission:
     """What reserving one request would change."""
 
     ctx: Context
+    start: int  # where the request would stand, and the end of its chunk
+    active: int
+    needed: int
     path: list[Key]
     partial: int
     sources: list[Key]  # equally good pages to copy `partial` tokens from
     total: int  # tokens of the hit
-    new: int
-    given_back: int
-    rewritten: range  # columns of shared pages that the next tokens write into
+    new: int = 0
+    given_back: int = 0
 
 
 class Manager:
@@ -73,6 +75,7 @@ class Manager:
         self.pins: list[list[list[Key]]] = [[] for _ in range(replicas)]
         self.claims: dict[Any, Claim] = {}
         self.metrics: Counter[str] = Counter()
+        self.copies: list[int] = []  # tokens of each page copy owed
         self.clock = 0
 
     def find(self, request_id: Any) -> Claim:
@@ -133,31 +136,35 @@ class Manager:
 
     def search(self, ctx: Context, num_steps: int) -> Admission:
         claim, size = self.claims[ctx.request_id], self.page_size
-        start = ctx.start_idx if claim.pages else 0
-        path, partial, sources, total = claim.path, 0, list[Key](), claim.hit
+        start, active = ctx.start_idx if claim.pages else 0, ctx.active_idx
+        needed = self.needed(ctx, num_steps)
+        row = Admission(ctx, start, active, needed, claim.path, 0, [], claim.hit)
         may_hit = self.caching and not claim.started and start == claim.hit
-        if may_hit and ctx.active_idx - start > 1:
+        if may_hit and active - start > 1:
             ns = (ctx.extra_key, ctx.cache_salt)
             found = self.match(claim.replica, ctx.ids, ns, (ctx.end_idx - 1) // size)
             tokens, pages = self.best_sources(ctx, claim.replica, len(found))
             if len(found) * size + tokens > claim.hit:
-                path, partial, sources = found, tokens, pages
-                total = len(found) * size + tokens
-        held, needed, shared = len(claim.pages), self.needed(ctx, num_steps), len(path)
-        first = total // size if total > claim.hit else start // size
-        dropped = claim.pages[needed:] if shared > max(first, needed) else []
-        rewritten = range(first, min(shared, needed) if shared > first else first)
-        copied = sum(claim.pages[column].cached for column in rewritten)
-        return Admission(
-            ctx,
-            path,
-            partial,
-            sources,
-            total,
-            new=max(needed, held, shared) - max(held, shared) + copied,
-            given_back=min(held, shared) - len(claim.path) + sum(not p.cached for p in dropped),
-            rewritten=rewritten,
-        )
+                row.path, row.partial, row.sources = found, tokens, pages
+                self.stand(row, claim)
+        held, shared, needed = len(claim.pages), len(row.path), row.needed
+        row.new = max(needed, held, shared) - max(held, shared)
+        row.given_back = min(held, shared) - len(claim.path)
+        if row.start < shared * size:  # gone back into shared pages
+            written = claim.pages[row.start // size : min(shared, needed)]
+            row.new += sum(page.cached for page in written)
+            behind = claim.pages[needed:] if shared > needed else []
+            row.given_back += sum(not page.cached for page in behind)
+        return row
+
+    def stand(self, row: Admission, claim: Claim) -> None:
+        """Where a request stands after its hit."""
+        start = row.ctx.start_idx if claim.pages else 0
+        row.total = max(claim.hit, len(row.path) * self.page_size + row.partial)
+        row.start = row.total if row.total > claim.hit else start
+        row.active = row.ctx.active_idx
+        if row.start >= row.active:
+            row.active = min(row.ctx.end_idx, row.start + row.active - start)
 
     def best_sources(self, ctx: Context, replica: int, whole: int) -> tuple[int, list[Key]]:
         ns, done = self.key(ctx, whole)
@@ -190,17 +197,13 @@ class Manager:
                 chosen = min(row.sources, key=lambda key: (key != source, dropped and key in held))
                 scarce = chosen not in held and 0 < short[replica] >= victims[replica]
                 if scarce or (len(rows) > 1 and max(short.values()) > 0):
-                    self.drop_partial(row)
+                    row.partial, row.sources = 0, []
+                    self.stand(row, self.claims[row.ctx.request_id])
                 else:
                     held.add(chosen)
         if any(short[replica] > victims[replica] for replica in by_replica):
             return None
         return {r: self.oldest(r, keep[r], max(0, short[r])) for r in by_replica}
-
-    def drop_partial(self, row: Admission) -> None:
-        claim = self.claims[row.ctx.request_id]
-        row.partial, row.sources = 0, []
-        row.total = max(claim.hit, len(row.path) * self.page_size)
 
     def oldest(self, replica: int, keep: set[Key], n: int) -> list[Key]:
         left, gone = dict(self.cache[replica]), list[Key]()
@@ -217,24 +220,34 @@ class Manager:
                 self.cache[replica].pop(key).cached = False
             self.metrics["evicted_pages"] += len(gone)
         for row in rows:
-            claim, ctx = self.claims[row.ctx.request_id], row.ctx
-            start = ctx.start_idx if claim.pages else 0
-            chunk = ctx.active_idx - start
+            claim = self.claims[row.ctx.request_id]
             if not claim.started:
                 claim.pages[: len(row.path)] = [self.cache[claim.replica][k] for k in row.path]
                 claim.path = list(row.path)
-            first = (row.total if row.total > claim.hit else start) // self.page_size
-            if len(claim.path) > first:
-                self.rewrite(claim, row, first)
-            claim.pages += [Page() for _ in range(row.new - row.copied)]
-            ctx.start_idx = row.total if row.total > claim.hit else start
-            if ctx.start_idx >= ctx.active_idx:
-                ctx.active_idx = min(ctx.end_idx, ctx.start_idx + chunk)
+            self.go_back(claim, row)
+            claim.pages += [Page() for _ in range(row.needed - len(claim.pages))]
+            row.ctx.start_idx, row.ctx.active_idx = row.start, row.active
             self.metrics["cache_tokens"] += row.total - claim.hit
             self.metrics["copied_tokens"] += row.partial
+            self.copies += [row.partial] if row.partial else []
             self.metrics["input_tokens"] -= max(0, min(row.total, claim.counted) - claim.hit)
             claim.hit = row.total
-            self.count(claim, ctx)
+            self.count(claim, row.ctx)
+
+    def go_back(self, claim: Claim, row: Admission) -> None:
+        """Shared pages that the next tokens write into are replaced; those behind are let go."""
+        first = row.start // self.page_size
+        if len(claim.path) <= first:
+            return
+        self.touch(claim.replica, claim.path)
+        if len(claim.path) > row.needed:
+            del claim.pages[row.needed :]
+        for column in range(first, min(len(claim.path), row.needed)):
+            if claim.pages[column].cached:
+                claim.pages[column] = Page()
+                if column == first and row.start % self.page_size:
+                    self.copies.append(row.start % self.page_size)
+        del claim.path[first:]
 
     def count(self, claim: Claim, ctx: Context) -> None:
         self.metrics["input_tokens"] += max(0, ctx.active_idx - max(ctx.start_idx, claim.counted))
@@ -285,11 +298,11 @@ class Manager:
         dropped: bool = False,
     ) -> None:
         claims = self.check(batch, num_steps)
-        held = [len(claim.pages) for claim in claims]
         rows = [
             self.search(ctx, num_steps)
-            for ctx, pages in zip(batch, held, strict=True)
-            if pages < self.needed(ctx, num_steps)
+            for ctx, claim in zip(batch, claims, strict=True)
+            if len(claim.pages) < self.needed(ctx, num_steps)
+            or ctx.start_idx < len(claim.path) * self.page_size
         ]
         victims = self.settle(rows, source, dropped=dropped)
         if victims is None:

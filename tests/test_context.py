@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import kvcore
 from builders import error_of
-from kvcore import TextGenerationContext
 from foreign_context import Context, Refused
+from kvcore import TextGenerationContext
 
 INT32 = np.iinfo(np.int32)
 

@@ -12,8 +12,8 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, make_params, prefilled, put_in_cache
-from kvcore import PagedKVCacheManager
 from foreign_context import Context
+from kvcore import PagedKVCacheManager
 
 
 def totals(manager: PagedKVCacheManager) -> tuple[int, int]:

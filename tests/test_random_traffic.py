@@ -134,10 +134,7 @@ class Traffic:
             active = draw.randint(model.start_idx + 1, model.end_idx)
             request.core.active_idx = model.active_idx = active
         else:
-            claim = self.pair.model.claims.get(request.request_id)
-            first = len(claim.path) * self.page_size + 1 if claim else 1
-            if first <= model.end_idx:
-                request.both("rewind", draw.randint(first, model.end_idx))
+            request.both("rewind", draw.randint(1, model.end_idx))
 
     def pin(self) -> None:
         request = self.one(claimed=False)

@@ -13,8 +13,8 @@ import pytest
 
 import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
-from kvcore import errors
 from foreign_context import Context
+from kvcore import errors
 
 NUM_PAGES = 12
 PAGE_SIZE = 4

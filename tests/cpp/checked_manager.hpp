@@ -169,7 +169,9 @@ class CheckedManager {
         CHECK_EQ(actual.cache_tokens, expected.cache_tokens);
         CHECK_EQ(actual.copied_tokens, expected.copied_tokens);
         CHECK_EQ(actual.evicted_pages, expected.evicted_pages);
-        CHECK_EQ(actual.peak_used_pages, expected.peak_used_pages);
+        // While a page is copied at once it is held as well.
+        CHECK(actual.peak_used_pages >= expected.peak_used_pages);
+        if (!copies_.at_once()) CHECK_EQ(actual.peak_used_pages, expected.peak_used_pages);
     }
 
     /// The laws of the manager; that the same pages are cached and contain what their prefix says.
