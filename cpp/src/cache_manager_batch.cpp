@@ -23,8 +23,9 @@ void CacheManager::require_steps(std::int64_t num_steps) {
 // Everything that can be wrong with a batch, before anything is done with it. Leaves the sequences in
 // batch_ and, asked by `targets`, the rows that need pages in missing_ and the sizes of what the others
 // have: what a decode step costs is how often it walks the batch.
-void CacheManager::check_batch(const RequestView* batch, std::int64_t n, std::int64_t num_steps,
+void CacheManager::check_batch(const RequestBatch& batch, std::int64_t num_steps,
                                FetchTarget* targets) {
+    const std::int64_t n = batch.size();
     require_steps(num_steps);
     const std::uint32_t stamp = ++batch_stamp_;
     batch_.resize(static_cast<std::size_t>(n));
@@ -82,7 +83,7 @@ bool CacheManager::fits_together(const std::vector<Admission>& admissions,
 // Several rows against one state, so that the batch gets its pages as a whole or not at all. Where
 // something must be evicted, all hits are pinned first: what is evictable then is exactly what the
 // batch may evict. Partial hits are dropped there, for one row's victim could be another's source.
-bool CacheManager::reserve_together(RequestView* batch, std::int64_t num_steps,
+bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_steps,
                                     std::vector<PageCopy>* copies, FetchResult& result) {
     std::vector<Admission> admissions;
     admissions.reserve(missing_.size());
@@ -112,15 +113,16 @@ bool CacheManager::reserve_together(RequestView* batch, std::int64_t num_steps,
         fits = fits_together(admissions, result);
     }
     for (std::size_t k = 0; fits && k < missing_.size(); ++k) {
-        const auto row = static_cast<std::size_t>(missing_[k]);
-        result.has_moved |= apply(admissions[k], *batch_[row], batch[row], copies);
+        const std::int64_t row = missing_[k];
+        result.has_moved |=
+            apply(admissions[k], *batch_[static_cast<std::size_t>(row)], batch[row], copies);
     }
     for (const auto& [tree, node] : held) tree->unpin(node, false);
     return fits;
 }
 
 // True when no missing row can take a hit or must replace pages: all it needs is more of them.
-bool CacheManager::only_grow(const RequestView* batch) const {
+bool CacheManager::only_grow(const RequestBatch& batch) const {
     return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         return sequence.is_sealed &&
@@ -129,7 +131,7 @@ bool CacheManager::only_grow(const RequestView* batch) const {
 }
 
 // The decode step: rows that cross into a new page get it, all or none.
-bool CacheManager::grow_together(const RequestView* batch, std::int64_t num_steps,
+bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_steps,
                                  FetchResult& result) {
     supply_.clear();
     for (const auto& replica : replicas_) supply_.push_back({replica->pool.num_free(), false});
@@ -158,19 +160,20 @@ bool CacheManager::grow_together(const RequestView* batch, std::int64_t num_step
     return true;
 }
 
-bool CacheManager::reserve_missing(RequestView* batch, std::int64_t num_steps,
+bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
                                    std::vector<PageCopy>* copies, FetchResult& result) {
     if (only_grow(batch)) return grow_together(batch, num_steps, result);
     if (missing_.size() > 1) return reserve_together(batch, num_steps, copies, result);
     // One row is what `reserve` does.
-    const auto row = static_cast<std::size_t>(missing_[0]);
-    const Admission admission = admit(*batch_[row], batch[row], num_steps, true);
+    RequestView& request = batch[missing_[0]];
+    Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[0])];
+    const Admission admission = admit(sequence, request, num_steps, true);
     if (!admission.fits) {
         result = {FetchStatus::kNoSpace, missing_[0], admission.new_pages(), admission.available,
                   false};
         return false;
     }
-    result.has_moved = apply(admission, *batch_[row], batch[row], copies);
+    result.has_moved = apply(admission, sequence, request, copies);
     return true;
 }
 
@@ -190,13 +193,13 @@ bool CacheManager::have_room(const FetchTarget* targets) const {
     });
 }
 
-FetchResult CacheManager::fetch(RequestView* batch, std::int64_t n, std::int64_t num_steps,
+FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_steps,
                                 FetchTarget* targets, std::vector<PageCopy>* copies) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
         targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
     }
-    check_batch(batch, n, num_steps, targets);
+    check_batch(batch, num_steps, targets);
     FetchResult result;
     if (!missing_.empty()) {
         if (!reserve_missing(batch, num_steps, copies, result)) return result;
@@ -210,14 +213,15 @@ FetchResult CacheManager::fetch(RequestView* batch, std::int64_t n, std::int64_t
         return result;
     }
     for (std::int32_t r = 0; r < config_.num_replicas; ++r) targets[r].rows = 0;
-    for (std::size_t i = 0; i < batch_.size(); ++i) {
-        Sequence& sequence = *batch_[i];
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+        const RequestView& request = batch[i];
+        Sequence& sequence = *batch_[static_cast<std::size_t>(i)];
         FetchTarget& target = targets[sequence.replica];
         const std::int64_t row = target.rows++;
-        target.table->write_row(row, batch[i].sequence, sequence, target.width);
-        target.cache_lengths[row] = static_cast<std::uint32_t>(batch[i].start);
+        target.table->write_row(row, request.sequence, sequence, target.width);
+        target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
         sequence.is_sealed = true;
-        count_input(batch[i].start, batch[i].active, sequence);
+        count_input(request.start, request.active, sequence);
     }
     return result;
 }
@@ -253,7 +257,8 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
     }
 }
 
-void CacheManager::commit(const RequestView* batch, std::int64_t n, std::vector<PageSwap>& swaps) {
+void CacheManager::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps) {
+    const std::int64_t n = batch.size();
     const std::lock_guard<std::mutex> lock(mutex_);
     const std::int64_t page = config_.page_size;
     missing_.clear();  // of pages in the tree

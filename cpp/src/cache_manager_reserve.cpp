@@ -243,6 +243,7 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
     if (sequence.committed > admission.start / config_.page_size) {
         replace_committed(admission, replica, request.sequence, sequence, copies);
     }
+    note_peak(replica);  // before a copy holds its source for a moment
     if (admission.match.partial_tokens > 0) {
         const TreePosition& source = admission.match.partial;
         BlockId source_page = 0;
@@ -258,7 +259,6 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
     }
     if (admission.takes_hit) count_hit(admission, sequence);
     count_input(admission.start, admission.active, sequence);
-    note_peak(replica);
     const bool has_moved =
         request.start != admission.start || request.active != admission.active;
     request.start = admission.start;
@@ -268,14 +268,15 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
 
 ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
                                     std::vector<PageCopy>* copies) {
-    return reserve_batch(&request, 1, num_steps, copies) == 1 ? ReserveStatus::kOk
+    return reserve_batch({&request, 1}, num_steps, copies) == 1 ? ReserveStatus::kOk
                                                               : ReserveStatus::kNoSpace;
 }
 
-std::int64_t CacheManager::reserve_batch(RequestView* batch, std::int64_t n,
-                                         std::int64_t num_steps, std::vector<PageCopy>* copies) {
+std::int64_t CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t num_steps,
+                                         std::vector<PageCopy>* copies) {
+    const std::int64_t n = batch.size();
     const std::lock_guard<std::mutex> lock(mutex_);
-    check_batch(batch, n, num_steps, nullptr);
+    check_batch(batch, num_steps, nullptr);
     for (std::int64_t i = 0; i < n; ++i) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(i)];
         if (sequence.is_sealed && is_reserved(sequence, batch[i], num_steps)) {

@@ -75,9 +75,9 @@ py::array_t<std::int32_t> commit(CacheManager& manager, SequenceHandle sequence,
                                                      arg.size(), ", the number of tokens"));
     }
     // A view has a token to run; commit reads none beyond the written ones.
-    const RequestView view{sequence, arg.data(), written, written + 1, written + 1, {}};
+    RequestView view{sequence, arg.data(), written, written + 1, written + 1, {}};
     std::vector<kvcore::PageSwap> swaps;
-    manager.commit(&view, 1, swaps);
+    manager.commit({&view, 1}, swaps);
     py::array_t<std::int32_t> out({static_cast<py::ssize_t>(swaps.size()), py::ssize_t{2}});
     for (std::size_t i = 0; i < swaps.size(); ++i) {
         out.mutable_at(i, 0) = swaps[i].column;

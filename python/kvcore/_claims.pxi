@@ -55,25 +55,15 @@ cdef class ClaimTable:
             raise not_found(request_id)
         return handle_of(key)
 
-    cdef int _own_view(self, TextGenerationContext own, RequestView* view) except -1:
+    cdef RequestView* _own(self, TextGenerationContext own) except NULL:
+        """The request of a context, with its present claim."""
         if (
             own._manager_uid != self._uid
-            or self._generations[own._sequence.index] != own._sequence.generation
+            or self._generations[own._request.sequence.index] != own._request.sequence.generation
         ):
-            own._sequence = self._find(own.request_id)
+            own._request.sequence = self._find(own.request_id)
             own._manager_uid = self._uid
-        view.sequence = own._sequence
-        view.tokens = own._data
-        view.start = own._start
-        view.active = own._active
-        view.end = own._end
-        view.name_space = name_view(own._name)
-        return 0
-
-    cdef int _view(self, object context, RequestView* view, list keep) except -1:
-        if type(context) is TextGenerationContext:
-            return self._own_view(<TextGenerationContext>context, view)
-        return self._foreign_view(context, view, keep)
+        return &own._request
 
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
         """The same of any object with the attributes of a context; `keep` holds what it refers to."""
@@ -102,46 +92,50 @@ cdef class ClaimTable:
             )
         return 0
 
-    cdef list _read(self, object batch, vector[RequestView]& views, list keep):
-        """Fill the views; answer the contexts as a list that nothing changes during the call.
+    cdef list _read(self, object batch, Batch* rows, list keep):
+        """Point to the requests of a batch; answer its contexts as a list that nothing changes.
 
         That is the caller's own list when it holds nothing but TextGenerationContext, for then no
         Python code runs during the call; otherwise a copy.
         """
         cdef list contexts
-        views.swap(self._scratch)  # the last batch's memory
-        if type(batch) is list and self._own_views(<list>batch, views):
+        cdef size_t i
+        rows.rows.swap(self._scratch)  # the last batch's memory
+        if type(batch) is list and self._read_own(<list>batch, rows):
             return <list>batch
         contexts = list(batch)
-        views.resize(len(contexts))
-        for i, context in enumerate(contexts):
-            self._view(context, &views[<size_t>i], keep)
+        rows.rows.resize(len(contexts))
+        rows.foreign.resize(len(contexts))
+        for i in range(rows.rows.size()):
+            context = contexts[i]
+            if type(context) is TextGenerationContext:
+                rows.rows[i] = self._own(<TextGenerationContext>context)
+            else:
+                self._foreign_view(context, &rows.foreign[i], keep)
+                rows.rows[i] = &rows.foreign[i]
         return contexts
 
-    cdef bint _own_views(self, list batch, vector[RequestView]& views) except -1:
-        """False, with views unfinished, when there is a context of another class."""
+    cdef bint _read_own(self, list batch, Batch* rows) except -1:
+        """False, with rows unfinished, when there is a context of another class."""
         cdef Py_ssize_t n = len(batch)
         cdef Py_ssize_t i
         cdef PyObject* item
-        views.resize(n)
+        rows.rows.resize(n)
         for i in range(n):
             item = PyList_GET_ITEM(batch, i)
             if not is_own(item):
                 return False
             if i + AHEAD < n:
                 KVCORE_PREFETCH(<const char*>PyList_GET_ITEM(batch, i + AHEAD) + 64)
-            self._own_view(<TextGenerationContext>item, &views[i])
+            rows.rows[i] = self._own(<TextGenerationContext>item)
         return True
 
     cdef int _write_back(self, object context, const RequestView& view) except -1:
-        if type(context) is TextGenerationContext:
-            (<TextGenerationContext>context)._start = view.start
-            (<TextGenerationContext>context)._active = view.active
-        else:
-            if context.start_idx != view.start:
-                context.start_idx = view.start
-            if context.active_idx != view.active:
-                context.active_idx = view.active
+        """Move the indices of a foreign context to where its request now stands."""
+        if context.start_idx != view.start:
+            context.start_idx = view.start
+        if context.active_idx != view.active:
+            context.active_idx = view.active
         return 0
 
     cdef int _check_settable(self, object context) except -1:

@@ -73,20 +73,21 @@ cdef class TextGenerationContext:
             raise ValueError("a context has 0 tokens, must have at least 1")
         hash(request_id)
         self._name = namespace_of(extra_key, cache_salt)
+        self._request.name_space = name_view(self._name)
         self.request_id = request_id
         self.extra_key = extra_key
         self.cache_salt = cache_salt
         self._make_buffer(n + n // 8 + 64)
-        memcpy(self._data, cnp.PyArray_DATA(source), n * sizeof(int32_t))
-        self._start = 0
-        self._active = self._end = n
+        memcpy(<int32_t*>self._request.tokens, cnp.PyArray_DATA(source), n * sizeof(int32_t))
+        self._request.start = 0
+        self._request.active = self._request.end = n
         if active_idx is not None:
             self.active_idx = active_idx
 
     cdef int _make_buffer(self, int64_t capacity) except -1:
         cdef cnp.npy_intp size = capacity
         self._buffer = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
-        self._data = <int32_t*>cnp.PyArray_DATA(self._buffer)
+        self._request.tokens = <const int32_t*>cnp.PyArray_DATA(self._buffer)
         self._capacity = capacity
         return 0
 
@@ -94,38 +95,38 @@ cdef class TextGenerationContext:
         """Move the tokens to a new buffer; arrays over the old one keep it as it is."""
         cdef cnp.ndarray old = self._buffer
         self._make_buffer(capacity)
-        memcpy(self._data, cnp.PyArray_DATA(old), self._end * sizeof(int32_t))
+        memcpy(<int32_t*>self._request.tokens, cnp.PyArray_DATA(old), self._request.end * sizeof(int32_t))
         return 0
 
     cdef inline int _append_one(self, int32_t token) except -1:
-        if self._end == self._capacity:
-            self._move_buffer(self._end * 3 // 2 + 64)
-        self._data[self._end] = token
-        self._end += 1
+        if self._request.end == self._capacity:
+            self._move_buffer(self._request.end * 3 // 2 + 64)
+        (<int32_t*>self._request.tokens)[self._request.end] = token
+        self._request.end += 1
         return 0
 
     cdef int _append(self, const int32_t* tokens, int64_t n) except -1:
-        if self._end + n > self._capacity:
-            self._move_buffer((self._end + n) * 3 // 2 + 64)
-        memcpy(self._data + self._end, tokens, n * sizeof(int32_t))
-        self._end += n
+        if self._request.end + n > self._capacity:
+            self._move_buffer((self._request.end + n) * 3 // 2 + 64)
+        memcpy(<int32_t*>self._request.tokens + self._request.end, tokens, n * sizeof(int32_t))
+        self._request.end += n
         return 0
 
     cdef inline int _update(self, int32_t token) except -1:
-        if self._active < self._end:
-            self._start = self._active
-            self._active = self._end
+        if self._request.active < self._request.end:
+            self._request.start = self._request.active
+            self._request.active = self._request.end
             return 0
         self._append_one(token)
-        self._start = self._active
-        self._active = self._end
+        self._request.start = self._request.active
+        self._request.active = self._request.end
         return 0
 
     @property
     def tokens(self):
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
-        cdef cnp.npy_intp size = self._end
-        cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1, &size, cnp.NPY_INT32, self._data)
+        cdef cnp.npy_intp size = self._request.end
+        cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1, &size, cnp.NPY_INT32, <void*>self._request.tokens)
         Py_INCREF(self._buffer)
         cnp.PyArray_SetBaseObject(view, self._buffer)
         cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
@@ -134,37 +135,37 @@ cdef class TextGenerationContext:
     @property
     def start_idx(self):
         """Tokens whose KV is written."""
-        return self._start
+        return self._request.start
 
     @property
     def active_idx(self):
         """End of the chunk to run now; settable within ``start_idx + 1 .. end_idx``."""
-        return self._active
+        return self._request.active
 
     @active_idx.setter
     def active_idx(self, object active_idx):
         cdef int64_t value = as_int(active_idx, "active_idx")
-        if not self._start < value <= self._end:
+        if not self._request.start < value <= self._request.end:
             raise ValueError(
                 f"active_idx {value} of request {self.request_id!r} is outside "
-                f"start_idx + 1 .. end_idx = {self._start + 1} .. {self._end}"
+                f"start_idx + 1 .. end_idx = {self._request.start + 1} .. {self._request.end}"
             )
-        self._active = value
+        self._request.active = value
 
     @property
     def end_idx(self):
         """Number of all tokens."""
-        return self._end
+        return self._request.end
 
     @property
     def active_length(self):
         """Tokens to run now: ``active_idx - start_idx``."""
-        return self._active - self._start
+        return self._request.active - self._request.start
 
     @property
     def current_length(self):
         """Number of all tokens, the same as ``end_idx``."""
-        return self._end
+        return self._request.end
 
     def update(self, token):
         """Advance past the chunk that ran.
@@ -177,7 +178,7 @@ cdef class TextGenerationContext:
         ValueError
             A token beyond int32.
         """
-        self._update(narrow_token(token, self._end))
+        self._update(narrow_token(token, self._request.end))
 
     def extend(self, tokens):
         """Append tokens to run, such as draft tokens: ``active_idx = end_idx =`` the new length.
@@ -188,7 +189,7 @@ cdef class TextGenerationContext:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         self._append(<const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0))
-        self._active = self._end
+        self._request.active = self._request.end
 
     def rewind(self, object n):
         """Cut the tokens to the first `n`; at least the last of them is to run again.
@@ -199,19 +200,19 @@ cdef class TextGenerationContext:
             `n` outside ``1 .. end_idx``.
         """
         cdef int64_t end = as_int(n, "n")
-        if not 1 <= end <= self._end:
+        if not 1 <= end <= self._request.end:
             raise ValueError(
-                f"request {self.request_id!r} cannot be cut to {n} tokens, must be 1 .. {self._end}"
+                f"request {self.request_id!r} cannot be cut to {n} tokens, must be 1 .. {self._request.end}"
             )
-        self._active = self._end = end
-        self._start = min(self._start, end - 1)
+        self._request.active = self._request.end = end
+        self._request.start = min(self._request.start, end - 1)
         if Py_REFCNT(<PyObject*>self._buffer) > 1:
             self._move_buffer(self._capacity)  # a snapshot must not see what comes next
 
     def __repr__(self):
         return (
-            f"TextGenerationContext({self.request_id!r}, start_idx={self._start}, "
-            f"active_idx={self._active}, end_idx={self._end})"
+            f"TextGenerationContext({self.request_id!r}, start_idx={self._request.start}, "
+            f"active_idx={self._request.active}, end_idx={self._request.end})"
         )
 
 

@@ -23,16 +23,12 @@ from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 @cython.final
 cdef class TextGenerationContext:
-    # What a step reads comes first, to share cache lines.
-    cdef int32_t* _data
-    cdef int64_t _start
-    cdef int64_t _active
-    cdef int64_t _end
-    # The claim it was last seen with; stale when the manager's slot has another generation.
+    # What a step reads comes first, to share cache lines: the request as C++ sees it, with the claim
+    # it was last seen with; that is stale when the manager's slot has another generation.
+    cdef RequestView _request
     cdef uint64_t _manager_uid
-    cdef SequenceHandle _sequence
-    cdef bytes _name  # of the prefix-cache namespace; None for the default one
     cdef int64_t _capacity
+    cdef bytes _name  # of the prefix-cache namespace, whose bytes the request points to
     cdef cnp.ndarray _buffer
     cdef readonly object request_id
     cdef readonly object extra_key
@@ -69,22 +65,27 @@ cdef class PinnedPrefix:
     cdef bint _released
 
 
+# The requests of a call: pointers into contexts, or to the views of foreign ones.
+cdef struct Batch:
+    vector[RequestView*] rows
+    vector[RequestView] foreign
+
+
 cdef class ClaimTable:
     cdef readonly object _core
     cdef CacheManager* _native
     cdef uint64_t _uid
     cdef dict _handles
     cdef vector[uint32_t] _generations
-    cdef vector[RequestView] _scratch
+    cdef vector[RequestView*] _scratch
     cdef int32_t _num_replicas
     cdef bint _checks
 
     cdef SequenceHandle _find(self, object request_id) except *
-    cdef int _view(self, object context, RequestView* view, list keep) except -1
-    cdef int _own_view(self, TextGenerationContext own, RequestView* view) except -1
+    cdef RequestView* _own(self, TextGenerationContext own) except NULL
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
-    cdef list _read(self, object batch, vector[RequestView]& views, list keep)
-    cdef bint _own_views(self, list batch, vector[RequestView]& views) except -1
+    cdef list _read(self, object batch, Batch* rows, list keep)
+    cdef bint _read_own(self, list batch, Batch* rows) except -1
     cdef int _write_back(self, object context, const RequestView& view) except -1
     cdef int _check_settable(self, object context) except -1
     cdef int _check(self) except -1
@@ -100,6 +101,9 @@ cdef class PagedHotPath(ClaimTable):
     cdef object _listener
 
     cdef int _copy(self, vector[PageCopy]& copies) except -1
+    cdef int _write_back_foreign(
+        self, list contexts, const Batch& requests, int64_t first, int64_t end
+    ) except -1
     cdef _FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width)
     cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps)
 

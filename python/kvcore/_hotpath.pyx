@@ -28,6 +28,7 @@ from kvcore.cpp cimport (
     PageCopy,
     PageSwap,
     PinHandle,
+    RequestBatch,
     RequestView,
     ReserveStatus,
     SequenceHandle,

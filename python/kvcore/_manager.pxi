@@ -46,27 +46,32 @@ cdef class PagedHotPath(ClaimTable):
         Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef RequestView view
+        cdef RequestView foreign
+        cdef RequestView* request = &foreign
         cdef vector[PageCopy] copies
         cdef vector[PageCopy]* wanted = &copies if self._copies_itself else NULL
         cdef ReserveStatus status
         cdef list keep = []
-        self._view(data, &view, keep)
-        self._check_settable(data)
+        cdef object buffer
+        if type(data) is TextGenerationContext:
+            request = self._own(<TextGenerationContext>data)
+            buffer = (<TextGenerationContext>data)._buffer  # kept while the GIL is not held
+        else:
+            self._foreign_view(data, request, keep)
+            self._check_settable(data)
         try:
-            if view.end - view.start > RELEASE_GIL_TOKENS:
-                if type(data) is TextGenerationContext:
-                    keep.append((<TextGenerationContext>data)._buffer)
+            if request.end - request.start > RELEASE_GIL_TOKENS:
                 with nogil:
-                    status = self._native.reserve(view, steps, wanted)
+                    status = self._native.reserve(request[0], steps, wanted)
             else:
-                status = self._native.reserve(view, steps, wanted)
+                status = self._native.reserve(request[0], steps, wanted)
         except ValueError as error:
             raise named(error, [data]) from None
         if status != ReserveStatus.kOk:
             return False
         self._copy(copies)
-        self._write_back(data, view)
+        if request is &foreign:
+            self._write_back(data, foreign)
         self._check()
         return True
 
@@ -79,13 +84,13 @@ cdef class PagedHotPath(ClaimTable):
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
         cdef list contexts
-        cdef vector[RequestView] views
+        cdef Batch requests
         cdef vector[PageCopy] copies
         cdef list keep = []
         cdef int64_t done = 0
         cdef int64_t reserved = 0
-        cdef int64_t i
-        contexts = self._read(batch, views, keep)
+        contexts = self._read(batch, &requests, keep)
+        cdef int64_t n = requests.rows.size()
         if keep:
             for context in contexts:
                 self._check_settable(context)
@@ -93,15 +98,15 @@ cdef class PagedHotPath(ClaimTable):
             while True:
                 copies.clear()
                 reserved = self._native.reserve_batch(
-                    views.data() + done, <int64_t>views.size() - done, steps,
+                    RequestBatch(requests.rows.data() + done, n - done), steps,
                     &copies if self._copies_itself else NULL,
                 )
                 self._copy(copies)
-                for i in range(done, done + reserved):
-                    self._write_back(contexts[i], views[i])
+                if keep:
+                    self._write_back_foreign(contexts, requests, done, done + reserved)
                 done += reserved
                 # It stops behind a row that owes a copy, which is done now.
-                if copies.size() == 0 or done == <int64_t>views.size():
+                if copies.size() == 0 or done == n:
                     break
         except ValueError as error:
             raise named(error, contexts) from None
@@ -117,11 +122,15 @@ cdef class PagedHotPath(ClaimTable):
             ``fits=False`` also for a request that can never fit.
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef RequestView view
+        cdef RequestView foreign
+        cdef RequestView* request = &foreign
         cdef list keep = []
-        self._view(ctx, &view, keep)
+        if type(ctx) is TextGenerationContext:
+            request = self._own(<TextGenerationContext>ctx)
+        else:
+            self._foreign_view(ctx, request, keep)
         try:
-            plan = self._native.plan(view, steps)
+            plan = self._native.plan(request[0], steps)
         except ValueError as error:
             raise named(error, [ctx]) from None
         return ReservePlan(
@@ -136,6 +145,14 @@ cdef class PagedHotPath(ClaimTable):
             self._copy_pages(copies_array(copies))
         finally:
             self._native.finish_copies(copies)
+        return 0
+
+    cdef int _write_back_foreign(self, list contexts, const Batch& requests, int64_t first,
+                                 int64_t end) except -1:
+        cdef int64_t i
+        for i in range(first, end):
+            if type(contexts[i]) is not TextGenerationContext:
+                self._write_back(contexts[i], requests.rows[i][0])
         return 0
 
     # ---- fetch and step ---------------------------------------------------------------
@@ -185,7 +202,7 @@ cdef class PagedHotPath(ClaimTable):
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
         cdef list contexts
-        cdef vector[RequestView] views
+        cdef Batch requests
         cdef vector[PageCopy] copies
         cdef vector[FetchTarget] targets
         cdef FetchResult result
@@ -194,10 +211,9 @@ cdef class PagedHotPath(ClaimTable):
         cdef _FetchBuffer buffer
         cdef bint has_moved = False
         cdef int32_t r
-        cdef Py_ssize_t i
         if self._listener is not None and self._listener.is_asked():
             self.reset_prefix_cache()
-        contexts = self._read(batch, views, keep)
+        contexts = self._read(batch, &requests, keep)
         if keep:
             for context in contexts:
                 self._check_settable(context)
@@ -211,8 +227,8 @@ cdef class PagedHotPath(ClaimTable):
                     targets[r].table = buffer.rows
                     targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
                 result = self._native.fetch(
-                    views.data(), <int64_t>views.size(), steps, targets.data(),
-                    &copies if self._copies_itself else NULL,
+                    RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), steps,
+                    targets.data(), &copies if self._copies_itself else NULL,
                 )
                 has_moved = has_moved or result.has_moved
                 if result.status != FetchStatus.kGrow:
@@ -224,16 +240,15 @@ cdef class PagedHotPath(ClaimTable):
                     f"release a request first"
                 )
             self._copy(copies)
-            if has_moved:
-                for i in range(len(contexts)):
-                    self._write_back(contexts[i], views[i])
+            if has_moved and keep:
+                self._write_back_foreign(contexts, requests, 0, len(contexts))
             inputs = self._outputs(buffers[-self._num_replicas:], targets, steps)
         except ValueError as error:
             raise named(error, contexts) from None
         finally:
             for buffer in buffers:
                 buffer.busy = False
-        views.swap(self._scratch)
+        requests.rows.swap(self._scratch)
         self._check()
         return inputs
 
@@ -279,15 +294,17 @@ cdef class PagedHotPath(ClaimTable):
         Costs O(new tokens), whatever the context length.
         """
         cdef list contexts
-        cdef vector[RequestView] views
+        cdef Batch requests
         cdef vector[PageSwap] swaps
         cdef list keep = []
-        contexts = self._read(batch, views, keep)
+        contexts = self._read(batch, &requests, keep)
         try:
-            self._native.commit(views.data(), <int64_t>views.size(), swaps)
+            self._native.commit(
+                RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), swaps
+            )
         except ValueError as error:
             raise named(error, contexts) from None
-        views.swap(self._scratch)
+        requests.rows.swap(self._scratch)
         self._check()
         return swaps_array(swaps)
 

@@ -106,6 +106,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int64_t active
         int64_t end
         string_view name_space
+    cdef cppclass RequestBatch:
+        RequestBatch(RequestView* views, int64_t n)
+        RequestBatch(RequestView** rows, int64_t n)
     cdef enum class ReserveStatus:
         kOk
         kNoSpace
@@ -157,17 +160,17 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             RequestView& request, int64_t num_steps, vector[PageCopy]* copies
         ) except +translate_exception
         int64_t reserve_batch(
-            RequestView* batch, int64_t n, int64_t num_steps, vector[PageCopy]* copies
+            const RequestBatch& batch, int64_t num_steps, vector[PageCopy]* copies
         ) except +translate_exception
         ReservePlan plan(
             const RequestView& request, int64_t num_steps
         ) except +translate_exception
         FetchResult fetch(
-            RequestView* batch, int64_t n, int64_t num_steps, FetchTarget* targets,
+            const RequestBatch& batch, int64_t num_steps, FetchTarget* targets,
             vector[PageCopy]* copies
         ) except +translate_exception
         void commit(
-            const RequestView* batch, int64_t n, vector[PageSwap]& swaps
+            const RequestBatch& batch, vector[PageSwap]& swaps
         ) except +translate_exception
         int64_t match(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,

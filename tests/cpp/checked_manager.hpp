@@ -74,7 +74,7 @@ class CheckedManager {
             return 0;
         }
         const std::int64_t done =
-            manager_.reserve_batch(views.data(), count(views), num_steps, copies_.begin());
+            manager_.reserve_batch({views.data(), count(views)}, num_steps, copies_.begin());
         for (std::int64_t i = 0; i < count(batch); ++i) {
             Request& request = *item(batch, i);
             const oracle::Option option =
@@ -98,7 +98,7 @@ class CheckedManager {
         std::vector<kvcore::PageSwap> expected;
         std::vector<std::vector<BlockId>> rows;
         for (const Request* request : batch) rows.push_back(manager_.pages_of(request->sequence));
-        manager_.commit(views.data(), count(views), swaps);
+        manager_.commit({views.data(), count(views)}, swaps);
         for (std::int64_t i = 0; i < count(batch); ++i) {
             oracle_.commit(*item(batch, i), static_cast<std::int32_t>(i), item(rows, i), expected);
             CHECK_EQ(manager_.pages_of(item(batch, i)->sequence), item(rows, i));

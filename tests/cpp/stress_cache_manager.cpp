@@ -243,26 +243,27 @@ class RandomEngine {
         switch (random_.below(5)) {
             case 0:
                 wrong.sequence.generation += 7;
-                CHECK_THROWS(kvcore::RequestNotFoundError, manager.reserve_batch(batch.data(), 2));
-                CHECK_THROWS(kvcore::RequestNotFoundError, manager.commit(&wrong, 1, swaps));
+                CHECK_THROWS(kvcore::RequestNotFoundError,
+                             manager.reserve_batch({batch.data(), 2}));
+                CHECK_THROWS(kvcore::RequestNotFoundError, manager.commit({&wrong, 1}, swaps));
                 break;
             case 1:
                 wrong = batch[0];
-                CHECK_THROWS(std::invalid_argument, manager.reserve_batch(batch.data(), 2));
+                CHECK_THROWS(std::invalid_argument, manager.reserve_batch({batch.data(), 2}));
                 break;
             case 2:
                 wrong.start = wrong.active;
-                CHECK_THROWS(std::invalid_argument, manager.reserve_batch(batch.data(), 2));
+                CHECK_THROWS(std::invalid_argument, manager.reserve_batch({batch.data(), 2}));
                 CHECK_THROWS(std::invalid_argument, manager.plan(wrong));
                 break;
             case 3:
                 wrong.start =
                     count(manager.pages_of(request.sequence)) * setting_.config.page_size + 1;
                 wrong.active = wrong.end = wrong.start + 1;
-                CHECK_THROWS(std::invalid_argument, manager.commit(&wrong, 1, swaps));
+                CHECK_THROWS(std::invalid_argument, manager.commit({&wrong, 1}, swaps));
                 break;
             default:
-                CHECK_THROWS(std::invalid_argument, manager.reserve_batch(batch.data(), 2, 0));
+                CHECK_THROWS(std::invalid_argument, manager.reserve_batch({batch.data(), 2}, 0));
                 CHECK_THROWS(std::out_of_range, manager.claim(setting_.config.num_replicas));
         }
     }

@@ -20,7 +20,7 @@ int main() {
         tokens.push_back(21);  // the model has run the prompt and sampled a token
         request = {request.sequence, tokens.data(), 10, 11, 11, {}};
         std::vector<kvcore::PageSwap> swaps;
-        manager.commit(&request, 1, swaps);
+        manager.commit({&request, 1}, swaps);
         manager.release(request.sequence);
     }
     std::puts("done");  // prints: cached 0, to run 10; cached 8, to run 2; done

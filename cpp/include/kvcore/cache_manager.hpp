@@ -39,6 +39,23 @@ struct RequestView {
     std::string_view name_space;  // prefix-cache namespace; "" is the default one
 };
 
+/// The requests of a call: an array of views, or of pointers to views that lie elsewhere.
+class RequestBatch {
+   public:
+    RequestBatch(RequestView* views, std::int64_t n) noexcept : views_(views), size_(n) {}
+    RequestBatch(RequestView* const* rows, std::int64_t n) noexcept : rows_(rows), size_(n) {}
+
+    [[nodiscard]] std::int64_t size() const noexcept { return size_; }
+    [[nodiscard]] RequestView& operator[](std::int64_t row) const noexcept {
+        return rows_ != nullptr ? *rows_[row] : views_[row];
+    }
+
+   private:
+    RequestView* views_ = nullptr;
+    RequestView* const* rows_ = nullptr;
+    std::int64_t size_;
+};
+
 enum class ReserveStatus { kOk, kNoSpace };
 
 /// What `reserve` would do now.
@@ -136,7 +153,7 @@ class CacheManager {
     /// Reserves in order up to the first that does not fit; returns how many. Every error is raised
     /// before anything is reserved. With `copies` it also stops behind a row that owes one: do it,
     /// finish it, and go on with the rest.
-    [[nodiscard]] std::int64_t reserve_batch(RequestView* batch, std::int64_t n,
+    [[nodiscard]] std::int64_t reserve_batch(const RequestBatch& batch,
                                              std::int64_t num_steps = 1,
                                              std::vector<PageCopy>* copies = nullptr);
     /// What `reserve` would do now. A request that can never fit answers fits = false.
@@ -144,13 +161,13 @@ class CacheManager {
 
     /// Reserves what is missing, atomically over the batch, and writes lengths and page tables to
     /// `targets` [num_replicas], batch order kept inside a replica.
-    [[nodiscard]] FetchResult fetch(RequestView* batch, std::int64_t n, std::int64_t num_steps,
+    [[nodiscard]] FetchResult fetch(const RequestBatch& batch, std::int64_t num_steps,
                                     FetchTarget* targets, std::vector<PageCopy>* copies = nullptr);
 
     /// Puts every page whose tokens are all written (start / page_size) into the prefix tree. Equal
     /// pages found there replace the sequence's own, reported in `swaps`.
     /// Throws std::invalid_argument when a request claims more written tokens than its pages hold.
-    void commit(const RequestView* batch, std::int64_t n, std::vector<PageSwap>& swaps);
+    void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps);
 
     /// Cached whole pages of a prefix: their number and, if asked for, their ids.
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
@@ -249,14 +266,13 @@ class CacheManager {
     // cache_manager_batch.cpp
     [[nodiscard]] bool is_reserved(const Sequence& sequence, const RequestView& request,
                                    std::int64_t num_steps) const noexcept;
-    void check_batch(const RequestView* batch, std::int64_t n, std::int64_t num_steps,
-                     FetchTarget* targets);
-    [[nodiscard]] bool reserve_missing(RequestView* batch, std::int64_t num_steps,
+    void check_batch(const RequestBatch& batch, std::int64_t num_steps, FetchTarget* targets);
+    [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
                                        std::vector<PageCopy>* copies, FetchResult& result);
-    [[nodiscard]] bool only_grow(const RequestView* batch) const;
-    [[nodiscard]] bool grow_together(const RequestView* batch, std::int64_t num_steps,
+    [[nodiscard]] bool only_grow(const RequestBatch& batch) const;
+    [[nodiscard]] bool grow_together(const RequestBatch& batch, std::int64_t num_steps,
                                      FetchResult& result);
-    [[nodiscard]] bool reserve_together(RequestView* batch, std::int64_t num_steps,
+    [[nodiscard]] bool reserve_together(const RequestBatch& batch, std::int64_t num_steps,
                                         std::vector<PageCopy>* copies, FetchResult& result);
     [[nodiscard]] bool fits_together(const std::vector<Admission>& admissions,
                                      FetchResult& result) const;
