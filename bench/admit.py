@@ -10,11 +10,11 @@ of them is in a cache. Each is used once.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from harness import Row, main, make_row, percentile, sample_parts, time_each_of
-from limits import memcpy_limit
+from limits import ColdCopies
 from workload import PAGE, Admission, admit, fill, fresh_parts, manager, prompts
 
 _BEGIN = 128_000
@@ -24,6 +24,16 @@ _KINDS = {
     "begin": ", all begin with the same token (1 copied)",
     "plain": ", partial_page_reuse=False",
 }
+
+
+def _in_turns(
+    parts: Iterable[list[Admission]], copies: ColdCopies | None
+) -> Iterator[list[Admission]]:
+    """Yield the parts with a cold copy of a prompt's size after each."""
+    for part in parts:
+        yield part
+        if copies:
+            copies()
 
 
 def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
@@ -38,8 +48,8 @@ def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
         loops, singles = list(loops), list(singles)
     fill(mgr, tokens, seed=1000 + tokens, begin=begin)
     mgr.reset_metrics()
-    limit = memcpy_limit(tokens) if tokens >= 8192 else None
-    samples = sample_parts(partial(admit, mgr), loops)
+    copies = ColdCopies(tokens) if tokens >= 8192 else None
+    samples = sample_parts(partial(admit, mgr), _in_turns(loops, copies))
     single = time_each_of(lambda item: admit(mgr, (item,)), singles)
     found = mgr.metrics
     assert found.evicted_pages == count * (tokens // PAGE), f"{found.evicted_pages} evicted"
@@ -51,7 +61,7 @@ def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
         f"admit unseen {tokens:,} tokens, full pool{_KINDS[kind]}",
         samples,
         p99=percentile(single, 0.99),
-        limit=min(limit, memcpy_limit(tokens)) if limit else None,
+        limit=copies.limit if copies else None,
         limit_name="cold memcpy",
     )
 

@@ -4,7 +4,8 @@
 Timed per step: fetch (which reserves), ``update_batch`` and step, the clock included.
 Lengths are staggered over a page, so 16 requests cross a page in every step; the pool
 is full of cached pages, so each crossing evicts. With replacement one request per step
-is released and an unseen one of the same length is claimed in its row, also timed.
+is released and an unseen one, of 512 tokens or of the same length, is claimed in its
+row, also timed.
 """
 
 from __future__ import annotations
@@ -147,9 +148,8 @@ def _replaced(context: int, length: int, steps: int) -> Row:
     spent = _replace(mgr, batch, names, fresh, _tokens(steps, 3))
     evicted = mgr.metrics.evicted_pages - before
     assert evicted >= steps * length // PAGE, f"{evicted} pages evicted"
-    short = ".short" if length != context else ""
     return make_row(
-        f"decode.{context}.replace{short}",
+        f"decode.{context}.replace.{length}",
         f"{_title(context)}, one replaced by {length:,} unseen tokens",
         spent,
         p99=percentile(spent, 0.99),

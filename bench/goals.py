@@ -72,7 +72,6 @@ GOALS = (
     ),
     Goal("evict.flat", 1.5),
     Goal("reserve.4096.4096", 2.5),
-    Goal("reserve.4096.128", 2.5),
     Goal("alloc.fresh", 1.0),
     Goal("alloc.scrambled", 3.0),
     Goal("alloc.scrambled.ring", 3.0),
@@ -83,11 +82,9 @@ GOALS = (
         for goal in (
             Goal(f"decode.{context}", 10.0, "mean"),
             Goal(f"decode.{context}", 30.0, "p99"),
-            Goal(f"decode.{context}.replace", 20.0, "mean"),
+            Goal(f"decode.{context}.replace.512", 20.0, "mean"),
         )
     ),
-    Goal("decode.32768.replace.short", 20.0, "mean"),
-    Goal("decode.8192.replace.short", 20.0, "mean"),
     Goal("decode.flat", 1.25),
     *(Goal(f"memory.{n}", 0.0, per_limit=1.0) for n in (256, 1024, 8192, 32_768)),
     Goal("replay.inside", 500.0, at_least=True),

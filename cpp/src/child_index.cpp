@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "child_index.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -30,7 +31,13 @@ std::uint64_t random_seed() {
 }  // namespace
 
 ChildIndex::ChildIndex(std::int32_t page_size) : page_size_(page_size), seed_(random_seed()) {
-    segments_.push_back(std::make_unique<TreeNode*[]>(kSegment));
+    segments_.push_back(new_segment(kSmall));
+}
+
+ChildIndex::Segment ChildIndex::new_segment(std::size_t buckets) {
+    auto* memory = static_cast<TreeNode**>(allocate_chunk(buckets * sizeof(TreeNode*)));
+    std::fill(memory, memory + buckets, nullptr);
+    return Segment(memory);
 }
 
 std::uint32_t ChildIndex::hash(const TreeNode* parent, const TokenId* page) const noexcept {
@@ -81,13 +88,13 @@ void ChildIndex::erase(TreeNode* node) noexcept {
     node->hash_next = nullptr;
     node->is_indexed = false;
     --size_;
-    if (num_buckets_ > kSegment && size_ < num_buckets_ / 8) drop_bucket();
+    if (num_buckets_ > kSmall && size_ < num_buckets_ / 8) drop_bucket();
 }
 
 // Bucket `num_buckets` takes from its partner, one `base` below, the nodes that now belong to it.
 void ChildIndex::add_bucket() {
-    if (num_buckets_ % kSegment == 0) {
-        segments_.push_back(std::make_unique<TreeNode*[]>(kSegment));
+    if (starts_segment(num_buckets_)) {
+        segments_.push_back(new_segment(num_buckets_ < kLarge ? kSmall : kLarge));
     }
     TreeNode*& fresh = bucket(num_buckets_);
     TreeNode** link = &bucket(num_buckets_ - base_);
@@ -111,7 +118,7 @@ void ChildIndex::drop_bucket() noexcept {
     while (*link != nullptr) link = &(*link)->hash_next;
     *link = bucket(num_buckets_);
     bucket(num_buckets_) = nullptr;
-    if (num_buckets_ % kSegment == 0) segments_.pop_back();
+    if (starts_segment(num_buckets_)) segments_.pop_back();
 }
 
 }  // namespace kvcore

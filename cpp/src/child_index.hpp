@@ -39,10 +39,20 @@ class ChildIndex {
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
    private:
-    static constexpr std::size_t kSegment = 1024;  // buckets per segment
+    using Segment = std::unique_ptr<TreeNode*[], CFree>;
 
+    // Small segments first, then large ones of 2 MiB.
+    static constexpr std::size_t kSmall = 1024;  // buckets
+    static constexpr std::size_t kLarge = std::size_t{1} << 18;
+    static constexpr std::size_t kNumSmall = kLarge / kSmall;
+
+    [[nodiscard]] static Segment new_segment(std::size_t buckets);
     [[nodiscard]] TreeNode*& bucket(std::size_t index) const noexcept {
-        return segments_[index / kSegment][index % kSegment];
+        return index < kLarge ? segments_[index / kSmall][index % kSmall]
+                              : segments_[kNumSmall - 1 + index / kLarge][index % kLarge];
+    }
+    [[nodiscard]] static bool starts_segment(std::size_t index) noexcept {
+        return index % (index < kLarge ? kSmall : kLarge) == 0;
     }
     [[nodiscard]] std::size_t bucket_of(std::uint32_t hash) const noexcept;
     void add_bucket();
@@ -51,9 +61,9 @@ class ChildIndex {
     std::int32_t page_size_;
     std::uint64_t seed_;
     std::size_t size_ = 0;
-    std::size_t num_buckets_ = kSegment;
-    std::size_t base_ = kSegment;  // the power of two with base <= num_buckets < 2 * base
-    std::vector<std::unique_ptr<TreeNode*[]>> segments_;
+    std::size_t num_buckets_ = kSmall;
+    std::size_t base_ = kSmall;  // the power of two with base <= num_buckets < 2 * base
+    std::vector<Segment> segments_;
 };
 
 }  // namespace kvcore

@@ -30,4 +30,8 @@ void LruPolicy::remove(EvictionHook& entry) noexcept {
 
 EvictionHook* LruPolicy::victim() noexcept { return ends_.next == &ends_ ? nullptr : ends_.next; }
 
+EvictionHook* LruPolicy::likely_after(const EvictionHook& entry) noexcept {
+    return entry.next == &ends_ ? nullptr : entry.next;
+}
+
 }  // namespace kvcore

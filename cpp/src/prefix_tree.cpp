@@ -87,6 +87,8 @@ PrefixMatch PrefixTree::match(TreeNode* root, const TokenId* tokens, std::int64_
     PrefixMatch found{{root, depth_of(root)}, {}, 0};
     const TokenId* rest = tokens;
     std::int32_t left = max_pages;
+    // Should the index not have the page, its neighbours are wanted: both searches miss at once.
+    if (want_partial && left > 0 && root->is_sorted) root->order->prefetch(rest);
     while (left > 0) {
         TreeNode* child = find_child(found.at.node, rest);
         if (child == nullptr) break;

@@ -275,17 +275,21 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) {
     return count;
 }
 
-// In a large tree every line of a victim is cold. Those of the next one are asked for now, a call or
-// a run ahead of their use; its own first line was touched when its predecessor was unlinked.
-void PrefixTree::prefetch_victims() const noexcept {
-    const auto* next = static_cast<const TreeNode*>(policy_->victim());
+// In a large tree every line of a victim is cold, and which lines they are is known one by one: so those
+// of the next three are asked for in three stages, each a victim ahead of its use.
+void PrefixTree::prefetch_victims(const TreeNode* leaf) const noexcept {
+    const auto* next = static_cast<const TreeNode*>(policy_->likely_after(*leaf));
     if (next == nullptr) return;
-    prefetch(next->tokens);
-    index_->prefetch(next);
-    prefetch(next->ids(page_size_));
-    const auto* after = reinterpret_cast<const char*>(next->next);
-    prefetch(after);
-    prefetch(after + 64);
+    if (next->parent->is_sorted) next->parent->order->prefetch(next->tokens);
+    const auto* second = static_cast<const TreeNode*>(policy_->likely_after(*next));
+    if (second == nullptr) return;
+    prefetch(second->tokens);
+    prefetch(second->ids(page_size_));
+    index_->prefetch(second);
+    const auto* third = static_cast<const TreeNode*>(policy_->likely_after(*second));
+    if (third == nullptr) return;
+    prefetch(third);
+    prefetch(reinterpret_cast<const char*>(third) + 64);
 }
 
 std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) {
@@ -302,11 +306,11 @@ std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard
             policy_->remove(*leaf);
             set_aside = leaf;
         } else {
+            if (leaf->num_pages - keep <= n - evicted) prefetch_victims(leaf);
             evicted += trim(leaf, std::min(n - evicted, leaf->num_pages - keep), out + evicted);
         }
     }
     if (set_aside != nullptr) policy_->expose(*set_aside);
-    prefetch_victims();
     return evicted;
 }
 

@@ -49,16 +49,30 @@ std::uint64_t SiblingOrder::key_of(const TokenId* page) const noexcept {
     return unsigned_token(page[0]) << 32 | (page_size_ > 1 ? unsigned_token(page[1]) : 0);
 }
 
+// The last chunk whose first child is before holds the place.
+std::size_t SiblingOrder::chunk_of(std::uint64_t wanted, const TokenId* page,
+                                   std::int32_t limit) const noexcept {
+    const std::size_t at =
+        lower_child(first_keys_.data(), first_keys_.size(), wanted, page, limit,
+                    [&](std::size_t i) { return chunks_[i]->children[0]; });
+    return at > 0 ? at - 1 : 0;
+}
+
+void SiblingOrder::prefetch(const TokenId* page) const noexcept {
+    const Chunk& chunk = *chunks_[chunk_of(key_of(page), page, page_size_)];
+    for (std::size_t line = 0; line < sizeof(chunk); line += 64) {
+        kvcore::prefetch(reinterpret_cast<const char*>(&chunk) + line);
+    }
+}
+
 SiblingOrder::Place SiblingOrder::lower_bound(const TokenId* page,
                                               std::int32_t limit) const noexcept {
     // With one token to compare there is no second one to read; below any second one sorts first.
     const std::uint64_t wanted = limit > 1 ? key_of(page) : unsigned_token(page[0]) << 32;
-    std::size_t at = lower_child(first_keys_.data(), first_keys_.size(), wanted, page, limit,
-                                 [&](std::size_t i) { return chunks_[i]->children[0]; });
-    if (at > 0) --at;  // the last chunk whose first child is before holds the place
+    const std::size_t at = chunk_of(wanted, page, limit);
     const Chunk& chunk = *chunks_[at];
     for (std::size_t line = 0; line < sizeof(chunk.keys); line += 64) {
-        prefetch(reinterpret_cast<const char*>(chunk.keys) + line);
+        kvcore::prefetch(reinterpret_cast<const char*>(&chunk) + line);
     }
     return {at, lower_child(chunk.keys, chunk.size, wanted, page, limit,
                             [&](std::size_t i) { return chunk.children[i]; })};

@@ -32,6 +32,9 @@ class SiblingOrder {
     [[nodiscard]] TreeNode* longest_common_start(const TokenId* page, std::int32_t limit,
                                                  std::int32_t* common) const noexcept;
 
+    /// Asks for what a search for this page will read.
+    void prefetch(const TokenId* page) const noexcept;
+
     /// Calls visit(child) for each child, in order.
     template <class Visit>
     void for_each(Visit&& visit) const {
@@ -44,9 +47,9 @@ class SiblingOrder {
     static constexpr std::size_t kChunk = 64;
 
     struct Chunk {
+        std::size_t size = 0;
         std::uint64_t keys[kChunk];
         TreeNode* children[kChunk];
-        std::size_t size = 0;
 
         void insert(std::size_t at, std::uint64_t key, TreeNode* child) noexcept;
         void erase(std::size_t at) noexcept;
@@ -57,6 +60,8 @@ class SiblingOrder {
     };
 
     [[nodiscard]] std::uint64_t key_of(const TokenId* page) const noexcept;
+    [[nodiscard]] std::size_t chunk_of(std::uint64_t wanted, const TokenId* page,
+                                       std::int32_t limit) const noexcept;
     [[nodiscard]] Place lower_bound(const TokenId* page, std::int32_t limit) const noexcept;
     [[nodiscard]] Place place_of(const TreeNode* child) const noexcept;
     void split_chunk(std::size_t chunk);

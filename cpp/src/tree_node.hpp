@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <new>
 #include <string>
@@ -15,19 +10,25 @@
 
 #include "kvcore/eviction.hpp"
 #include "kvcore/types.hpp"
+#include "memory.hpp"
 
 namespace kvcore {
 
 class SiblingOrder;
 
-/// Asks for a cache line ahead of its use; any address will do.
-inline void prefetch(const void* address) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address);
-#else
-    (void)address;
-#endif
-}
+struct TreeNode;
+
+/// What finding a child reads: the first 32 bytes of a node, which never straddle a cache line.
+struct TreeNodeKey {
+    TreeNode* parent = nullptr;  // nullptr for a namespace's root
+    union {
+        TokenId* tokens = nullptr;
+        const std::string* name;  // of a root: its namespace; nullptr for the default one
+    };
+    TreeNode* hash_next = nullptr;  // chain of the ChildIndex; free list of the arena
+    std::uint32_t hash = 0;         // of (parent, first page), set while indexed
+    std::uint32_t id = 0;
+};
 
 /// A run of pages: what the tree is made of.
 ///
@@ -35,19 +36,12 @@ inline void prefetch(const void* address) noexcept {
 ///     tokens [capacity * page_size] int32 | ids [capacity] int32, both filled to num_pages.
 /// A node is reached from its parent by its first page; an only child directly, one of several
 /// through the ChildIndex.
-struct TreeNode : EvictionHook {
-    TreeNode* parent = nullptr;  // nullptr for a namespace's root
-    union {
-        TokenId* tokens = nullptr;
-        const std::string* name;  // of a root: its namespace; nullptr for the default one
-    };
+struct TreeNode : TreeNodeKey, EvictionHook {
     union {
         TreeNode* first_child = nullptr;  // a small family is a list,
         SiblingOrder* order;              // a large one (is_sorted) kept in order
     };
     TreeNode* next_sibling = nullptr;
-    TreeNode* hash_next = nullptr;  // chain of the ChildIndex; free list of the arena
-    std::uint32_t hash = 0;         // of (parent, first page), set while indexed
 
     std::int32_t start = 0;  // pages between the root and this run
     std::int32_t num_pages = 0;
@@ -56,7 +50,6 @@ struct TreeNode : EvictionHook {
     std::uint32_t pins = 0;        // holders whose prefix ends with this run
     std::uint32_t protectors = 0;  // (pins > 0) + children with protectors, as last settled
     std::uint32_t generation = 0;  // changes when pages leave the node: handles go stale
-    std::uint32_t id = 0;
     bool is_sorted = false;       // the children are in `order`
     bool is_indexed = false;      // in the ChildIndex
     bool is_settled_pin = false;  // pins > 0 is counted in protectors
@@ -112,15 +105,11 @@ class NodeArena {
     }
 
    private:
-    struct CFree {
-        void operator()(void* memory) const noexcept { std::free(memory); }
-    };
     using Chunk = std::unique_ptr<TreeNode, CFree>;  // raw memory, slots filled one by one
 
     static constexpr std::size_t kSmall = 256;       // nodes of a small chunk
     static constexpr std::size_t kNumSmall = 64;     // of those, before the large ones
     static constexpr std::size_t kLarge = 65536;     // 6 MiB
-    static constexpr std::size_t kHugePage = 2 << 20;
 
     [[nodiscard]] TreeNode* slot(std::size_t index) {
         const bool is_small = index < kSmall * kNumSmall;
@@ -133,12 +122,7 @@ class NodeArena {
 
     [[nodiscard]] static Chunk new_chunk(std::size_t nodes) {
         const std::size_t bytes = nodes * sizeof(TreeNode);
-        void* memory = std::aligned_alloc(nodes == kLarge ? kHugePage : 64, bytes);
-        if (memory == nullptr) throw std::bad_alloc();
-#if defined(__linux__)
-        if (nodes == kLarge) madvise(memory, bytes, MADV_HUGEPAGE);  // advice: may be refused
-#endif
-        return Chunk(static_cast<TreeNode*>(memory));
+        return Chunk(static_cast<TreeNode*>(allocate_chunk(bytes)));
     }
 
     std::vector<Chunk> chunks_;

@@ -354,6 +354,10 @@ def _make_shards(
             raise ValueError(f"blocks is {blocks!r}, must be 'allocate', None or a list of arrays")
         shards = [allocate_shard(params, num_pages, device) for device in devices]
     else:
+        if not isinstance(blocks, list | tuple):
+            raise TypeError(
+                f"blocks is a {type(blocks).__name__}, must be 'allocate', None or a list of arrays"
+            )
         if len(blocks) != len(devices):
             raise ValueError(
                 f"blocks holds {len(blocks)} pools, must hold {len(devices)}: one per device"

@@ -107,9 +107,9 @@ void wrong_ids_change_nothing() {
 }
 
 void huge_pools_cost_nothing_until_used() {
-    BlockPool pool(std::numeric_limits<BlockId>::max());
-    CHECK_EQ(take(pool, 2).size(), 2);
-    CHECK_EQ(pool.num_free(), std::int64_t{std::numeric_limits<BlockId>::max()} - 2);
+    BlockPool pool(50'000'000);
+    CHECK_EQ(take(pool, 2), (std::vector<BlockId>{0, 1}));
+    CHECK_EQ(pool.num_free(), 49'999'998);
     pool.check_integrity();
 }
 

@@ -37,6 +37,10 @@ class EvictionPolicy {
 
     /// The least valuable entry, still listed; nullptr when none is.
     [[nodiscard]] virtual EvictionHook* victim() noexcept = 0;
+
+    /// The entry that would likely be the victim after `entry`, a listed one; nullptr when unknown.
+    /// A hint: what it answers is only asked for ahead of its use.
+    [[nodiscard]] virtual EvictionHook* likely_after(const EvictionHook& entry) noexcept = 0;
 };
 
 /// Least recently used first: an intrusive list by time of release.
@@ -47,6 +51,7 @@ class LruPolicy final : public EvictionPolicy {
     void expose(EvictionHook& entry) noexcept override;
     void remove(EvictionHook& entry) noexcept override;
     [[nodiscard]] EvictionHook* victim() noexcept override;
+    [[nodiscard]] EvictionHook* likely_after(const EvictionHook& entry) noexcept override;
 
    private:
     EvictionHook ends_;  // ends_.next is the oldest entry, ends_.prev the newest

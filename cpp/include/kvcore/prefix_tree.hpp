@@ -147,7 +147,7 @@ class PrefixTree {
                                      std::int32_t n);
     [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, BlockId* out);
     void remove_leaf(TreeNode* leaf);
-    void prefetch_victims() const noexcept;
+    void prefetch_victims(const TreeNode* leaf) const noexcept;
     void drop_root_if_unused(TreeNode* root);
     void settle() const;
     void collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const;

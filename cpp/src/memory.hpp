@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of structures whose parts are met in no order: large caches pay for the page walk as much as
+// for the cache line.
+#pragma once
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace kvcore {
+
+/// Asks for a cache line ahead of its use; any address will do.
+inline void prefetch(const void* address) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address);
+#else
+    (void)address;
+#endif
+}
+
+struct CFree {
+    void operator()(void* memory) const noexcept { std::free(memory); }
+};
+
+/// Uninitialised memory for std::free; `bytes` is a multiple of 64. Of whole huge pages, where the
+/// system has them, when it is a multiple of 2 MiB.
+[[nodiscard]] inline void* allocate_chunk(std::size_t bytes) {
+    constexpr std::size_t kHugePage = std::size_t{2} << 20;
+    const bool is_huge = bytes % kHugePage == 0;
+    void* memory = std::aligned_alloc(is_huge ? kHugePage : 64, bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+    if (is_huge) madvise(memory, bytes, MADV_HUGEPAGE);  // advice: it may be refused
+#endif
+    return memory;
+}
+
+}  // namespace kvcore
