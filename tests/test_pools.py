@@ -84,7 +84,7 @@ def test_one_pool_per_device(count: int) -> None:
         adopt(*(np.zeros(SHAPE, np.float32) for _ in range(count)), shards=2)
 
 
-@pytest.mark.parametrize("blocks", ["alocate", 7, object()])
+@pytest.mark.parametrize("blocks", ["shared", 7, object()])
 def test_unknown_kind_of_pool_is_refused(blocks: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="blocks"):
         make_manager(4, 8, blocks=blocks)

@@ -7,18 +7,18 @@ namespace kvcore {
 
 /// A reservation worked out against the present state: nothing has been done yet.
 struct CacheManager::Admission {
-    bool takes_hit = false;         // a longer prefix than the claim has
-    PrefixMatch match;              // that prefix
-    std::int64_t hit_tokens = 0;    // its length, with the partial page
-    std::int32_t hit_pages = 0;     // committed columns afterwards
-    std::int64_t start = 0;         // where the request stands afterwards
+    bool takes_hit = false;       // a longer prefix than the claim has
+    PrefixMatch match;            // that prefix
+    std::int64_t hit_tokens = 0;  // its length, with the partial page
+    std::int32_t hit_pages = 0;   // committed columns afterwards
+    std::int64_t start = 0;       // where the request stands afterwards
     std::int64_t active = 0;
-    std::int32_t needed = 0;        // pages of the row for what runs next
-    std::int32_t replaced = 0;      // committed columns that the next tokens would write into
-    std::int64_t appended = 0;      // pages added at the row's end
-    std::int64_t returned = 0;      // own pages that become superfluous
-    std::int64_t evicted = 0;       // pages to evict
-    std::int64_t available = 0;     // pages that could be had
+    std::int32_t needed = 0;     // pages of the row for what runs next
+    std::int32_t replaced = 0;   // committed columns that the next tokens would write into
+    std::int64_t appended = 0;   // pages added at the row's end
+    std::int64_t returned = 0;   // own pages that become superfluous
+    std::int64_t evicted = 0;    // pages to evict
+    std::int64_t available = 0;  // pages that could be had
     bool fits = false;
 
     [[nodiscard]] std::int64_t new_pages() const noexcept { return appended + replaced; }

@@ -56,8 +56,9 @@ bool BlockPool::allocate(std::int64_t n, BlockId* out) noexcept {
 void BlockPool::share(const BlockId* ids, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) {
         if (!is_live(ids[i])) {
-            throw InvalidHandleError(detail::concat("page ", ids[i], " cannot be shared: it is free or not one of the ",
-                                                    num_blocks_, " pages; share only allocated pages"));
+            throw InvalidHandleError(
+                detail::concat("page ", ids[i], " cannot be shared: it is free or not one of the ",
+                               num_blocks_, " pages; share only allocated pages"));
         }
     }
     for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
@@ -81,8 +82,9 @@ void BlockPool::free(const BlockId* ids, std::int64_t n) {
         }
         // Undone in reverse, so that every id put on the stack is its top again.
         for (std::int64_t j = i; j-- > 0;) undrop(ids[j]);
-        throw InvalidHandleError(detail::concat("page ", ids[i], " cannot be freed: it is free already or not one of the ",
-                                                num_blocks_, " pages; free each reference once"));
+        throw InvalidHandleError(detail::concat(
+            "page ", ids[i], " cannot be freed: it is free already or not one of the ", num_blocks_,
+            " pages; free each reference once"));
     }
 }
 
@@ -102,8 +104,9 @@ void BlockPool::check_integrity() const {
     detail::require_law(live + num_recycled_ == num_fresh_used_,
                         "block pool: free + referenced == handed out at least once");
     for (std::int64_t i = 0; i < num_recycled_; ++i) {
-        detail::require_law(refs_[static_cast<std::size_t>(stack_[static_cast<std::size_t>(i)])] == 0,
-                            "block pool: a page on the free stack has no references");
+        detail::require_law(
+            refs_[static_cast<std::size_t>(stack_[static_cast<std::size_t>(i)])] == 0,
+            "block pool: a page on the free stack has no references");
     }
 }
 

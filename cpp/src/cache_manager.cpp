@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claims, releases, look-ups, pins and counters. Reserving is in cache_manager_reserve.cpp, what runs
-// over a batch in cache_manager_batch.cpp, the laws in cache_manager_check.cpp.
+// Claims, releases, look-ups, pins and counters. Reserving is in cache_manager_reserve.cpp, what
+// runs over a batch in cache_manager_batch.cpp, the laws in cache_manager_check.cpp.
 #include "kvcore/cache_manager.hpp"
 
 #include <algorithm>
@@ -36,8 +36,7 @@ CacheManager::CacheManager(const CacheConfig& config)
     : config_(checked(config)), capacity_tokens_(config.num_blocks * config.page_size) {
     for (std::int32_t i = 0; i < config.num_replicas; ++i) {
         replicas_.push_back(std::unique_ptr<Replica>(
-            new Replica{BlockPool(config.num_blocks),
-                        PrefixTree(config.page_size), 0, {}}));
+            new Replica{BlockPool(config.num_blocks), PrefixTree(config.page_size), 0, {}}));
     }
 }
 

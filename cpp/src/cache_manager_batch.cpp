@@ -16,13 +16,12 @@ constexpr std::int64_t kAhead = 8;
 
 void CacheManager::require_steps(std::int64_t num_steps) {
     if (num_steps >= 1) return;
-    throw std::invalid_argument(
-        detail::concat("num_steps is ", num_steps, ", must be at least 1"));
+    throw std::invalid_argument(detail::concat("num_steps is ", num_steps, ", must be at least 1"));
 }
 
-// Everything that can be wrong with a batch, before anything is done with it. Leaves the sequences in
-// batch_ and, asked by `targets`, the rows that need pages in missing_ and the sizes of what the others
-// have: what a decode step costs is how often it walks the batch.
+// Everything that can be wrong with a batch, before anything is done with it. Leaves the sequences
+// in batch_ and, asked by `targets`, the rows that need pages in missing_ and the sizes of what the
+// others have: what a decode step costs is how often it walks the batch.
 void CacheManager::check_batch(const RequestBatch& batch, std::int64_t num_steps,
                                FetchTarget* targets) {
     const std::int64_t n = batch.size();
@@ -38,7 +37,8 @@ void CacheManager::check_batch(const RequestBatch& batch, std::int64_t num_steps
         if (is_too_long(request, num_steps)) refuse_length(request, i, num_steps);
         if (sequence.batch_stamp == stamp) {
             throw InRow<std::invalid_argument>(
-                i, detail::concat("row ", i, " repeats a request of an earlier row of the batch; "
+                i, detail::concat("row ", i,
+                                  " repeats a request of an earlier row of the batch; "
                                   "name each request once"));
         }
         sequence.batch_stamp = stamp;
@@ -232,9 +232,9 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
     const auto written = static_cast<std::int32_t>(request.start / config_.page_size);
     BlockId* pages = sequence.pages.data();
     duplicates_.clear();
-    TreeNode* node = replica.tree.insert(
-        sequence.node, request.tokens + std::ptrdiff_t{first} * config_.page_size, pages + first,
-        written - first, duplicates_);
+    TreeNode* node = replica.tree.insert(sequence.node,
+                                         request.tokens + std::ptrdiff_t{first} * config_.page_size,
+                                         pages + first, written - first, duplicates_);
     replica.tree.pin(node);
     replica.tree.unpin(sequence.node, false);
     sequence.node = node;

@@ -18,12 +18,12 @@ void CacheManager::check_sequence(const Sequence& sequence) const {
     if (sequence.node == nullptr) return;
     const PrefixTree& tree = replica_at(sequence.replica).tree;
     const std::int32_t depth = PrefixTree::depth_of(sequence.node);
-    require_law(depth == sequence.committed, "sequence: its place in the tree is what it committed");
+    require_law(depth == sequence.committed,
+                "sequence: its place in the tree is what it committed");
     std::vector<BlockId> cached(static_cast<std::size_t>(depth));
     tree.copy_pages({sequence.node, depth}, 0, cached.data());
     for (std::int32_t column = 0; column < depth; ++column) {
-        const bool own =
-            std::binary_search(sequence.kept.begin(), sequence.kept.end(), column);
+        const bool own = std::binary_search(sequence.kept.begin(), sequence.kept.end(), column);
         const auto i = static_cast<std::size_t>(column);
         require_law((cached[i] != sequence.pages[i]) == own,
                     "sequence: a committed page is the tree's, a kept one its own");
@@ -54,9 +54,9 @@ void CacheManager::check_counts(std::int32_t index) const {
     for (const auto& [page, count] : holders) {
         require_law(replica.pool.ref_count(page) == count, "pool: references == holders");
     }
-    require_law(replica.pool.num_free() + static_cast<std::int64_t>(holders.size()) ==
-                    config_.num_blocks,
-                "pool: free + referenced + cached == total");
+    require_law(
+        replica.pool.num_free() + static_cast<std::int64_t>(holders.size()) == config_.num_blocks,
+        "pool: free + referenced + cached == total");
 }
 
 void CacheManager::check_integrity() const {

@@ -11,9 +11,9 @@ namespace kvcore {
 
 void CacheManager::refuse_indices(const RequestView& request, std::int64_t row) const {
     throw InRow<std::invalid_argument>(
-        row, detail::concat("start_idx ", request.start, ", active_idx ", request.active,
-                            ", end_idx ", request.end,
-                            " break 0 <= start < active <= end; set the indices first"));
+        row,
+        detail::concat("start_idx ", request.start, ", active_idx ", request.active, ", end_idx ",
+                       request.end, " break 0 <= start < active <= end; set the indices first"));
 }
 
 void CacheManager::refuse_length(const RequestView& request, std::int64_t row,
@@ -25,8 +25,8 @@ void CacheManager::refuse_length(const RequestView& request, std::int64_t row,
                                 " pages, more than the whole pool of ", config_.num_blocks,
                                 "; give the pool more memory"));
     }
-    const auto length = static_cast<std::uint64_t>(request.end) +
-                        static_cast<std::uint64_t>(num_steps) - 1;
+    const auto length =
+        static_cast<std::uint64_t>(request.end) + static_cast<std::uint64_t>(num_steps) - 1;
     throw InRow<CapacityError>(
         row, detail::concat(request.end, " tokens + ", num_steps, " steps - 1 = ", length,
                             " exceed max_seq_len ", config_.max_seq_len,
@@ -72,8 +72,8 @@ void CacheManager::weigh(Admission& admission, const Sequence& sequence,
     admission.returned = std::min(held, admission.hit_pages) - sequence.committed;
     if (admission.hit_pages > first_written) {
         const std::int64_t end = std::min<std::int64_t>(admission.hit_pages, needed);
-        admission.replaced = static_cast<std::int32_t>(
-            end - first_written - (kept_from(first_written) - kept_from(end)));
+        admission.replaced = static_cast<std::int32_t>(end - first_written -
+                                                       (kept_from(first_written) - kept_from(end)));
         if (admission.hit_pages > needed) {
             admission.returned = held - admission.hit_pages + kept_from(needed);
         }
@@ -139,8 +139,7 @@ EvictionGuard CacheManager::guard_of(const Admission& admission, const Sequence&
 
 // Free pages first, then evicted ones: those change hands without a detour through the pool. The
 // caller has made sure that there are enough.
-void CacheManager::take_pages(Replica& replica, std::int64_t n, BlockId* out,
-                              EvictionGuard guard) {
+void CacheManager::take_pages(Replica& replica, std::int64_t n, BlockId* out, EvictionGuard guard) {
     const std::int64_t free = std::min(n, replica.pool.num_free());
     detail::require_law(replica.pool.allocate(free, out), "reserve: admitted pages are there");
     if (free == n) return;
@@ -157,8 +156,8 @@ void CacheManager::append_pages(Replica& replica, Sequence& sequence, std::int64
     take_pages(replica, n, &sequence.pages[held], guard);
 }
 
-// With `copies` the caller copies at once, and the source is held until it has; without, the copy is
-// on the list that take_copies hands out before the next kernels run.
+// With `copies` the caller copies at once, and the source is held until it has; without, the copy
+// is on the list that take_copies hands out before the next kernels run.
 void CacheManager::owe_copy(PageCopy copy, TreePosition source, Replica& replica,
                             std::vector<PageCopy>* copies) {
     if (copies != nullptr) {
@@ -180,8 +179,8 @@ void CacheManager::owe_copy(PageCopy copy, TreePosition source, Replica& replica
 }
 
 // The context went back behind pages that are in the tree, where others may read them: the sequence
-// gets pages of its own for what it will write, the first with what it keeps of the old one, and lets
-// go of those behind.
+// gets pages of its own for what it will write, the first with what it keeps of the old one, and
+// lets go of those behind.
 void CacheManager::replace_committed(const Admission& admission, Replica& replica,
                                      SequenceHandle handle, Sequence& sequence,
                                      std::vector<PageCopy>* copies) {
@@ -194,7 +193,8 @@ void CacheManager::replace_committed(const Admission& admission, Replica& replic
     };
     if (sequence.committed > admission.needed) {
         for (std::int32_t column = admission.needed; column < sequence.num_pages(); ++column) {
-            if (is_own(column)) replica.pool.free(&sequence.pages[static_cast<std::size_t>(column)], 1);
+            if (is_own(column))
+                replica.pool.free(&sequence.pages[static_cast<std::size_t>(column)], 1);
         }
         sequence.pages.resize(static_cast<std::size_t>(admission.needed));
     }
@@ -259,8 +259,7 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
     }
     if (admission.takes_hit) count_hit(admission, sequence);
     count_input(admission.start, admission.active, sequence);
-    const bool has_moved =
-        request.start != admission.start || request.active != admission.active;
+    const bool has_moved = request.start != admission.start || request.active != admission.active;
     request.start = admission.start;
     request.active = admission.active;
     return has_moved;
@@ -269,7 +268,7 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
 ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
                                     std::vector<PageCopy>* copies) {
     return reserve_batch({&request, 1}, num_steps, copies) == 1 ? ReserveStatus::kOk
-                                                              : ReserveStatus::kNoSpace;
+                                                                : ReserveStatus::kNoSpace;
 }
 
 std::int64_t CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t num_steps,

@@ -19,11 +19,12 @@ class ChildIndex {
    public:
     explicit ChildIndex(std::int32_t page_size);
 
-    /// The hash of a first page below `parent`. Seeded per table, so that token ids cannot be chosen
-    /// to collide.
+    /// The hash of a first page below `parent`. Seeded per table, so that token ids cannot be
+    /// chosen to collide.
     [[nodiscard]] std::uint32_t hash(const TreeNode* parent, const TokenId* page) const noexcept;
 
-    /// The child of `parent` whose first page equals `page` [page_size]; nullptr when there is none.
+    /// The child of `parent` whose first page equals `page` [page_size]; nullptr when there is
+    /// none.
     [[nodiscard]] TreeNode* find(const TreeNode* parent, const TokenId* page) const noexcept;
 
     /// Adds a node with tokens and parent set. It must not be indexed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of structures whose parts are met in no order: large caches pay for the page walk as much as
-// for the cache line.
+// Memory of structures whose parts are met in no order: large caches pay for the page walk as much
+// as for the cache line.
 #pragma once
 
 #if defined(__linux__)

@@ -14,7 +14,8 @@
 namespace kvcore {
 namespace {
 
-// A family is sorted when it grows past the first number, left unsorted when it falls to the second.
+// A family is sorted when it grows past the first number, left unsorted when it falls to the
+// second.
 constexpr std::uint32_t kSortAbove = 8;
 constexpr std::uint32_t kUnsortAt = 4;
 
@@ -200,8 +201,7 @@ TreeNode* PrefixTree::add_leaf(TreeNode* parent, const TokenId* tokens, const Bl
                                std::int32_t n) {
     // The first run of a prompt is exact; what follows a run of one's own is a sequence that grows.
     const bool grows = !parent->is_root() && parent->pins == 1 && parent->num_children == 0;
-    const std::int32_t room =
-        grows ? std::clamp(depth_of(parent) / 4, kMinRoom, kMaxRoom) : n;
+    const std::int32_t room = grows ? std::clamp(depth_of(parent) / 4, kMinRoom, kMaxRoom) : n;
     const std::int32_t capacity = std::max(n, room);
     TokenId* buffer = new_buffer(capacity, page_size_);
     copy_run(buffer, capacity, 0, tokens, ids, n, page_size_);
@@ -235,8 +235,8 @@ TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId*
         copy_pages(known, depth, cached.data());
         duplicates.resize(first + cached.size());
         for (std::int32_t i = 0; i < repeated; ++i) {
-            duplicates[first + static_cast<std::size_t>(i)] = {
-                done + i, cached[static_cast<std::size_t>(i)]};
+            duplicates[first + static_cast<std::size_t>(i)] = {done + i,
+                                                               cached[static_cast<std::size_t>(i)]};
         }
         at = split(known);
         done += repeated;
@@ -275,8 +275,8 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) {
     return count;
 }
 
-// In a large tree every line of a victim is cold, and which lines they are is known one by one: so those
-// of the next three are asked for in three stages, each a victim ahead of its use.
+// In a large tree every line of a victim is cold, and which lines they are is known one by one: so
+// those of the next three are asked for in three stages, each a victim ahead of its use.
 void PrefixTree::prefetch_victims(const TreeNode* leaf) const noexcept {
     const auto* next = static_cast<const TreeNode*>(policy_->likely_after(*leaf));
     if (next == nullptr) return;

@@ -35,8 +35,8 @@ std::size_t lower_child(const std::uint64_t* keys, std::size_t n, std::uint64_t 
         const std::size_t middle = (low + high) / 2;
         const TokenId* tokens = child_at(middle)->tokens;
         const std::int32_t common = common_tokens(tokens, page, limit);
-        const bool less = common < limit &&
-                          unsigned_token(tokens[common]) < unsigned_token(page[common]);
+        const bool less =
+            common < limit && unsigned_token(tokens[common]) < unsigned_token(page[common]);
         (less ? low : high) = less ? middle + 1 : middle;
     }
     return low;
@@ -52,9 +52,8 @@ std::uint64_t SiblingOrder::key_of(const TokenId* page) const noexcept {
 // The last chunk whose first child is before holds the place.
 std::size_t SiblingOrder::chunk_of(std::uint64_t wanted, const TokenId* page,
                                    std::int32_t limit) const noexcept {
-    const std::size_t at =
-        lower_child(first_keys_.data(), first_keys_.size(), wanted, page, limit,
-                    [&](std::size_t i) { return chunks_[i]->children[0]; });
+    const std::size_t at = lower_child(first_keys_.data(), first_keys_.size(), wanted, page, limit,
+                                       [&](std::size_t i) { return chunks_[i]->children[0]; });
     return at > 0 ? at - 1 : 0;
 }
 

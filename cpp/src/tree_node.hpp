@@ -50,17 +50,18 @@ struct TreeNode : TreeNodeKey, EvictionHook {
     std::uint32_t pins = 0;        // holders whose prefix ends with this run
     std::uint32_t protectors = 0;  // (pins > 0) + children with protectors, as last settled
     std::uint32_t generation = 0;  // changes when pages leave the node: handles go stale
-    bool is_sorted = false;       // the children are in `order`
-    bool is_indexed = false;      // in the ChildIndex
-    bool is_settled_pin = false;  // pins > 0 is counted in protectors
-    bool is_queued = false;       // waits to be settled
+    bool is_sorted = false;        // the children are in `order`
+    bool is_indexed = false;       // in the ChildIndex
+    bool is_settled_pin = false;   // pins > 0 is counted in protectors
+    bool is_queued = false;        // waits to be settled
 
     [[nodiscard]] bool is_root() const noexcept { return parent == nullptr; }
     [[nodiscard]] std::int32_t end() const noexcept { return start + num_pages; }
     [[nodiscard]] BlockId* ids(std::int32_t page_size) const noexcept {
         return tokens + static_cast<std::ptrdiff_t>(capacity) * page_size;
     }
-    [[nodiscard]] const TokenId* page_tokens(std::int32_t page, std::int32_t page_size) const noexcept {
+    [[nodiscard]] const TokenId* page_tokens(std::int32_t page,
+                                             std::int32_t page_size) const noexcept {
         return tokens + static_cast<std::ptrdiff_t>(page) * page_size;
     }
 };
@@ -71,8 +72,8 @@ static_assert(sizeof(void*) != 8 || sizeof(TreeNode) == 96, "a node fits 96 byte
 /// Nodes by id, at addresses that never move; recycles their slots and keeps their generations, so
 /// that a handle to a node that is gone is recognised.
 ///
-/// Small chunks first; a large cache gets chunks of whole huge pages, where the system has them: there
-/// nodes are met in no order, and most of such a meeting would be the page walk.
+/// Small chunks first; a large cache gets chunks of whole huge pages, where the system has them:
+/// there nodes are met in no order, and most of such a meeting would be the page walk.
 class NodeArena {
    public:
     [[nodiscard]] TreeNode* allocate() {
@@ -107,9 +108,9 @@ class NodeArena {
    private:
     using Chunk = std::unique_ptr<TreeNode, CFree>;  // raw memory, slots filled one by one
 
-    static constexpr std::size_t kSmall = 256;       // nodes of a small chunk
-    static constexpr std::size_t kNumSmall = 64;     // of those, before the large ones
-    static constexpr std::size_t kLarge = 65536;     // 6 MiB
+    static constexpr std::size_t kSmall = 256;    // nodes of a small chunk
+    static constexpr std::size_t kNumSmall = 64;  // of those, before the large ones
+    static constexpr std::size_t kLarge = 65536;  // 6 MiB
 
     [[nodiscard]] TreeNode* slot(std::size_t index) {
         const bool is_small = index < kSmall * kNumSmall;

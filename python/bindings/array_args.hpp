@@ -83,8 +83,7 @@ class Int32Arg {
         if (value < std::numeric_limits<std::int32_t>::min() ||
             value > std::numeric_limits<std::int32_t>::max()) {
             throw pybind11::value_error(std::string(name) + "[" + std::to_string(values_.size()) +
-                                        "] is " + std::to_string(value) +
-                                        ", must fit in int32");
+                                        "] is " + std::to_string(value) + ", must fit in int32");
         }
         values_.push_back(static_cast<std::int32_t>(value));
     }

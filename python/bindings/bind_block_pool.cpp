@@ -14,9 +14,9 @@ namespace {
 py::array_t<std::int32_t> allocate(BlockPool& pool, std::int64_t n) {
     if (n < 0) throw py::value_error("n is " + std::to_string(n) + ", must be at least 0");
     if (n > pool.num_free()) {
-        throw kvcore::InsufficientBlocksError(kvcore::detail::concat(
-            n, " pages are needed, ", pool.num_free(), " of ", pool.num_blocks(),
-            " are free; free some first"));
+        throw kvcore::InsufficientBlocksError(
+            kvcore::detail::concat(n, " pages are needed, ", pool.num_free(), " of ",
+                                   pool.num_blocks(), " are free; free some first"));
     }
     std::vector<kvcore::BlockId> ids(static_cast<std::size_t>(n));
     if (!pool.allocate(n, ids.data())) throw kvcore::Error("pool changed during the call");

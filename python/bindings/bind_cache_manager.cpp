@@ -90,8 +90,8 @@ py::tuple match(const CacheManager& manager, const py::object& tokens, std::int3
                 const Key& extra_key, const Key& cache_salt) {
     const Int32Arg arg(tokens, "tokens");
     std::vector<kvcore::BlockId> pages;
-    const std::int64_t depth = manager.match(
-        replica, kvcore::namespace_name(extra_key, cache_salt), arg.data(), arg.size(), &pages);
+    const std::int64_t depth = manager.match(replica, kvcore::namespace_name(extra_key, cache_salt),
+                                             arg.data(), arg.size(), &pages);
     return py::make_tuple(depth * manager.config().page_size, id_array(pages));
 }
 
@@ -180,17 +180,15 @@ void bind_cache_manager(py::module_& module) {
         .def("reset_metrics", &CacheManager::reset_metrics)
         .def("check_integrity", &CacheManager::check_integrity)
         .def("_capsule",
-             [](CacheManager& manager) {
-                 return py::capsule(&manager, "kvcore.CacheManager");
-             })
+             [](CacheManager& manager) { return py::capsule(&manager, "kvcore.CacheManager"); })
         .def("__repr__", [](const CacheManager& manager) {
             std::string text = "CacheManager(";
             for (std::int32_t i = 0; i < manager.config().num_replicas; ++i) {
                 const kvcore::PoolStats stats = manager.stats(i);
-                text += kvcore::detail::concat(
-                    i > 0 ? "; " : "", stats.total_pages, " pages: ", stats.free_pages, " free, ",
-                    stats.total_pages - stats.available_pages(), " used, ", stats.evictable_pages,
-                    " evictable");
+                text += kvcore::detail::concat(i > 0 ? "; " : "", stats.total_pages,
+                                               " pages: ", stats.free_pages, " free, ",
+                                               stats.total_pages - stats.available_pages(),
+                                               " used, ", stats.evictable_pages, " evictable");
             }
             return text + ")";
         });

@@ -121,8 +121,9 @@ class Cache {
         return &page;
     }
 
-    /// Forgets the page let go longest ago among those that nobody holds and no page follows.
-    void evict(const CachedPage* spared) {
+    /// Forgets the page let go longest ago among those that nobody holds and no page follows;
+    /// returns its id.
+    BlockId evict(const CachedPage* spared) {
         CachedPage* victim = nullptr;
         for (auto& entry : pages_) {
             CachedPage& page = entry.second;
@@ -131,7 +132,9 @@ class Cache {
         }
         CHECK(victim != nullptr);
         if (victim->parent != nullptr) --victim->parent->children;
+        const BlockId id = victim->id;
         pages_.erase(Digest{victim->key});
+        return id;
     }
 
     /// Forgets all that nobody holds; returns how many.

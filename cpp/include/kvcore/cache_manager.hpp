@@ -73,7 +73,7 @@ struct PageCopy {
     BlockId source = 0;
     BlockId destination = 0;
     std::int32_t num_tokens = 0;
-    SequenceHandle sequence;    // that the destination belongs to
+    SequenceHandle sequence;   // that the destination belongs to
     TreeNode* held = nullptr;  // keeps the source until finish_copies; nullptr: not kept
 };
 
@@ -115,8 +115,8 @@ struct PinHandle {
     std::int64_t num_tokens = 0;
 };
 
-/// The C++ entry point: which page belongs to whom, what a prompt can reuse, what goes when memory is
-/// full. Ids only; the caller owns the memory behind them.
+/// The C++ entry point: which page belongs to whom, what a prompt can reuse, what goes when memory
+/// is full. Ids only; the caller owns the memory behind them.
 ///
 /// Owns: per replica a BlockPool and a PrefixTree; the SequenceTable over all replicas.
 /// Invariant: every page is free, or held by as many sequences and the tree as its count says.
@@ -142,19 +142,17 @@ class CacheManager {
     /// Forgets a sequence: committed pages stay cached, the others are free.
     void release(SequenceHandle sequence);
 
-    /// Reuses the cached prefix, then allocates pages for end + num_steps - 1 tokens, evicting where
-    /// it must. On success `request.start` and `.active` are where the request now stands.
-    /// Page copies owed go to `copies` (and are then due before their finish_copies) or, without it,
-    /// to the list that take_copies hands out.
-    /// Throws RequestNotFoundError, std::invalid_argument, and CapacityError when the request can
-    /// never fit.
+    /// Reuses the cached prefix, then allocates pages for end + num_steps - 1 tokens, evicting
+    /// where it must. On success `request.start` and `.active` are where the request now stands.
+    /// Page copies owed go to `copies` (and are then due before their finish_copies) or, without
+    /// it, to the list that take_copies hands out. Throws RequestNotFoundError,
+    /// std::invalid_argument, and CapacityError when the request can never fit.
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
                                         std::vector<PageCopy>* copies = nullptr);
     /// Reserves in order up to the first that does not fit; returns how many. Every error is raised
     /// before anything is reserved. With `copies` it also stops behind a row that owes one: do it,
     /// finish it, and go on with the rest.
-    [[nodiscard]] std::int64_t reserve_batch(const RequestBatch& batch,
-                                             std::int64_t num_steps = 1,
+    [[nodiscard]] std::int64_t reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
                                              std::vector<PageCopy>* copies = nullptr);
     /// What `reserve` would do now. A request that can never fit answers fits = false.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
@@ -296,9 +294,9 @@ class CacheManager {
     std::uint32_t batch_stamp_ = 0;
     std::uint32_t count_epoch_ = 0;  // resets of the metrics
     // Scratch of a call, kept for its memory.
-    std::vector<Sequence*> batch_;        // of its rows
-    std::vector<std::int64_t> missing_;   // rows that need pages
-    std::vector<Supply> supply_;          // of each replica
+    std::vector<Sequence*> batch_;       // of its rows
+    std::vector<std::int64_t> missing_;  // rows that need pages
+    std::vector<Supply> supply_;         // of each replica
     std::vector<DuplicatePage> duplicates_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exceptions of the control path. Expected failure (a full pool) is a value; these are for calls
-// that are wrong. Whatever throws has changed nothing. Bad argument values are std::invalid_argument,
-// a broken internal law (see check_integrity) is IntegrityError.
+// The exceptions of the control path. Expected failure (a full pool) is a value; these are for
+// calls that are wrong. Whatever throws has changed nothing. Bad argument values are
+// std::invalid_argument, a broken internal law (see check_integrity) is IntegrityError.
 #pragma once
 
 #include <cstdint>

@@ -12,11 +12,10 @@ namespace kvcore {
 /// The page table that kernels read, kept up to date in a buffer that is used again for each batch:
 /// a row is rewritten only where its sequence's pages changed since this buffer last saw it.
 ///
-/// Owns: what it knows about each row. The memory [max_rows, stride] uint32 is the caller's and need
-/// not be initialised.
-/// Invariant: of a row, columns [0, filled) are its occupant's pages, [filled, padded) `unassigned`.
-/// Threads: none of its own.
-/// Cost: per row O(1) when nothing changed, else O(pages changed).
+/// Owns: what it knows about each row. The memory [max_rows, stride] uint32 is the caller's and
+/// need not be initialised. Invariant: of a row, columns [0, filled) are its occupant's pages,
+/// [filled, padded) `unassigned`. Threads: none of its own. Cost: per row O(1) when nothing
+/// changed, else O(pages changed).
 class LookupTable {
    public:
     LookupTable(std::uint32_t* data, std::int64_t max_rows, std::int64_t stride,
@@ -32,8 +31,7 @@ class LookupTable {
     void write_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
                    std::int32_t width) {
         const Row& known = rows_[static_cast<std::size_t>(row)];
-        const bool is_same =
-            known.occupant == occupant && known.version == sequence.row_version;
+        const bool is_same = known.occupant == occupant && known.version == sequence.row_version;
         if (is_same && known.filled == sequence.num_pages() && known.padded >= width) return;
         rewrite_row(row, occupant, sequence, width, is_same);
     }

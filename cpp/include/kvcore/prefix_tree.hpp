@@ -81,8 +81,9 @@ class PrefixTree {
     [[nodiscard]] TreeNode* find_namespace(std::string_view name) const;
     [[nodiscard]] TreeNode* open_namespace(std::string_view name);
 
-    /// Longest cached continuation of `root` (or of any node) by `tokens` [n], in whole pages. `want_partial`: also the cached page that
-    /// shares the most of the tokens after it, found in O(log siblings). Changes nothing.
+    /// Longest cached continuation of `root` (or of any node) by `tokens` [n], in whole pages.
+    /// `want_partial`: also the cached page that shares the most of the tokens after it, found in
+    /// O(log siblings). Changes nothing.
     [[nodiscard]] PrefixMatch match(TreeNode* root, const TokenId* tokens, std::int64_t n,
                                     bool want_partial = false) const;
 
@@ -101,8 +102,9 @@ class PrefixTree {
     /// the pages for a moment only.
     void unpin(TreeNode* node, bool touch);
 
-    /// Puts `n` pages below `at`, an end that the caller has pinned once (or a root). Pages that the
-    /// tree has already are not taken but reported in `duplicates`. Returns where the last one ends.
+    /// Puts `n` pages below `at`, an end that the caller has pinned once (or a root). Pages that
+    /// the tree has already are not taken but reported in `duplicates`. Returns where the last one
+    /// ends.
     [[nodiscard]] TreeNode* insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
                                    std::int32_t n, std::vector<DuplicatePage>& duplicates);
     /// Gives back buffer space kept for growth.

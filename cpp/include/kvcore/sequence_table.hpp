@@ -12,9 +12,9 @@ struct TreeNode;
 
 /// A claimed sequence: its page row and what is known about each part of it.
 ///
-/// Columns of `pages`: [0, committed) are in the prefix tree, pinned at `node`; [committed, end) are
-/// the sequence's own. A page in `kept` lies among the committed columns and is its own all the same
-/// (deduplication off: the tree has a twin).
+/// Columns of `pages`: [0, committed) are in the prefix tree, pinned at `node`; [committed, end)
+/// are the sequence's own. A page in `kept` lies among the committed columns and is its own all the
+/// same (deduplication off: the tree has a twin).
 struct alignas(64) Sequence {
     // What a decode step reads, in one cache line:
     std::uint32_t generation = 1;

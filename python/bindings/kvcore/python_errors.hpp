@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From C++ exceptions to the Python classes of kvcore.errors: the one translation that both extension
-// modules use. Needs Python.h; ships with the wheel for modules that cimport kvcore.
+// From C++ exceptions to the Python classes of kvcore.errors: the one translation that both
+// extension modules use. Needs Python.h; ships with the wheel for modules that cimport kvcore.
 #pragma once
 
 #include <Python.h>
