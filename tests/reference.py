@@ -9,6 +9,7 @@ next victim) is derived from it and from the claims each time it is asked for.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -188,7 +189,8 @@ class Manager:
             by_replica.setdefault(self.claims[row.ctx.request_id].replica, []).append(row)
         short, victims, keep = {}, {}, {}
         for replica, mine in by_replica.items():
-            short[replica] = sum(r.new - r.given_back for r in mine) - self.unused(replica)
+            taken = itertools.accumulate(r.new - r.given_back for r in mine)
+            short[replica] = max(taken) - self.unused(replica)
             keep[replica] = self.protected(replica) | {key for r in mine for key in r.path}
             victims[replica] = len(self.cache[replica]) - len(keep[replica])
         for replica, mine in by_replica.items():

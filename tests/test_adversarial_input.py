@@ -6,7 +6,6 @@ from __future__ import annotations
 import decimal
 import itertools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -297,80 +296,4 @@ def test_context_without_a_part_of_the_protocol_is_refused(missing: str) -> None
     for call in (manager.maybe_reserve, lambda c: manager.fetch([c]), lambda c: manager.step([c])):
         with pytest.raises((TypeError, AttributeError), match=missing):
             call(context)
-    assert manager.num_free_blocks == 16
-
-
-class Raising(Context):
-    """Fails when the manager writes an index back."""
-
-    armed = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self.armed and name in ("start_idx", "active_idx"):
-            raise RuntimeError("read-only index")
-        super().__setattr__(name, value)
-
-
-def test_context_that_cannot_be_written_does_not_break_the_manager() -> None:
-    manager = make_manager()
-    put_in_cache(manager, range(8))
-    context = Raising("foreign", range(10))
-    context.armed = True
-    manager.external_claim("foreign")
-    with pytest.raises(RuntimeError, match="read-only"):
-        manager.maybe_reserve(context)
-    manager.check_integrity()
-    manager.release("foreign")
-    assert manager.num_free_blocks == 16
-
-
-class Meddling(Context):
-    """Fetches another batch when the manager writes an index back."""
-
-    manager: Any
-    others: list[Any]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "start_idx" and value > 0:
-            self.inner = self.manager.fetch(self.others)
-
-
-def test_fetch_within_a_fetch_has_tables_of_its_own() -> None:
-    manager = make_manager(1, 64)
-    others = [claimed(manager, range(100, 109))]
-    put_in_cache(manager, range(50, 60))
-    manager.fetch(others)
-    context = Meddling("foreign", range(50, 62))
-    context.manager, context.others = manager, others
-    manager.external_claim("foreign")
-    (outer,) = manager.fetch([context])
-    assert outer.lookup_table.tolist() == [list(manager.get_req_blocks("foreign"))]
-    (inner,) = context.inner
-    assert inner.lookup_table.tolist() == [list(manager.get_req_blocks(others[0].request_id))]
-
-
-class Reentrant(Context):
-    """Calls the manager while the manager reads it."""
-
-    manager: Any = None
-
-    @property
-    def tokens(self) -> Any:
-        if self.manager is not None:
-            manager, self.manager = self.manager, None
-            manager.release(self.request_id)
-        return super().tokens
-
-
-@pytest.mark.parametrize("verb", ["maybe_reserve", "plan", "fetch"])
-def test_context_that_releases_itself_while_it_is_read(verb: str) -> None:
-    manager = make_manager()
-    context = Reentrant("foreign", range(10))
-    manager.external_claim("foreign")
-    context.manager = manager
-    call: Callable[[Any], object] = getattr(manager, verb)
-    with pytest.raises(kvcore.RequestNotFoundError):
-        call(context if verb in ("maybe_reserve", "plan") else [context])
-    manager.check_integrity()
     assert manager.num_free_blocks == 16

@@ -122,25 +122,36 @@ def expected_embed_output() -> str:
 CYTHON_USER = """
 # cython: language_level=3
 from kvcore._hotpath cimport TextGenerationContext
-from kvcore.cpp cimport CacheManager, PoolStats
+from kvcore.cpp cimport PrefixTree
 
-def tokens_and_pages(TextGenerationContext context):
-    cdef PoolStats stats
-    stats.free_pages, stats.evictable_pages = 3, 4
-    return context._end, stats.available_pages()
+def id_and_page_size(TextGenerationContext context, int page_size):
+    cdef PrefixTree* tree = new PrefixTree(page_size)
+    try:
+        return context.request_id, tree.page_size()
+    finally:
+        del tree
+"""
+CYTHON_CALLER = """
+import kvcore, user
+context = kvcore.TextGenerationContext("a", [1, 2])
+print(user.id_and_page_size(context, 7))
+try:
+    user.id_and_page_size(context, 0)
+except ValueError:
+    print("refused")
 """
 
 
 def test_cython_code_can_cimport_the_installed_package(tmp_path: Path) -> None:
     (tmp_path / "user.pyx").write_text(CYTHON_USER)
     python("-m", "cython", "--cplus", "-I", str(PACKAGE.parent), "user.pyx", cwd=tmp_path)
-    folders = (kvcore.get_include(), np.get_include(), sysconfig.get_path("include"))
+    include = Path(kvcore.get_include())
+    headers = (include, np.get_include(), sysconfig.get_path("include"))
     module = "user" + str(sysconfig.get_config_var("EXT_SUFFIX"))
-    options = ("-std=c++17", "-shared", "-fPIC", *(f"-I{folder}" for folder in folders))
-    run(os.environ.get("CXX", "c++"), *options, "user.cpp", "-o", module, cwd=tmp_path)
-    context = "kvcore.TextGenerationContext(0, [1, 2])"
-    code = f"import kvcore, user; print(user.tokens_and_pages({context}))"
-    assert python("-c", code, cwd=tmp_path) == "(2, 7)\n"
+    flags = ("-std=c++17", "-shared", "-fPIC", *(f"-I{folder}" for folder in headers))
+    library = (f"-L{include.parent / 'lib'}", "-lkvcore", "-pthread")
+    run(os.environ.get("CXX", "c++"), *flags, "user.cpp", "-o", module, *library, cwd=tmp_path)
+    assert python("-c", CYTHON_CALLER, cwd=tmp_path) == "('a', 7)\nrefused\n"
 
 
 def test_readme_example_is_the_embedding_project() -> None:

@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core, module) {
     build["cplusplus"] = static_cast<long>(__cplusplus);
     build["cuda"] = false;
     module.attr("build_info") = build;
+    module.attr("__version__") = KVCORE_VERSION;
     bind_block_pool(module);
     bind_cache_manager(module);
 }

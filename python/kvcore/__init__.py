@@ -7,10 +7,9 @@ memory is full: a C++ library, bound thinly.
 
 from __future__ import annotations
 
-from importlib.metadata import version as _version
 from pathlib import Path as _Path
 
-from kvcore._core import BlockPool, CacheManager
+from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
@@ -51,8 +50,6 @@ __all__ = [
     "get_include",
     "update_batch",
 ]
-
-__version__ = _version("kvcore")
 
 
 def get_include() -> str:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 _Ints: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 _Ids: TypeAlias = NDArray[np.int32]
 
+__version__: str
 build_info: dict[str, str | int | bool]
 
 class BlockPool:

@@ -30,23 +30,20 @@ class CheckedEngine : public CheckedManager {
         std::vector<kvcore::RequestView> views = views_of(batch);
         std::vector<kvcore::FetchTarget> targets = targets_of(set);
         if (!can_ever_fit(batch, num_steps)) {
-            CHECK_THROWS(kvcore::CapacityError,
-                         manager_.fetch({views.data(), count(views)}, num_steps, targets.data(),
-                                        copies_.begin()));
+            CHECK_THROWS(kvcore::CapacityError, manager_.fetch(in_batch(views), num_steps,
+                                                               targets.data(), copies_.begin()));
             copies_.end();
             return false;
         }
         std::vector<kvcore::FetchTarget> none(targets.size());
-        kvcore::FetchResult result =
-            manager_.fetch({views.data(), count(views)}, num_steps,
-                           too_small ? none.data() : targets.data(), copies_.begin());
+        kvcore::FetchResult result = manager_.fetch(
+            in_batch(views), num_steps, too_small ? none.data() : targets.data(), copies_.begin());
         const bool fits = accept_missing(batch, views, num_steps, result);
         copies_.end();
         if (!fits) return false;
         if (too_small) {
             CHECK_EQ(result.status, kvcore::FetchStatus::kGrow);
-            result = manager_.fetch({views.data(), count(views)}, num_steps, targets.data(),
-                                    copies_.begin());
+            result = manager_.fetch(in_batch(views), num_steps, targets.data(), copies_.begin());
             copies_.end();
         }
         CHECK_EQ(result.status, kvcore::FetchStatus::kOk);

@@ -68,13 +68,13 @@ class CheckedManager {
         begin("reserve");
         std::vector<kvcore::RequestView> views = views_of(batch);
         if (!can_ever_fit(batch, num_steps)) {
-            CHECK_THROWS(kvcore::CapacityError, manager_.reserve_batch(views.data(), count(views),
-                                                                       num_steps, copies_.begin()));
+            CHECK_THROWS(kvcore::CapacityError,
+                         manager_.reserve_batch(in_batch(views), num_steps, copies_.begin()));
             copies_.end();
             return 0;
         }
         const std::int64_t done =
-            manager_.reserve_batch({views.data(), count(views)}, num_steps, copies_.begin());
+            manager_.reserve_batch(in_batch(views), num_steps, copies_.begin());
         for (std::int64_t i = 0; i < count(batch); ++i) {
             Request& request = *item(batch, i);
             const oracle::Option option =
@@ -93,12 +93,12 @@ class CheckedManager {
 
     void commit(const Batch& batch) {
         begin("commit");
-        const std::vector<kvcore::RequestView> views = views_of(batch);
+        std::vector<kvcore::RequestView> views = views_of(batch);
         std::vector<kvcore::PageSwap> swaps;
         std::vector<kvcore::PageSwap> expected;
         std::vector<std::vector<BlockId>> rows;
         for (const Request* request : batch) rows.push_back(manager_.pages_of(request->sequence));
-        manager_.commit({views.data(), count(views)}, swaps);
+        manager_.commit(in_batch(views), swaps);
         for (std::int64_t i = 0; i < count(batch); ++i) {
             oracle_.commit(*item(batch, i), static_cast<std::int32_t>(i), item(rows, i), expected);
             CHECK_EQ(manager_.pages_of(item(batch, i)->sequence), item(rows, i));
@@ -218,6 +218,13 @@ class CheckedManager {
         for (const Request* request : batch) views.push_back(request->view());
         return views;
     }
+    /// The views as an array or, every other call, as pointers.
+    kvcore::RequestBatch in_batch(std::vector<kvcore::RequestView>& views) {
+        if (num_calls_ % 2 == 0) return {views.data(), count(views)};
+        rows_.clear();
+        for (kvcore::RequestView& view : views) rows_.push_back(&view);
+        return {rows_.data(), count(rows_)};
+    }
     [[nodiscard]] bool can_ever_fit(const Batch& batch, std::int64_t num_steps) const {
         bool fits = true;
         for (const Request* request : batch) {
@@ -277,5 +284,6 @@ class CheckedManager {
     oracle::Oracle oracle_;
     SimulatedMemory memory_;
     CopyLedger copies_;
+    std::vector<kvcore::RequestView*> rows_;
     std::int64_t num_calls_ = 0;
 };

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvcore/cache_manager.hpp"
+#include "kvcore/errors.hpp"
+#include "request.hpp"
+
+using Tokens = std::vector<TokenId>;
+using Ids = std::vector<BlockId>;
+
+/// first, first + 1, ... : `n` tokens.
+inline Tokens count_up(TokenId first, std::int64_t n) {
+    Tokens tokens;
+    for (std::int64_t i = 0; i < n; ++i) tokens.push_back(first + static_cast<TokenId>(i));
+    return tokens;
+}
+
+/// Everything that a call without effect must leave as it was.
+struct Trace {
+    std::vector<std::int64_t> numbers;
+    std::vector<Ids> rows;
+
+    friend bool operator==(const Trace& a, const Trace& b) {
+        return a.numbers == b.numbers && a.rows == b.rows;
+    }
+};
+
+/// A CacheManager and the steps that most tests repeat.
+class ManagerFixture {
+   public:
+    explicit ManagerFixture(const kvcore::CacheConfig& config) : manager(config) {}
+    ~ManagerFixture() { manager.check_integrity(); }
+    ManagerFixture(const ManagerFixture&) = delete;
+    ManagerFixture& operator=(const ManagerFixture&) = delete;
+
+    static kvcore::CacheConfig config(std::int32_t page_size, std::int64_t num_blocks) {
+        kvcore::CacheConfig config;
+        config.page_size = page_size;
+        config.num_blocks = num_blocks;
+        config.max_sequences = 16;
+        config.max_seq_len = 1000;
+        return config;
+    }
+
+    kvcore::CacheManager manager;
+    std::vector<kvcore::PageSwap> swaps;   // of the last commit
+    std::vector<kvcore::PageCopy> copies;  // of the last reserve_copying
+
+    Request claim(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "") {
+        Request request(name, tokens);
+        request.sequence = manager.claim(replica);
+        return request;
+    }
+    bool reserve(Request& request, std::int64_t num_steps = 1) {
+        kvcore::RequestView view = request.view();
+        const bool fits = manager.reserve(view, num_steps) == kvcore::ReserveStatus::kOk;
+        request.start = view.start;
+        request.active = view.active;
+        return fits;
+    }
+    /// Copies are taken from the call, not yet finished.
+    bool reserve_copying(Request& request) {
+        kvcore::RequestView view = request.view();
+        copies.clear();
+        const bool fits = manager.reserve(view, 1, &copies) == kvcore::ReserveStatus::kOk;
+        request.start = view.start;
+        request.active = view.active;
+        return fits;
+    }
+    kvcore::FetchResult fetch(const std::vector<Request*>& batch, std::int64_t num_steps = 1) {
+        std::vector<kvcore::RequestView> views;
+        for (const Request* request : batch) views.push_back(request->view());
+        std::vector<kvcore::FetchTarget> targets = make_targets();
+        const kvcore::FetchResult result =
+            manager.fetch({views.data(), count(views)}, num_steps, targets.data());
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            batch[i]->start = views[i].start;
+            batch[i]->active = views[i].active;
+        }
+        return result;
+    }
+    /// One step of the model that runs all there is and samples `next`.
+    void run(Request& request, TokenId next) {
+        CHECK_EQ(fetch({&request}).status, kvcore::FetchStatus::kOk);
+        request.start = request.end();
+        request.append(next);
+        request.active = request.end();
+        commit({&request});
+    }
+    void commit(const std::vector<Request*>& batch) {
+        std::vector<kvcore::RequestView> views;
+        for (const Request* request : batch) views.push_back(request->view());
+        swaps.clear();
+        manager.commit({views.data(), count(views)}, swaps);
+    }
+    /// Leaves the pages of a prompt cached and unused.
+    void put(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "") {
+        Request request = claim(tokens, replica, name);
+        run(request, 0);
+        manager.release(request.sequence);
+    }
+
+    Ids pages(const Request& request) { return manager.pages_of(request.sequence); }
+    std::int64_t free(std::int32_t replica = 0) { return manager.stats(replica).free_pages; }
+    std::int64_t available(std::int32_t replica = 0) {
+        return manager.stats(replica).available_pages();
+    }
+    std::int64_t match(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "",
+                       Ids* ids = nullptr) {
+        return manager.match(replica, name, tokens.data(), count(tokens), ids);
+    }
+
+    /// To compare before and after a call that must change nothing.
+    Trace trace(const std::vector<const Request*>& requests) {
+        Trace trace;
+        for (std::int32_t i = 0; i < manager.config().num_replicas; ++i) {
+            const kvcore::PoolStats s = manager.stats(i);
+            for (const std::int64_t n :
+                 {s.free_pages, s.cached_pages, s.evictable_pages, s.num_sequences}) {
+                trace.numbers.push_back(n);
+            }
+        }
+        const kvcore::Metrics m = manager.metrics();
+        for (const std::int64_t n : {m.input_tokens, m.cache_tokens, m.copied_tokens,
+                                     m.evicted_pages, m.peak_used_pages}) {
+            trace.numbers.push_back(n);
+        }
+        for (const Request* request : requests) {
+            trace.rows.push_back(pages(*request));
+            trace.numbers.push_back(request->start);
+            trace.numbers.push_back(request->active);
+        }
+        manager.check_integrity();
+        return trace;
+    }
+    void check_metrics(std::int64_t input, std::int64_t cache, std::int64_t copied,
+                       std::int64_t evicted) {
+        const kvcore::Metrics metrics = manager.metrics();
+        CHECK_EQ(metrics.input_tokens, input);
+        CHECK_EQ(metrics.cache_tokens, cache);
+        CHECK_EQ(metrics.copied_tokens, copied);
+        CHECK_EQ(metrics.evicted_pages, evicted);
+    }
+
+   private:
+    // Tables with room for everything; what is in them is checked elsewhere.
+    std::vector<kvcore::FetchTarget> make_targets() {
+        constexpr std::int64_t kRows = 16;
+        constexpr std::int64_t kColumns = 1000;
+        std::vector<kvcore::FetchTarget> targets;
+        for (std::int32_t i = 0; i < manager.config().num_replicas; ++i) {
+            if (count(tables_) <= i) {
+                memory_.emplace_back(static_cast<std::size_t>(kRows * kColumns));
+                lengths_.emplace_back(static_cast<std::size_t>(kRows));
+                tables_.push_back(std::make_unique<kvcore::LookupTable>(memory_.back().data(),
+                                                                        kRows, kColumns, ~0U));
+            }
+            kvcore::FetchTarget target;
+            target.table = item(tables_, i).get();
+            target.cache_lengths = item(lengths_, i).data();
+            targets.push_back(target);
+        }
+        return targets;
+    }
+
+    std::vector<std::vector<std::uint32_t>> memory_;
+    std::vector<std::vector<std::uint32_t>> lengths_;
+    std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
+};
