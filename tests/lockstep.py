@@ -50,7 +50,10 @@ class Lockstep:
         partial: bool = True,
         max_batch_size: int = 8,
         max_seq_len: int = 1 << 16,
+        pool: bool = False,
     ) -> None:
+        shape = (num_pages, 2, 2, page_size, 1, 2)
+        self.pools = [np.zeros(shape, np.float32) for _ in range(replicas)] if pool else []
         self.core = make_manager(
             page_size,
             num_pages,
@@ -60,6 +63,7 @@ class Lockstep:
             partial_page_reuse=partial,
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,
+            blocks=self.pools or None,
         )
         self.model = Manager(
             page_size,
@@ -341,13 +345,30 @@ class SourceHint:
             for key in cache:
                 block = pair.tree_pairs(replica, key)[-1][0]
                 self.by_id[replica, int(block)] = key
+        for pool in pair.pools:  # every slot tells which page it is in
+            pool[:] = np.arange(len(pool)).reshape(-1, 1, 1, 1, 1, 1)
 
     def take(self) -> npt.NDArray[np.int32]:
-        """The copies that the last call owes."""
+        """The copies that the last call owes, or has done."""
         self.copies: npt.NDArray[np.int32] = self.pair.core.take_copies()
         assert self.copies.dtype == np.int32
         assert self.copies.shape[1:] == (4,)
+        if self.pair.pools:
+            assert not len(self.copies)
+            done = [row for replica in range(len(self.pair.pools)) for row in self.done(replica)]
+            self.copies = np.array(done, np.int32).reshape(-1, 4)
         return self.copies
+
+    def done(self, replica: int) -> list[tuple[int, int, int, int]]:
+        """What was copied in a pool, by what its slots hold now."""
+        pool = self.pair.pools[replica]
+        tokens = (pool[:, 0, 0, :, 0, 0] != np.arange(len(pool))[:, None]).sum(axis=1)
+        changed = [(page, int(tokens[page])) for page in np.flatnonzero(tokens).tolist()]
+        for page, count in changed:
+            source = pool[page, 0, 0, 0, 0, 0]
+            assert (pool[page, :, :, :count] == source).all()
+            assert (pool[page, :, :, count:] == page).all()
+        return [(replica, int(pool[p, 0, 0, 0, 0, 0]), p, count) for p, count in changed]
 
     def for_request(self, request: Request) -> tuple[Key | None, bool]:
         """The source of a request's partial hit, and whether the request copies nothing."""

@@ -107,6 +107,11 @@ class Calling(Context):
 Meddler = Callable[[kvcore.PagedKVCacheManager, list[Any]], object]
 
 
+def claim_many(manager: kvcore.PagedKVCacheManager, batch: list[Any]) -> None:
+    for n in range(40):
+        manager.external_claim(n)
+
+
 def drop_the_first(manager: kvcore.PagedKVCacheManager, batch: list[Any]) -> None:
     """The batch held the last reference to a context that has been read already."""
     name = batch.pop(0).request_id
@@ -125,7 +130,7 @@ MEDDLERS: dict[str, Meddler] = {
     "a context read already is updated": lambda manager, batch: batch[0].update(1),
     "a request read already leaves": lambda manager, batch: manager.release(batch[0].request_id),
     "a later request leaves": lambda manager, batch: manager.release(batch[2].request_id),
-    "requests come": lambda manager, batch: [manager.external_claim(n) for n in range(40)],
+    "requests come": claim_many,
     "the cache is reset": lambda manager, batch: manager.reset_prefix_cache(),
     "the batch is fetched": lambda manager, batch: manager.fetch(list(batch)),
     "the batch is committed": lambda manager, batch: manager.step(list(batch)),

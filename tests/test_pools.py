@@ -179,3 +179,13 @@ def test_copies_owed_come_in_the_order_to_be_done() -> None:
         own = pages[manager.get_req_blocks(context.request_id)[0]]
         hit = context.start_idx
         assert own[:hit].tolist() == context.tokens[:hit].tolist()
+
+
+@pytest.mark.parametrize("blocks", ["allocate", None])
+def test_batch_of_partial_hits_is_reserved_to_its_end(blocks: Any) -> None:
+    manager = make_manager(4, 16, blocks=blocks)
+    put_in_cache(manager, range(8))
+    batch = [claimed(manager, [*range(n), 99]) for n in (7, 6, 5, 8, 3)]
+    assert manager.maybe_reserve_batch(batch) == 5
+    assert [context.start_idx for context in batch] == [7, 6, 5, 8, 3]
+    assert len(manager.take_copies()) == (4 if blocks is None else 0)

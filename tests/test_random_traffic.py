@@ -30,6 +30,7 @@ class Traffic:
             caching=draw.random() < 0.95,
             dedup=draw.random() < 0.7,
             partial=draw.random() < 0.8,
+            pool=draw.random() < 0.4,
             max_seq_len=size * draw.choice([12, 30]),
         )
         self.families = [self.runs(draw.randint(2, 6)) for _ in range(draw.randint(1, 3))]

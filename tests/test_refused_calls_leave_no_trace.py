@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -253,7 +253,7 @@ CASES = [
     Case("update with a table", ValueError,
          simple(lambda s: kvcore.update_batch([s.running], np.zeros((1, 1), np.int32)))),
     Case("update no context", TypeError,
-         simple(lambda s: kvcore.update_batch([s.running, 5], np.zeros(2, np.int32)))),
+         simple(lambda s: kvcore.update_batch([s.running, cast("Any", 5)], np.zeros(2, np.int32)))),
     Case("update a context beyond int32", ValueError,
          simple(lambda s: s.running.update(2**31)), (2**31,)),
     Case("extend with one beyond int32", ValueError,

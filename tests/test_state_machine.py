@@ -39,6 +39,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
         dedup=st.sampled_from([True, True, False]),
         partial=st.sampled_from([True, True, False]),
         max_pages=st.integers(4, 20),
+        pool=st.sampled_from([False, False, True]),
     )
     def build(self, page_size: int, num_pages: int, max_pages: int, **rest: Any) -> None:
         self.page_size = page_size
@@ -66,7 +67,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
         run = st.tuples(st.integers(-1, 1), st.integers(1, self.page_size + 1))
         runs = data.draw(st.lists(run, min_size=1, max_size=3), "runs")
         tokens = [token for token, length in runs for _ in range(length)]
-        if self.pair.requests and data.draw(st.integers(0, 3), "continue another"):
+        if self.pair.requests and data.draw(st.integers(0, 3), "continue another") > 0:
             other = self.request(data).model.ids
             cut: int = data.draw(st.integers(0, len(other)), "cut")
             return other[: len(other) - cut] + tokens
@@ -249,7 +250,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
 
 TestPagedManagerMachine = PagedManagerMachine.TestCase
 TestPagedManagerMachine.settings = settings(
-    max_examples=150,
+    max_examples=settings().max_examples * 3 // 2,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path as _Path
 
+from kvcore import _core
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
@@ -52,11 +53,15 @@ __all__ = [
 ]
 
 
+# Of the build: an editable install has its Python sources elsewhere.
+_INSTALLED = _Path(_core.__file__).parent
+
+
 def get_include() -> str:
     """Answer the directory of the C++ headers, for compilers and Cython."""
-    return str(_Path(__file__).parent / "include")
+    return str(_INSTALLED / "include")
 
 
 def get_cmake_dir() -> str:
     """Answer the directory that ``find_package(kvcore)`` needs in CMAKE_PREFIX_PATH."""
-    return str(_Path(__file__).parent / "lib" / "cmake" / "kvcore")
+    return str(_INSTALLED / "lib" / "cmake" / "kvcore")

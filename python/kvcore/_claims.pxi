@@ -47,7 +47,7 @@ cdef class ClaimTable:
         self._num_replicas = self._native.config().num_replicas
         self._checks = runtime_checks
 
-    # ---- from Python objects to views ---------------------------------------------------------------
+    # ---- from Python objects to views ---------------------------------------------------------
 
     cdef SequenceHandle _find(self, object request_id) except *:
         cdef object key = self._handles.get(request_id)
@@ -66,7 +66,7 @@ cdef class ClaimTable:
         return &own._request
 
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
-        """The same of any object with the attributes of a context; `keep` holds what it refers to."""
+        """The same of any object like a context; `keep` holds what the view refers to."""
         cdef cnp.ndarray tokens
         cdef bytes name
         try:
@@ -226,6 +226,26 @@ cdef class ClaimTable:
     def get_replica(self, context):
         """Answer the index of the replica that a context's request is claimed on."""
         return self._native.replica_of(self._find(context.request_id))
+
+    def get_or_recommend_replica(self, context):
+        """Answer the replica of a claimed request, or the best one for one not claimed yet.
+
+        Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
+        Changes nothing.
+        """
+        cdef object key = self._handles.get(context.request_id)
+        cdef cnp.ndarray source
+        cdef bytes name
+        if key is not None:
+            return self._native.replica_of(handle_of(key))
+        source = as_tokens(context.tokens)
+        name = namespace_of(
+            getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
+        )
+        return self._native.recommend_replica(
+            name_view(name), <const int32_t*>cnp.PyArray_DATA(source),
+            cnp.PyArray_DIM(source, 0),
+        )
 
     def get_req_blocks(self, request_id):
         """Answer a request's page ids in logical order, a list of int."""

@@ -95,7 +95,10 @@ cdef class TextGenerationContext:
         """Move the tokens to a new buffer; arrays over the old one keep it as it is."""
         cdef cnp.ndarray old = self._buffer
         self._make_buffer(capacity)
-        memcpy(<int32_t*>self._request.tokens, cnp.PyArray_DATA(old), self._request.end * sizeof(int32_t))
+        memcpy(
+            <int32_t*>self._request.tokens, cnp.PyArray_DATA(old),
+            self._request.end * sizeof(int32_t),
+        )
         return 0
 
     cdef inline int _append_one(self, int32_t token) except -1:
@@ -126,7 +129,9 @@ cdef class TextGenerationContext:
     def tokens(self):
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
         cdef cnp.npy_intp size = self._request.end
-        cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1, &size, cnp.NPY_INT32, <void*>self._request.tokens)
+        cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(
+            1, &size, cnp.NPY_INT32, <void*>self._request.tokens
+        )
         Py_INCREF(self._buffer)
         cnp.PyArray_SetBaseObject(view, self._buffer)
         cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
@@ -202,7 +207,8 @@ cdef class TextGenerationContext:
         cdef int64_t end = as_int(n, "n")
         if not 1 <= end <= self._request.end:
             raise ValueError(
-                f"request {self.request_id!r} cannot be cut to {n} tokens, must be 1 .. {self._request.end}"
+                f"request {self.request_id!r} cannot be cut to {n} tokens, "
+                f"must be 1 .. {self._request.end}"
             )
         self._request.active = self._request.end = end
         self._request.start = min(self._request.start, end - 1)

@@ -23,8 +23,8 @@ from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 @cython.final
 cdef class TextGenerationContext:
-    # What a step reads comes first, to share cache lines: the request as C++ sees it, with the claim
-    # it was last seen with; that is stale when the manager's slot has another generation.
+    # What a step reads comes first, to share cache lines: the request as C++ sees it, with the
+    # claim it was last seen with; stale when the manager's slot has another generation.
     cdef RequestView _request
     cdef uint64_t _manager_uid
     cdef int64_t _capacity

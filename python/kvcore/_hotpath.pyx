@@ -27,7 +27,6 @@ from kvcore.cpp cimport (
     LookupTable,
     PageCopy,
     PageSwap,
-    PinHandle,
     RequestBatch,
     RequestView,
     ReserveStatus,

@@ -164,7 +164,8 @@ cdef class PagedHotPath(ClaimTable):
         cdef Py_ssize_t i
         for i in range(len(buffers)):
             buffer = <_FetchBuffer>buffers[i]
-            if buffer.is_free() and buffer.rows.max_rows() >= rows and buffer.rows.stride() >= width:
+            fits = buffer.rows.max_rows() >= rows and buffer.rows.stride() >= width
+            if fits and buffer.is_free():
                 buffer.busy = True
                 return buffer
         # Room to grow, so that a growing batch does not make a buffer per step.
@@ -360,26 +361,6 @@ cdef class PagedHotPath(ClaimTable):
         pinned.num_tokens = pinned._pin.num_tokens
         self._check()
         return pinned
-
-    def get_or_recommend_replica(self, context):
-        """Answer the replica of a claimed request, or the best one for one not claimed yet.
-
-        Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
-        Changes nothing.
-        """
-        cdef object key = self._handles.get(context.request_id)
-        cdef cnp.ndarray source
-        cdef bytes name
-        if key is not None:
-            return self._native.replica_of(handle_of(key))
-        source = as_tokens(context.tokens)
-        name = namespace_of(
-            getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
-        )
-        return self._native.recommend_replica(
-            name_view(name), <const int32_t*>cnp.PyArray_DATA(source),
-            cnp.PyArray_DIM(source, 0),
-        )
 
     def take_copies(self):
         """Hand out the page copies that a manager without a pool of its own owes.

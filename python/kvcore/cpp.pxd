@@ -150,6 +150,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         uint32_t generation
         int64_t num_tokens
     cdef cppclass CacheManager:
+        CacheManager(const CacheConfig& config) except +translate_exception
         const CacheConfig& config()
         SequenceHandle claim(int32_t replica) except +translate_exception
         cbool contains(SequenceHandle sequence)

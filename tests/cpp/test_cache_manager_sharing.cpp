@@ -24,7 +24,7 @@ void the_best_partial_page_is_copied() {
     Request request = m.claim({1, 2, 3, 4, 5, 6, 9, 1, 1});
     CHECK(m.reserve(request));
     CHECK_EQ(request.start, 7);
-    m.check_metrics(8 + 4 + 2, 4 + 7, 3, 0);
+    m.check_metrics(8 + 2 + 2, 6 + 7, 2 + 3, 0);
     const std::vector<PageCopy> owed = m.manager.take_copies();
     CHECK_EQ(owed.size(), 1);
     CHECK_EQ(owed[0].replica, 0);

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Eight threads use one CacheManager, each for sequences of its own, over the same few prompts.
+// Page contents are plain memory: under ThreadSanitizer a page that is written while another thread
+// may read it is a reported race; everywhere, a sequence that reads what is not its own is an
+// error. Usage: stress_threads [seed [operations of each thread]].
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "kvcore/errors.hpp"
+#include "simulated_memory.hpp"
+
+namespace {
+
+constexpr int kThreads = 8;
+constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
+
+kvcore::CacheConfig make_config(bool dedup) {
+    kvcore::CacheConfig config;
+    config.page_size = 4;
+    config.num_blocks = 44;  // a third of what all sequences could want
+    config.max_sequences = kThreads * kMaxLive;
+    config.max_seq_len = 48;
+    config.num_replicas = 2;
+    config.dedup = dedup;
+    return config;
+}
+
+/// What all threads share.
+struct Shared {
+    explicit Shared(const kvcore::CacheConfig& config) : manager(config), memory(config) {}
+
+    kvcore::CacheManager manager;
+    SimulatedMemory memory;
+    std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
+    std::atomic<bool> has_begun{false};
+    std::atomic<std::int64_t> num_batches{0};
+    std::atomic<std::int64_t> num_copies{0};
+    std::atomic<std::int64_t> num_refused{0};
+};
+
+class Worker {
+   public:
+    Worker(Shared& shared, std::uint64_t seed)
+        : shared_(shared),
+          manager_(shared.manager),
+          config_(manager_.config()),
+          random_(seed),
+          stride_(kvcore::ceil_div(config_.max_seq_len, config_.page_size)) {
+        for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
+            cells_.emplace_back(static_cast<std::size_t>(kMaxLive * stride_));
+            lengths_.emplace_back(static_cast<std::size_t>(kMaxLive));
+            tables_.push_back(std::make_unique<kvcore::LookupTable>(cells_.back().data(), kMaxLive,
+                                                                    stride_, ~0U));
+        }
+    }
+
+    void run(std::int64_t num_operations) {
+        for (std::int64_t i = 0; i < num_operations; ++i) act();
+        while (!live_.empty()) release();
+        for (const kvcore::PinHandle& pin : pins_) manager_.unpin(pin);
+    }
+
+   private:
+    struct Live {
+        Request request;
+        std::int32_t replica;
+    };
+
+    void act() {
+        const std::int64_t dice = random_.below(1000);
+        if (live_.empty() || (dice < 150 && count(live_) < kMaxLive)) return claim();
+        if (dice < 300) return reserve(random_.pick(live_).request);
+        if (dice < 600) return step();
+        if (dice < 700) return release();
+        if (dice < 760) return pin_or_unpin();
+        if (dice < 840) return look_up();
+        if (dice < 900) return look_around();
+        if (dice < 960) return rewind(random_.pick(live_).request);
+        if (dice < 963) return manager_.reset_prefix_cache();
+        if (dice < 965) return manager_.reset_metrics();
+        if (dice < 967) return manager_.check_integrity();
+        manager_.release(manager_.claim(random_replica()));
+    }
+
+    std::int32_t random_replica() {
+        return static_cast<std::int32_t>(random_.below(config_.num_replicas));
+    }
+    std::vector<TokenId> random_prompt() {
+        std::vector<TokenId> tokens = random_.pick(shared_.prompts);
+        tokens.resize(static_cast<std::size_t>(random_.between(1, count(tokens))));
+        for (std::int64_t n = random_.below(6); n > 0; --n) {
+            tokens.push_back(static_cast<TokenId>(random_.below(3)));
+        }
+        return tokens;
+    }
+
+    void claim() {
+        const std::int32_t replica = random_replica();
+        Request request(random_.chance(20) ? "other" : "", random_prompt());
+        try {
+            request.sequence = manager_.claim(replica);
+        } catch (const kvcore::CapacityError&) {
+            return;  // the others have them all
+        }
+        live_.push_back({std::move(request), replica});
+    }
+
+    void reserve(Request& request) {
+        kvcore::RequestView view = request.view();
+        std::vector<kvcore::PageCopy> copies;
+        const bool fits =
+            manager_.reserve(view, random_.between(1, 2), &copies) == kvcore::ReserveStatus::kOk;
+        request.start = view.start;
+        request.active = view.active;
+        do_copies(copies);
+        if (!fits) give_way();
+    }
+    void do_copies(const std::vector<kvcore::PageCopy>& copies) {
+        for (const kvcore::PageCopy& copy : copies) shared_.memory.copy(copy);
+        if (random_.chance(30)) std::this_thread::yield();
+        manager_.finish_copies(copies);
+        shared_.num_copies.fetch_add(count(copies), std::memory_order_relaxed);
+    }
+
+    void step() {
+        std::vector<kvcore::RequestView> views;
+        for (const Live& live : live_) views.push_back(live.request.view());
+        std::vector<kvcore::FetchTarget> targets(tables_.size());
+        for (std::size_t i = 0; i < tables_.size(); ++i) {
+            targets[i].table = tables_[i].get();
+            targets[i].cache_lengths = lengths_[i].data();
+        }
+        std::vector<kvcore::PageCopy> copies;
+        const kvcore::FetchResult result =
+            manager_.fetch({views.data(), count(views)}, 1, targets.data(), &copies);
+        do_copies(copies);
+        if (result.status != kvcore::FetchStatus::kOk) return give_way();
+        std::vector<std::int64_t> next_row(tables_.size());
+        for (std::size_t i = 0; i < live_.size(); ++i) {
+            live_[i].request.start = views[i].start;
+            live_[i].request.active = views[i].active;
+            run(live_[i], item(next_row, live_[i].replica)++);
+        }
+        commit();
+        for (std::size_t i = live_.size(); i-- > 0;) {
+            if (live_[i].request.end() + 2 > config_.max_seq_len) release(i);
+        }
+        shared_.num_batches.fetch_add(1, std::memory_order_relaxed);
+    }
+
+    // Reads what is written and writes what is new, as kernels do by the table's row.
+    void run(Live& live, std::int64_t row) {
+        Request& request = live.request;
+        const std::int64_t pages = kvcore::ceil_div(request.end(), config_.page_size);
+        std::vector<BlockId> ids;
+        for (std::int64_t column = 0; column < pages; ++column) {
+            ids.push_back(
+                static_cast<BlockId>(item(item(cells_, live.replica), row * stride_ + column)));
+        }
+        shared_.memory.check_contents(live.replica, ids, request, request.start);
+        shared_.memory.write(live.replica, ids, request, request.start, request.active);
+        request.start = request.active;
+        if (request.active == request.end()) {
+            request.append(static_cast<TokenId>(random_.below(3)));
+        }
+        request.active = request.end();
+    }
+
+    void commit() {
+        std::vector<kvcore::RequestView> views;
+        for (const Live& live : live_) views.push_back(live.request.view());
+        std::vector<kvcore::PageSwap> swaps;
+        manager_.commit({views.data(), count(views)}, swaps);
+    }
+
+    void give_way() {
+        shared_.num_refused.fetch_add(1, std::memory_order_relaxed);
+        release();
+    }
+    void release() { release(static_cast<std::size_t>(random_.below(count(live_)))); }
+    void release(std::size_t index) {
+        std::swap(live_[index], live_.back());
+        manager_.release(live_.back().request.sequence);
+        CHECK(!manager_.contains(live_.back().request.sequence));
+        live_.pop_back();
+    }
+
+    void rewind(Request& request) { request.rewind(random_.between(1, request.end())); }
+
+    void pin_or_unpin() {
+        if (pins_.size() >= 3 || (!pins_.empty() && random_.chance(60))) {
+            manager_.unpin(pins_.back());
+            return pins_.pop_back();
+        }
+        const std::vector<TokenId> tokens = random_prompt();
+        pins_.push_back(manager_.pin(random_replica(), "", tokens.data(), count(tokens)));
+    }
+
+    void look_up() {
+        const std::vector<TokenId> tokens = random_prompt();
+        std::vector<BlockId> pages;
+        const std::int64_t depth =
+            manager_.match(random_replica(), "", tokens.data(), count(tokens), &pages);
+        CHECK_EQ(pages.size(), depth);
+        CHECK(manager_.recommend_replica("", tokens.data(), count(tokens)) < config_.num_replicas);
+        CHECK(manager_.plan(random_.pick(live_).request.view()).new_pages >= 0);
+    }
+
+    void look_around() {
+        const kvcore::PoolStats stats = manager_.stats(random_replica());
+        CHECK(stats.free_pages >= 0 && stats.evictable_pages >= 0);
+        CHECK(stats.evictable_pages <= stats.cached_pages);
+        CHECK(stats.free_pages + stats.cached_pages <= stats.total_pages);
+        CHECK(manager_.metrics().peak_used_pages <= 2 * config_.num_blocks);
+        const Live& live = random_.pick(live_);
+        CHECK(manager_.contains(live.request.sequence));
+        CHECK_EQ(manager_.replica_of(live.request.sequence), live.replica);
+        CHECK(count(manager_.pages_of(live.request.sequence)) <= stride_);
+    }
+
+    Shared& shared_;
+    kvcore::CacheManager& manager_;
+    const kvcore::CacheConfig config_;
+    Random random_;
+    std::int64_t stride_;
+    std::vector<Live> live_;
+    std::vector<kvcore::PinHandle> pins_;
+    std::vector<std::vector<std::uint32_t>> cells_;
+    std::vector<std::vector<std::uint32_t>> lengths_;
+    std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
+};
+
+void hammer(bool dedup, std::uint64_t seed, std::int64_t num_operations) {
+    Shared shared(make_config(dedup));
+    Random random(seed);
+    for (int i = 0; i < 4; ++i) {
+        std::vector<TokenId> prompt;
+        for (int j = 0; j < 30; ++j) prompt.push_back(static_cast<TokenId>(random.below(3)));
+        shared.prompts.push_back(prompt);
+    }
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+        threads.emplace_back([&shared, seed, num_operations, i] {
+            while (!shared.has_begun) std::this_thread::yield();
+            Worker(shared, seed * 1000 + static_cast<std::uint64_t>(i)).run(num_operations);
+        });
+    }
+    shared.has_begun = true;
+    for (std::thread& thread : threads) thread.join();
+    shared.manager.check_integrity();
+    shared.manager.reset_prefix_cache();
+    for (std::int32_t i = 0; i < shared.manager.config().num_replicas; ++i) {
+        const kvcore::PoolStats stats = shared.manager.stats(i);
+        CHECK_EQ(stats.free_pages, stats.total_pages);
+        CHECK_EQ(stats.num_sequences, 0);
+    }
+    shared.manager.check_integrity();
+    std::printf("%lld batches, %lld copies, %lld times no room\n",
+                static_cast<long long>(shared.num_batches.load()),
+                static_cast<long long>(shared.num_copies.load()),
+                static_cast<long long>(shared.num_refused.load()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::uint64_t seed = seed_from(argc, argv, 16);
+    const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 20'000;
+    hammer(true, seed, operations);
+    hammer(false, seed + 1, operations);
+}
