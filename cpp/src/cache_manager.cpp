@@ -4,6 +4,7 @@
 #include "kvcore/cache_manager.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -15,18 +16,20 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-void require_at_least_one(const char* name, std::int64_t value) {
-    if (value < 1) {
-        throw std::invalid_argument(detail::concat(name, " is ", value, ", must be at least 1"));
+void require_count(const char* name, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most) {
+        throw std::invalid_argument(detail::concat(name, " is ", value, ", must be 1 .. ", most));
     }
 }
 
 const CacheConfig& checked(const CacheConfig& config) {
-    require_at_least_one("num_blocks", config.num_blocks);
-    require_at_least_one("page_size", config.page_size);
-    require_at_least_one("max_sequences", config.max_sequences);
-    require_at_least_one("max_seq_len", config.max_seq_len);
-    require_at_least_one("num_replicas", config.num_replicas);
+    constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
+    constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
+    require_count("num_blocks", config.num_blocks, kInt32);
+    require_count("page_size", config.page_size, kInt32);
+    require_count("max_sequences", config.max_sequences, kInt64);
+    require_count("max_seq_len", config.max_seq_len, kInt64);
+    require_count("num_replicas", config.num_replicas, kInt32);
     return config;
 }
 
