@@ -7,7 +7,6 @@
 
 using kvcore::LookupTable;
 using kvcore::Sequence;
-using kvcore::SequenceHandle;
 
 namespace {
 

@@ -268,6 +268,12 @@ void handles_are_stale_once_pages_went() {
     CHECK_EQ(PrefixTree::depth_of(t.tree.split(found)), 2);
     CHECK_EQ(t.evict(1), Ids{3});
     CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
+    // Another page took the place: the depth fits again, the pages do not.
+    TreeNode* end = t.extend(t.pin({1, 2, 3}), {9});
+    CHECK_EQ(PrefixTree::depth_of(end), 4);
+    CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
+    t.tree.unpin(end, true);
+    CHECK_EQ(t.evict(1), Ids{4});
     const PrefixHandle three = t.tree.handle(t.match({1, 2, 3}).at);
     CHECK_EQ(t.evict(3), (Ids{2, 1, 0}));
     t.put({1, 2, 3, 4});  // the slots are used again
