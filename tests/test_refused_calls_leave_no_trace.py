@@ -337,6 +337,18 @@ def test_fetch_is_atomic_over_replicas() -> None:
     assert [list(manager.get_req_blocks(c.request_id)) for c in (fits, *short)] == [[], [], []]
 
 
+def test_refused_fetch_counts_no_input() -> None:
+    manager = make_manager(4, 8)
+    running, other = prefilled(manager, range(5)), claimed(manager, range(20, 48))
+    counted = manager.metrics.input_tokens
+    for refused in ([running, running], [running, make_context([1])], [running, other]):
+        with pytest.raises((ValueError, SHORT)):
+            manager.fetch(refused)
+    assert manager.metrics.input_tokens == counted
+    manager.fetch([running])
+    assert manager.metrics.input_tokens == counted + 1
+
+
 def test_bases_of_the_error_classes() -> None:
     assert errors.KVCacheError.__bases__ == (RuntimeError,)
     assert errors.InsufficientBlocksError.__bases__ == (errors.KVCacheError, MemoryError)

@@ -1,62 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs once per step over the whole batch: fetch and commit.
+// What is done to a batch as a whole: checks, reserving all or nothing, commit.
 #include <algorithm>
 #include <stdexcept>
 
 #include "admission.hpp"
+#include "batch_rules.hpp"
 #include "kvcore/errors.hpp"
 
 namespace kvcore {
-namespace {
-
-// Sequences this far ahead in a batch are asked for early.
-constexpr std::int64_t kAhead = 8;
-
-}  // namespace
 
 void CacheManager::require_steps(std::int64_t num_steps) {
     if (num_steps >= 1) return;
     throw std::invalid_argument(detail::concat("num_steps is ", num_steps, ", must be at least 1"));
 }
 
-// Everything that can be wrong with a batch, before anything is done with it. Leaves the sequences
-// in batch_ and, asked by `targets`, the rows that need pages in missing_ and the sizes of what the
-// others have: what a decode step costs is how often it walks the batch.
-void CacheManager::check_batch(const RequestBatch& batch, std::int64_t num_steps,
-                               FetchTarget* targets) {
-    const std::int64_t n = batch.size();
-    require_steps(num_steps);
-    const std::uint32_t stamp = ++batch_stamp_;
-    batch_.resize(static_cast<std::size_t>(n));
-    missing_.clear();
-    for (std::int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) sequences_.prefetch(batch[i + kAhead].sequence);
-        const RequestView& request = batch[i];
-        Sequence& sequence = sequences_.at(request.sequence);
-        if (!has_legal_indices(request)) refuse_indices(request, i);
-        if (is_too_long(request, num_steps)) refuse_length(request, i, num_steps);
-        if (sequence.batch_stamp == stamp) {
-            throw InRow<std::invalid_argument>(
-                i, detail::concat("row ", i,
-                                  " repeats a request of an earlier row of the batch; "
-                                  "name each request once"));
-        }
-        sequence.batch_stamp = stamp;
-        batch_[static_cast<std::size_t>(i)] = &sequence;
-        if (targets == nullptr) continue;
-        if (is_reserved(sequence, request, num_steps)) {
-            measure(request, sequence, targets[sequence.replica]);
-        } else {
-            missing_.push_back(i);
-        }
-    }
+void CacheManager::refuse_repetition(std::int64_t row) {
+    throw InRow<std::invalid_argument>(
+        row, detail::concat("row ", row,
+                            " repeats a request of an earlier row of the batch; "
+                            "name each request once"));
 }
 
-bool CacheManager::is_reserved(const Sequence& sequence, const RequestView& request,
-                               std::int64_t num_steps) const noexcept {
-    const std::int64_t page = config_.page_size;
-    return request.end + num_steps - 1 <= sequence.num_pages() * page &&
-           request.start >= sequence.committed * page;
+CacheManager::BatchRules CacheManager::rules_of(std::int64_t num_steps) {
+    require_steps(num_steps);
+    return {*this, sequences_.live(), num_steps, most_tokens(num_steps), ++batch_stamp_};
+}
+
+// Everything that can be wrong with a batch, before anything is done with it.
+void CacheManager::check_batch(const RequestBatch& batch, std::int64_t num_steps) {
+    const BatchRules rules = rules_of(num_steps);
+    batch_.resize(static_cast<std::size_t>(batch.size()));
+    for (std::int64_t row = 0; row < batch.size(); ++row) {
+        batch_[static_cast<std::size_t>(row)] = &rules.checked(batch[row], row);
+    }
 }
 
 // Takes what the missing rows need from what is free or evictable in their replicas; the first row
@@ -130,33 +106,55 @@ bool CacheManager::only_grow(const RequestBatch& batch) const {
     });
 }
 
-// The decode step: rows that cross into a new page get it, all or none.
-bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_steps,
-                                 FetchResult& result) {
+std::int64_t CacheManager::missing_pages(const RequestView& request, const Sequence& sequence,
+                                         std::int64_t num_steps) const {
+    return ceil_div(request.end + num_steps - 1, config_.page_size) - sequence.num_pages();
+}
+
+// Adds up what the missing rows need in each replica; the first row for which what is free or
+// evictable is not enough goes to `result`.
+bool CacheManager::find_supply(const RequestBatch& batch, std::int64_t num_steps,
+                               FetchResult& result) {
     supply_.clear();
-    for (const auto& replica : replicas_) supply_.push_back({replica->pool.num_free(), false});
+    for (const auto& replica : replicas_) supply_.push_back({replica->pool.num_free()});
     for (const std::int64_t row : missing_) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         Supply& supply = supply_[static_cast<std::size_t>(sequence.replica)];
-        const std::int64_t pages =
-            ceil_div(batch[row].end + num_steps - 1, config_.page_size) - sequence.num_pages();
-        if (pages > supply.pages && !supply.has_evictable) {
+        const std::int64_t pages = missing_pages(batch[row], sequence, num_steps);
+        if (pages > supply.left && !supply.has_evictable) {
             supply.has_evictable = true;
-            supply.pages += replica_at(sequence.replica).tree.num_evictable();
+            supply.left += replica_at(sequence.replica).tree.num_evictable();
         }
-        if (pages > supply.pages) {
-            result = {FetchStatus::kNoSpace, row, pages, supply.pages, false};
+        if (pages > supply.left) {
+            result = {FetchStatus::kNoSpace, row, pages, supply.left, false};
             return false;
         }
-        supply.pages -= pages;
+        supply.left -= pages;
+        supply.wanted += pages;
+    }
+    return true;
+}
+
+// The decode step: rows that cross into a new page get it, all or none.
+bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_steps,
+                                 FetchResult& result) {
+    if (!find_supply(batch, num_steps, result)) return false;
+    taken_.clear();
+    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+        Supply& supply = supply_[r];
+        supply.given = taken_.size();
+        taken_.resize(taken_.size() + static_cast<std::size_t>(supply.wanted));
+        take_pages(*replicas_[r], supply.wanted, taken_.data() + supply.given);
+        note_peak(*replicas_[r]);
     }
     for (const std::int64_t row : missing_) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        const std::int64_t pages =
-            ceil_div(batch[row].end + num_steps - 1, config_.page_size) - sequence.num_pages();
-        append_pages(replica_at(sequence.replica), sequence, pages);
+        std::size_t& given = supply_[static_cast<std::size_t>(sequence.replica)].given;
+        const BlockId* first = taken_.data() + given;
+        const std::int64_t pages = missing_pages(batch[row], sequence, num_steps);
+        sequence.pages.insert(sequence.pages.end(), first, first + pages);
+        given += static_cast<std::size_t>(pages);
     }
-    for (const auto& replica : replicas_) note_peak(*replica);
     return true;
 }
 
@@ -177,55 +175,6 @@ bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_s
     return true;
 }
 
-void CacheManager::measure(const RequestView& request, const Sequence& sequence,
-                           FetchTarget& target) {
-    ++target.rows;
-    target.width = std::max(target.width, sequence.num_pages());
-    target.longest_new = std::max(target.longest_new, request.active - request.start);
-    target.longest_active = std::max(target.longest_active, request.active);
-}
-
-bool CacheManager::have_room(const FetchTarget* targets) const {
-    return std::all_of(targets, targets + config_.num_replicas, [](const FetchTarget& target) {
-        return target.rows == 0 ||
-               (target.table != nullptr && target.rows <= target.table->max_rows() &&
-                target.width <= target.table->stride());
-    });
-}
-
-FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_steps,
-                                FetchTarget* targets, std::vector<PageCopy>* copies) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
-        targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
-    }
-    check_batch(batch, num_steps, targets);
-    FetchResult result;
-    if (!missing_.empty()) {
-        if (!reserve_missing(batch, num_steps, copies, result)) return result;
-        for (const std::int64_t row : missing_) {
-            const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-            measure(batch[row], sequence, targets[sequence.replica]);
-        }
-    }
-    if (!have_room(targets)) {
-        result.status = FetchStatus::kGrow;
-        return result;
-    }
-    for (std::int32_t r = 0; r < config_.num_replicas; ++r) targets[r].rows = 0;
-    for (std::int64_t i = 0; i < batch.size(); ++i) {
-        const RequestView& request = batch[i];
-        Sequence& sequence = *batch_[static_cast<std::size_t>(i)];
-        FetchTarget& target = targets[sequence.replica];
-        const std::int64_t row = target.rows++;
-        target.table->write_row(row, request.sequence, sequence, target.width);
-        target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
-        sequence.is_sealed = true;
-        count_input(request.start, request.active, sequence);
-    }
-    return result;
-}
-
 void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                                 std::int32_t row, std::vector<PageSwap>& swaps) {
     const std::int32_t first = sequence.committed;
@@ -235,9 +184,11 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
     TreeNode* node = replica.tree.insert(sequence.node,
                                          request.tokens + std::ptrdiff_t{first} * config_.page_size,
                                          pages + first, written - first, duplicates_);
-    replica.tree.pin(node);
-    replica.tree.unpin(sequence.node, false);
-    sequence.node = node;
+    if (node != sequence.node) {
+        replica.tree.pin(node);
+        replica.tree.unpin(sequence.node, false);
+        sequence.node = node;
+    }
     sequence.committed = written;
     for (const DuplicatePage& duplicate : duplicates_) {
         const std::int32_t column = first + duplicate.index;
@@ -257,29 +208,32 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
     }
 }
 
-void CacheManager::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps) {
-    const std::int64_t n = batch.size();
+void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swaps) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const RequestBatch batch = given;
+    const std::int64_t n = batch.size();
     const std::int64_t page = config_.page_size;
+    const SequenceTable::Slots sequences = sequences_.live();
     missing_.clear();  // of pages in the tree
     for (std::int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) sequences_.prefetch(batch[i + kAhead].sequence);
+        if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
         const RequestView& request = batch[i];
-        const Sequence& sequence = sequences_.at(request.sequence);
+        const Sequence& sequence = sequences.at(request.sequence);
         if (!has_legal_indices(request)) refuse_indices(request, i);
-        const std::int64_t held = sequence.num_pages() * page;
-        if (request.start > held) {
-            throw InRow<std::invalid_argument>(
-                i, detail::concat(request.start, " tokens are said to be written, the ",
-                                  sequence.num_pages(), " pages hold ", held,
-                                  "; reserve before running the model"));
-        }
+        if (request.start > sequence.num_pages() * page) refuse_unreserved(request, sequence, i);
         const bool has_new_page = request.start >= (sequence.committed + 1) * page;
-        if (has_new_page || !sequence.is_sealed) missing_.push_back(i);
+        if (sequence.is_sealed && !has_new_page) continue;
+        missing_.push_back(i);
+        PrefixTree::prefetch_node(sequence.node);
     }
-    for (const std::int64_t row : missing_) {
+    for (std::size_t k = 0; k < missing_.size(); ++k) {
+        const std::int64_t row = missing_[k];
+        if (k + 2 < missing_.size()) {
+            const Sequence* later = sequences.find(batch[missing_[k + 2]].sequence);
+            replica_at(later->replica).tree.prefetch_end(later->node);
+        }
         const RequestView& request = batch[row];
-        Sequence& sequence = *sequences_.find(request.sequence);
+        Sequence& sequence = *sequences.find(request.sequence);
         if (request.start != sequence.hit_tokens) sequence.is_sealed = true;
         // Asked again: an earlier row may name the same request.
         const bool has_new_page = request.start >= (sequence.committed + 1) * page;
@@ -287,6 +241,15 @@ void CacheManager::commit(const RequestBatch& batch, std::vector<PageSwap>& swap
         commit_pages(replica_at(sequence.replica), sequence, request,
                      static_cast<std::int32_t>(row), swaps);
     }
+}
+
+void CacheManager::refuse_unreserved(const RequestView& request, const Sequence& sequence,
+                                     std::int64_t row) const {
+    throw InRow<std::invalid_argument>(
+        row,
+        detail::concat(request.start, " tokens are said to be written, the ", sequence.num_pages(),
+                       " pages hold ", std::int64_t{sequence.num_pages()} * config_.page_size,
+                       "; reserve before running the model"));
 }
 
 }  // namespace kvcore

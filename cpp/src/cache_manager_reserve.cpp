@@ -275,7 +275,7 @@ std::int64_t CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t
                                          std::vector<PageCopy>* copies) {
     const std::int64_t n = batch.size();
     const std::lock_guard<std::mutex> lock(mutex_);
-    check_batch(batch, num_steps, nullptr);
+    check_batch(batch, num_steps);
     for (std::int64_t i = 0; i < n; ++i) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(i)];
         if (sequence.is_sealed && is_reserved(sequence, batch[i], num_steps)) {
@@ -296,7 +296,7 @@ ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_step
     const std::lock_guard<std::mutex> lock(mutex_);
     const Sequence& sequence = sequences_.at(request.sequence);
     if (!has_legal_indices(request)) refuse_indices(request, 0);
-    if (is_too_long(request, num_steps)) return {};
+    if (request.end > most_tokens(num_steps)) return {};
     const Admission admission = admit(sequence, request, num_steps, true);
     return {admission.takes_hit ? admission.hit_tokens - sequence.hit_tokens : 0,
             admission.new_pages(), admission.evicted, admission.match.partial_tokens,

@@ -9,12 +9,13 @@ namespace kvcore {
 LookupTable::LookupTable(std::uint32_t* data, std::int64_t max_rows, std::int64_t stride,
                          std::uint32_t unassigned)
     : data_(data),
+      max_rows_(max_rows),
       stride_(stride),
       unassigned_(unassigned),
       rows_(static_cast<std::size_t>(max_rows)) {}
 
 void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
-                              std::int32_t width, bool is_same) {
+                              bool is_same) {
     Row& known = rows_[static_cast<std::size_t>(row)];
     std::uint32_t* columns = data_ + row * stride_;
     const std::int32_t pages = sequence.num_pages();
@@ -26,13 +27,25 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, const S
     }
     if (pages < known.filled) std::fill(columns + pages, columns + known.filled, unassigned_);
     known.padded = std::max({known.padded, known.filled, pages});
-    if (known.padded < width) {
-        std::fill(columns + known.padded, columns + width, unassigned_);
-        known.padded = width;
-    }
     known.occupant = occupant;
     known.version = sequence.row_version;
     known.filled = pages;
+}
+
+void LookupTable::pad_rows(std::int64_t num_rows, std::int32_t width) {
+    // A few columns at a time: the longest row grows by one again and again.
+    constexpr std::int64_t kAtATime = 16;
+    const auto to =
+        static_cast<std::int32_t>(std::min(stride_, ceil_div(width, kAtATime) * kAtATime));
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+        Row& known = rows_[static_cast<std::size_t>(row)];
+        if (known.padded >= to) continue;
+        std::uint32_t* columns = data_ + row * stride_;
+        std::fill(columns + known.padded, columns + to, unassigned_);
+        known.padded = to;
+    }
+    num_padded_ = num_rows;
+    padded_ = to;
 }
 
 }  // namespace kvcore

@@ -217,8 +217,20 @@ TreeNode* PrefixTree::add_leaf(TreeNode* parent, const TokenId* tokens, const Bl
     return leaf;
 }
 
+void PrefixTree::prefetch_node(const TreeNode* node) noexcept {
+    prefetch(node);
+    prefetch(reinterpret_cast<const char*>(node) + 64);
+}
+
+void PrefixTree::prefetch_end(const TreeNode* node) const noexcept {
+    if (node == nullptr || node->is_root()) return;
+    prefetch(node->page_tokens(node->num_pages, page_size_));
+    prefetch(node->ids(page_size_) + node->num_pages);
+}
+
 TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
                              std::int32_t n, std::vector<DuplicatePage>& duplicates) {
+    if (extend(at, tokens, ids, n)) return at;
     std::int32_t done = 0;
     while (done < n) {
         const TokenId* rest = tokens + static_cast<std::ptrdiff_t>(done) * page_size_;
@@ -226,7 +238,6 @@ TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId*
         const std::int32_t depth = depth_of(at);
         const TreePosition known = match(at, rest, left).at;
         if (known.depth == depth) {
-            if (done == 0 && extend(at, rest, ids, n)) return at;
             return add_leaf(at, rest, ids + done, n - done);
         }
         const auto first = duplicates.size();

@@ -4,10 +4,6 @@
 cdef uint64_t next_manager_uid = 1
 
 
-# Contexts this far ahead in a batch are asked for early.
-cdef Py_ssize_t AHEAD = 8
-
-
 cdef inline object handle_key(SequenceHandle sequence):
     return (<uint64_t>sequence.generation << 32) | sequence.index
 
@@ -30,6 +26,15 @@ cdef object named(object error, list contexts):
     if row is None:
         return error
     return type(error)(f"request {contexts[row].request_id!r}: {error}")
+
+
+cdef inline bint is_claimed(PyObject* item, uint64_t uid, const uint32_t* generations) noexcept:
+    """True when a context knows its present claim with the manager of this id."""
+    cdef SequenceHandle sequence = (<TextGenerationContext>item)._request.sequence
+    return (
+        (<TextGenerationContext>item)._manager_uid == uid
+        and generations[sequence.index] == sequence.generation
+    )
 
 
 cdef class ClaimTable:
@@ -57,10 +62,7 @@ cdef class ClaimTable:
 
     cdef RequestView* _own(self, TextGenerationContext own) except NULL:
         """The request of a context, with its present claim."""
-        if (
-            own._manager_uid != self._uid
-            or self._generations[own._request.sequence.index] != own._request.sequence.generation
-        ):
+        if not is_claimed(<PyObject*>own, self._uid, self._generations.data()):
             own._request.sequence = self._find(own.request_id)
             own._manager_uid = self._uid
         return &own._request
@@ -120,14 +122,19 @@ cdef class ClaimTable:
         cdef Py_ssize_t n = len(batch)
         cdef Py_ssize_t i
         cdef PyObject* item
+        cdef uint64_t uid = self._uid
+        cdef const uint32_t* generations = self._generations.data()
         rows.rows.resize(n)
+        cdef RequestView** requests = rows.rows.data()
         for i in range(n):
             item = PyList_GET_ITEM(batch, i)
             if not is_own(item):
                 return False
             if i + AHEAD < n:
-                KVCORE_PREFETCH(<const char*>PyList_GET_ITEM(batch, i + AHEAD) + 64)
-            rows.rows[i] = self._own(<TextGenerationContext>item)
+                prefetch_context(PyList_GET_ITEM(batch, i + AHEAD))
+            if not is_claimed(item, uid, generations):
+                self._own(<TextGenerationContext>item)
+            requests[i] = &(<TextGenerationContext>item)._request
         return True
 
     cdef int _write_back(self, object context, const RequestView& view) except -1:

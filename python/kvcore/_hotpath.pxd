@@ -25,9 +25,9 @@ from kvcore.cpp cimport PrefixTree as CppPrefixTree
 cdef class TextGenerationContext:
     # What a step reads comes first, to share cache lines: the request as C++ sees it, with the
     # claim it was last seen with; stale when the manager's slot has another generation.
-    cdef RequestView _request
     cdef uint64_t _manager_uid
     cdef int64_t _capacity
+    cdef RequestView _request
     cdef bytes _name  # of the prefix-cache namespace, whose bytes the request points to
     cdef cnp.ndarray _buffer
     cdef readonly object request_id
@@ -37,7 +37,6 @@ cdef class TextGenerationContext:
     cdef int _make_buffer(self, int64_t capacity) except -1
     cdef int _move_buffer(self, int64_t capacity) except -1
     cdef int _append(self, const int32_t* tokens, int64_t n) except -1
-    cdef int _append_one(self, int32_t token) except -1
     cdef int _update(self, int32_t token) except -1
 
 

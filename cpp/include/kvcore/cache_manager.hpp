@@ -97,7 +97,8 @@ struct FetchTarget {
 enum class FetchStatus {
     kOk,
     kNoSpace,  // nothing changed; see row, needed, available
-    kGrow,     // pages are reserved, but a table is missing or too small for rows x width
+    kGrow,     // pages are reserved, but a table is missing or too small for rows x width; what was
+               // offered may be written in part
 };
 
 struct FetchResult {
@@ -211,10 +212,23 @@ class CacheManager {
         std::uint32_t generation = 1;
     };
     struct Supply {
-        std::int64_t pages;
-        bool has_evictable;  // counted in, which is worth it only when free ones do not do
+        std::int64_t left;           // pages that can still be had
+        bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
+        std::int64_t wanted = 0;     // pages
+        std::size_t given = 0;       // of taken_, where the next ones are
     };
     struct Admission;  // a reservation worked out, not yet made
+    struct BatchRules;
+    class InputCount;
+    struct LateRow {
+        std::int64_t batch_row;
+        std::int64_t row;  // of its replica's table
+    };
+    struct Counted {
+        Sequence* sequence;
+        std::int64_t before;  // its counted_end
+    };
+    struct Part;
 
     // cache_manager.cpp
     [[nodiscard]] Replica& replica_at(std::int32_t index) const {
@@ -228,10 +242,9 @@ class CacheManager {
         return request.start >= 0 && request.start < request.active &&
                request.active <= request.end;
     }
-    /// Longer than the pool or than max_seq_len; compares without adding, so nothing overflows.
-    [[nodiscard]] bool is_too_long(const RequestView& request,
-                                   std::int64_t num_steps) const noexcept {
-        return request.end > capacity_tokens_ || num_steps - 1 > config_.max_seq_len - request.end;
+    /// Longest request that the pool and max_seq_len allow to run so many steps.
+    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept {
+        return std::min(capacity_tokens_, config_.max_seq_len - (num_steps - 1));
     }
     [[noreturn]] void refuse_indices(const RequestView& request, std::int64_t row) const;
     [[noreturn]] void refuse_length(const RequestView& request, std::int64_t row,
@@ -262,22 +275,37 @@ class CacheManager {
         sequence.counted_end = active;
     }
     // cache_manager_batch.cpp
+    /// It has all pages that the next steps write into, none of them shared.
     [[nodiscard]] bool is_reserved(const Sequence& sequence, const RequestView& request,
-                                   std::int64_t num_steps) const noexcept;
-    void check_batch(const RequestBatch& batch, std::int64_t num_steps, FetchTarget* targets);
+                                   std::int64_t num_steps) const noexcept {
+        const std::int64_t page = config_.page_size;
+        return request.end + num_steps - 1 <= sequence.num_pages() * page &&
+               request.start >= sequence.committed * page;
+    }
+    [[nodiscard]] BatchRules rules_of(std::int64_t num_steps);
+    [[noreturn]] static void refuse_repetition(std::int64_t row);
+    void check_batch(const RequestBatch& batch, std::int64_t num_steps);
     [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
                                        std::vector<PageCopy>* copies, FetchResult& result);
     [[nodiscard]] bool only_grow(const RequestBatch& batch) const;
+    [[nodiscard]] std::int64_t missing_pages(const RequestView& request, const Sequence& sequence,
+                                             std::int64_t num_steps) const;
+    [[nodiscard]] bool find_supply(const RequestBatch& batch, std::int64_t num_steps,
+                                   FetchResult& result);
     [[nodiscard]] bool grow_together(const RequestBatch& batch, std::int64_t num_steps,
                                      FetchResult& result);
     [[nodiscard]] bool reserve_together(const RequestBatch& batch, std::int64_t num_steps,
                                         std::vector<PageCopy>* copies, FetchResult& result);
     [[nodiscard]] bool fits_together(const std::vector<Admission>& admissions,
                                      FetchResult& result) const;
-    static void measure(const RequestView& request, const Sequence& sequence, FetchTarget& target);
-    [[nodiscard]] bool have_room(const FetchTarget* targets) const;
+    [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
+                                        std::int64_t row) const;
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                       std::int32_t row, std::vector<PageSwap>& swaps);
+    // cache_manager_fetch.cpp
+    void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
+                          InputCount& counted);
+    [[nodiscard]] bool have_room(const FetchTarget* targets) const;
     // cache_manager_check.cpp
     void check_sequence(const Sequence& sequence) const;
     void check_counts(std::int32_t replica) const;
@@ -294,9 +322,13 @@ class CacheManager {
     std::uint32_t batch_stamp_ = 0;
     std::uint32_t count_epoch_ = 0;  // resets of the metrics
     // Scratch of a call, kept for its memory.
-    std::vector<Sequence*> batch_;       // of its rows
-    std::vector<std::int64_t> missing_;  // rows that need pages
-    std::vector<Supply> supply_;         // of each replica
+    std::vector<Sequence*> batch_;         // of its rows
+    std::vector<std::int64_t> missing_;    // rows that need pages
+    std::vector<LateRow> late_;            // rows that fetch writes when it has reserved
+    std::vector<Counted> counted_;         // what fetch has counted
+    std::vector<std::int64_t> new_input_;  // tokens of each replica
+    std::vector<Supply> supply_;           // of each replica
+    std::vector<BlockId> taken_;           // pages on the way to their rows
     std::vector<DuplicatePage> duplicates_;
 };
 

@@ -21,19 +21,24 @@ class LookupTable {
     LookupTable(std::uint32_t* data, std::int64_t max_rows, std::int64_t stride,
                 std::uint32_t unassigned);
 
-    [[nodiscard]] std::int64_t max_rows() const noexcept {
-        return static_cast<std::int64_t>(rows_.size());
-    }
+    [[nodiscard]] std::int64_t max_rows() const noexcept { return max_rows_; }
     [[nodiscard]] std::int64_t stride() const noexcept { return stride_; }
 
-    /// Makes row `row` read: the sequence's pages, then `unassigned` up to column `width`.
-    /// row < max_rows, number of pages <= width <= stride.
-    void write_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
-                   std::int32_t width) {
+    /// True when the memory holds row `row` with the sequence's pages.
+    [[nodiscard]] bool has_room(std::int64_t row, const Sequence& sequence) const noexcept {
+        return row < max_rows_ && sequence.num_pages() <= stride_;
+    }
+    /// Makes row `row` begin with the sequence's pages. They must have room.
+    void write_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence) {
         const Row& known = rows_[static_cast<std::size_t>(row)];
         const bool is_same = known.occupant == occupant && known.version == sequence.row_version;
-        if (is_same && known.filled == sequence.num_pages() && known.padded >= width) return;
-        rewrite_row(row, occupant, sequence, width, is_same);
+        if (is_same && known.filled == sequence.num_pages()) return;
+        rewrite_row(row, occupant, sequence, is_same);
+    }
+    /// Makes rows 0 .. num_rows - 1 read `unassigned` from the ends of their pages up to column
+    /// `width` <= stride.
+    void pad(std::int64_t num_rows, std::int32_t width) {
+        if (num_rows > num_padded_ || width > padded_) pad_rows(num_rows, width);
     }
 
    private:
@@ -45,12 +50,17 @@ class LookupTable {
     };
 
     void rewrite_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
-                     std::int32_t width, bool is_same);
+                     bool is_same);
+    void pad_rows(std::int64_t num_rows, std::int32_t width);
 
     std::uint32_t* data_;
+    std::int64_t max_rows_;
     std::int64_t stride_;
     std::uint32_t unassigned_;
     std::vector<Row> rows_;
+    // Of rows 0 .. num_padded_ - 1, none is padded to less than column padded_.
+    std::int64_t num_padded_ = 0;
+    std::int32_t padded_ = 0;
 };
 
 }  // namespace kvcore

@@ -114,6 +114,10 @@ class PrefixTree {
     /// `out` [n]. Fewer where fewer are evictable. Returns how many.
     std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {});
 
+    /// Ask for what `insert` below the end of a run reads: first the node, then where it ends.
+    static void prefetch_node(const TreeNode* node) noexcept;
+    void prefetch_end(const TreeNode* node) const noexcept;
+
     [[nodiscard]] PrefixHandle handle(TreePosition at) const;
     /// Throws InvalidHandleError when the prefix may have changed since.
     [[nodiscard]] TreePosition resolve(PrefixHandle handle) const;

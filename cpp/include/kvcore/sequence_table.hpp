@@ -49,27 +49,35 @@ class SequenceTable {
     /// Frees the slot of a live sequence. The caller has given its pages back.
     void release(SequenceHandle handle) noexcept;
 
-    /// nullptr for a stale or foreign handle.
-    [[nodiscard]] Sequence* find(SequenceHandle handle) noexcept {
-        if (handle.index >= slots_.size()) return nullptr;
-        Sequence& sequence = slots_[handle.index];
-        const bool alive = sequence.generation == handle.generation && sequence.replica >= 0;
-        return alive ? &sequence : nullptr;
-    }
-    /// Throws RequestNotFoundError for a stale or foreign handle.
-    [[nodiscard]] Sequence& at(SequenceHandle handle) {
-        if (Sequence* sequence = find(handle)) return *sequence;
-        refuse(handle);
-    }
+    /// What finding reads, for walks over many handles; void after the next `claim`.
+    struct Slots {
+        Sequence* data;
+        std::size_t size;
 
-    /// Asks for what `find` will read.
-    void prefetch(SequenceHandle handle) const noexcept {
+        /// nullptr for a stale or foreign handle.
+        [[nodiscard]] Sequence* find(SequenceHandle handle) const noexcept {
+            if (handle.index >= size) return nullptr;
+            Sequence& sequence = data[handle.index];
+            const bool alive = sequence.generation == handle.generation && sequence.replica >= 0;
+            return alive ? &sequence : nullptr;
+        }
+        /// Throws RequestNotFoundError for a stale or foreign handle.
+        [[nodiscard]] Sequence& at(SequenceHandle handle) const {
+            if (Sequence* sequence = find(handle)) return *sequence;
+            refuse(handle);
+        }
+        /// Asks for what `find` will read.
+        void prefetch(SequenceHandle handle) const noexcept {
 #if defined(__GNUC__)
-        if (handle.index < slots_.size()) __builtin_prefetch(&slots_[handle.index]);
+            __builtin_prefetch(data + handle.index);
 #else
-        (void)handle;
+            (void)handle;
 #endif
-    }
+        }
+    };
+    [[nodiscard]] Slots live() noexcept { return {slots_.data(), slots_.size()}; }
+    [[nodiscard]] Sequence* find(SequenceHandle handle) noexcept { return live().find(handle); }
+    [[nodiscard]] Sequence& at(SequenceHandle handle) { return live().at(handle); }
 
     [[nodiscard]] std::int64_t size() const noexcept {
         return static_cast<std::int64_t>(slots_.size() - free_.size());

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode step. What it costs is how often it walks the batch and what it touches of each row.
+#include <algorithm>
+
+#include "batch_rules.hpp"
+
+namespace kvcore {
+
+// Input tokens counted by a fetch, taken back should it be refused after all.
+class CacheManager::InputCount {
+   public:
+    InputCount(CacheManager& manager, std::int64_t rows) : manager_(manager) {
+        manager.counted_.resize(static_cast<std::size_t>(rows));
+        manager.new_input_.assign(static_cast<std::size_t>(manager.config_.num_replicas), 0);
+    }
+    InputCount(const InputCount&) = delete;
+    InputCount& operator=(const InputCount&) = delete;
+    ~InputCount() {
+        while (size_ > 0) {
+            const Counted& counted = manager_.counted_[--size_];
+            counted.sequence->counted_end = counted.before;
+        }
+    }
+    /// Answers how many tokens were not counted before.
+    std::int64_t add(const RequestView& request, Sequence& sequence) noexcept {
+        const std::int64_t before = sequence.counted_end;
+        if (request.active <= before) return 0;
+        manager_.counted_[size_++] = {&sequence, before};
+        sequence.counted_end = request.active;
+        return request.active - std::max(request.start, before);
+    }
+    void keep() noexcept {
+        size_ = 0;
+        for (std::int32_t r = 0; r < manager_.config_.num_replicas; ++r) {
+            manager_.replica_at(r).metrics.input_tokens +=
+                manager_.new_input_[static_cast<std::size_t>(r)];
+        }
+    }
+
+   private:
+    CacheManager& manager_;
+    std::size_t size_ = 0;
+};
+
+// A replica's part of the batch, in locals for as long as rows of that replica follow each other.
+struct CacheManager::Part {
+    FetchTarget target;
+    std::int64_t new_input = 0;
+
+    void write(const RequestView& request, const Sequence& sequence, std::int64_t row) {
+        target.width = std::max(target.width, sequence.num_pages());
+        target.longest_new = std::max(target.longest_new, request.active - request.start);
+        target.longest_active = std::max(target.longest_active, request.active);
+        if (target.table == nullptr || !target.table->has_room(row, sequence)) return;
+        target.table->write_row(row, request.sequence, sequence);
+        target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
+    }
+};
+
+// Rows that have all they need are done with here. Those of missing_ still need pages, those of
+// late_ are to be written when they have.
+void CacheManager::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
+                                    FetchTarget* targets, InputCount& counted) {
+    const BatchRules rules = rules_of(num_steps);
+    const RequestBatch batch = given;
+    const std::int64_t n = batch.size();
+    batch_.resize(static_cast<std::size_t>(n));
+    missing_.clear();
+    late_.clear();
+    std::int32_t replica = 0;
+    Part part{targets[0]};
+    const auto finish_part = [&] {
+        targets[replica] = part.target;
+        new_input_[static_cast<std::size_t>(replica)] += part.new_input;
+    };
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) rules.sequences.prefetch(batch[i + kAhead].sequence);
+        const RequestView& request = batch[i];
+        Sequence& sequence = rules.checked(request, i);
+        if (sequence.replica != replica) {
+            finish_part();
+            replica = sequence.replica;
+            part = {targets[replica]};
+        }
+        const std::int64_t row = part.target.rows++;
+        const bool has_pages = is_reserved(sequence, request, num_steps);
+        if (has_pages && sequence.is_sealed) {
+            part.write(request, sequence, row);
+            part.new_input += counted.add(request, sequence);
+            continue;
+        }
+        batch_[static_cast<std::size_t>(i)] = &sequence;
+        late_.push_back({i, row});
+        if (!has_pages) missing_.push_back(i);
+    }
+    finish_part();
+}
+
+bool CacheManager::have_room(const FetchTarget* targets) const {
+    return std::all_of(targets, targets + config_.num_replicas, [](const FetchTarget& target) {
+        return target.rows == 0 ||
+               (target.table != nullptr && target.rows <= target.table->max_rows() &&
+                target.width <= target.table->stride());
+    });
+}
+
+FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_steps,
+                                FetchTarget* targets, std::vector<PageCopy>* copies) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
+        targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
+    }
+    InputCount counted(*this, batch.size());
+    write_ready_rows(batch, num_steps, targets, counted);
+    FetchResult result;
+    if (!missing_.empty() && !reserve_missing(batch, num_steps, copies, result)) return result;
+    for (const LateRow& late : late_) {
+        const Sequence& sequence = *batch_[static_cast<std::size_t>(late.batch_row)];
+        Part part{targets[sequence.replica]};
+        part.write(batch[late.batch_row], sequence, late.row);
+        targets[sequence.replica] = part.target;
+    }
+    if (!have_room(targets)) {
+        result.status = FetchStatus::kGrow;
+        return result;
+    }
+    counted.keep();
+    for (const LateRow& late : late_) {
+        Sequence& sequence = *batch_[static_cast<std::size_t>(late.batch_row)];
+        sequence.is_sealed = true;
+        const RequestView& request = batch[late.batch_row];
+        count_input(request.start, request.active, sequence);
+    }
+    for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
+        if (targets[r].rows > 0) targets[r].table->pad(targets[r].rows, targets[r].width);
+    }
+    return result;
+}
+
+}  // namespace kvcore
