@@ -5,6 +5,7 @@
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "kvcore/errors.hpp"
 
@@ -40,14 +41,17 @@ BlockPool::BlockPool(std::int64_t num_blocks)
 bool BlockPool::allocate(std::int64_t n, BlockId* out) noexcept {
     if (n > num_free()) return false;
     const std::int64_t recycled = std::min(n, num_recycled_);
+    std::uint32_t* refs = refs_.get();
+    const BlockId* top = stack_.get() + num_recycled_;
     for (std::int64_t i = 0; i < recycled; ++i) {
-        const BlockId id = stack_[static_cast<std::size_t>(--num_recycled_)];
-        refs_[static_cast<std::size_t>(id)] = 1;
+        const BlockId id = *--top;
+        refs[id] = 1;
         out[i] = id;
     }
+    num_recycled_ -= recycled;
     for (std::int64_t i = recycled; i < n; ++i) {
-        const auto id = static_cast<std::size_t>(num_fresh_used_++);
-        refs_[id] = 1;
+        const std::int64_t id = num_fresh_used_++;
+        refs[id] = 1;
         out[i] = static_cast<BlockId>(id);
     }
     return true;
@@ -64,28 +68,45 @@ void BlockPool::share(const BlockId* ids, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
 }
 
-void BlockPool::drop(BlockId id) noexcept {
-    if (--refs_[static_cast<std::size_t>(id)] == 0) {
-        stack_[static_cast<std::size_t>(num_recycled_++)] = id;
-    }
-}
-
-void BlockPool::undrop(BlockId id) noexcept {
-    if (refs_[static_cast<std::size_t>(id)]++ == 0) --num_recycled_;
-}
-
+// Nearly always these are last references. So all are dropped without a branch per id, and only
+// where one was not the last is it done again one by one.
 void BlockPool::free(const BlockId* ids, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) {
-        if (is_live(ids[i])) {
-            drop(ids[i]);
-            continue;
-        }
-        // Undone in reverse, so that every id put on the stack is its top again.
-        for (std::int64_t j = i; j-- > 0;) undrop(ids[j]);
-        throw InvalidHandleError(detail::concat(
-            "page ", ids[i], " cannot be freed: it is free already or not one of the ", num_blocks_,
-            " pages; free each reference once"));
+    const auto num_known = static_cast<std::uint32_t>(num_fresh_used_);
+    bool is_known = true;
+    for (std::int64_t i = 0; i < n; ++i) is_known &= static_cast<std::uint32_t>(ids[i]) < num_known;
+    if (!is_known) refuse_free(ids, n);
+    std::uint32_t* refs = refs_.get();
+    std::uint32_t others = 0;
+    for (std::int64_t i = 0; i < n; ++i) others |= refs[ids[i]]-- - 1;
+    if (others != 0) return free_shared(ids, n);
+    std::copy(ids, ids + n, stack_.get() + num_recycled_);
+    num_recycled_ += n;
+}
+
+// One reference of each has been dropped, of some of them that was not the last or not even there.
+void BlockPool::free_shared(const BlockId* ids, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
+    std::int64_t done = 0;
+    for (; done < n && is_live(ids[done]); ++done) {
+        if (--refs_[static_cast<std::size_t>(ids[done])] == 0)
+            stack_[static_cast<std::size_t>(num_recycled_++)] = ids[done];
     }
+    if (done == n) return;
+    // In reverse, so that every id put on the stack is its top again.
+    while (done-- > 0) {
+        if (refs_[static_cast<std::size_t>(ids[done])]++ == 0) --num_recycled_;
+    }
+    refuse_free(ids, n);
+}
+
+void BlockPool::refuse_free(const BlockId* ids, std::int64_t n) const {
+    std::unordered_map<BlockId, std::uint32_t> dropped;
+    const BlockId* bad = std::find_if(ids, ids + n, [&](BlockId id) {
+        return !is_live(id) || dropped[id]++ == refs_[static_cast<std::size_t>(id)];
+    });
+    throw InvalidHandleError(
+        detail::concat("page ", *bad, " cannot be freed: it is free already or not one of the ",
+                       num_blocks_, " pages; free each reference once"));
 }
 
 std::uint32_t BlockPool::ref_count(BlockId id) const {

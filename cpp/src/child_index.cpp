@@ -72,7 +72,7 @@ TreeNode* ChildIndex::find(const TreeNode* parent, const TokenId* page) const no
 }
 
 void ChildIndex::insert(TreeNode* node) {
-    if (size_ + 1 > num_buckets_ / 2) add_bucket();
+    if (size_ + 1 > num_buckets_) add_bucket();
     node->hash = hash(node->parent, node->tokens);
     TreeNode*& head = bucket(bucket_of(node->hash));
     node->hash_next = head;
@@ -88,7 +88,7 @@ void ChildIndex::erase(TreeNode* node) noexcept {
     node->hash_next = nullptr;
     node->is_indexed = false;
     --size_;
-    if (num_buckets_ > kSmall && size_ < num_buckets_ / 8) drop_bucket();
+    if (num_buckets_ > kSmall && size_ < num_buckets_ / 4) drop_bucket();
 }
 
 // Bucket `num_buckets` takes from its partner, one `base` below, the nodes that now belong to it.

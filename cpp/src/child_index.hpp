@@ -13,7 +13,7 @@ namespace kvcore {
 /// Finds one of several children by its first page: a linear-hashing table over all such nodes.
 ///
 /// The table grows and shrinks by one bucket at a time, so no insertion ever stalls on a rehash.
-/// Nodes are chained through `hash_next`; a bucket holds half a node on average.
+/// Nodes are chained through `hash_next`; a bucket holds one node on average.
 /// A hash never decides: the page's tokens do.
 class ChildIndex {
    public:

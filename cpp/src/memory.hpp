@@ -26,10 +26,11 @@ struct CFree {
     void operator()(void* memory) const noexcept { std::free(memory); }
 };
 
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
 /// Uninitialised memory for std::free; `bytes` is a multiple of 64. Of whole huge pages, where the
 /// system has them, when it is a multiple of 2 MiB.
 [[nodiscard]] inline void* allocate_chunk(std::size_t bytes) {
-    constexpr std::size_t kHugePage = std::size_t{2} << 20;
     const bool is_huge = bytes % kHugePage == 0;
     void* memory = std::aligned_alloc(is_huge ? kHugePage : 64, bytes);
     if (memory == nullptr) throw std::bad_alloc();

@@ -9,6 +9,7 @@
 #include "child_index.hpp"
 #include "children.hpp"
 #include "kvcore/errors.hpp"
+#include "sibling_order.hpp"
 #include "tree_node.hpp"
 
 namespace kvcore {
@@ -50,6 +51,7 @@ PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> p
     : page_size_(checked_page_size(page_size)),
       policy_(policy != nullptr ? std::move(policy) : std::make_unique<LruPolicy>()),
       arena_(std::make_unique<NodeArena>()),
+      order_arena_(std::make_unique<OrderArena>()),
       index_(std::make_unique<ChildIndex>(page_size)),
       default_root_(arena_->allocate()) {}
 

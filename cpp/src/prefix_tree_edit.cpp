@@ -76,7 +76,7 @@ void PrefixTree::shrink(TreeNode* node) {
 }
 
 void PrefixTree::sort_children(TreeNode* parent) {
-    auto order = std::make_unique<SiblingOrder>(page_size_);
+    auto order = std::make_unique<SiblingOrder>(page_size_, *order_arena_);
     for_each_child(parent, [&](TreeNode* child) { order->insert(child); });
     parent->order = order.release();
     parent->is_sorted = true;

@@ -52,9 +52,18 @@ std::uint64_t SiblingOrder::key_of(const TokenId* page) const noexcept {
 // The last chunk whose first child is before holds the place.
 std::size_t SiblingOrder::chunk_of(std::uint64_t wanted, const TokenId* page,
                                    std::int32_t limit) const noexcept {
-    const std::size_t at = lower_child(first_keys_.data(), first_keys_.size(), wanted, page, limit,
-                                       [&](std::size_t i) { return chunks_[i]->children[0]; });
-    return at > 0 ? at - 1 : 0;
+    for (const std::size_t at : recent_) {
+        if (at + 1 < first_keys_.size() && first_keys_[at] < wanted &&
+            wanted < first_keys_[at + 1]) {
+            return at;
+        }
+    }
+    const std::size_t above =
+        lower_child(first_keys_.data(), first_keys_.size(), wanted, page, limit,
+                    [&](std::size_t i) { return chunks_[i]->children[0]; });
+    const std::size_t at = above > 0 ? above - 1 : 0;
+    recent_[next_recent_++ % recent_.size()] = at;
+    return at;
 }
 
 void SiblingOrder::prefetch(const TokenId* page) const noexcept {
@@ -84,7 +93,7 @@ SiblingOrder::Place SiblingOrder::place_of(const TreeNode* child) const noexcept
     return place;
 }
 
-void SiblingOrder::Chunk::insert(std::size_t at, std::uint64_t key, TreeNode* child) noexcept {
+void OrderChunk::insert(std::size_t at, std::uint64_t key, TreeNode* child) noexcept {
     std::copy_backward(keys + at, keys + size, keys + size + 1);
     std::copy_backward(children + at, children + size, children + size + 1);
     keys[at] = key;
@@ -92,31 +101,32 @@ void SiblingOrder::Chunk::insert(std::size_t at, std::uint64_t key, TreeNode* ch
     ++size;
 }
 
-void SiblingOrder::Chunk::erase(std::size_t at) noexcept {
+void OrderChunk::erase(std::size_t at) noexcept {
     std::copy(keys + at + 1, keys + size, keys + at);
     std::copy(children + at + 1, children + size, children + at);
     --size;
 }
 
 void SiblingOrder::split_chunk(std::size_t index) {
-    constexpr std::size_t kHalf = kChunk / 2;
-    auto upper = std::make_unique<Chunk>();
+    constexpr std::size_t kHalf = Chunk::kCapacity / 2;
+    Chunk* upper = arena_.allocate();
     Chunk& lower = *chunks_[index];
-    std::copy(lower.keys + kHalf, lower.keys + kChunk, upper->keys);
-    std::copy(lower.children + kHalf, lower.children + kChunk, upper->children);
-    lower.size = upper->size = kHalf;
+    std::copy(lower.keys + kHalf, lower.keys + Chunk::kCapacity, upper->keys);
+    std::copy(lower.children + kHalf, lower.children + Chunk::kCapacity, upper->children);
+    lower.size = kHalf;
+    upper->size = Chunk::kCapacity - kHalf;
     const auto next = static_cast<std::ptrdiff_t>(index) + 1;
     first_keys_.insert(first_keys_.begin() + next, upper->keys[0]);
-    chunks_.insert(chunks_.begin() + next, std::move(upper));
+    chunks_.insert(chunks_.begin() + next, upper);
 }
 
 void SiblingOrder::insert(TreeNode* child) {
     if (chunks_.empty()) {
-        chunks_.push_back(std::make_unique<Chunk>());
+        chunks_.push_back(arena_.allocate());
         first_keys_.push_back(0);
     }
     Place place = chunks_[0]->size == 0 ? Place{0, 0} : lower_bound(child->tokens, page_size_);
-    if (chunks_[place.chunk]->size == kChunk) {
+    if (chunks_[place.chunk]->size == Chunk::kCapacity) {
         split_chunk(place.chunk);
         const std::size_t lower = chunks_[place.chunk]->size;
         if (place.index > lower) place = {place.chunk + 1, place.index - lower};
@@ -134,6 +144,7 @@ void SiblingOrder::erase(const TreeNode* child) noexcept {
         first_keys_[place.chunk] = chunk.keys[0];
         return;
     }
+    arena_.recycle(&chunk);
     chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
     first_keys_.erase(first_keys_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
 }

@@ -3,14 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <new>
 #include <string>
-#include <vector>
 
 #include "kvcore/eviction.hpp"
 #include "kvcore/types.hpp"
-#include "memory.hpp"
+#include "slot_arena.hpp"
 
 namespace kvcore {
 
@@ -69,11 +67,8 @@ struct TreeNode : TreeNodeKey, EvictionHook {
 // Metadata is what a cache of many short prompts is made of.
 static_assert(sizeof(void*) != 8 || sizeof(TreeNode) == 96, "a node fits 96 bytes");
 
-/// Nodes by id, at addresses that never move; recycles their slots and keeps their generations, so
-/// that a handle to a node that is gone is recognised.
-///
-/// Small chunks first; a large cache gets chunks of whole huge pages, where the system has them:
-/// there nodes are met in no order, and most of such a meeting would be the page walk.
+/// Nodes by id; recycles their slots and keeps their generations, so that a handle to a node that
+/// is gone is recognised.
 class NodeArena {
    public:
     [[nodiscard]] TreeNode* allocate() {
@@ -83,9 +78,8 @@ class NodeArena {
             node->hash_next = nullptr;
             return node;
         }
-        const auto id = static_cast<std::uint32_t>(num_used_);
-        TreeNode* node = new (slot(num_used_)) TreeNode{};
-        node->id = id;
+        TreeNode* node = new (slots_.slot(num_used_)) TreeNode{};
+        node->id = static_cast<std::uint32_t>(num_used_);
         ++num_used_;
         return node;
     }
@@ -102,31 +96,11 @@ class NodeArena {
     }
 
     [[nodiscard]] TreeNode* at(std::uint32_t id) noexcept {
-        return id < num_used_ ? slot(id) : nullptr;
+        return id < num_used_ ? slots_.slot(id) : nullptr;
     }
 
    private:
-    using Chunk = std::unique_ptr<TreeNode, CFree>;  // raw memory, slots filled one by one
-
-    static constexpr std::size_t kSmall = 256;    // nodes of a small chunk
-    static constexpr std::size_t kNumSmall = 64;  // of those, before the large ones
-    static constexpr std::size_t kLarge = 65536;  // 6 MiB
-
-    [[nodiscard]] TreeNode* slot(std::size_t index) {
-        const bool is_small = index < kSmall * kNumSmall;
-        const std::size_t nodes = is_small ? kSmall : kLarge;
-        const std::size_t within = is_small ? index : index - kSmall * kNumSmall;
-        const std::size_t chunk = within / nodes + (is_small ? 0 : kNumSmall);
-        if (chunk == chunks_.size()) chunks_.push_back(new_chunk(nodes));
-        return chunks_[chunk].get() + within % nodes;
-    }
-
-    [[nodiscard]] static Chunk new_chunk(std::size_t nodes) {
-        const std::size_t bytes = nodes * sizeof(TreeNode);
-        return Chunk(static_cast<TreeNode*>(allocate_chunk(bytes)));
-    }
-
-    std::vector<Chunk> chunks_;
+    SlotArena<TreeNode> slots_;
     std::size_t num_used_ = 0;
     TreeNode* free_ = nullptr;
 };

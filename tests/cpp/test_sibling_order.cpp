@@ -14,7 +14,10 @@ namespace {
 class CheckedOrder {
    public:
     CheckedOrder(std::int32_t page_size, std::int64_t vocabulary, std::uint64_t seed)
-        : page_size_(page_size), vocabulary_(vocabulary), random_(seed), order_(page_size) {}
+        : page_size_(page_size),
+          vocabulary_(vocabulary),
+          random_(seed),
+          order_(page_size, arena_) {}
 
     void grow_to(std::size_t size) {
         while (known_.size() < size) {
@@ -110,6 +113,7 @@ class CheckedOrder {
     std::int64_t vocabulary_;
     Random random_;
     PageNodes nodes_;
+    kvcore::OrderArena arena_;
     SiblingOrder order_;
     std::map<Key, TreeNode*> known_;
 };

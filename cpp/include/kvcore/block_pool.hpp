@@ -54,8 +54,8 @@ class BlockPool {
     [[nodiscard]] bool is_live(BlockId id) const noexcept {
         return id >= 0 && id < num_fresh_used_ && refs_[static_cast<std::size_t>(id)] != 0;
     }
-    void drop(BlockId id) noexcept;
-    void undrop(BlockId id) noexcept;
+    void free_shared(const BlockId* ids, std::int64_t n);
+    [[noreturn]] void refuse_free(const BlockId* ids, std::int64_t n) const;
 
     std::int64_t num_blocks_;
     std::int64_t num_fresh_used_ = 0;  // ids below were handed out at least once

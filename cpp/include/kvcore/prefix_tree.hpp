@@ -16,6 +16,7 @@ namespace kvcore {
 
 struct TreeNode;
 class NodeArena;
+class OrderArena;
 class ChildIndex;
 
 /// A prefix found in the tree: the run it ends in and its length. A position stays right when runs
@@ -162,6 +163,7 @@ class PrefixTree {
     std::int32_t page_size_;
     std::unique_ptr<EvictionPolicy> policy_;
     std::unique_ptr<NodeArena> arena_;
+    std::unique_ptr<OrderArena> order_arena_;
     std::unique_ptr<ChildIndex> index_;
     TreeNode* default_root_;
     std::unordered_map<std::string, TreeNode*> roots_;  // all but the default one
