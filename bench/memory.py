@@ -120,9 +120,9 @@ def _case(length: int, grown: int, total: int) -> Row:
 
 def measure(options: Namespace) -> list[Row]:
     """Measure prompts of 256 tokens and longer, and sequences that grew."""
-    total = 1 << (20 if options.quick else 24)
+    total = 1 << (20 if options.quick else 26)
     rows = [_case(length, 0, total) for length in (256, 1024, 8192, 32_768)]
-    return [*rows, _case(512, 256, total // 4)]
+    return [*rows, _case(512, 256, total // 16)]
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ cdef inline string_view name_view(bytes name) noexcept:
     return string_view(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
 
 
-# Requests that begin together would all outgrow their buffers in the same step, which would then
-# take ten times as long: so their buffers get unequal room, 64 to 127 tokens.
+# Requests of one age would outgrow their buffers in the same step again and again, which would then
+# take ten times as long: so buffers that grow get unequal room, 64 to 127 tokens.
 cdef unsigned int num_buffers = 0
 
 
@@ -88,7 +88,7 @@ cdef class TextGenerationContext:
         self.request_id = request_id
         self.extra_key = extra_key
         self.cache_salt = cache_salt
-        self._make_buffer(n + n // 8 + growth_room())
+        self._make_buffer(n + n // 8 + 64)
         memcpy(<int32_t*>self._request.tokens, cnp.PyArray_DATA(source), n * sizeof(int32_t))
         self._request.start = 0
         self._request.active = self._request.end = n
