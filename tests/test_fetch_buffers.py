@@ -244,3 +244,32 @@ def test_failed_fetch_leaves_the_buffers_right() -> None:
         manager.fetch([large, make_context([1])])
     check(manager, [small, large])
     check(manager, [large, small])
+
+
+def test_batch_list_is_read_again_when_its_contexts_have_changed() -> None:
+    """The same list object, with the same contexts in it, does not mean the same claims."""
+    first, second = make_manager(), make_manager()
+    batch = [prefilled(first, range(9)), prefilled(first, range(20, 30))]
+    for context in batch:
+        second.claim(context.request_id)
+    first.fetch(batch)
+    assert np.array(second.fetch(batch)[0].lookup_table).shape == (2, 3)
+    second.release(batch[0].request_id)  # claimed again, it has other pages
+    second.claim(batch[0].request_id)
+    other = claimed(second, range(50, 54))
+    assert second.reserve(other)
+    (inputs,) = second.fetch(batch)
+    assert inputs.lookup_table[0].tolist() == list(second.get_req_blocks(batch[0].request_id))
+    (inputs,) = first.fetch(batch)
+    assert inputs.lookup_table[0].tolist() == list(first.get_req_blocks(batch[0].request_id))
+
+
+def test_context_at_the_address_of_one_that_is_gone() -> None:
+    manager = make_manager(num_pages=64)
+    names = [f"request-at-one-address-{i}" for i in range(32)]
+    for i, name in enumerate(names):
+        manager.claim(name)
+        batch = [make_context(range(100 * i, 100 * i + 5), name)]
+        (inputs,) = manager.fetch(batch)
+        assert inputs.lookup_table[0].tolist() == list(manager.get_req_blocks(name))
+        del batch

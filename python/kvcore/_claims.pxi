@@ -28,6 +28,16 @@ cdef object named(object error, list contexts):
     return type(error)(f"request {contexts[row].request_id!r}: {error}")
 
 
+# Changes whenever a context may no longer be what a batch read earlier took it for: one is gone, so
+# that another object may have its address, or has moved to another claim.
+cdef uint64_t contexts_epoch = 1
+
+
+cdef inline void change_contexts_epoch() noexcept:
+    global contexts_epoch
+    contexts_epoch += 1
+
+
 cdef inline bint is_claimed(PyObject* item, uint64_t uid, const uint32_t* generations) noexcept:
     """True when a context knows its present claim with the manager of this id."""
     cdef SequenceHandle sequence = (<TextGenerationContext>item)._request.sequence
@@ -65,6 +75,7 @@ cdef class ClaimTable:
         if not is_claimed(<PyObject*>own, self._uid, self._generations.data()):
             own._request.sequence = self._find(own.request_id)
             own._manager_uid = self._uid
+            change_contexts_epoch()
         return &own._request
 
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
@@ -102,9 +113,12 @@ cdef class ClaimTable:
         """
         cdef list contexts
         cdef size_t i
-        rows.rows.swap(self._scratch)  # the last batch's memory
-        if type(batch) is list and self._read_own(<list>batch, rows):
-            return <list>batch
+        rows.rows.swap(self._last)  # or its memory
+        if type(batch) is list:
+            if self._is_last(<list>batch, rows.rows) or self._read_own(<list>batch, rows):
+                rows.epoch = contexts_epoch
+                return <list>batch
+        rows.epoch = 0
         contexts = list(batch)
         rows.rows.resize(len(contexts))
         rows.foreign.resize(len(contexts))
@@ -116,6 +130,22 @@ cdef class ClaimTable:
                 self._foreign_view(context, &rows.foreign[i], keep)
                 rows.rows[i] = &rows.foreign[i]
         return contexts
+
+    cdef void _keep(self, Batch* rows) noexcept:
+        """Remember a batch that is done with."""
+        self._last.swap(rows.rows)
+        self._last_epoch = rows.epoch
+
+    cdef bint _is_last(self, list batch, const vector[RequestView*]& last) noexcept:
+        """True for the batch that was read last, as it is from one call of a step to the next."""
+        cdef Py_ssize_t n = len(batch)
+        cdef Py_ssize_t i
+        if self._last_epoch != contexts_epoch or n != <Py_ssize_t>last.size():
+            return False
+        for i in range(n):
+            if &(<TextGenerationContext>PyList_GET_ITEM(batch, i))._request != last[i]:
+                return False
+        return True
 
     cdef bint _read_own(self, list batch, Batch* rows) except -1:
         """False, with rows unfinished, when there is a context of another class."""
@@ -227,6 +257,7 @@ cdef class ClaimTable:
             raise not_found(request_id)
         cdef SequenceHandle sequence = handle_of(key)
         self._generations[sequence.index] = 0
+        change_contexts_epoch()
         self._native.release(sequence)
         self._check()
 

@@ -95,6 +95,9 @@ cdef class TextGenerationContext:
         if active_idx is not None:
             self.active_idx = active_idx
 
+    def __dealloc__(self):
+        change_contexts_epoch()
+
     cdef int _make_buffer(self, int64_t capacity) except -1:
         cdef cnp.npy_intp size = capacity
         self._buffer = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)

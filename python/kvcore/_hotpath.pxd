@@ -68,6 +68,7 @@ cdef class PinnedPrefix:
 cdef struct Batch:
     vector[RequestView*] rows
     vector[RequestView] foreign
+    uint64_t epoch  # of its contexts; 0 when some are foreign
 
 
 cdef class ClaimTable:
@@ -76,7 +77,8 @@ cdef class ClaimTable:
     cdef uint64_t _uid
     cdef dict _handles
     cdef vector[uint32_t] _generations
-    cdef vector[RequestView*] _scratch
+    cdef vector[RequestView*] _last  # batch that was done with
+    cdef uint64_t _last_epoch
     cdef int32_t _num_replicas
     cdef bint _checks
 
@@ -84,6 +86,8 @@ cdef class ClaimTable:
     cdef RequestView* _own(self, TextGenerationContext own) except NULL
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
     cdef list _read(self, object batch, Batch* rows, list keep)
+    cdef void _keep(self, Batch* rows) noexcept
+    cdef bint _is_last(self, list batch, const vector[RequestView*]& last) noexcept
     cdef bint _read_own(self, list batch, Batch* rows) except -1
     cdef int _write_back(self, object context, const RequestView& view) except -1
     cdef int _check_settable(self, object context) except -1

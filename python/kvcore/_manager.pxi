@@ -110,6 +110,7 @@ cdef class PagedHotPath(ClaimTable):
                     break
         except ValueError as error:
             raise named(error, contexts) from None
+        self._keep(&requests)
         self._check()
         return done
 
@@ -249,7 +250,7 @@ cdef class PagedHotPath(ClaimTable):
         finally:
             for buffer in buffers:
                 buffer.busy = False
-        requests.rows.swap(self._scratch)
+        self._keep(&requests)
         self._check()
         return inputs
 
@@ -305,7 +306,7 @@ cdef class PagedHotPath(ClaimTable):
             )
         except ValueError as error:
             raise named(error, contexts) from None
-        requests.rows.swap(self._scratch)
+        self._keep(&requests)
         self._check()
         return swaps_array(swaps)
 
