@@ -11,9 +11,34 @@
 #include <string>
 #include <vector>
 
+#include "kvcore/errors.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore::python {
+
+using detail::concat;
+
+/// The int64 nearest to an object with `__index__`.
+[[nodiscard]] inline std::int64_t nearest_int64(pybind11::handle value) {
+    namespace py = pybind11;
+    const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+    if (!index) throw py::error_already_set();
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    if (overflow == 0) return number;
+    return overflow > 0 ? std::numeric_limits<std::int64_t>::max()
+                        : std::numeric_limits<std::int64_t>::min();
+}
+
+/// The value of an int argument, the nearest int64 where it is beyond. Throws TypeError for
+/// anything else, bool included.
+[[nodiscard]] inline std::int64_t integer_arg(pybind11::handle value, const char* name) {
+    if (PyIndex_Check(value.ptr()) == 0 || PyBool_Check(value.ptr())) {
+        throw pybind11::type_error(std::string(name) + " is a " + Py_TYPE(value.ptr())->tp_name +
+                                   ", must be an int");
+    }
+    return nearest_int64(value);
+}
 
 /// A 1-D int32 argument: tokens or page ids. A list, an int32 or an int64 array, any stride.
 class Int32Arg {
@@ -70,13 +95,7 @@ class Int32Arg {
             throw py::type_error(std::string(name) + "[" + std::to_string(values_.size()) +
                                  "] is a " + Py_TYPE(item.ptr())->tp_name + ", must be an int");
         }
-        const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(item.ptr()));
-        if (!index) throw py::error_already_set();
-        int overflow = 0;
-        const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-        if (overflow == 0) return value;
-        return overflow > 0 ? std::numeric_limits<std::int64_t>::max()
-                            : std::numeric_limits<std::int64_t>::min();
+        return nearest_int64(item);
     }
 
     void append(std::int64_t value, const char* name) {
@@ -94,6 +113,60 @@ class Int32Arg {
 /// A new int32 array [n] with the ids.
 [[nodiscard]] inline pybind11::array_t<std::int32_t> id_array(const std::vector<BlockId>& ids) {
     return pybind11::array_t<std::int32_t>(static_cast<pybind11::ssize_t>(ids.size()), ids.data());
+}
+
+/// What str() answers, for error texts.
+[[nodiscard]] inline std::string text(const pybind11::handle& value) {
+    return pybind11::str(value).cast<std::string>();
+}
+
+[[nodiscard]] inline std::string shape_text(const pybind11::array& array) {
+    return text(array.attr("shape"));
+}
+
+/// ValueError unless the array has `rank` axes, which the text names: "(rows, columns)".
+inline void check_rank(const pybind11::array& array, const char* name, const char* axes,
+                       pybind11::ssize_t rank) {
+    if (array.ndim() == rank) return;
+    throw pybind11::value_error(concat(name, " has shape ", shape_text(array), ", must be ", axes));
+}
+
+/// TypeError for another dtype.
+inline void check_int32(const pybind11::array& array, const char* name) {
+    if (pybind11::isinstance<pybind11::array_t<std::int32_t>>(array)) return;
+    throw pybind11::type_error(concat(name, " has dtype ", text(array.dtype()),
+                                      ", must be int32; convert it with astype(np.int32)"));
+}
+
+/// A new array with the same elements in C order.
+[[nodiscard]] inline pybind11::array copy_of(const pybind11::array& array) {
+    return array.attr("copy")("C");
+}
+
+/// Whether the elements of the last axis follow each other without gaps.
+[[nodiscard]] inline bool has_dense_rows(const pybind11::array& array) {
+    const pybind11::ssize_t last = array.ndim() - 1;
+    return array.shape(last) <= 1 || array.strides(last) == array.itemsize();
+}
+
+/// Whether the memory between two arrays' first and last bytes overlaps.
+[[nodiscard]] inline bool is_overlapping(const pybind11::array& a, const pybind11::array& b) {
+    struct Extent {
+        explicit Extent(const pybind11::array& array) {
+            low = high = reinterpret_cast<std::intptr_t>(array.data());
+            for (pybind11::ssize_t axis = 0; axis < array.ndim(); ++axis) {
+                const auto reach = (array.shape(axis) - 1) * array.strides(axis);
+                (reach < 0 ? low : high) += reach;
+            }
+            high += array.itemsize();
+        }
+        std::intptr_t low;
+        std::intptr_t high;
+    };
+    if (a.size() == 0 || b.size() == 0) return false;
+    const Extent of_a(a);
+    const Extent of_b(b);
+    return of_a.low < of_b.high && of_b.low < of_a.high;
 }
 
 }  // namespace kvcore::python

@@ -5,3 +5,4 @@
 
 void bind_block_pool(pybind11::module_& module);
 void bind_cache_manager(pybind11::module_& module);
+void bind_paged_rows(pybind11::module_& module);

@@ -37,4 +37,5 @@ PYBIND11_MODULE(_core, module) {
     module.attr("__version__") = KVCORE_VERSION;
     bind_block_pool(module);
     bind_cache_manager(module);
+    bind_paged_rows(module);
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path as _Path
 
-from kvcore import _core
+from kvcore import _core, functional
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
@@ -47,6 +47,7 @@ __all__ = [
     "ReservePlan",
     "TextGenerationContext",
     "__version__",
+    "functional",
     "get_cmake_dir",
     "get_include",
     "update_batch",

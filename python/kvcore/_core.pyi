@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 _Ints: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 _Ids: TypeAlias = NDArray[np.int32]
+_Array: TypeAlias = NDArray[Any]
 
 __version__: str
 build_info: dict[str, str | int | bool]
@@ -168,3 +169,36 @@ class CacheManager:
     def check_integrity(self) -> None:
         """Raise AssertionError naming the law that does not hold."""
     def _capsule(self) -> object: ...
+
+def allocate_blocks(
+    key_pool: _Array,
+    value_pool: _Array,
+    block_table: _Array,
+    seq_lengths: _Array,
+    sequence_idx: int,
+    num_new_tokens: int,
+    free_block_ids: _Ints,
+    donate: bool,
+) -> tuple[tuple[_Array, _Array, _Array, _Array], int]:
+    """Enter free blocks into a row: (the cache's arrays, blocks consumed); copies the table."""
+
+def append_rows(
+    key_pool: _Array,
+    value_pool: _Array,
+    block_table: _Array,
+    seq_lengths: _Array,
+    sequence_idx: int,
+    keys_new: _Array,
+    values_new: _Array,
+    donate: bool,
+) -> tuple[_Array, _Array, _Array, _Array]:
+    """Write tokens behind those of a row: the cache's arrays, copies unless donated."""
+
+def gather_rows(
+    key_pool: _Array,
+    value_pool: _Array,
+    block_table: _Array,
+    seq_lengths: _Array,
+    sequence_idx: int,
+) -> tuple[_Array, _Array, int]:
+    """Copy the tokens of a row: (keys, values, tokens)."""

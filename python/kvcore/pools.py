@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcore.arrays import host_array
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import KVCacheParams
@@ -63,13 +64,7 @@ def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Sha
 
 
 def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    try:
-        seen = array if isinstance(array, np.ndarray) else np.from_dlpack(array)
-    except (AttributeError, TypeError, BufferError, RuntimeError) as error:
-        raise TypeError(
-            f"blocks holds a {type(array).__name__}, must be a numpy array or speak DLPack on the "
-            f"CPU: {error}"
-        ) from None
+    seen = host_array(array, "an array of blocks")
     if seen.shape != shape or seen.dtype.itemsize != dtype.itemsize:
         raise ValueError(
             f"blocks has shape {seen.shape} and dtype {seen.dtype}, must be {shape} and {dtype}"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of other libraries, seen as numpy arrays without a copy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.dtypes import numpy_dtype
+
+__all__ = ["host_array"]
+
+_DLPACK_CUDA = 2  # DLDeviceType of the DLPack header
+
+
+def host_array(value: Any, name: str) -> NDArray[Any]:
+    """See an array in host memory as a numpy array.
+
+    Parameters
+    ----------
+    value : array
+        numpy, or any library with DLPack: torch, jax, ... bfloat16 and float8 come out with the
+        dtypes of ml_dtypes.
+    name : str
+        What error texts call it.
+
+    Returns
+    -------
+    ndarray
+        The same memory. Read-only where the library forbids writing, as jax does.
+
+    Raises
+    ------
+    TypeError
+        No array, one on a GPU, or one that its library does not give away.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore.arrays import host_array
+    >>> array = np.arange(3)
+    >>> np.shares_memory(host_array(array, "tokens"), array)
+    True
+    """
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if not hasattr(value, "__dlpack__"):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, must be a numpy array or one with DLPack"
+        )
+    kind, index = value.__dlpack_device__()
+    if kind == _DLPACK_CUDA:
+        raise TypeError(
+            f"{name} is on cuda:{index}, this version takes arrays in host memory; copy it there"
+        )
+    try:
+        return _import(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} is a {type(value).__name__} that cannot be seen from numpy: {error}"
+        ) from error
+
+
+def _import(value: Any) -> NDArray[Any]:
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    if not dtype.startswith(("bfloat", "float8")):
+        return np.from_dlpack(value)
+    # numpy's DLPack has no code for these: torch gives their bits, jax the array itself.
+    narrow = numpy_dtype(dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        bits = value.view(getattr(torch, f"uint{8 * narrow.itemsize}"))
+        return np.from_dlpack(bits).view(narrow)
+    seen = np.asarray(value).view()
+    seen.flags.writeable = False  # it may be a copy: writes must not get lost
+    return seen

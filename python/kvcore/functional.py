@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A paged KV cache as plain arrays: one pool of blocks, one block table, four functions.
+
+There is no manager and no hidden state. The caller keeps the list of free blocks; each function
+answers a new cache and leaves its argument as it was or, with ``donate=True``, updates it in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from kvcore import _core
+from kvcore.arrays import host_array
+from kvcore.dtypes import numpy_dtype
+from kvcore.params import require_count
+
+__all__ = ["PagedKVCache", "allocate_blocks", "append_kv", "gather_kv", "init_paged_kv_cache"]
+
+_Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PagedKVCache:
+    """Hold the arrays of a paged KV cache, in numpy or any library with DLPack on the CPU.
+
+    Parameters
+    ----------
+    key_pool, value_pool : array [num_blocks, block_size, num_kv_heads, head_dim]
+        The blocks, of any one dtype; the last axis contiguous, the others may be strided.
+    block_table : int32 array [batch, max_blocks_per_seq]
+        The block that holds tokens ``c * block_size`` and on of a row stands in column ``c``;
+        -1 where there is none.
+    seq_lengths : int32 array [batch]
+        Tokens written per row.
+
+    Notes
+    -----
+    The functions of this module check that the arrays fit together; the constructor does not.
+    """
+
+    key_pool: Any
+    value_pool: Any
+    block_table: Any
+    seq_lengths: Any
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in each pool."""
+        return int(self.key_pool.shape[0])
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return int(self.key_pool.shape[1])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads per token."""
+        return int(self.key_pool.shape[2])
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+        return int(self.key_pool.shape[3])
+
+    def __repr__(self) -> str:
+        return (
+            f"PagedKVCache({len(self.seq_lengths)} rows, {self.num_blocks} blocks of "
+            f"{self.block_size} tokens, {self.num_kv_heads} heads x {self.head_dim}, "
+            f"{self.key_pool.dtype})"
+        )
+
+
+def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    if dtype is None:
+        raise TypeError("dtype is None, must name the dtype of the pools")
+    if isinstance(dtype, str) and dtype.startswith(("bfloat", "float8")):
+        return numpy_dtype(dtype)
+    return np.dtype(dtype)
+
+
+def _arrays(cache: PagedKVCache) -> tuple[_Array, _Array, _Array, _Array]:
+    return (
+        host_array(cache.key_pool, "key_pool"),
+        host_array(cache.value_pool, "value_pool"),
+        host_array(cache.block_table, "block_table"),
+        host_array(cache.seq_lengths, "seq_lengths"),
+    )
+
+
+def init_paged_kv_cache(
+    *,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    batch_size: int,
+    max_blocks_per_seq: int,
+    dtype: DTypeLike,
+) -> PagedKVCache:
+    """Allocate an empty cache in numpy: zero pools, a table of -1, lengths of 0.
+
+    Parameters
+    ----------
+    num_blocks, block_size : int
+        Blocks in each pool, tokens per block.
+    num_kv_heads, head_dim : int
+        Heads per token, elements per head.
+    batch_size, max_blocks_per_seq : int
+        Rows and columns of the block table.
+    dtype : dtype or str
+        Of the pools; "bfloat16", "float8_e4m3fn" and "float8_e5m2" are those of ml_dtypes.
+
+    Raises
+    ------
+    ValueError
+        A size below 1.
+    TypeError
+        A size that is no int; something that is no dtype of numbers.
+
+    Examples
+    --------
+    >>> from kvcore.functional import init_paged_kv_cache
+    >>> init_paged_kv_cache(num_blocks=4, block_size=2, num_kv_heads=1, head_dim=8,
+    ...                     batch_size=3, max_blocks_per_seq=4, dtype="float16")
+    PagedKVCache(3 rows, 4 blocks of 2 tokens, 1 heads x 8, float16)
+    """
+    shape = {"num_blocks": num_blocks, "block_size": block_size}
+    shape |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    require_count(**shape, batch_size=batch_size, max_blocks_per_seq=max_blocks_per_seq)
+    pool_dtype = _dtype(dtype)
+    if pool_dtype.hasobject:
+        raise TypeError(f"dtype is {pool_dtype}, must be one of numbers")
+    return PagedKVCache(
+        key_pool=np.zeros(tuple(shape.values()), pool_dtype),
+        value_pool=np.zeros(tuple(shape.values()), pool_dtype),
+        block_table=np.full((batch_size, max_blocks_per_seq), -1, np.int32),
+        seq_lengths=np.zeros(batch_size, np.int32),
+    )
+
+
+def allocate_blocks(
+    cache: PagedKVCache,
+    *,
+    sequence_idx: int,
+    num_new_tokens: int,
+    free_block_ids: Any,
+    donate: bool = False,
+) -> tuple[PagedKVCache, int]:
+    """Enter the blocks that a row needs for more tokens into the block table.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    sequence_idx : int
+        The row.
+    num_new_tokens : int
+        Tokens that are appended next.
+    free_block_ids : list, or int32 or int64 array [n]
+        Blocks that no row uses; the first ones are taken, in order.
+    donate : bool
+        Write into the cache's own block table.
+
+    Returns
+    -------
+    cache : PagedKVCache
+        With the same pools and, unless donated, a block table and lengths of its own.
+    consumed : int
+        ``ceil((length + num_new_tokens) / block_size) - ceil(length / block_size)``; the caller
+        drops that many ids from the front of its free list.
+
+    Raises
+    ------
+    ValueError
+        Too few ids, an id that is no block or listed twice or to be taken though a row has it, a
+        row that would be longer than the table is wide, blocks left from an allocation without
+        its append, a read-only table with `donate`. Nothing has changed.
+    IndexError
+        No such row.
+    TypeError
+        An argument of another type or dtype.
+
+    Notes
+    -----
+    Costs a copy of the table unless donated, and one look at each of its entries and at each id.
+
+    Examples
+    --------
+    >>> from kvcore.functional import allocate_blocks, init_paged_kv_cache
+    >>> cache = init_paged_kv_cache(num_blocks=4, block_size=2, num_kv_heads=1, head_dim=8,
+    ...                             batch_size=1, max_blocks_per_seq=4, dtype="float32")
+    >>> cache, consumed = allocate_blocks(
+    ...     cache, sequence_idx=0, num_new_tokens=3, free_block_ids=[3, 1, 0, 2])
+    >>> consumed, cache.block_table.tolist()
+    (2, [[3, 1, -1, -1]])
+    """
+    if not isinstance(free_block_ids, (list, tuple)):
+        free_block_ids = host_array(free_block_ids, "free_block_ids")
+    (_, _, table, lengths), consumed = _core.allocate_blocks(
+        *_arrays(cache), sequence_idx, num_new_tokens, free_block_ids, donate
+    )
+    if donate:
+        return cache, consumed
+    return PagedKVCache(cache.key_pool, cache.value_pool, table, lengths), consumed
+
+
+def append_kv(
+    cache: PagedKVCache,
+    sequence_idx: int,
+    keys_new: Any,
+    values_new: Any,
+    *,
+    donate: bool = False,
+) -> PagedKVCache:
+    """Write the K and V of new tokens behind those that a row has.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    sequence_idx : int
+        The row; its blocks for the new tokens are allocated.
+    keys_new, values_new : array [tokens, num_kv_heads, head_dim]
+        In the pool's dtype, of any strides.
+    donate : bool
+        Write into the cache's own arrays.
+
+    Returns
+    -------
+    PagedKVCache
+        All four arrays new, in numpy; with `donate` the cache itself.
+
+    Raises
+    ------
+    ValueError
+        Shapes that differ, a block that is not allocated or not in the pool or twice in the row,
+        more tokens than the table is wide, a read-only array with `donate`. Nothing has changed.
+    IndexError
+        No such row.
+    TypeError
+        A dtype other than the pool's; an argument of another type.
+
+    Notes
+    -----
+    Costs a copy of the pools. With `donate` only the new tokens are copied, without the GIL when
+    they are many. Rows that the caller let share a block share what is appended to it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore.functional import PagedKVCache, append_kv
+    >>> table, lengths = np.array([[3, 1]], np.int32), np.array([0], np.int32)
+    >>> cache = PagedKVCache(np.zeros((4, 2, 1, 8)), np.zeros((4, 2, 1, 8)), table, lengths)
+    >>> append_kv(cache, 0, np.ones((3, 1, 8)), np.ones((3, 1, 8))).seq_lengths
+    array([3], dtype=int32)
+    """
+    arrays = _core.append_rows(
+        *_arrays(cache),
+        sequence_idx,
+        host_array(keys_new, "keys_new"),
+        host_array(values_new, "values_new"),
+        donate,
+    )
+    return cache if donate else PagedKVCache(*arrays)
+
+
+def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[_Array, _Array, int]:
+    """Copy the K and V of a row into contiguous arrays.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    sequence_idx : int
+        The row.
+
+    Returns
+    -------
+    keys, values : ndarray [seq_len, num_kv_heads, head_dim]
+        New, in the pool's dtype.
+    seq_len : int
+        Tokens written.
+
+    Raises
+    ------
+    ValueError
+        A block that is not allocated or not in the pool.
+    IndexError
+        No such row.
+    TypeError
+        An argument of another type or dtype.
+
+    Notes
+    -----
+    Costs one copy of the row's tokens, without the GIL when they are many.
+
+    Examples
+    --------
+    >>> from kvcore.functional import gather_kv, init_paged_kv_cache
+    >>> cache = init_paged_kv_cache(num_blocks=4, block_size=2, num_kv_heads=1, head_dim=8,
+    ...                             batch_size=1, max_blocks_per_seq=4, dtype="float32")
+    >>> keys, values, seq_len = gather_kv(cache, 0)
+    >>> keys.shape, values.dtype, seq_len
+    ((0, 1, 8), dtype('float32'), 0)
+    """
+    keys, values, seq_len = _core.gather_rows(*_arrays(cache), sequence_idx)
+    return keys, values, seq_len
