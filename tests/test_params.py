@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCacheParams: rules, sizes and Hugging Face configs, against numbers worked out by hand."""
+"""KVCacheParams: rules and sizes, against numbers worked out by hand."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,73 +192,6 @@ def test_every_dtype_has_a_pool(dtype: str) -> None:
     (entry,) = make_manager(4, 3, blocks="allocate", params={"dtype": dtype}).fetch([])
     assert entry.blocks.dtype.name == dtype
     assert entry.kv_scales is None
-
-
-# -- Hugging Face configs ------------------------------------------------------------------------
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
-    "torch_dtype": "bfloat16",
-}
-DEEPSEEK = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "num_hidden_layers": 61,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "dtype": "bfloat16",
-}
-
-
-def without(config: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != name}
-
-
-def shape_of(made: KVCacheParams) -> tuple[Any, ...]:
-    return made.dtype, made.n_kv_heads, made.head_dim, made.num_layers, made.is_mla
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (LLAMA, ("bfloat16", 8, 128, 32, False)),
-        ({**LLAMA, "head_dim": 256}, ("bfloat16", 8, 256, 32, False)),
-        (without(LLAMA, "num_key_value_heads"), ("bfloat16", 32, 128, 32, False)),
-        ({**LLAMA, "model_type": "qwen3", "head_dim": 128}, ("bfloat16", 8, 128, 32, False)),
-        ({**LLAMA, "torch_dtype": "float16"}, ("float16", 8, 128, 32, False)),
-        ({**LLAMA, "model_type": "mistral"}, ("bfloat16", 8, 128, 32, False)),
-        ({**LLAMA, "model_type": "gemma2", "head_dim": 256}, ("bfloat16", 8, 256, 32, False)),
-        (DEEPSEEK, ("bfloat16", 1, 576, 61, True)),
-    ],
-)  # fmt: skip
-def test_from_hf_config(config: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    assert shape_of(KVCacheParams.from_hf_config(config)) == expected
-
-
-def test_from_hf_config_file_and_folder(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA))
-    expected = KVCacheParams.from_hf_config(LLAMA, dtype="float32", page_size=16, n_devices=2)
-    for where in (path, str(path), tmp_path):
-        made = KVCacheParams.from_hf_config(where, dtype="float32", page_size=16, n_devices=2)
-        assert made == expected
-    assert (expected.dtype, expected.page_size, expected.n_kv_heads_per_device) == (
-        "float32",
-        16,
-        4,
-    )
-
-
-def test_from_hf_config_names_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="num_hidden_layers"):
-        KVCacheParams.from_hf_config(without(LLAMA, "num_hidden_layers"))
 
 
 # -- sizes ---------------------------------------------------------------------------------------

@@ -161,6 +161,7 @@ class KVCacheParams:
         Parameters
         ----------
         config : mapping, or path of the file or of the directory that holds it
+            Of a multimodal model the language model is read.
         dtype : str, optional
             The config's ``dtype`` or ``torch_dtype`` by default.
         **overrides
@@ -169,14 +170,26 @@ class KVCacheParams:
         Raises
         ------
         ValueError
-            A field is missing or out of range.
+            A field is missing or out of range; the model keeps a recurrent state, or its layers
+            differ in their K and V.
+        TypeError
+            Neither mapping nor path.
+        OSError
+            The file cannot be read.
+
+        Notes
+        -----
+        Every layer counts with every token: a sliding window takes no less.
+
+        Examples
+        --------
+        >>> from kvcore import KVCacheParams
+        >>> config = {"num_hidden_layers": 36, "num_attention_heads": 32, "hidden_size": 4096,
+        ...           "num_key_value_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+        >>> KVCacheParams.from_hf_config(config, page_size=16).bytes_per_token
+        147456
         """
-        shape = cache_shape(config)
-        if dtype is not None:
-            shape["dtype"] = dtype
-        if shape["dtype"] is None:
-            raise ValueError("the config names no dtype; pass dtype= of the cache")
-        return cls(**(shape | overrides))
+        return cls(**(cache_shape(config, dtype) | overrides))
 
     @property
     def tensor_parallel_degree(self) -> int:
