@@ -17,7 +17,7 @@ from kvcore.cli.machine import isa_level, x86_64_level
 from kvcore.cli.main import main
 from kvcore.cli.presets import PRESETS, model_params
 from kvcore.cli.progress import progress_bar
-from kvcore.cli.sizes import parse_size
+from kvcore.cli.sizes import format_size, parse_size, parse_tokens
 
 V2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
@@ -37,7 +37,7 @@ def test_options_print_version_and_paths(capsys: pytest.CaptureFixture[str]) -> 
     assert shown(capsys, "--includes") == f"{kvcore.get_include()}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["replay"], ["info"]])
+@pytest.mark.parametrize("command", [[], ["replay"], ["plan"], ["info"]])
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert f"Example: kvcore {' '.join(command)}" in shown(capsys, *command, "--help")
 
@@ -115,6 +115,35 @@ def test_sizes_are_read(text: str, size: int) -> None:
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size such as 80GiB"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1_081_344, "1.03 MiB"),
+        (80 << 30, "80 GiB"),
+        (3 << 49, "1536 TiB"),
+    ],
+)
+def test_sizes_are_written(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("1", 1), ("4096", 4096), ("32k", 32_768), ("128K", 131_072), (" 1M ", 1 << 20)],
+)
+def test_tokens_are_read(text: str, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "0", "-1", "1.5k", "32kB", "32KiB", "1G", "2048M", "x"])
+def test_other_counts_of_tokens_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        parse_tokens(text)
 
 
 def test_presets_give_the_published_bytes_per_token() -> None:

@@ -173,7 +173,7 @@ def test_state_sizes_do_not_count_where_every_layer_attends() -> None:
 
 def test_file_that_is_no_config_is_refused_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    for text, words in [("{", "is no JSON"), ("[1]", "holds a list"), ("\udcff", "is no JSON")]:
+    for text, words in [("{", "no JSON"), ("[1]", "holds a list"), ("\udcff", "no JSON")]:
         path.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ValueError, match=words) as caught:
             KVCacheParams.from_hf_config(path)

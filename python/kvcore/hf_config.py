@@ -76,9 +76,9 @@ def _load(config: Config | str | Path) -> Config:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path}: no JSON: {error}") from error
     if not isinstance(loaded, dict):
-        raise ValueError(f"{path} holds a {type(loaded).__name__}, must hold a JSON object")
+        raise ValueError(f"{path}: holds a {type(loaded).__name__}, must hold a JSON object")
     return loaded
 
 
@@ -209,6 +209,15 @@ def _head_dim(text: Config, heads: int) -> int:
     return hidden // heads
 
 
+def _heads(text: Config) -> dict[str, Any]:
+    heads = _count(text, _HEADS)
+    head_dim = _head_dim(text, heads)
+    shape = {"is_mla": False, "n_kv_heads": _kv_heads(text, heads), "head_dim": head_dim}
+    if text.get("v_head_dim") not in (None, 0, head_dim):
+        shape["v_head_dim"] = _count(text, ("v_head_dim",))
+    return shape
+
+
 def _dtype(text: Config, whole: Config) -> str:
     name, value = _field(text, _DTYPE)
     if value is None:
@@ -256,17 +265,10 @@ def cache_shape(config: Config | str | Path, dtype: str | None = None) -> dict[s
     whole = _load(config)
     text = _language_model(whole)
     _check_uniform(text)
-    shape: dict[str, Any] = {
-        "dtype": _dtype(text, whole) if dtype is None else dtype,
-        "num_layers": _layers(text),
-        "is_mla": text.get("kv_lora_rank") is not None,
-    }
-    if shape["is_mla"]:
+    shape: dict[str, Any] = {"num_layers": _layers(text)}
+    if text.get("kv_lora_rank") is not None:
         width = _count(text, ("kv_lora_rank",)) + _count(text, ("qk_rope_head_dim",))
-        return shape | {"n_kv_heads": 1, "head_dim": width}
-    heads = _count(text, _HEADS)
-    head_dim = _head_dim(text, heads)
-    shape |= {"n_kv_heads": _kv_heads(text, heads), "head_dim": head_dim}
-    if text.get("v_head_dim") not in (None, 0, head_dim):
-        shape["v_head_dim"] = _count(text, ("v_head_dim",))
-    return shape
+        shape |= {"is_mla": True, "n_kv_heads": 1, "head_dim": width}
+    else:
+        shape |= _heads(text)
+    return shape | {"dtype": _dtype(text, whole) if dtype is None else dtype}

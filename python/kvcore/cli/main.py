@@ -9,6 +9,7 @@ import typer
 
 import kvcore
 from kvcore.cli.info import info
+from kvcore.cli.plan import plan
 from kvcore.cli.replay import replay
 
 BAD_INPUT = 2
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(replay)
+app.command()(plan)
 app.command()(info)
 
 

@@ -28,10 +28,10 @@ class ModelShape:
     dtype: str = "bfloat16"
     is_mla: bool = False
 
-    def params(self, page_size: int) -> KVCacheParams:
+    def params(self, page_size: int, dtype: str | None = None) -> KVCacheParams:
         """Build the cache parameters for one device and pages of `page_size` tokens."""
         return KVCacheParams(
-            dtype=self.dtype,
+            dtype=self.dtype if dtype is None else dtype,
             n_kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             num_layers=self.layers,
@@ -41,26 +41,35 @@ class ModelShape:
 
 
 PRESETS = {
+    "llama-2-7b": ModelShape(32, 32, 128, dtype="float16"),
     "llama-3.1-8b": ModelShape(32, 8, 128),
     "llama-3.1-70b": ModelShape(80, 8, 128),
     "llama-3.1-405b": ModelShape(126, 8, 128),
     "llama-3.2-1b": ModelShape(16, 8, 64),
     "llama-3.2-3b": ModelShape(28, 8, 128),
+    "llama-4-scout": ModelShape(48, 8, 128),
     "mistral-7b": ModelShape(32, 8, 128),
+    "mistral-small-24b": ModelShape(40, 8, 128),
     "mixtral-8x7b": ModelShape(32, 8, 128),
     "qwen2.5-7b": ModelShape(28, 4, 128),
     "qwen2.5-32b": ModelShape(64, 8, 128),
     "qwen2.5-72b": ModelShape(80, 8, 128),
     "qwen3-8b": ModelShape(36, 8, 128),
     "qwen3-32b": ModelShape(64, 8, 128),
+    "qwen3-235b-a22b": ModelShape(94, 4, 128),
     "gemma-2-9b": ModelShape(42, 8, 256),
+    "gemma-3-27b": ModelShape(62, 16, 128),
+    "phi-4": ModelShape(40, 10, 128),
     "gpt-oss-20b": ModelShape(24, 8, 64),
     "gpt-oss-120b": ModelShape(36, 8, 64),
+    "deepseek-v2-lite": ModelShape(27, 1, 576, is_mla=True),
     "deepseek-v3": ModelShape(61, 1, 576, is_mla=True),
+    "deepseek-r1": ModelShape(61, 1, 576, is_mla=True),
+    "kimi-k2": ModelShape(61, 1, 576, is_mla=True),
 }
 
 
-def model_params(model: str, page_size: int) -> KVCacheParams:
+def model_params(model: str, page_size: int, dtype: str | None = None) -> KVCacheParams:
     """Find the cache parameters of a preset or a Hugging Face ``config.json``.
 
     Parameters
@@ -69,6 +78,8 @@ def model_params(model: str, page_size: int) -> KVCacheParams:
         A name of `PRESETS`, in any case, or the path of a config file or of its folder.
     page_size : int
         Tokens per page.
+    dtype : str, optional
+        Of the cache, in place of the model's.
 
     Returns
     -------
@@ -82,7 +93,7 @@ def model_params(model: str, page_size: int) -> KVCacheParams:
     """
     preset = PRESETS.get(re.sub(r"[\s_]", "-", model.lower()))
     if preset is not None:
-        return preset.params(page_size)
+        return preset.params(page_size, dtype)
     path = Path(model)
     if path.is_dir():
         path = path / "config.json"
@@ -91,6 +102,7 @@ def model_params(model: str, page_size: int) -> KVCacheParams:
             f"expected the path of a config.json or one of {', '.join(PRESETS)}, got {model!r}"
         )
     try:
-        return KVCacheParams.from_hf_config(path, page_size=page_size)
+        return KVCacheParams.from_hf_config(path, dtype, page_size=page_size)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        text = str(error)
+        raise ValueError(text if str(path) in text else f"{path}: {text}") from error

@@ -3,13 +3,12 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import typer
 
 from kvcore.cli import replay_options as options
+from kvcore.cli.options import AsJson, PageSize, checked, fitting_pages
 from kvcore.cli.presets import model_params
 from kvcore.cli.progress import progress_bar
 from kvcore.cli.replay_table import print_report
@@ -26,14 +25,12 @@ from kvcore.replay import (
     replay_online,
 )
 
-_T = TypeVar("_T")
-
 
 def replay(
     *,
     trace: options.Trace = None,
     mode: options.ReplayMode = options.Mode.online,
-    page_size: options.PageSize = PoolSettings.page_size,
+    page_size: PageSize = PoolSettings.page_size,
     pages: options.Pages = None,
     memory: options.Memory = None,
     model: options.Model = None,
@@ -45,7 +42,7 @@ def replay(
     decode_rate: options.DecodeRate = EngineSettings.decode_rate,
     chunk: options.Chunk = EngineSettings.chunk,
     decode_steps: options.DecodeSteps = EngineSettings.decode_steps,
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Drive the cache manager with a trace and report hits, evictions and its own speed.
 
@@ -84,23 +81,9 @@ def _pages(
         return pages
     if pages is not None or memory is None or model is None:
         raise typer.BadParameter("expected --pages, or --memory together with --model")
-    size = _checked("--memory", parse_size, memory)
-    page_bytes = _checked("--model", model_params, model, page_size).bytes_per_page
-    fitting = size // replicas // page_bytes
-    if not 1 <= fitting <= options.MOST_PAGES:
-        raise typer.BadParameter(
-            f"expected room for 1 to {options.MOST_PAGES} pages of {page_bytes} bytes on each of "
-            f"{replicas} replicas, got {size} bytes",
-            param_hint="'--memory'",
-        )
-    return fitting
-
-
-def _checked(option: str, read: Callable[..., _T], *arguments: object) -> _T:
-    try:
-        return read(*arguments)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from error
+    size = checked("--memory", parse_size, memory)
+    page_bytes = checked("--model", model_params, model, page_size).bytes_per_page
+    return fitting_pages(size, replicas, page_bytes)
 
 
 def _workload(trace: Path | None, seed: int, limit: int | None) -> Workload:

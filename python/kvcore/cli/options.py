@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the values of options, for every command."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+MOST_PAGES = 2**31 - 1
+
+Number = TypeVar("Number", bound=float | None)
+Result = TypeVar("Result")
+
+
+def within(least: int, most: float) -> Callable[[Number], Number]:
+    """Make an option's check of its bounds; None, "not given", passes."""
+
+    def check(value: Number) -> Number:
+        if value is not None and not least <= value <= most:
+            bound = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise typer.BadParameter(f"expected {bound}, got {value}")
+        return value
+
+    return check
+
+
+count = within(1, MOST_PAGES)
+
+
+def checked(option: str, read: Callable[..., Result], *arguments: object) -> Result:
+    """Call `read`; its ValueError becomes bad input that names the option."""
+    try:
+        return read(*arguments)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from error
+
+
+def fitting_pages(memory: int, replicas: int, page_bytes: int) -> int:
+    """Answer the pages that each replica gets of `memory` bytes; bad input if none or too many."""
+    pages = memory // replicas // page_bytes
+    if 1 <= pages <= MOST_PAGES:
+        return pages
+    raise typer.BadParameter(
+        f"expected room for 1 to {MOST_PAGES} pages of {page_bytes} bytes on each of "
+        f"{replicas} replicas, got {memory} bytes",
+        param_hint="'--memory'",
+    )
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+PageSize = Annotated[int, typer.Option(metavar="N", callback=count, help="Tokens per page.")]

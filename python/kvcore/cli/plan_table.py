@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print a plan for people."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvcore.cli.sizes import format_size
+
+Plan = dict[str, Any]
+
+
+def print_plan(model: str, plan: Plan) -> None:
+    """Print the table of ``kvcore plan``: a row per number, a column per dtype of the pages."""
+    columns: list[Plan] = [plan, *plan["quantised"]]
+    # A Text, because a path may hold what would be markup.
+    table = Table(title=Text(_title(model, plan)), title_justify="left", caption_justify="left")
+    table.caption = (
+        "+ scales: one float32 per token and head\n"
+        "memory for K and V alone, not for weights and activations"
+    )
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        scales = "" if column["kv_scale_granularity"] is None else "\n+ scales"
+        table.add_column(f"{column['dtype']}{scales}", justify="right", no_wrap=True)
+    for name, values in _rows(plan, columns):
+        table.add_row(name, *values)
+    Console().print(table)
+
+
+def _title(model: str, plan: Plan) -> str:
+    devices = plan["tensor_parallel_degree"] * plan["data_parallel_degree"]
+    width = plan["head_dim"]
+    row = f"a latent row of {width}" if plan["is_mla"] else f"{plan['n_kv_heads']} K/V heads of"
+    if not plan["is_mla"]:
+        row += f" {width}" if plan["v_head_dim"] is None else f" {width} and {plan['v_head_dim']}"
+    spread = "1 device" if devices == 1 else f"{devices} devices"
+    if plan["data_parallel_degree"] > 1:
+        spread += f", {plan['data_parallel_degree']} replicas"
+    return f"{model}: {plan['num_layers']} layers, {row}; {format_size(plan['memory'])} on {spread}"
+
+
+def _rows(plan: Plan, columns: list[Plan]) -> Iterator[tuple[str, list[str]]]:
+    def numbers(name: str) -> list[str]:
+        return [f"{column[name]:,}" for column in columns]
+
+    yield "bytes per token", numbers("bytes_per_token")
+    yield (
+        f"page of {plan['page_size']:,} tokens",
+        [format_size(column["bytes_per_page"]) for column in columns],
+    )
+    yield "pages" if plan["data_parallel_degree"] == 1 else "pages per replica", numbers("pages")
+    yield "tokens", numbers("tokens")
+    yield f"sequences of {plan['max_seq_len']:,}", numbers("batch")
+    yield "longest sequence", numbers("longest_sequence")
+    yield (
+        "tokens against the first",
+        [f"{column['tokens'] / plan['tokens']:.2f} x" for column in columns],
+    )
