@@ -14,7 +14,7 @@ struct CacheManager::Admission {
     std::int64_t start = 0;       // where the request stands afterwards
     std::int64_t active = 0;
     std::int32_t needed = 0;     // pages of the row for what runs next
-    std::int32_t replaced = 0;   // committed columns that the next tokens would write into
+    std::int32_t replaced = 0;   // frozen columns that the next tokens would write into
     std::int64_t appended = 0;   // pages added at the row's end
     std::int64_t returned = 0;   // own pages that become superfluous
     std::int64_t evicted = 0;    // pages to evict

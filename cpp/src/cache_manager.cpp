@@ -23,13 +23,14 @@ void require_count(const char* name, std::int64_t value, std::int64_t most) {
 }
 
 const CacheConfig& checked(const CacheConfig& config) {
+    constexpr std::int64_t kInt16 = std::numeric_limits<std::int16_t>::max();
     constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
     constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
     require_count("num_blocks", config.num_blocks, kInt32);
     require_count("page_size", config.page_size, kInt32);
     require_count("max_sequences", config.max_sequences, kInt64);
     require_count("max_seq_len", config.max_seq_len, kInt64);
-    require_count("num_replicas", config.num_replicas, kInt32);
+    require_count("num_replicas", config.num_replicas, kInt16);
     return config;
 }
 
@@ -78,19 +79,23 @@ std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence) const {
     return sequences_.at(sequence).pages;
 }
 
-void CacheManager::free_own_pages(Replica& replica, const Sequence& sequence) {
-    for (const std::int32_t column : sequence.kept) {
-        replica.pool.free(&sequence.pages[static_cast<std::size_t>(column)], 1);
+// Drops the sequence's references from column `from` on; the row is left to the caller.
+void CacheManager::free_own_pages(Replica& replica, const Sequence& sequence, std::int32_t from) {
+    const auto first_kept = std::lower_bound(sequence.kept.begin(), sequence.kept.end(), from);
+    for (auto column = first_kept; column != sequence.kept.end(); ++column) {
+        replica.pool.free(&sequence.pages[static_cast<std::size_t>(*column)], 1);
     }
-    replica.pool.free(sequence.pages.data() + sequence.committed,
-                      sequence.num_pages() - sequence.committed);
+    const std::int32_t first = std::max(from, sequence.committed);
+    if (first < sequence.num_pages()) {
+        replica.pool.free(sequence.pages.data() + first, sequence.num_pages() - first);
+    }
 }
 
 void CacheManager::release(SequenceHandle sequence) {
     const Lock lock(mutex_);
     Sequence& leaving = sequences_.at(sequence);
     Replica& replica = replica_at(leaving.replica);
-    free_own_pages(replica, leaving);
+    free_own_pages(replica, leaving, 0);
     if (leaving.node != nullptr) {
         replica.tree.unpin(leaving.node, true);
         replica.tree.shrink(leaving.node);
@@ -204,6 +209,10 @@ void CacheManager::finish_copies(const std::vector<PageCopy>& copies) {
     const Lock lock(mutex_);
     for (const PageCopy& copy : copies) {
         if (copy.held != nullptr) replica_at(copy.replica).tree.unpin(copy.held, false);
+        const auto shared = std::find(held_sources_.begin(), held_sources_.end(), copy);
+        if (shared == held_sources_.end()) continue;
+        replica_at(copy.replica).pool.free(&copy.source, 1);
+        held_sources_.erase(shared);
     }
 }
 

@@ -69,16 +69,19 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
     for (const std::int64_t row : missing_) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         admissions.push_back(admit(sequence, batch[row], num_steps, true));
+        note_leaving(admissions.back(), sequence);
         std::int64_t& left = free[static_cast<std::size_t>(sequence.replica)];
         left -= admissions.back().new_pages() - admissions.back().returned;
         must_evict = must_evict || left < 0;
     }
     std::vector<std::pair<PrefixTree*, TreeNode*>> held;
     bool fits = true;
+    leaving_.clear();
     if (must_evict) {
         for (std::size_t k = 0; k < missing_.size(); ++k) {
             const Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[k])];
             admissions[k] = admit(sequence, batch[missing_[k]], num_steps, false);
+            note_leaving(admissions[k], sequence);
             if (!admissions[k].takes_hit) continue;
             PrefixTree& tree = replica_at(sequence.replica).tree;
             TreeNode*& end = admissions[k].match.at.node;
@@ -87,6 +90,7 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
             held.emplace_back(&tree, end);
         }
         fits = fits_together(admissions, result);
+        leaving_.clear();
     }
     for (std::size_t k = 0; fits && k < missing_.size(); ++k) {
         const std::int64_t row = missing_[k];
@@ -97,12 +101,23 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
     return fits;
 }
 
+// Of the forks in a batch that go on writing the same page, the last one need not copy it.
+void CacheManager::note_leaving(const Admission& admission, const Sequence& sequence) {
+    if (admission.replaced == 0) return;
+    const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
+    const std::int32_t end = std::min(sequence.frozen, admission.needed);
+    for (std::int32_t column = first; column < end; ++column) {
+        if (!is_own(sequence, column) || is_sole_holder(sequence, column)) continue;
+        ++leaving_[{sequence.replica, sequence.pages[static_cast<std::size_t>(column)]}];
+    }
+}
+
 // True when no missing row can take a hit or must replace pages: all it needs is more of them.
 bool CacheManager::only_grow(const RequestBatch& batch) const {
     return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         return sequence.is_sealed &&
-               batch[row].start >= std::int64_t{sequence.committed} * config_.page_size;
+               batch[row].start >= std::int64_t{sequence.frozen} * config_.page_size;
     });
 }
 
@@ -190,6 +205,7 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
         sequence.node = node;
     }
     sequence.committed = written;
+    sequence.frozen = std::max(sequence.frozen, written);
     for (const DuplicatePage& duplicate : duplicates_) {
         const std::int32_t column = first + duplicate.index;
         if (!config_.dedup) {
@@ -208,6 +224,31 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
     }
 }
 
+// What a commit says is written, taken back should it be refused after all.
+class CacheManager::WrittenCount {
+   public:
+    WrittenCount(CacheManager& manager, std::int64_t rows) : undo_(manager.undo_) {
+        undo_.resize(static_cast<std::size_t>(rows));
+    }
+    WrittenCount(const WrittenCount&) = delete;
+    WrittenCount& operator=(const WrittenCount&) = delete;
+    ~WrittenCount() {
+        while (size_ > 0) {
+            const Undo& undo = undo_[--size_];
+            undo.sequence->written = undo.before;
+        }
+    }
+    void set(Sequence& sequence, std::int64_t tokens) noexcept {
+        undo_[size_++] = {&sequence, sequence.written};
+        sequence.written = tokens;
+    }
+    void keep() noexcept { size_ = 0; }
+
+   private:
+    std::vector<Undo>& undo_;
+    std::size_t size_ = 0;
+};
+
 void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swaps) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const RequestBatch batch = given;
@@ -215,17 +256,20 @@ void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swap
     const std::int64_t page = config_.page_size;
     const SequenceTable::Slots sequences = sequences_.live();
     missing_.clear();  // of pages in the tree
+    WrittenCount written(*this, n);
     for (std::int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
         const RequestView& request = batch[i];
-        const Sequence& sequence = sequences.at(request.sequence);
+        Sequence& sequence = sequences.at(request.sequence);
         if (!has_legal_indices(request)) refuse_indices(request, i);
         if (request.start > sequence.num_pages() * page) refuse_unreserved(request, sequence, i);
+        written.set(sequence, request.start);
         const bool has_new_page = request.start >= (sequence.committed + 1) * page;
         if (sequence.is_sealed && !has_new_page) continue;
         missing_.push_back(i);
         PrefixTree::prefetch_node(sequence.node);
     }
+    written.keep();
     for (std::size_t k = 0; k < missing_.size(); ++k) {
         const std::int64_t row = missing_[k];
         if (k + 2 < missing_.size()) {

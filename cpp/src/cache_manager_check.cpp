@@ -43,6 +43,14 @@ void CacheManager::check_counts(std::int32_t index) const {
     for (const Sequence& sequence : sequences_.slots()) {
         if (sequence.replica != index) continue;
         ++sequences;
+        require_law(sequence.frozen >= sequence.committed &&
+                        sequence.frozen <= std::max(sequence.committed, sequence.num_pages()),
+                    "sequence: what is committed or shared is frozen");
+        for (std::int32_t column = sequence.frozen; column < sequence.num_pages(); ++column) {
+            require_law(
+                replica.pool.ref_count(sequence.pages[static_cast<std::size_t>(column)]) == 1,
+                "sequence: pages that are not frozen are its own alone");
+        }
         for (const std::int32_t column : sequence.kept) {
             ++holders[sequence.pages[static_cast<std::size_t>(column)]];
         }
@@ -51,6 +59,9 @@ void CacheManager::check_counts(std::int32_t index) const {
         }
     }
     require_law(sequences == replica.num_sequences, "replica: sequences are counted");
+    for (const PageCopy& copy : held_sources_) {
+        if (copy.replica == index) ++holders[copy.source];
+    }
     for (const auto& [page, count] : holders) {
         require_law(replica.pool.ref_count(page) == count, "pool: references == holders");
     }

@@ -10,22 +10,22 @@ namespace kvcore {
 class CacheManager::InputCount {
    public:
     InputCount(CacheManager& manager, std::int64_t rows) : manager_(manager) {
-        manager.counted_.resize(static_cast<std::size_t>(rows));
+        manager.undo_.resize(static_cast<std::size_t>(rows));
         manager.new_input_.assign(static_cast<std::size_t>(manager.config_.num_replicas), 0);
     }
     InputCount(const InputCount&) = delete;
     InputCount& operator=(const InputCount&) = delete;
     ~InputCount() {
         while (size_ > 0) {
-            const Counted& counted = manager_.counted_[--size_];
-            counted.sequence->counted_end = counted.before;
+            const Undo& undo = manager_.undo_[--size_];
+            undo.sequence->counted_end = undo.before;
         }
     }
     /// Answers how many tokens were not counted before.
     std::int64_t add(const RequestView& request, Sequence& sequence) noexcept {
         const std::int64_t before = sequence.counted_end;
         if (request.active <= before) return 0;
-        manager_.counted_[size_++] = {&sequence, before};
+        manager_.undo_[size_++] = {&sequence, before};
         sequence.counted_end = request.active;
         return request.active - std::max(request.start, before);
     }
@@ -87,6 +87,7 @@ void CacheManager::write_ready_rows(const RequestBatch& given, std::int64_t num_
         if (has_pages && sequence.is_sealed) {
             part.write(request, sequence, row);
             part.new_input += counted.add(request, sequence);
+            sequence.written = std::min(sequence.written, request.start);
             continue;
         }
         batch_[static_cast<std::size_t>(i)] = &sequence;

@@ -58,25 +58,47 @@ void CacheManager::find_hit(Admission& admission, const Sequence& sequence,
     }
 }
 
+bool CacheManager::is_own(const Sequence& sequence, std::int32_t column) noexcept {
+    return column >= sequence.committed ||
+           std::binary_search(sequence.kept.begin(), sequence.kept.end(), column);
+}
+
+// Nobody else holds it: neither the tree nor a fork. Forks that get a copy of their own in the same
+// call have let go already.
+bool CacheManager::is_sole_holder(const Sequence& sequence, std::int32_t column) const {
+    if (!is_own(sequence, column)) return false;
+    const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
+    std::uint32_t holders = replica_at(sequence.replica).pool.ref_count(page);
+    if (holders > 1 && !leaving_.empty()) {
+        const auto left = leaving_.find({sequence.replica, page});
+        if (left != leaving_.end()) holders -= left->second;
+    }
+    return holders == 1;
+}
+
+std::int64_t CacheManager::count_sole(const Sequence& sequence, std::int64_t begin,
+                                      std::int64_t end) const {
+    std::int64_t count = 0;
+    for (auto column = static_cast<std::int32_t>(begin); column < end; ++column) {
+        count += is_sole_holder(sequence, column) ? 1 : 0;
+    }
+    return count;
+}
+
 // Counts pages: what is needed, what falls back to the pool, what would have to be evicted for it.
 void CacheManager::weigh(Admission& admission, const Sequence& sequence,
                          std::int64_t needed) const {
     const std::int32_t held = sequence.num_pages();
-    const auto first_written = static_cast<std::int32_t>(admission.start / config_.page_size);
-    const auto kept_from = [&](std::int64_t column) {
-        return sequence.kept.end() -
-               std::lower_bound(sequence.kept.begin(), sequence.kept.end(), column);
-    };
+    const std::int64_t first_written = admission.start / config_.page_size;
     admission.needed = static_cast<std::int32_t>(needed);
     admission.appended = std::max<std::int64_t>(0, needed - std::max(held, admission.hit_pages));
     admission.returned = std::min(held, admission.hit_pages) - sequence.committed;
-    if (admission.hit_pages > first_written) {
-        const std::int64_t end = std::min<std::int64_t>(admission.hit_pages, needed);
-        admission.replaced = static_cast<std::int32_t>(end - first_written -
-                                                       (kept_from(first_written) - kept_from(end)));
-        if (admission.hit_pages > needed) {
-            admission.returned = held - admission.hit_pages + kept_from(needed);
-        }
+    if (sequence.frozen > first_written) {  // never with a hit, which ends behind them
+        const std::int64_t end = std::min<std::int64_t>(sequence.frozen, needed);
+        admission.replaced =
+            static_cast<std::int32_t>(std::max<std::int64_t>(0, end - first_written) -
+                                      count_sole(sequence, first_written, end));
+        if (sequence.frozen > needed) admission.returned = count_sole(sequence, needed, held);
     }
 
     const Replica& replica = replica_at(sequence.replica);
@@ -125,7 +147,7 @@ void CacheManager::take_hit(const Admission& admission, Replica& replica, Sequen
             sequence.pages.resize(static_cast<std::size_t>(admission.hit_pages));
         }
         replica.tree.copy_pages({node, admission.hit_pages}, first, sequence.pages.data() + first);
-        sequence.committed = admission.hit_pages;
+        sequence.committed = sequence.frozen = admission.hit_pages;
     }
 }
 
@@ -166,6 +188,22 @@ void CacheManager::owe_copy(PageCopy copy, TreePosition source, Replica& replica
         copies->push_back(copy);
         return;
     }
+    put_on_list(copy);
+}
+
+// The same of a page that forks hold: the reference given up is the one that holds it.
+void CacheManager::owe_shared_copy(const PageCopy& copy, Replica& replica,
+                                   std::vector<PageCopy>* copies) {
+    if (copies != nullptr) {
+        held_sources_.push_back(copy);
+        copies->push_back(copy);
+        return;
+    }
+    put_on_list(copy);
+    replica.pool.free(&copy.source, 1);
+}
+
+void CacheManager::put_on_list(const PageCopy& copy) {
     if (owed_copies_.size() >= prune_copies_at_) {
         // A caller that never takes them must not gather those of sequences long gone.
         const auto gone = [this](const PageCopy& owed) {
@@ -178,45 +216,56 @@ void CacheManager::owe_copy(PageCopy copy, TreePosition source, Replica& replica
     owed_copies_.push_back(copy);
 }
 
-// The context went back behind pages that are in the tree, where others may read them: the sequence
-// gets pages of its own for what it will write, the first with what it keeps of the old one, and
-// lets go of those behind.
-void CacheManager::replace_committed(const Admission& admission, Replica& replica,
-                                     SequenceHandle handle, Sequence& sequence,
-                                     std::vector<PageCopy>* copies) {
+void CacheManager::drop_columns(Replica& replica, Sequence& sequence, std::int32_t from) {
+    if (from >= sequence.num_pages()) return;
+    free_own_pages(replica, sequence, from);
+    sequence.pages.resize(static_cast<std::size_t>(from));
+    sequence.kept.erase(std::lower_bound(sequence.kept.begin(), sequence.kept.end(), from),
+                        sequence.kept.end());
+    ++sequence.row_version;
+}
+
+// The committed columns from `columns` on are the tree's alone from now on.
+void CacheManager::move_back(Replica& replica, Sequence& sequence, std::int32_t columns) {
+    if (sequence.committed <= columns) return;
+    sequence.committed = columns;
+    TreeNode* old_node = sequence.node;
+    sequence.node = replica.tree.split({old_node, columns});
+    replica.tree.pin(sequence.node);
+    replica.tree.unpin(old_node, true);
+}
+
+// What is written next lies in pages that others may read, in the tree or as forks: the sequence
+// gets pages of its own there, the first with what it keeps of the old one. Behind what it needs
+// it lets go of them.
+void CacheManager::thaw(const Admission& admission, Replica& replica, SequenceHandle handle,
+                        Sequence& sequence, std::vector<PageCopy>* copies) {
     const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
     const auto kept_tokens = static_cast<std::int32_t>(admission.start % config_.page_size);
-    std::vector<std::int32_t> own;
-    own.swap(sequence.kept);
-    const auto is_own = [&](std::int32_t column) {
-        return column >= sequence.committed || std::binary_search(own.begin(), own.end(), column);
-    };
-    if (sequence.committed > admission.needed) {
-        for (std::int32_t column = admission.needed; column < sequence.num_pages(); ++column) {
-            if (is_own(column))
-                replica.pool.free(&sequence.pages[static_cast<std::size_t>(column)], 1);
-        }
-        sequence.pages.resize(static_cast<std::size_t>(admission.needed));
-    }
-    const std::int32_t end = std::min(sequence.committed, admission.needed);
+    const std::int32_t end = std::min(sequence.frozen, admission.needed);
+    if (sequence.frozen > admission.needed) drop_columns(replica, sequence, admission.needed);
     for (std::int32_t column = first; column < end; ++column) {
-        if (is_own(column)) continue;
+        if (is_sole_holder(sequence, column)) continue;
         BlockId& page = sequence.pages[static_cast<std::size_t>(column)];
         const BlockId source = page;
         take_pages(replica, 1, &page);
-        if (column == first && kept_tokens > 0) {
-            owe_copy({sequence.replica, source, page, kept_tokens, handle, nullptr},
-                     {sequence.node, column + 1}, replica, copies);
+        ++sequence.row_version;
+        const bool is_copied = column == first && kept_tokens > 0;
+        const PageCopy copy{sequence.replica, source, page, kept_tokens, handle, nullptr};
+        if (is_own(sequence, column)) {
+            if (is_copied) {
+                owe_shared_copy(copy, replica, copies);
+            } else {
+                replica.pool.free(&source, 1);
+            }
+        } else if (is_copied) {
+            owe_copy(copy, {sequence.node, column + 1}, replica, copies);
         }
     }
-    own.erase(std::lower_bound(own.begin(), own.end(), first), own.end());
-    sequence.kept.swap(own);
-    sequence.committed = first;
-    ++sequence.row_version;
-    TreeNode* old_node = sequence.node;
-    sequence.node = replica.tree.split({old_node, first});
-    replica.tree.pin(sequence.node);
-    replica.tree.unpin(old_node, true);
+    sequence.kept.erase(std::lower_bound(sequence.kept.begin(), sequence.kept.end(), first),
+                        sequence.kept.end());
+    sequence.frozen = first;
+    move_back(replica, sequence, first);
 }
 
 // Every position of a claim counts once, as input or as cached; a longer hit moves what it covers.
@@ -240,8 +289,8 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
         replica.tree.pin(sequence.node);
     }
     append_pages(replica, sequence, admission.appended, guard_of(admission, sequence));
-    if (sequence.committed > admission.start / config_.page_size) {
-        replace_committed(admission, replica, request.sequence, sequence, copies);
+    if (sequence.frozen > admission.start / config_.page_size) {
+        thaw(admission, replica, request.sequence, sequence, copies);
     }
     note_peak(replica);  // before a copy holds its source for a moment
     if (admission.match.partial_tokens > 0) {
@@ -257,6 +306,8 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
         sequence.count_epoch = count_epoch_;
         sequence.counted_from = sequence.counted_end;
     }
+    sequence.written =
+        admission.takes_hit ? admission.start : std::min(sequence.written, admission.start);
     if (admission.takes_hit) count_hit(admission, sequence);
     count_input(admission.start, admission.active, sequence);
     const bool has_moved = request.start != admission.start || request.active != admission.active;

@@ -13,7 +13,7 @@ SequenceHandle SequenceTable::claim(std::int32_t replica) {
     }
     const std::uint32_t index = free_.back();
     free_.pop_back();
-    slots_[index].replica = replica;
+    slots_[index].replica = static_cast<std::int16_t>(replica);
     return {index, slots_[index].generation};
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -74,7 +75,18 @@ struct PageCopy {
     BlockId destination = 0;
     std::int32_t num_tokens = 0;
     SequenceHandle sequence;   // that the destination belongs to
-    TreeNode* held = nullptr;  // keeps the source until finish_copies; nullptr: not kept
+    TreeNode* held = nullptr;  // pinned until finish_copies; nullptr: not a page of the tree
+
+    friend bool operator==(const PageCopy& a, const PageCopy& b) noexcept {
+        return a.replica == b.replica && a.destination == b.destination;
+    }
+};
+
+/// Rows of a batch that hold the same leading pages.
+struct SharedPrefix {
+    std::int32_t replica = 0;
+    std::int64_t num_tokens = 0;     // written, by all of them
+    std::vector<std::int32_t> rows;  // of the replica's part of the batch
 };
 
 /// A page that commit swapped for an equal cached one.
@@ -168,6 +180,18 @@ class CacheManager {
     /// Throws std::invalid_argument when a request claims more written tokens than its pages hold.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps);
 
+    /// Claims `children` on the parent's replica with the tokens that the parent had written as of
+    /// its last commit: their pages are shared, and copied before either writes into one. Sets each
+    /// child's sequence, start and, where that was not behind start, active. Throws
+    /// std::invalid_argument unless each child has those tokens, at least one more, and the
+    /// parent's namespace; CapacityError when the replica cannot take all of them.
+    void fork(const RequestView& parent, const RequestBatch& children);
+    /// Forgets written tokens from `n` on, and pages that hold none any more. Throws
+    /// std::invalid_argument unless 0 <= n <= the last fetched `active`.
+    void truncate(SequenceHandle sequence, std::int64_t n);
+    /// Groups of rows with common leading pages, nested ones too, longest first. O(rows * runs).
+    [[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const RequestBatch& batch) const;
+
     /// Cached whole pages of a prefix: their number and, if asked for, their ids.
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
@@ -224,18 +248,26 @@ class CacheManager {
         std::int64_t batch_row;
         std::int64_t row;  // of its replica's table
     };
-    struct Counted {
+    class WrittenCount;
+    struct Undo {
         Sequence* sequence;
-        std::int64_t before;  // its counted_end
+        std::int64_t before;
     };
     struct Part;
+    struct PageKey {
+        std::int32_t replica;
+        BlockId page;
+        friend bool operator<(const PageKey& a, const PageKey& b) noexcept {
+            return a.replica != b.replica ? a.replica < b.replica : a.page < b.page;
+        }
+    };
 
     // cache_manager.cpp
     [[nodiscard]] Replica& replica_at(std::int32_t index) const {
         return *replicas_[static_cast<std::size_t>(index)];
     }
     void require_replica(std::int32_t index) const;
-    void free_own_pages(Replica& replica, const Sequence& sequence);
+    static void free_own_pages(Replica& replica, const Sequence& sequence, std::int32_t from);
     void note_peak(Replica& replica);
     // cache_manager_reserve.cpp
     [[nodiscard]] static bool has_legal_indices(const RequestView& request) noexcept {
@@ -263,10 +295,18 @@ class CacheManager {
                       EvictionGuard guard = {});
     [[nodiscard]] static EvictionGuard guard_of(const Admission& admission,
                                                 const Sequence& sequence);
-    void replace_committed(const Admission& admission, Replica& replica, SequenceHandle handle,
-                           Sequence& sequence, std::vector<PageCopy>* copies);
+    [[nodiscard]] static bool is_own(const Sequence& sequence, std::int32_t column) noexcept;
+    [[nodiscard]] bool is_sole_holder(const Sequence& sequence, std::int32_t column) const;
+    [[nodiscard]] std::int64_t count_sole(const Sequence& sequence, std::int64_t begin,
+                                          std::int64_t end) const;
+    static void drop_columns(Replica& replica, Sequence& sequence, std::int32_t from);
+    static void move_back(Replica& replica, Sequence& sequence, std::int32_t columns);
+    void thaw(const Admission& admission, Replica& replica, SequenceHandle handle,
+              Sequence& sequence, std::vector<PageCopy>* copies);
     void owe_copy(PageCopy copy, TreePosition source, Replica& replica,
                   std::vector<PageCopy>* copies);
+    void owe_shared_copy(const PageCopy& copy, Replica& replica, std::vector<PageCopy>* copies);
+    void put_on_list(const PageCopy& copy);
     void count_hit(const Admission& admission, Sequence& sequence);
     void count_input(std::int64_t start, std::int64_t active, Sequence& sequence) {
         if (active <= sequence.counted_end) return;
@@ -280,7 +320,7 @@ class CacheManager {
                                    std::int64_t num_steps) const noexcept {
         const std::int64_t page = config_.page_size;
         return request.end + num_steps - 1 <= sequence.num_pages() * page &&
-               request.start >= sequence.committed * page;
+               request.start >= sequence.frozen * page;
     }
     [[nodiscard]] BatchRules rules_of(std::int64_t num_steps);
     [[noreturn]] static void refuse_repetition(std::int64_t row);
@@ -300,12 +340,19 @@ class CacheManager {
                                      FetchResult& result) const;
     [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
                                         std::int64_t row) const;
+    void note_leaving(const Admission& admission, const Sequence& sequence);
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                       std::int32_t row, std::vector<PageSwap>& swaps);
     // cache_manager_fetch.cpp
     void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
                           InputCount& counted);
     [[nodiscard]] bool have_room(const FetchTarget* targets) const;
+    // cache_manager_fork.cpp
+    static void check_children(const RequestView& parent, std::int64_t written,
+                               const RequestBatch& children);
+    static void adopt_pages(Replica& replica, Sequence& parent, Sequence& child,
+                            std::int32_t num_pages);
+    void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from);
     // cache_manager_check.cpp
     void check_sequence(const Sequence& sequence) const;
     void check_counts(std::int32_t replica) const;
@@ -317,6 +364,7 @@ class CacheManager {
     std::vector<PinSlot> pins_;
     std::vector<std::uint32_t> free_pins_;
     std::vector<PageCopy> owed_copies_;
+    std::vector<PageCopy> held_sources_;  // given out; each holds a reference to its source
     std::size_t prune_copies_at_ = 64;
     std::int64_t capacity_tokens_;
     std::uint32_t batch_stamp_ = 0;
@@ -325,10 +373,11 @@ class CacheManager {
     std::vector<Sequence*> batch_;         // of its rows
     std::vector<std::int64_t> missing_;    // rows that need pages
     std::vector<LateRow> late_;            // rows that fetch writes when it has reserved
-    std::vector<Counted> counted_;         // what fetch has counted
+    std::vector<Undo> undo_;               // what to take back from the rows of a refused batch
     std::vector<std::int64_t> new_input_;  // tokens of each replica
     std::vector<Supply> supply_;           // of each replica
     std::vector<BlockId> taken_;           // pages on the way to their rows
+    std::map<PageKey, std::uint32_t> leaving_;  // forks of a page that copy it in this call
     std::vector<DuplicatePage> duplicates_;
 };
 

@@ -14,20 +14,23 @@ struct TreeNode;
 ///
 /// Columns of `pages`: [0, committed) are in the prefix tree, pinned at `node`; [committed, end)
 /// are the sequence's own. A page in `kept` lies among the committed columns and is its own all the
-/// same (deduplication off: the tree has a twin).
+/// same (deduplication off: the tree has a twin). Own pages below `frozen` may also be those of
+/// forks, as their reference counts tell; those from there on are nobody else's.
 struct alignas(64) Sequence {
     // What a decode step reads, in one cache line:
     std::uint32_t generation = 1;
-    std::int32_t replica = -1;      // -1: the slot is free
+    std::int16_t replica = -1;      // -1: the slot is free
+    bool is_sealed = false;         // fetched or written: its prefix is settled
     std::uint32_t batch_stamp = 0;  // the last batch it was seen in: finds duplicates
     std::uint32_t row_version = 0;  // changes when a page is replaced or dropped, not when added
     std::int32_t committed = 0;
-    bool is_sealed = false;  // fetched or written: its prefix is settled
+    std::int32_t frozen = 0;  // >= committed: columns below are not written in place
     std::vector<BlockId> pages;
     std::int64_t counted_end = 0;  // positions below are in the metrics
-    TreeNode* node = nullptr;      // where the committed prefix ends; nullptr before a reservation
+    std::int64_t written = 0;      // tokens, as of the last commit
     // The rest:
-    std::int64_t hit_tokens = 0;     // taken from the cache by this claim
+    TreeNode* node = nullptr;     // where the committed prefix ends; nullptr before a reservation
+    std::int64_t hit_tokens = 0;  // taken from the cache by this claim
     std::vector<std::int32_t> kept;  // ascending columns
     std::int64_t counted_from = 0;   // of those positions, what the last metrics reset left out
     std::uint32_t count_epoch = 0;   // the last metrics reset it knows of
