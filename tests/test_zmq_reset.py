@@ -11,6 +11,10 @@ import pytest
 import kvcore
 from builders import claimed, make_manager, prefilled, put_in_cache
 from conftest import require
+from kvcore.zmq_reset import ResetListener
+from together import THREADS, run_together, switch_often
+
+__all__ = ["switch_often"]
 
 zmq = require("zmq")
 
@@ -77,3 +81,22 @@ def test_endpoint_is_free_again_once_the_manager_is_gone(base: str) -> None:
         fetch_until_reset(manager, PROMPT)
         del manager
         gc.collect()
+
+
+@pytest.mark.usefixtures("switch_often")
+def test_threads_share_the_socket(base: str) -> None:
+    """What one of them saw waiting, another one must not take before it does."""
+    listener = ResetListener(base)
+    asked = [0] * THREADS
+
+    def work(number: int) -> None:
+        if number == 0:
+            for _ in range(20):
+                send_reset(base, messages=100)
+        while not any(asked):
+            asked[number] += listener.is_asked()
+        for _ in range(500):
+            asked[number] += listener.is_asked()
+
+    run_together(work)
+    listener.close()

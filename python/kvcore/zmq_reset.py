@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 __all__ = ["ResetListener"]
@@ -28,6 +29,7 @@ class ResetListener:
         except ImportError as error:
             raise ImportError("zmq_endpoint_base needs pyzmq: pip install 'kvcore[zmq]'") from error
         self._zmq: Any = zmq
+        self._lock = threading.Lock()  # a socket must not be used by two threads at a time
         self.endpoint = f"{endpoint_base}-reset_prefix_cache"
         self._socket: Any = zmq.Context.instance().socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -38,11 +40,12 @@ class ResetListener:
             raise ValueError(f"cannot listen at {self.endpoint}: {error}") from error
 
     def is_asked(self) -> bool:
-        """Take all waiting messages; True when there was one."""
+        """Take all waiting messages; True when there was one, of which one thread is told."""
         asked = False
-        while self._socket.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
-            self._socket.recv(self._zmq.NOBLOCK)
-            asked = True
+        with self._lock:
+            while self._socket.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
+                self._socket.recv(self._zmq.NOBLOCK)
+                asked = True
         return asked
 
     def close(self) -> None:
