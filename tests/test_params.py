@@ -249,3 +249,31 @@ def test_memory_for_no_page_is_refused_with_the_bytes_of_one() -> None:
 def test_exactly_one_size_is_given(both: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="num_pages"):
         kvcore.PagedKVCacheManager(make_params(4), 4, 64, **both)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory", [4096.0, "4096", 2.5e9])
+def test_memory_is_counted_in_whole_bytes(memory: Any) -> None:
+    made = make_params(4)
+    of = kvcore.PagedKVCacheManager
+    for call in (
+        lambda: of(made, 4, 64, available_cache_memory=memory),
+        lambda: of.estimated_memory_size(made, 4, 64, 2, memory, ("cpu",)),
+        lambda: of.max_supported_sequence_length(made, 2, memory),
+        lambda: of.infer_optimal_batch_size(made, 64, 2, memory, ("cpu",)),
+    ):
+        with pytest.raises(TypeError, match=r"memory is a .* must be an int"):
+            call()
+
+
+def test_memory_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory is -1 bytes"):
+        kvcore.PagedKVCacheManager.max_supported_sequence_length(make_params(4), 2, -1)
+
+
+@pytest.mark.parametrize(("space", "pages"), [(1.0, 1 << 24), (1e-6, 16), (1e-7, 0)])
+def test_host_pages_are_what_the_space_holds(space: float, pages: int) -> None:
+    tier = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": space}
+    manager = make_manager(4, 8, replicas=2, params=tier)
+    assert manager.params.bytes_per_page == 128
+    assert manager.total_num_host_pages == pages
+    assert manager.host_committed_block_pct == 0.0

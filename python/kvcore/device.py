@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Device"]
+__all__ = ["Device", "checked_devices"]
 
 _PATTERN = re.compile(r"(cpu)|(cuda)(?::(\d+))?")
 
@@ -60,3 +61,13 @@ class Device:
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+
+def checked_devices(devices: Iterable[Device | str], count: int) -> tuple[Device, ...]:
+    """Answer the devices parsed; ValueError unless there are `count`."""
+    places = tuple(Device.parse(device) for device in devices)
+    if len(places) != count:
+        raise ValueError(
+            f"{len(places)} devices are given, params.n_devices is {count}; name each device once"
+        )
+    return places

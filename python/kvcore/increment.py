@@ -12,7 +12,7 @@ from kvcore._hotpath import RaggedKVCacheInputs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["increment_cache_lengths"]
+__all__ = ["added_tokens", "increment_cache_lengths"]
 
 
 def _row_offsets(prev_model_inputs: Any) -> Any:
@@ -52,6 +52,38 @@ def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
     return splits
 
 
+def added_tokens(prev_model_inputs: Any, rows: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Answer the tokens that a step adds to each row of a batch, replica after replica.
+
+    Parameters
+    ----------
+    prev_model_inputs
+        See ``PagedKVCacheManager.increment_cache_lengths``.
+    rows : list of int
+        Rows of the inputs of each replica.
+
+    Returns
+    -------
+    int64 [B]
+
+    Raises
+    ------
+    ValueError
+        Row offsets or splits that do not belong to these rows.
+    """
+    offsets = _row_offsets(prev_model_inputs)
+    splits = _splits(prev_model_inputs, rows)
+    if len(offsets) != splits[-1] + 1:
+        raise ValueError(
+            f"row offsets have {len(offsets)} entries for a batch of {splits[-1]}, "
+            f"must have {splits[-1] + 1}"
+        )
+    added: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets.astype(np.int64))
+    if np.any(added < 0):
+        raise ValueError("row offsets decrease; they count tokens from the start of the batch")
+    return added
+
+
 def increment_cache_lengths(
     inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any, num_replicas: int
 ) -> list[RaggedKVCacheInputs]:
@@ -62,21 +94,10 @@ def increment_cache_lengths(
         )
     shards = len(inputs) // num_replicas
     rows = [len(inputs[r * shards].cache_lengths) for r in range(num_replicas)]
-    offsets = _row_offsets(prev_model_inputs)
-    splits = _splits(prev_model_inputs, rows)
-    if len(offsets) != splits[-1] + 1:
-        raise ValueError(
-            f"row offsets have {len(offsets)} entries for a batch of {splits[-1]}, "
-            f"must have {splits[-1] + 1}"
-        )
-    added = np.diff(offsets.astype(np.int64))
-    if np.any(added < 0):
-        raise ValueError("row offsets decrease; they count tokens from the start of the batch")
+    added = np.split(added_tokens(prev_model_inputs, rows), np.cumsum(rows)[:-1])
     advanced = []
-    for replica in range(num_replicas):
-        new = added[splits[replica] : splits[replica + 1]]
-        group = inputs[replica * shards : (replica + 1) * shards]
-        advanced.extend(_advance(group, new))
+    for replica, new in enumerate(added):
+        advanced.extend(_advance(inputs[replica * shards : (replica + 1) * shards], new))
     return advanced
 
 
@@ -84,11 +105,8 @@ def _advance(
     group: Sequence[RaggedKVCacheInputs], added: np.ndarray[Any, np.dtype[np.int64]]
 ) -> list[RaggedKVCacheInputs]:
     first = group[0]
-    if len(first.max_lengths) < 2:
-        raise ValueError(
-            f"max_lengths has {len(first.max_lengths)} rows, the steps are used up; "
-            f"fetch with more num_steps"
-        )
+    if len(first.max_lengths) == 0:
+        raise ValueError("max_lengths has 0 rows, the steps are used up; fetch with more num_steps")
     lengths = (first.cache_lengths + added).astype(np.uint32)
     return [
         RaggedKVCacheInputs(

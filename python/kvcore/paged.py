@@ -10,10 +10,9 @@ import numpy as np
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
 from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs
-from kvcore.device import Device
-from kvcore.errors import CapacityError
+from kvcore.device import Device, checked_devices
 from kvcore.params import KVCacheParams, require_count
-from kvcore.pools import Shard, adopt_shard, allocate_shard, copy_page_starts
+from kvcore.pools import copy_page_starts, make_shards
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
 
@@ -100,8 +99,8 @@ class PagedKVCacheManager(PagedHotPath):
     ) -> None:
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
-        places = _checked_devices(params, devices)
-        pages = _pages_per_replica(params, available_cache_memory, num_pages)
+        places = checked_devices(devices, params.n_devices)
+        pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
         listener = None
         if zmq_endpoint_base is not None and params.enable_prefix_caching:
             listener = ResetListener(zmq_endpoint_base)
@@ -116,7 +115,7 @@ class PagedKVCacheManager(PagedHotPath):
                 dedup=dedup,
                 partial_page_reuse=partial_page_reuse,
             ),
-            shards=_make_shards(params, places, pages, blocks),
+            shards=make_shards(params, places, pages, blocks),
             copies_itself=blocks is not None,
             runtime_checks=enable_runtime_checks,
             listener=listener,
@@ -200,8 +199,8 @@ class PagedKVCacheManager(PagedHotPath):
 
     @property
     def total_num_host_pages(self) -> int:
-        """Pages of the host tier over all replicas: 0, there is no tier yet."""
-        return 0
+        """Pages that the host tier's space holds, over all replicas; 0 without a host tier."""
+        return sizing.host_pages(self.params)
 
     @property
     def host_committed_block_pct(self) -> float:
@@ -276,7 +275,7 @@ class PagedKVCacheManager(PagedHotPath):
         Raises
         ------
         ValueError
-            Row offsets that do not belong to these inputs, or no step left.
+            Row offsets that do not belong to these inputs, or no row of ``max_lengths`` left.
 
         Notes
         -----
@@ -310,58 +309,3 @@ class PagedKVCacheManager(PagedHotPath):
             f"{available - evictable} free, {total - available} used, {evictable} evictable; "
             f"{sum(s.num_sequences for s in stats)} requests)"
         )
-
-
-def _checked_devices(params: KVCacheParams, devices: Sequence[Device | str]) -> tuple[Device, ...]:
-    places = tuple(Device.parse(device) for device in devices)
-    if len(places) != params.n_devices:
-        raise ValueError(
-            f"{len(places)} devices are given, params.n_devices is {params.n_devices}; "
-            f"name each device once"
-        )
-    return places
-
-
-def _pages_per_replica(
-    params: KVCacheParams, available_cache_memory: int | None, num_pages: int | None
-) -> int:
-    if (available_cache_memory is None) == (num_pages is None):
-        raise ValueError(
-            f"available_cache_memory is {available_cache_memory} and num_pages is {num_pages}, "
-            f"exactly one of them must be given"
-        )
-    if num_pages is not None:
-        require_count(num_pages=num_pages)
-        return num_pages
-    pages = sizing.pages_per_replica(params, available_cache_memory or 0)
-    if pages < 1:
-        raise CapacityError(
-            f"available_cache_memory is {available_cache_memory} bytes for "
-            f"{params.data_parallel_degree} replicas, one page needs {params.bytes_per_page} bytes "
-            f"in each"
-        )
-    return pages
-
-
-def _make_shards(
-    params: KVCacheParams, devices: tuple[Device, ...], num_pages: int, blocks: Any
-) -> list[list[Shard]]:
-    """Answer the pools by replica and device in it."""
-    if blocks is None:
-        shards: list[Shard] = [(None, None)] * len(devices)
-    elif isinstance(blocks, str):
-        if blocks != "allocate":
-            raise ValueError(f"blocks is {blocks!r}, must be 'allocate', None or a list of arrays")
-        shards = [allocate_shard(params, num_pages, device) for device in devices]
-    else:
-        if not isinstance(blocks, list | tuple):
-            raise TypeError(
-                f"blocks is a {type(blocks).__name__}, must be 'allocate', None or a list of arrays"
-            )
-        if len(blocks) != len(devices):
-            raise ValueError(
-                f"blocks holds {len(blocks)} pools, must hold {len(devices)}: one per device"
-            )
-        shards = [adopt_shard(params, num_pages, given) for given in blocks]
-    tp = params.tensor_parallel_degree
-    return [shards[r * tp : (r + 1) * tp] for r in range(params.data_parallel_degree)]

@@ -12,7 +12,14 @@ from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import KVCacheParams
 
-__all__ = ["Shard", "adopt_shard", "allocate_shard", "copy_page_starts", "shard_shapes"]
+__all__ = [
+    "Shard",
+    "adopt_shard",
+    "allocate_shard",
+    "copy_page_starts",
+    "make_shards",
+    "shard_shapes",
+]
 
 #: One device's part of a replica: ``(blocks, kv_scales)`` as RaggedKVCacheInputs hands them out.
 Shard = tuple[Any, Any]
@@ -93,6 +100,30 @@ def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any) -> Shard:
     dtype = numpy_dtype(params.dtype)
     arrays = [_adopt_array(a, shape, dtype) for a, shape in zip(given, shapes, strict=True)]
     return _one_or_pair(arrays), _allocate_scales(params, num_pages)
+
+
+def make_shards(
+    params: KVCacheParams, devices: tuple[Device, ...], num_pages: int, blocks: Any
+) -> list[list[Shard]]:
+    """Answer the pools by replica and device in it."""
+    if blocks is None:
+        shards: list[Shard] = [(None, None)] * len(devices)
+    elif isinstance(blocks, str):
+        if blocks != "allocate":
+            raise ValueError(f"blocks is {blocks!r}, must be 'allocate', None or a list of arrays")
+        shards = [allocate_shard(params, num_pages, device) for device in devices]
+    else:
+        if not isinstance(blocks, list | tuple):
+            raise TypeError(
+                f"blocks is a {type(blocks).__name__}, must be 'allocate', None or a list of arrays"
+            )
+        if len(blocks) != len(devices):
+            raise ValueError(
+                f"blocks holds {len(blocks)} pools, must hold {len(devices)}: one per device"
+            )
+        shards = [adopt_shard(params, num_pages, given) for given in blocks]
+    tp = params.tensor_parallel_degree
+    return [shards[r * tp : (r + 1) * tp] for r in range(params.data_parallel_degree)]
 
 
 def copy_page_starts(shards: list[Shard], copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:

@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import SupportsIndex
 
+from kvcore.errors import CapacityError
 from kvcore.params import KVCacheParams, require_count
 
 __all__ = [
     "batch_per_replica",
+    "chosen_pages",
     "estimated_memory_size",
+    "host_pages",
     "infer_optimal_batch_size",
     "max_supported_sequence_length",
     "pages_per_replica",
     "rederived",
 ]
+
+_GIB = 1 << 30
 
 
 def rederived(
@@ -33,9 +39,54 @@ def batch_per_replica(params: KVCacheParams, max_batch_size: int) -> int:
     return -(-max_batch_size // params.data_parallel_degree)
 
 
+def _require_bytes(memory: int) -> None:
+    if not isinstance(memory, SupportsIndex):
+        raise TypeError(f"memory is a {type(memory).__name__}, must be an int: bytes")
+    if memory < 0:
+        raise ValueError(f"memory is {memory} bytes, must be at least 0")
+
+
 def pages_per_replica(params: KVCacheParams, memory: int) -> int:
     """Answer the pages of one replica when `memory` bytes are shared by all."""
-    return max(0, memory // params.data_parallel_degree // params.bytes_per_page)
+    _require_bytes(memory)
+    return memory // params.data_parallel_degree // params.bytes_per_page
+
+
+def host_pages(params: KVCacheParams) -> int:
+    """Answer the pages that the host tier's space holds, over all replicas; 0 without a tier."""
+    if not params.enable_kvcache_swapping_to_host:
+        return 0
+    space = int((params.host_kvcache_swap_space_gb or 0) * _GIB)
+    return space // params.bytes_per_page * params.data_parallel_degree
+
+
+def chosen_pages(
+    params: KVCacheParams, available_cache_memory: int | None, num_pages: int | None
+) -> int:
+    """Answer the pages of one replica, of which exactly one size is given.
+
+    Raises
+    ------
+    CapacityError
+        The memory does not hold one page.
+    ValueError, TypeError
+    """
+    if (available_cache_memory is None) == (num_pages is None):
+        raise ValueError(
+            f"available_cache_memory is {available_cache_memory} and num_pages is {num_pages}, "
+            f"exactly one of them must be given"
+        )
+    if num_pages is not None:
+        require_count(num_pages=num_pages)
+        return num_pages
+    pages = pages_per_replica(params, available_cache_memory or 0)
+    if pages < 1:
+        raise CapacityError(
+            f"available_cache_memory is {available_cache_memory} bytes for "
+            f"{params.data_parallel_degree} replicas, one page needs {params.bytes_per_page} bytes "
+            f"in each"
+        )
+    return pages
 
 
 def _pages_per_sequence(params: KVCacheParams, max_seq_len: int) -> int:
@@ -48,6 +99,7 @@ def estimated_memory_size(
     """Answer the bytes over all replicas: at most `memory`, at most what the batch can use."""
     require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
     pages = batch_per_replica(params, max_batch_size) * _pages_per_sequence(params, max_seq_len)
+    _require_bytes(memory)
     replicas = params.data_parallel_degree
     return replicas * min(memory // replicas, pages * params.bytes_per_page)
 

@@ -12,7 +12,7 @@ from kvcore.pools import shard_shapes
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams
 
-__all__ = ["ArraySymbol", "InputSymbols", "input_symbols"]
+__all__ = ["ArraySymbol", "InputSymbols", "input_symbols", "pool_symbols"]
 
 #: A number, or the name of one that is known when arrays arrive.
 Extent = int | str
@@ -39,22 +39,27 @@ class InputSymbols:
     kv_scales: ArraySymbol | tuple[ArraySymbol, ...] | None
 
 
+def pool_symbols(params: KVCacheParams, device: Device, count: str) -> tuple[ArraySymbol, ...]:
+    """Describe the arrays of a device's pool; `count` names the number of its pages."""
+    return tuple(
+        ArraySymbol("blocks", params.dtype, (count, *shape[1:]), device)
+        for shape in shard_shapes(params, 1)
+    )
+
+
 def input_symbols(params: KVCacheParams, device: Device) -> InputSymbols:
     """Describe what a device's kernels are given."""
 
     def symbol(name: str, dtype: str, *shape: Extent) -> ArraySymbol:
         return ArraySymbol(name, dtype, shape, device)
 
-    pools: list[tuple[Extent, ...]] = [
-        ("total_num_pages", *shape[1:]) for shape in shard_shapes(params, 1)
-    ]
-    blocks = tuple(symbol("blocks", params.dtype, *shape) for shape in pools)
+    blocks = pool_symbols(params, device, "total_num_pages")
     scales: tuple[ArraySymbol, ...] | None = None
     granularity = params.kv_scale_granularity
     if granularity is not None:
         scales = tuple(
-            symbol("kv_scales", "float32", *shape[:-1], int(shape[-1]) // granularity)
-            for shape in pools
+            symbol("kv_scales", "float32", *pool.shape[:-1], int(pool.shape[-1]) // granularity)
+            for pool in blocks
         )
     return InputSymbols(
         blocks=blocks[0] if len(blocks) == 1 else blocks,
