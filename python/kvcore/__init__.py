@@ -13,6 +13,7 @@ from kvcore import _core, functional
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
+from kvcore.continuous import ContinuousBatchingKVCacheManager
 from kvcore.device import Device
 from kvcore.errors import (
     AlreadyClaimedError,
@@ -22,10 +23,18 @@ from kvcore.errors import (
     KVCacheError,
     RequestNotFoundError,
 )
+from kvcore.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
 from kvcore.metrics import KVCacheMetrics
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.plans import ReservePlan
+from kvcore.slot_inputs import ContinuousBatchingKVCacheInputs
+from kvcore.views import (
+    ContinuousBatchingKVCacheCollection,
+    FetchContinuousBatchingKVCacheCollection,
+    KVCacheCollection,
+    PagedKVCacheCollection,
+)
 
 __all__ = [
     "AlreadyClaimedError",
@@ -33,12 +42,21 @@ __all__ = [
     "CacheManager",
     "CapacityError",
     "ContextLike",
+    "ContinuousBatchingKVCache",
+    "ContinuousBatchingKVCacheCollection",
+    "ContinuousBatchingKVCacheInputs",
+    "ContinuousBatchingKVCacheManager",
     "Device",
+    "FetchContinuousBatchingKVCacheCollection",
     "InsufficientBlocksError",
     "InvalidHandleError",
+    "KVCacheCollection",
     "KVCacheError",
+    "KVCacheLayer",
     "KVCacheMetrics",
     "KVCacheParams",
+    "PagedKVCacheCollection",
+    "PagedKVCacheLayer",
     "PagedKVCacheManager",
     "PinnedPrefix",
     "PrefixTree",

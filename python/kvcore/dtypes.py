@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
-__all__ = ["itemsize", "numpy_dtype"]
+__all__ = ["itemsize", "narrowed", "numpy_dtype"]
 
 _ITEMSIZES = {
     "float32": 4,
@@ -15,6 +18,8 @@ _ITEMSIZES = {
     "float8_e5m2": 1,
     "int8": 1,
 }
+
+_LARGEST_FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 
 def itemsize(name: str) -> int:
@@ -33,3 +38,24 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 
     dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
     return dtype
+
+
+def narrowed(value: float, dtype: np.dtype[Any]) -> Any:
+    """Answer the nearest element of a cache dtype, ties to even.
+
+    float8 and int8 take the largest finite element for what is beyond them; NaN stays NaN.
+
+    Raises
+    ------
+    ValueError
+        NaN for int8.
+    """
+    if dtype.name in ("float32", "float16", "bfloat16"):
+        with np.errstate(over="ignore"):
+            return dtype.type(value)
+    if dtype.name == "int8":
+        if math.isnan(value):
+            raise ValueError("NaN has no int8 element; store a number")
+        return dtype.type(round(min(max(value, -128.0), 127.0)))
+    largest = _LARGEST_FP8[dtype.name]
+    return dtype.type(value if math.isnan(value) else min(max(value, -largest), largest))

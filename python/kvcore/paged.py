@@ -9,15 +9,16 @@ import numpy as np
 
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
-from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs
+from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs, RowClaims
 from kvcore.device import Device, checked_devices
 from kvcore.params import KVCacheParams, require_count
 from kvcore.pools import copy_page_starts, make_shards
 from kvcore.symbols import InputSymbols, input_symbols
+from kvcore.views import PagedKVCacheCollection
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvcore.metrics import KVCacheMetrics
 
@@ -251,6 +252,47 @@ class PagedKVCacheManager(PagedHotPath):
                 f"{homes[row - 1]}; sort the batch by get_replica"
             )
         return np.searchsorted(homes, np.arange(self.num_replicas + 1)).astype(np.int64)
+
+    def fetch_collection(
+        self, batch: Iterable[Any], num_steps: int = 1
+    ) -> list[PagedKVCacheCollection]:
+        """Hand out what ``fetch`` does as one view per device.
+
+        Parameters
+        ----------
+        batch : sequence of contexts
+        num_steps : int
+            Steps that run before the next fetch.
+
+        Raises
+        ------
+        ValueError
+            The manager has no pool.
+        InsufficientBlocksError, CapacityError, RequestNotFoundError
+            As for ``fetch``.
+
+        Notes
+        -----
+        Costs a fetch plus O(batch). Loads and stores of a view raise InvalidHandleError once their
+        request was released or has lost the page.
+        """
+        if self._shards[0][0][0] is None:
+            raise ValueError("blocks is None: this manager has no pool to see, use fetch")
+        contexts = list(batch)
+        views = []
+        inputs = self.fetch(contexts, num_steps)
+        shards = self.params.tensor_parallel_degree
+        for replica, names in enumerate(self._names_by_replica(contexts)):
+            claims = RowClaims(self, names)
+            for each in inputs[replica * shards : (replica + 1) * shards]:
+                views.append(PagedKVCacheCollection(each, kv_params=self.params, guard=claims))
+        return views
+
+    def _names_by_replica(self, contexts: list[Any]) -> list[list[Any]]:
+        names: list[list[Any]] = [[] for _ in range(self.num_replicas)]
+        for context in contexts:
+            names[self.get_replica(context)].append(context.request_id)
+        return names
 
     def increment_cache_lengths(
         self, kv_cache_inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any
