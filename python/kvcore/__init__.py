@@ -27,7 +27,7 @@ from kvcore.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVC
 from kvcore.metrics import KVCacheMetrics
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
-from kvcore.plans import ReservePlan
+from kvcore.plans import ReservePlan, SharedPrefix
 from kvcore.slot_inputs import ContinuousBatchingKVCacheInputs
 from kvcore.views import (
     ContinuousBatchingKVCacheCollection,
@@ -63,6 +63,7 @@ __all__ = [
     "RaggedKVCacheInputs",
     "RequestNotFoundError",
     "ReservePlan",
+    "SharedPrefix",
     "TextGenerationContext",
     "__version__",
     "functional",

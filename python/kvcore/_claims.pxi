@@ -47,6 +47,33 @@ cdef inline bint is_claimed(PyObject* item, uint64_t uid, const uint32_t* genera
     )
 
 
+cdef object read_foreign(object context, RequestView* view, list keep):
+    """Describe an object like a context, all but its claim; answer its request id."""
+    cdef cnp.ndarray tokens
+    cdef bytes name
+    try:
+        request_id = context.request_id
+        given = context.tokens
+        view.start = as_int(context.start_idx, "start_idx")
+        view.active = as_int(context.active_idx, "active_idx")
+        view.end = as_int(context.end_idx, "end_idx")
+    except AttributeError:
+        raise no_context(context) from None
+    tokens = as_tokens(given)
+    name = namespace_of(
+        getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
+    )
+    keep.append((tokens, name))
+    view.tokens = <const int32_t*>cnp.PyArray_DATA(tokens)
+    view.name_space = name_view(name)
+    if view.end > cnp.PyArray_DIM(tokens, 0):
+        raise ValueError(
+            f"request {request_id!r} has end_idx {view.end} but "
+            f"{cnp.PyArray_DIM(tokens, 0)} tokens; end_idx counts all tokens"
+        )
+    return request_id
+
+
 cdef class ClaimTable:
     """Who is claimed, by request id; and the way from Python contexts to C++ requests."""
 
@@ -59,6 +86,7 @@ cdef class ClaimTable:
         self._uid = next_manager_uid
         next_manager_uid += 1
         self._handles = {}
+        self._contexts = {}
         self._num_replicas = self._native.config().num_replicas
         self._checks = runtime_checks
 
@@ -75,34 +103,15 @@ cdef class ClaimTable:
         if not is_claimed(<PyObject*>own, self._uid, self._generations.data()):
             own._request.sequence = self._find(own.request_id)
             own._manager_uid = self._uid
+            self._contexts[own.request_id] = own
             change_contexts_epoch()
         return &own._request
 
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
         """The same of any object like a context; `keep` holds what the view refers to."""
-        cdef cnp.ndarray tokens
-        cdef bytes name
-        try:
-            request_id = context.request_id
-            given = context.tokens
-            view.start = as_int(context.start_idx, "start_idx")
-            view.active = as_int(context.active_idx, "active_idx")
-            view.end = as_int(context.end_idx, "end_idx")
-        except AttributeError:
-            raise no_context(context) from None
+        cdef object request_id = read_foreign(context, view, keep)
         view.sequence = self._find(request_id)
-        tokens = as_tokens(given)
-        name = namespace_of(
-            getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
-        )
-        keep.append((tokens, name))
-        view.tokens = <const int32_t*>cnp.PyArray_DATA(tokens)
-        view.name_space = name_view(name)
-        if view.end > cnp.PyArray_DIM(tokens, 0):
-            raise ValueError(
-                f"request {request_id!r} has end_idx {view.end} but "
-                f"{cnp.PyArray_DIM(tokens, 0)} tokens; end_idx counts all tokens"
-            )
+        self._contexts[request_id] = context
         return 0
 
     cdef list _read(self, object batch, Batch* rows, list keep):
@@ -205,11 +214,7 @@ cdef class ClaimTable:
         """
         cdef int32_t replica
         cdef SequenceHandle sequence
-        if request_id in self._handles:
-            home = self._native.replica_of(self._find(request_id))
-            raise AlreadyClaimedError(
-                f"request {request_id!r} is claimed already, on replica {home}; release it first"
-            )
+        self._require_unclaimed(request_id)
         if replica_idx is None and self._num_replicas > 1:
             raise ValueError(
                 f"replica_idx is None, must be 0 .. {self._num_replicas - 1} or 'auto': "
@@ -225,13 +230,25 @@ cdef class ClaimTable:
             sequence = self._native.claim(replica)
         except CapacityError as error:
             raise CapacityError(f"request {request_id!r}: {error}") from None
+        self._enter(request_id, sequence)
+        self._check()
+
+    claim = external_claim
+
+    cdef int _require_unclaimed(self, object request_id) except -1:
+        if request_id in self._handles:
+            home = self._native.replica_of(self._find(request_id))
+            raise AlreadyClaimedError(
+                f"request {request_id!r} is claimed already, on replica {home}; release it first"
+            )
+        return 0
+
+    cdef int _enter(self, object request_id, SequenceHandle sequence) except -1:
         self._handles[request_id] = handle_key(sequence)
         if self._generations.size() <= sequence.index:
             self._generations.resize(sequence.index + 1)
         self._generations[sequence.index] = sequence.generation
-        self._check()
-
-    claim = external_claim
+        return 0
 
     cdef int32_t _replica(self, object replica_idx) except -1:
         cdef int64_t index = as_int(replica_idx, "replica_idx")
@@ -256,6 +273,7 @@ cdef class ClaimTable:
         if key is None:
             raise not_found(request_id)
         cdef SequenceHandle sequence = handle_of(key)
+        self._contexts.pop(request_id, None)
         self._generations[sequence.index] = 0
         change_contexts_epoch()
         self._native.release(sequence)

@@ -76,6 +76,7 @@ cdef class ClaimTable:
     cdef CacheManager* _native
     cdef uint64_t _uid
     cdef dict _handles
+    cdef dict _contexts  # last used with each claim
     cdef vector[uint32_t] _generations
     cdef vector[RequestView*] _last  # batch that was done with
     cdef uint64_t _last_epoch
@@ -93,9 +94,16 @@ cdef class ClaimTable:
     cdef int _check_settable(self, object context) except -1
     cdef int _check(self) except -1
     cdef int32_t _replica(self, object replica_idx) except -1
+    cdef int _require_unclaimed(self, object request_id) except -1
+    cdef int _enter(self, object request_id, SequenceHandle sequence) except -1
 
 
-cdef class PagedHotPath(ClaimTable):
+cdef class Forks(ClaimTable):
+    cdef int _describe_parent(self, object parent_id, RequestView* view, list keep) except -1
+    cdef list _describe_children(self, list children, Batch* requests, list keep)
+
+
+cdef class PagedHotPath(Forks):
     cdef int32_t _page_size
     cdef int64_t _total_pages
     cdef bint _copies_itself

@@ -9,7 +9,7 @@ from typing_extensions import Self
 from kvcore._core import CacheManager
 from kvcore.context import ContextLike
 from kvcore.metrics import KVCacheMetrics
-from kvcore.plans import ReservePlan
+from kvcore.plans import ReservePlan, SharedPrefix
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
@@ -92,7 +92,12 @@ class ClaimTable:
     def get_or_recommend_replica(self, context: _Context) -> int: ...
     def get_req_blocks(self, request_id: Hashable) -> list[int]: ...
 
-class PagedHotPath(ClaimTable):
+class Forks(ClaimTable):
+    def fork(self, parent_id: Hashable, *child_ctxs: _Context) -> None: ...
+    def truncate(self, request_id: Hashable, n_tokens: int) -> None: ...
+    def shared_prefixes(self, batch: Iterable[_Context]) -> list[SharedPrefix]: ...
+
+class PagedHotPath(Forks):
     def __init__(
         self,
         core: CacheManager,

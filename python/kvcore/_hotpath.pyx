@@ -47,7 +47,7 @@ from kvcore.errors import (
     RequestNotFoundError,
 )
 from kvcore.metrics import KVCacheMetrics
-from kvcore.plans import ReservePlan
+from kvcore.plans import ReservePlan, SharedPrefix
 
 cnp.import_array()
 
@@ -84,6 +84,7 @@ include "_tokens.pxi"
 include "_context.pxi"
 include "_inputs.pxi"
 include "_claims.pxi"
+include "_forks.pxi"
 include "_manager.pxi"
 include "_row_claims.pxi"
 include "_prefix_tree.pxi"

@@ -5,7 +5,7 @@
 cdef int64_t RELEASE_GIL_TOKENS = 8192
 
 
-cdef class PagedHotPath(ClaimTable):
+cdef class PagedHotPath(Forks):
     """Base of PagedKVCacheManager: what runs per request and per step."""
 
     def __init__(self, object core, *, object shards, bint copies_itself, bint runtime_checks,

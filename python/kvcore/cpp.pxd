@@ -124,6 +124,10 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         BlockId destination
         int32_t num_tokens
         SequenceHandle sequence
+    cdef cppclass SharedPrefix:
+        int32_t replica
+        int64_t num_tokens
+        vector[int32_t] rows
     cdef cppclass PageSwap:
         int32_t row
         int32_t column
@@ -172,6 +176,13 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         void commit(
             const RequestBatch& batch, vector[PageSwap]& swaps
+        ) except +translate_exception
+        void fork(
+            const RequestView& parent, const RequestBatch& children
+        ) except +translate_exception
+        void truncate(SequenceHandle sequence, int64_t n) except +translate_exception
+        vector[SharedPrefix] shared_prefixes(
+            const RequestBatch& batch
         ) except +translate_exception
         int64_t match(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reservation would do."""
+"""What a reservation would do, and what a batch has in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ReservePlan"]
+__all__ = ["ReservePlan", "SharedPrefix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +31,22 @@ class ReservePlan:
     evicted_pages: int
     copied_tokens: int
     fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Tell which rows of a batch hold the same leading pages.
+
+    Attributes
+    ----------
+    rows : tuple of int
+        Rows of the replica's part of the batch, ascending, at least two.
+    num_tokens : int
+        Tokens of those pages that all of the rows have written.
+    replica : int
+        The replica that the rows are on.
+    """
+
+    rows: tuple[int, ...]
+    num_tokens: int
+    replica: int = 0
