@@ -11,6 +11,87 @@ using kvcore::python::Int32Arg;
 
 namespace {
 
+// A first line `name(self, arguments)` and `--` is what Python shows as the signature.
+constexpr const char* kClassDoc = R"(Count the references of page ids ``0 .. num_blocks - 1``.
+
+Parameters
+----------
+num_blocks : int
+    Pages, ``1 .. 2**31 - 1``.
+
+Raises
+------
+ValueError
+    Another number of pages.
+
+Notes
+-----
+One thread at a time. O(1) per id; ids freed last are handed out first.
+
+Examples
+--------
+>>> from kvcore import BlockPool
+>>> pool = BlockPool(4)
+>>> ids = pool.allocate(3)
+>>> pool.free(ids[:1])
+>>> pool
+BlockPool(4 pages, 2 free, 2 used))";
+
+constexpr const char* kAllocateDoc = R"(allocate(self, n)
+--
+
+Take pages, each with one reference.
+
+Returns
+-------
+int32 [n]
+    Their ids.
+
+Raises
+------
+InsufficientBlocksError
+    Fewer than `n` are free; nothing has been taken.
+ValueError
+    `n` below 0.)";
+
+constexpr const char* kShareDoc = R"(share(self, ids)
+--
+
+Add one reference to each page.
+
+Parameters
+----------
+ids : list of int, or array int32 or int64 [n]
+
+Raises
+------
+InvalidHandleError
+    An id that is free or no page; nothing has changed.)";
+
+constexpr const char* kFreeDoc = R"(free(self, ids)
+--
+
+Drop one reference of each page; one without references is free again.
+
+Parameters
+----------
+ids : list of int, or array int32 or int64 [n]
+
+Raises
+------
+InvalidHandleError
+    An id that is free already (a double free) or no page; nothing has changed.)";
+
+constexpr const char* kRefCountDoc = R"(ref_count(self, block_id)
+--
+
+Answer the references to a page, 0 when it is free; InvalidHandleError for no page.)";
+
+constexpr const char* kCheckIntegrityDoc = R"(check_integrity(self)
+--
+
+Raise AssertionError unless free and referenced pages make up the pool. O(num_blocks).)";
+
 py::array_t<std::int32_t> allocate(BlockPool& pool, std::int64_t n) {
     if (n < 0) throw py::value_error("n is " + std::to_string(n) + ", must be at least 0");
     if (n > pool.num_free()) {
@@ -26,27 +107,29 @@ py::array_t<std::int32_t> allocate(BlockPool& pool, std::int64_t n) {
 }  // namespace
 
 void bind_block_pool(py::module_& module) {
-    py::class_<BlockPool>(module, "BlockPool")
+    py::options options;
+    options.disable_function_signatures();
+    py::class_<BlockPool>(module, "BlockPool", kClassDoc)
         .def(py::init<std::int64_t>(), py::arg("num_blocks"))
-        .def_property_readonly("num_blocks", &BlockPool::num_blocks)
-        .def_property_readonly("num_free", &BlockPool::num_free)
-        .def("allocate", &allocate, py::arg("n"))
+        .def_property_readonly("num_blocks", &BlockPool::num_blocks, "Pages of the pool.")
+        .def_property_readonly("num_free", &BlockPool::num_free, "Pages that nobody references.")
+        .def("allocate", &allocate, py::arg("n"), kAllocateDoc)
         .def(
             "share",
             [](BlockPool& pool, const py::object& ids) {
                 const Int32Arg arg(ids, "ids");
                 pool.share(arg.data(), arg.size());
             },
-            py::arg("ids"))
+            py::arg("ids"), kShareDoc)
         .def(
             "free",
             [](BlockPool& pool, const py::object& ids) {
                 const Int32Arg arg(ids, "ids");
                 pool.free(arg.data(), arg.size());
             },
-            py::arg("ids"))
-        .def("ref_count", &BlockPool::ref_count, py::arg("block_id"))
-        .def("check_integrity", &BlockPool::check_integrity)
+            py::arg("ids"), kFreeDoc)
+        .def("ref_count", &BlockPool::ref_count, py::arg("block_id"), kRefCountDoc)
+        .def("check_integrity", &BlockPool::check_integrity, kCheckIntegrityDoc)
         .def("__repr__", [](const BlockPool& pool) {
             return kvcore::detail::concat("BlockPool(", pool.num_blocks(), " pages, ",
                                           pool.num_free(), " free, ",

@@ -6,11 +6,13 @@
 
 #include "array_args.hpp"
 #include "bindings.hpp"
+#include "cache_manager_docs.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
 #include "kvcore/name_space.hpp"
 
 namespace py = pybind11;
+namespace docs = kvcore::python::docs;
 using kvcore::CacheManager;
 using kvcore::PinHandle;
 using kvcore::RequestView;
@@ -115,26 +117,28 @@ py::array_t<std::int32_t> take_copies(CacheManager& manager) {
 }
 
 void bind_values(py::module_& module) {
-    py::class_<SequenceHandle>(module, "SequenceHandle")
+    py::class_<SequenceHandle>(module, "SequenceHandle",
+                               "A claimed sequence; stale once it is released.")
         .def("__eq__", [](SequenceHandle a, SequenceHandle b) { return a == b; })
         .def("__hash__", [](SequenceHandle handle) {
             return (static_cast<std::uint64_t>(handle.generation) << 32) | handle.index;
         });
-    py::class_<PinHandle>(module, "PinHandle").def_readonly("num_tokens", &PinHandle::num_tokens);
-    py::class_<kvcore::Metrics>(module, "Metrics")
+    py::class_<PinHandle>(module, "PinHandle", "A pinned prefix; its num_tokens are kept.")
+        .def_readonly("num_tokens", &PinHandle::num_tokens);
+    py::class_<kvcore::Metrics>(module, "Metrics", "Counters since construction or the last reset.")
         .def_readonly("input_tokens", &kvcore::Metrics::input_tokens)
         .def_readonly("cache_tokens", &kvcore::Metrics::cache_tokens)
         .def_readonly("copied_tokens", &kvcore::Metrics::copied_tokens)
         .def_readonly("evicted_pages", &kvcore::Metrics::evicted_pages)
         .def_readonly("peak_used_pages", &kvcore::Metrics::peak_used_pages);
-    py::class_<kvcore::PoolStats>(module, "PoolStats")
+    py::class_<kvcore::PoolStats>(module, "PoolStats", "Pages of one replica at one moment.")
         .def_readonly("total_pages", &kvcore::PoolStats::total_pages)
         .def_readonly("free_pages", &kvcore::PoolStats::free_pages)
         .def_readonly("cached_pages", &kvcore::PoolStats::cached_pages)
         .def_readonly("evictable_pages", &kvcore::PoolStats::evictable_pages)
         .def_readonly("num_sequences", &kvcore::PoolStats::num_sequences)
         .def_property_readonly("available_pages", &kvcore::PoolStats::available_pages);
-    py::class_<kvcore::ReservePlan>(module, "ReservePlan")
+    py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
         .def_readonly("evicted_pages", &kvcore::ReservePlan::evicted_pages)
@@ -145,40 +149,46 @@ void bind_values(py::module_& module) {
 }  // namespace
 
 void bind_cache_manager(py::module_& module) {
+    py::options options;
+    options.disable_function_signatures();
     bind_values(module);
-    py::class_<CacheManager>(module, "CacheManager")
+    py::class_<CacheManager>(module, "CacheManager", docs::kManager)
         .def(py::init(&make_manager), py::kw_only(), py::arg("num_blocks"), py::arg("page_size"),
              py::arg("max_sequences"), py::arg("max_seq_len"), py::arg("num_replicas") = 1,
              py::arg("prefix_caching") = true, py::arg("dedup") = true,
              py::arg("partial_page_reuse") = true)
-        .def("claim", &CacheManager::claim, py::arg("replica") = 0)
-        .def("contains", &CacheManager::contains, py::arg("sequence"))
-        .def("replica_of", &CacheManager::replica_of, py::arg("sequence"))
+        .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
+        .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
+        .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)
         .def(
             "pages_of",
             [](const CacheManager& manager, SequenceHandle sequence) {
                 return id_array(manager.pages_of(sequence));
             },
-            py::arg("sequence"))
-        .def("release", &CacheManager::release, py::arg("sequence"))
+            py::arg("sequence"), docs::kPagesOf)
+        .def("release", &CacheManager::release, py::arg("sequence"), docs::kRelease)
         .def("reserve", &reserve, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
              py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
-             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kReserve)
         .def("plan", &plan, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
              py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
-             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
-        .def("commit", &commit, py::arg("sequence"), py::arg("tokens"), py::arg("written"))
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kPlan)
+        .def("commit", &commit, py::arg("sequence"), py::arg("tokens"), py::arg("written"),
+             docs::kCommit)
         .def("match", &match, py::arg("tokens"), py::arg("replica") = 0,
-             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kMatch)
         .def("pin", &pin, py::arg("tokens"), py::arg("replica") = 0,
-             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none())
-        .def("unpin", &CacheManager::unpin, py::arg("pin"))
-        .def("take_copies", &take_copies)
-        .def("reset_prefix_cache", &CacheManager::reset_prefix_cache)
-        .def("stats", &CacheManager::stats, py::arg("replica") = 0)
-        .def_property_readonly("metrics", &CacheManager::metrics)
-        .def("reset_metrics", &CacheManager::reset_metrics)
-        .def("check_integrity", &CacheManager::check_integrity)
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kPin)
+        .def("unpin", &CacheManager::unpin, py::arg("pin"), docs::kUnpin)
+        .def("take_copies", &take_copies, docs::kTakeCopies)
+        .def("reset_prefix_cache", &CacheManager::reset_prefix_cache, docs::kResetPrefixCache)
+        .def("stats", &CacheManager::stats, py::arg("replica") = 0, docs::kStats)
+        .def_property_readonly(
+            "metrics", &CacheManager::metrics,
+            "Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, "
+            "evicted_pages, peak_used_pages.")
+        .def("reset_metrics", &CacheManager::reset_metrics, docs::kResetMetrics)
+        .def("check_integrity", &CacheManager::check_integrity, docs::kCheckIntegrity)
         .def("_capsule",
              [](CacheManager& manager) { return py::capsule(&manager, "kvcore.CacheManager"); })
         .def("__repr__", [](const CacheManager& manager) {

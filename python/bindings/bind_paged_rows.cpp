@@ -230,10 +230,14 @@ py::tuple gather_rows(const py::array& key_pool, const py::array& value_pool,
 void bind_paged_rows(py::module_& module) {
     module.def("allocate_blocks", &allocate_blocks, py::arg("key_pool"), py::arg("value_pool"),
                py::arg("block_table"), py::arg("seq_lengths"), py::arg("sequence_idx"),
-               py::arg("num_new_tokens"), py::arg("free_block_ids"), py::arg("donate"));
+               py::arg("num_new_tokens"), py::arg("free_block_ids"), py::arg("donate"),
+               "Enter free blocks into a row: (the cache's arrays, blocks consumed); copies the "
+               "table unless donated.");
     module.def("append_rows", &append_rows, py::arg("key_pool"), py::arg("value_pool"),
                py::arg("block_table"), py::arg("seq_lengths"), py::arg("sequence_idx"),
-               py::arg("keys_new"), py::arg("values_new"), py::arg("donate"));
+               py::arg("keys_new"), py::arg("values_new"), py::arg("donate"),
+               "Write tokens behind those of a row: the cache's arrays, copies unless donated.");
     module.def("gather_rows", &gather_rows, py::arg("key_pool"), py::arg("value_pool"),
-               py::arg("block_table"), py::arg("seq_lengths"), py::arg("sequence_idx"));
+               py::arg("block_table"), py::arg("seq_lengths"), py::arg("sequence_idx"),
+               "Copy the tokens of a row: (keys, values, tokens).");
 }

@@ -13,42 +13,26 @@ __version__: str
 build_info: dict[str, str | int | bool]
 
 class BlockPool:
-    """Count the references of page ids 0 .. num_blocks - 1; O(1) per id.
-
-    Raises ValueError unless ``1 <= num_blocks <= 2**31 - 1``. Not thread-safe by itself.
-    """
-
     def __init__(self, num_blocks: int) -> None: ...
     @property
     def num_blocks(self) -> int: ...
     @property
     def num_free(self) -> int: ...
-    def allocate(self, n: int) -> _Ids:
-        """Take n pages with one reference each: int32 [n]. Raises InsufficientBlocksError."""
-    def share(self, ids: _Ints) -> None:
-        """Add one reference to each. Raises InvalidHandleError for a free id; changes nothing."""
-    def free(self, ids: _Ints) -> None:
-        """Drop one reference of each. Raises InvalidHandleError (double free); changes nothing."""
-    def ref_count(self, block_id: int) -> int:
-        """Answer the references to a page, 0 when it is free."""
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless free + referenced == total. O(num_blocks)."""
+    def allocate(self, n: int) -> _Ids: ...
+    def share(self, ids: _Ints) -> None: ...
+    def free(self, ids: _Ints) -> None: ...
+    def ref_count(self, block_id: int) -> int: ...
+    def check_integrity(self) -> None: ...
 
 class SequenceHandle:
-    """A claim; stale after release."""
-
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 class PinHandle:
-    """A pinned prefix."""
-
     @property
     def num_tokens(self) -> int: ...
 
 class Metrics:
-    """Counters since construction or the last reset."""
-
     @property
     def input_tokens(self) -> int: ...
     @property
@@ -61,8 +45,6 @@ class Metrics:
     def peak_used_pages(self) -> int: ...
 
 class PoolStats:
-    """Pages of one replica at one moment."""
-
     @property
     def total_pages(self) -> int: ...
     @property
@@ -77,8 +59,6 @@ class PoolStats:
     def available_pages(self) -> int: ...
 
 class ReservePlan:
-    """What a reservation would do now."""
-
     @property
     def hit_tokens(self) -> int: ...
     @property
@@ -91,11 +71,6 @@ class ReservePlan:
     def fits(self) -> bool: ...
 
 class CacheManager:
-    """The C++ entry point with ids only, one sequence per call. Thread-safe; every call atomic.
-
-    Raises ValueError for sizes below 1.
-    """
-
     def __init__(
         self,
         *,
@@ -108,13 +83,11 @@ class CacheManager:
         dedup: bool = True,
         partial_page_reuse: bool = True,
     ) -> None: ...
-    def claim(self, replica: int = 0) -> SequenceHandle:
-        """Register a sequence. Raises IndexError, CapacityError."""
+    def claim(self, replica: int = 0) -> SequenceHandle: ...
     def contains(self, sequence: SequenceHandle) -> bool: ...
     def replica_of(self, sequence: SequenceHandle) -> int: ...
     def pages_of(self, sequence: SequenceHandle) -> _Ids: ...
-    def release(self, sequence: SequenceHandle) -> None:
-        """Forget a sequence; committed pages stay cached. Raises RequestNotFoundError."""
+    def release(self, sequence: SequenceHandle) -> None: ...
     def reserve(
         self,
         sequence: SequenceHandle,
@@ -125,8 +98,7 @@ class CacheManager:
         num_steps: int = 1,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> tuple[bool, int, int]:
-        """Reuse the cached prefix and allocate pages: (fits, start, active) afterwards."""
+    ) -> tuple[bool, int, int]: ...
     def plan(
         self,
         sequence: SequenceHandle,
@@ -137,37 +109,30 @@ class CacheManager:
         num_steps: int = 1,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> ReservePlan:
-        """Tell what reserve would do now; changes nothing."""
-    def commit(self, sequence: SequenceHandle, tokens: _Ints, written: int) -> _Ids:
-        """Put full written pages into the tree; swaps as int32 [n, 2]: column, page."""
+    ) -> ReservePlan: ...
+    def commit(self, sequence: SequenceHandle, tokens: _Ints, written: int) -> _Ids: ...
     def match(
         self,
         tokens: _Ints,
         replica: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> tuple[int, _Ids]:
-        """Cached tokens in whole pages and the page ids; changes nothing."""
+    ) -> tuple[int, _Ids]: ...
     def pin(
         self,
         tokens: _Ints,
         replica: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> PinHandle:
-        """Keep the cached pages of a prefix until unpinned."""
-    def unpin(self, pin: PinHandle) -> None:
-        """Let them go. Raises InvalidHandleError when that was done before."""
-    def take_copies(self) -> _Ids:
-        """Page copies owed, int32 [n, 4]: replica, source, destination, tokens."""
+    ) -> PinHandle: ...
+    def unpin(self, pin: PinHandle) -> None: ...
+    def take_copies(self) -> _Ids: ...
     def reset_prefix_cache(self) -> None: ...
     def stats(self, replica: int = 0) -> PoolStats: ...
     @property
     def metrics(self) -> Metrics: ...
     def reset_metrics(self) -> None: ...
-    def check_integrity(self) -> None:
-        """Raise AssertionError naming the law that does not hold."""
+    def check_integrity(self) -> None: ...
     def _capsule(self) -> object: ...
 
 def allocate_blocks(
@@ -179,9 +144,7 @@ def allocate_blocks(
     num_new_tokens: int,
     free_block_ids: _Ints,
     donate: bool,
-) -> tuple[tuple[_Array, _Array, _Array, _Array], int]:
-    """Enter free blocks into a row: (the cache's arrays, blocks consumed); copies the table."""
-
+) -> tuple[tuple[_Array, _Array, _Array, _Array], int]: ...
 def append_rows(
     key_pool: _Array,
     value_pool: _Array,
@@ -191,14 +154,11 @@ def append_rows(
     keys_new: _Array,
     values_new: _Array,
     donate: bool,
-) -> tuple[_Array, _Array, _Array, _Array]:
-    """Write tokens behind those of a row: the cache's arrays, copies unless donated."""
-
+) -> tuple[_Array, _Array, _Array, _Array]: ...
 def gather_rows(
     key_pool: _Array,
     value_pool: _Array,
     block_table: _Array,
     seq_lengths: _Array,
     sequence_idx: int,
-) -> tuple[_Array, _Array, int]:
-    """Copy the tokens of a row: (keys, values, tokens)."""
+) -> tuple[_Array, _Array, int]: ...

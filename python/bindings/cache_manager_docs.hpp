@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// What help() and the API reference say of CacheManager. A first line `name(self, arguments)` and
+// `--` is what Python shows as the signature.
+#pragma once
+
+namespace kvcore::python::docs {
+
+constexpr const char* kManager =
+    R"(Keep the books of pages for sequences: ids only, one sequence per call.
+
+What ``kvcore.PagedKVCacheManager`` is built on, for engines that bring their own contexts
+and pool.
+
+Parameters
+----------
+num_blocks : int
+    Pages of each replica.
+page_size : int
+    Tokens per page.
+max_sequences : int
+    Sequences claimed at a time, in each replica.
+max_seq_len : int
+    Tokens of the longest sequence.
+num_replicas : int
+prefix_caching, dedup, partial_page_reuse : bool
+    As for PagedKVCacheManager.
+
+Raises
+------
+ValueError
+    A size below 1.
+
+Notes
+-----
+Thread-safe: any number of threads may call any method. A call that raises or answers "no" has
+changed nothing. Wherever tokens are passed they are a list of int or an int32 or int64 array.
+
+Examples
+--------
+>>> from kvcore import CacheManager
+>>> manager = CacheManager(num_blocks=8, page_size=2, max_sequences=4, max_seq_len=16)
+>>> sequence = manager.claim()
+>>> manager.reserve(sequence, [5, 6, 7])  # fits, start, active
+(True, 0, 3)
+>>> len(manager.commit(sequence, [5, 6, 7], written=3)), manager.match([5, 6, 7])[0]
+(0, 2))";
+
+constexpr const char* kClaim = R"(claim(self, replica=0)
+--
+
+Register a sequence; takes no pages.
+
+Returns
+-------
+SequenceHandle
+    Names the sequence until it is released, and nothing afterwards.
+
+Raises
+------
+IndexError
+    No such replica.
+CapacityError
+    The replica has `max_sequences` sequences.)";
+
+constexpr const char* kContains = R"(contains(self, sequence)
+--
+
+Tell whether a sequence is claimed now.)";
+
+constexpr const char* kReplicaOf = R"(replica_of(self, sequence)
+--
+
+Answer the index of a sequence's replica; RequestNotFoundError when it is not claimed.)";
+
+constexpr const char* kPagesOf = R"(pages_of(self, sequence)
+--
+
+Answer a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
+claimed.)";
+
+constexpr const char* kRelease = R"(release(self, sequence)
+--
+
+Forget a sequence: committed pages stay cached; RequestNotFoundError when it is not claimed.)";
+
+constexpr const char* kReserve =
+    R"(reserve(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None)
+--
+
+Reuse the cached prefix of a sequence and allocate the pages that its next steps need.
+
+Parameters
+----------
+sequence : SequenceHandle
+tokens : list of int, or array int32 or int64 [n]
+    All tokens of the sequence.
+start, active : int
+    ``tokens[start:active]`` run next; `active` is n unless given.
+num_steps : int
+    Steps before the next reservation.
+extra_key, cache_salt : str, optional
+    Prefix-cache namespace.
+
+Returns
+-------
+fits : bool
+    False when there are not enough pages; nothing has changed.
+start, active : int
+    Where the sequence stands now: behind the prefix found.
+
+Raises
+------
+CapacityError
+    The sequence can never fit.
+RequestNotFoundError, ValueError)";
+
+constexpr const char* kPlan =
+    R"(plan(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None)
+--
+
+Tell what ``reserve`` would do now; changes nothing.
+
+Returns
+-------
+ReservePlan
+    With the fields of ``kvcore.ReservePlan``.)";
+
+constexpr const char* kCommit = R"(commit(self, sequence, tokens, written)
+--
+
+Put the pages whose tokens are all written into the prefix cache.
+
+Parameters
+----------
+sequence : SequenceHandle
+tokens : list of int, or array int32 or int64 [n]
+written : int
+    Tokens whose K and V are written, ``0 .. n``.
+
+Returns
+-------
+int32 [swaps, 2]
+    Pages swapped for equal cached ones: column, page.
+
+Raises
+------
+ValueError
+    More tokens than the sequence's pages hold, or than there are.
+RequestNotFoundError)";
+
+constexpr const char* kMatch =
+    R"(match(self, tokens, replica=0, extra_key=None, cache_salt=None)
+--
+
+Find the cached whole pages of a prefix; changes nothing.
+
+Returns
+-------
+num_tokens : int
+pages : int32 [num_tokens / page_size])";
+
+constexpr const char* kPin = R"(pin(self, tokens, replica=0, extra_key=None, cache_salt=None)
+--
+
+Keep the cached whole pages of a prefix from eviction until unpinned.
+
+Returns
+-------
+PinHandle
+    Its ``num_tokens`` are kept.)";
+
+constexpr const char* kUnpin = R"(unpin(self, pin)
+--
+
+Let pinned pages go; InvalidHandleError when that was done before.)";
+
+constexpr const char* kTakeCopies = R"(take_copies(self)
+--
+
+Hand out the page copies owed since the last call, to be done before the next kernels run.
+
+Returns
+-------
+int32 [n, 4]
+    Replica, source page, destination page, tokens.)";
+
+constexpr const char* kResetPrefixCache = R"(reset_prefix_cache(self)
+--
+
+Forget every cached page that nobody holds, on every replica.)";
+
+constexpr const char* kStats = R"(stats(self, replica=0)
+--
+
+Count the pages of a replica.
+
+Returns
+-------
+PoolStats
+    ``total_pages``, ``free_pages``, ``cached_pages``, ``evictable_pages``, ``num_sequences`` and
+    ``available_pages``, those that a reservation could have.)";
+
+constexpr const char* kResetMetrics = R"(reset_metrics(self)
+--
+
+Set every counter to zero, the peak to what is in use.)";
+
+constexpr const char* kCheckIntegrity = R"(check_integrity(self)
+--
+
+Raise AssertionError naming the conservation law that does not hold. O(everything).)";
+
+}  // namespace kvcore::python::docs
