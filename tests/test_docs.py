@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import typer
 
 import kvcore
 from kvcore import _core, _hotpath, errors, functional
-from kvcore.cli.main import app
+from kvcore.cli.main import app, main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -117,6 +118,24 @@ def test_command_line_page_names_every_command_and_option() -> None:
         options = {o for p in command.params for o in p.opts if o.startswith("--")}
         named = set(re.findall(r"(?<=`)--[\w-]+", section))
         assert named - {"--json", "--help"} == options - {"--json", "--help"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["replay", "--limit", "3"],
+        ["plan", "llama-3.1-8b", "--memory", "8GiB", "--max-seq-len", "8k"],
+        ["info"],
+    ],
+    ids=lambda a: str(a[0]),
+)
+def test_command_line_page_names_every_json_key(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--json"]) == 0
+    section = (DOCS / "cli.md").read_text().split(f"\n## kvcore {arguments[0]}")[1]
+    section = section.split("\n## ")[0]
+    assert [k for k in json.loads(capsys.readouterr().out) if f"`{k}`" not in section] == []
 
 
 # -- examples of the extension modules, which pytest does not collect ----------------------------

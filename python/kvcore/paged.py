@@ -143,6 +143,18 @@ class PagedKVCacheManager(PagedHotPath):
 
         Per replica the smaller of its share of the memory and what the largest batch of longest
         sequences needs.
+
+        Parameters
+        ----------
+        params : KVCacheParams
+        max_batch_size, max_seq_len : int
+            Requests over all replicas, tokens of the longest.
+        num_layers : int
+            Re-derives `params`.
+        available_cache_memory : int
+            Bytes over all devices.
+        devices, **kwargs
+            Not used: ``params.n_devices`` counts the devices.
         """
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.estimated_memory_size(
@@ -153,7 +165,10 @@ class PagedKVCacheManager(PagedHotPath):
     def max_supported_sequence_length(
         cls, params: KVCacheParams, num_layers: int, memory_available: int
     ) -> int:
-        """Answer the longest sequence in tokens, a multiple of the page; 0 when no page fits."""
+        """Answer the longest sequence in tokens, a multiple of the page; 0 when no page fits.
+
+        `memory_available` counts bytes over all devices; a sequence has those of one replica.
+        """
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.max_supported_sequence_length(params, memory_available)
 
@@ -167,7 +182,10 @@ class PagedKVCacheManager(PagedHotPath):
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
-        """Answer the largest batch of longest sequences that fits; 0 when not one does."""
+        """Answer the largest batch of longest sequences that fits; 0 when not one does.
+
+        Over all replicas; the arguments are those of ``estimated_memory_size``.
+        """
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.infer_optimal_batch_size(params, max_seq_len, available_cache_memory)
 
@@ -330,7 +348,14 @@ class PagedKVCacheManager(PagedHotPath):
     def input_symbols(
         self, devices: Sequence[Device | str] | None = None, num_layers: int | None = None
     ) -> list[InputSymbols]:
-        """Name each field of the fetched inputs with dtype and symbolic shape, per device."""
+        """Name each field of the fetched inputs with dtype and symbolic shape, per device.
+
+        Returns
+        -------
+        list of InputSymbols
+            One per device; its fields are those of RaggedKVCacheInputs, each with ``name``,
+            ``dtype``, ``shape`` and ``device``, or a pair or None as there.
+        """
         params = sizing.rederived(self.params, num_layers=num_layers)
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
         return [input_symbols(params, device) for device in places]
