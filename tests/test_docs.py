@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import json
@@ -136,6 +137,27 @@ def test_command_line_page_names_every_json_key(
     section = (DOCS / "cli.md").read_text().split(f"\n## kvcore {arguments[0]}")[1]
     section = section.split("\n## ")[0]
     assert [k for k in json.loads(capsys.readouterr().out) if f"`{k}`" not in section] == []
+
+
+@pytest.mark.parametrize("stub", ["_core.pyi", "_hotpath.pyi"])
+def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
+    """The constructors of extension classes do not tell theirs."""
+    pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.rst"))
+    written = dict(re.findall(r"^\.\. autoclass:: (\w+)\((.+)\)$", pages, re.M))
+    tree = ast.parse((Path(kvcore.__file__).parent / stub).read_text())
+    stated = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name in written:
+            (maker,) = (
+                f
+                for f in node.body
+                if isinstance(f, ast.FunctionDef) and f.name in ("__init__", "__new__")
+            )
+            for argument in [*maker.args.args, *maker.args.kwonlyargs]:
+                argument.annotation = None
+            stated[node.name] = ast.unparse(maker.args).split(", ", 1)[1]
+    assert stated
+    assert {name: written[name].replace(" = ", "=") for name in stated} == stated
 
 
 # -- examples of the extension modules, which pytest does not collect ----------------------------
