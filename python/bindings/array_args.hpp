@@ -146,7 +146,7 @@ inline void check_int32(const pybind11::array& array, const char* name) {
 /// Whether the elements of the last axis follow each other without gaps.
 [[nodiscard]] inline bool has_dense_rows(const pybind11::array& array) {
     const pybind11::ssize_t last = array.ndim() - 1;
-    return array.shape(last) <= 1 || array.strides(last) == array.itemsize();
+    return array.size() == 0 || array.shape(last) <= 1 || array.strides(last) == array.itemsize();
 }
 
 /// Whether the memory between two arrays' first and last bytes overlaps.

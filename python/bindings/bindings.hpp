@@ -5,4 +5,7 @@
 
 void bind_block_pool(pybind11::module_& module);
 void bind_cache_manager(pybind11::module_& module);
+void bind_kernels(pybind11::module_& module);
+void bind_page_bytes(pybind11::module_& module);
+void bind_paged_batch(pybind11::module_& module);
 void bind_paged_rows(pybind11::module_& module);

@@ -37,5 +37,8 @@ PYBIND11_MODULE(_core, module) {
     module.attr("__version__") = KVCORE_VERSION;
     bind_block_pool(module);
     bind_cache_manager(module);
+    bind_kernels(module);
+    bind_page_bytes(module);
+    bind_paged_batch(module);
     bind_paged_rows(module);
 }

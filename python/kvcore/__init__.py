@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path as _Path
 
-from kvcore import _core, functional
+from kvcore import _core, functional, ops
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
@@ -25,6 +25,7 @@ from kvcore.errors import (
 )
 from kvcore.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
 from kvcore.metrics import KVCacheMetrics
+from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.plans import ReservePlan, SharedPrefix
@@ -55,6 +56,7 @@ __all__ = [
     "KVCacheLayer",
     "KVCacheMetrics",
     "KVCacheParams",
+    "PagedBatch",
     "PagedKVCacheCollection",
     "PagedKVCacheLayer",
     "PagedKVCacheManager",
@@ -69,6 +71,7 @@ __all__ = [
     "functional",
     "get_cmake_dir",
     "get_include",
+    "ops",
     "update_batch",
 ]
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from kvcore.dtypes import numpy_dtype
 
-__all__ = ["host_array"]
+__all__ = ["host_array", "in_library_of"]
 
 _DLPACK_CUDA = 2  # DLDeviceType of the DLPack header
+_NO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes
 
 
 def host_array(value: Any, name: str) -> NDArray[Any]:
@@ -77,3 +78,31 @@ def _import(value: Any) -> NDArray[Any]:
     seen = np.asarray(value).view()
     seen.flags.writeable = False  # it may be a copy: writes must not get lost
     return seen
+
+
+def in_library_of(given: Any, result: NDArray[Any]) -> Any:
+    """Answer a fresh numpy array as an array of the library that another one is of.
+
+    Parameters
+    ----------
+    given : array
+        What ``host_array`` takes.
+    result : ndarray
+        Of a cache dtype, nobody else's.
+
+    Returns
+    -------
+    array
+        torch tensors share the memory, jax arrays may copy it; other libraries with DLPack get the
+        numpy array.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.Tensor):
+        if result.dtype.name not in _NO_NUMPY:
+            return torch.from_numpy(result)
+        bits = torch.from_numpy(result.view(f"u{result.itemsize}"))
+        return bits.view(getattr(torch, result.dtype.name))
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(given, jax.Array):
+        return jax.numpy.asarray(result)
+    return result

@@ -40,6 +40,7 @@ def collect() -> dict[str, Any]:
         "compiler": build["compiler"],
         "platform": platform.platform(),
         "isa": isa_level(),
+        "kernels": _core.kernel_isa(),
         "cuda": _cuda(build),
     }
 

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels that are compiled once per instruction set, as tables of functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcore/dtype.hpp"
+
+namespace kvcore::cpu {
+
+/// Scales never fall below: a group of zeros is divided by it.
+constexpr float kSmallestScale = 1e-12F;
+
+constexpr int kNumWide = 3;    // float32, float16, bfloat16: what K and V come in
+constexpr int kNumNarrow = 3;  // e4m3fn, e5m2, int8: what they are quantised to
+
+/// Of one wide dtype, by narrow dtype. Elements are contiguous, groups follow each other.
+struct WideKernels {
+    float (*largest_magnitude)(const std::byte* source, std::int64_t n);
+    void (*quantize_groups[kNumNarrow])(const std::byte* source, std::byte* destination,
+                                        float* scales, std::int64_t groups, std::int64_t group,
+                                        float code_limit);
+    void (*narrow[kNumNarrow])(const std::byte* source, std::byte* destination, std::int64_t n,
+                               float factor);
+    void (*dequantize_groups[kNumNarrow])(const std::byte* source, const float* scales,
+                                          std::byte* destination, std::int64_t groups,
+                                          std::int64_t group);
+    void (*widen[kNumNarrow])(const std::byte* source, std::byte* destination, std::int64_t n,
+                              float factor);
+};
+
+struct KernelTable {
+    const char* name;
+    WideKernels wide[kNumWide];
+};
+
+extern const KernelTable kBaselineKernels;
+#if defined(__x86_64__)
+extern const KernelTable kV3Kernels;  // x86-64-v3: AVX2, FMA, F16C
+extern const KernelTable kV4Kernels;  // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
+#endif
+
+/// The best table that this processor can run, or the one that KVCORE_ISA names.
+/// Throws std::invalid_argument for a name that is none or cannot run here.
+[[nodiscard]] const KernelTable& kernels();
+
+}  // namespace kvcore::cpu

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvcore/page_bytes.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/parallel.hpp"
+
+namespace kvcore {
+namespace {
+
+// Bytes below which a thread costs more than it saves.
+constexpr std::int64_t kWorthAThread = 1 << 18;
+
+std::int64_t worth(std::int64_t page_bytes) noexcept {
+    return kWorthAThread / std::max<std::int64_t>(1, page_bytes) + 1;
+}
+
+constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15ULL;
+constexpr std::uint64_t kFactor = 0xd6e8feb86659fd93ULL;
+
+// Both halves of a 128-bit product.
+std::uint64_t mix(std::uint64_t word) noexcept {
+    __extension__ using Wide = unsigned __int128;
+    const Wide product = Wide{word} * kFactor;
+    return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+}
+
+// Little-endian whatever the machine.
+std::uint64_t load_word(const std::byte* from, std::int64_t bytes = 8) noexcept {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from, static_cast<std::size_t>(bytes));
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
+}
+
+std::uint64_t digest(const std::byte* page, std::int64_t bytes) noexcept {
+    std::uint64_t sum = 0;
+    std::uint64_t counter = 0;
+    std::int64_t at = 0;
+    for (; at + 8 <= bytes; at += 8) sum += mix(load_word(page + at) ^ (counter += kStep));
+    if (at < bytes) sum += mix(load_word(page + at, bytes - at) ^ (counter + kStep));
+    return sum;
+}
+
+}  // namespace
+
+void copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs, std::int64_t n,
+                int threads) {
+    cpu::parallel_for(
+        n, worth(pool.page_bytes), threads, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                std::memcpy(pool.page(pairs[i].destination), pool.page(pairs[i].source),
+                            static_cast<std::size_t>(pool.page_bytes));
+            }
+        });
+}
+
+void fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids, std::int64_t n,
+                std::byte value, int threads) {
+    cpu::parallel_for(n, worth(pool.page_bytes), threads,
+                      [&](std::int64_t begin, std::int64_t end) {
+                          for (std::int64_t i = begin; i < end; ++i) {
+                              std::memset(pool.page(ids[i]), static_cast<int>(value),
+                                          static_cast<std::size_t>(pool.page_bytes));
+                          }
+                      });
+}
+
+void digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
+                  std::uint64_t* digests, int threads) {
+    cpu::parallel_for(n, worth(pool.page_bytes), threads,
+                      [&](std::int64_t begin, std::int64_t end) {
+                          for (std::int64_t i = begin; i < end; ++i) {
+                              digests[i] = digest(pool.page(ids[i]), pool.page_bytes);
+                          }
+                      });
+}
+
+}  // namespace kvcore

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done to the elements of a KV cache: numpy arrays and whatever speaks DLPack."""
+
+from __future__ import annotations
+
+from kvcore.ops.pages import checksum, copy_pages, zero_pages
+from kvcore.ops.paging import append, gather
+from kvcore.ops.quantization import dequantize, quantize
+
+__all__ = [
+    "append",
+    "checksum",
+    "copy_pages",
+    "dequantize",
+    "gather",
+    "quantize",
+    "zero_pages",
+]

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole pages of a pool: copies, zeros, digests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore import _core
+from kvcore.arrays import host_array
+
+__all__ = ["checksum", "copy_pages", "zero_pages"]
+
+
+def _parts(blocks: Any) -> list[NDArray[Any]]:
+    """Answer the arrays of a pool, which is one or a pair."""
+    given = list(blocks) if isinstance(blocks, tuple) else [blocks]
+    return [host_array(part, "blocks") for part in given]
+
+
+def _integers(name: str, values: Any, rank: int) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}, must be integers")
+    if array.size == 0:
+        array = array.reshape((0, 2)[:rank])
+    return np.ascontiguousarray(array, np.int64)
+
+
+def copy_pages(blocks: Any, pairs: Any, *, threads: int = 1) -> None:
+    """Copy pages within a pool, all layers.
+
+    Parameters
+    ----------
+    blocks : array [pages, ...], or pair of arrays
+        The pool, in host memory; a page is one run of bytes.
+    pairs : integers [n, 2]
+        Source and destination of each copy.
+    threads : int
+        Threads to use, the caller's included.
+
+    Raises
+    ------
+    IndexError
+        A page outside the pool.
+    ValueError
+        A page that is a source and a destination, or a destination twice; a strided or read-only
+        pool. Nothing has been copied.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import ops
+    >>> pool = np.arange(6).reshape(3, 2)
+    >>> ops.copy_pages(pool, [(0, 2)])
+    >>> pool.tolist()
+    [[0, 1], [2, 3], [0, 1]]
+    """
+    wanted = _integers("pairs", pairs, 2)
+    for part in _parts(blocks):
+        _core.copy_pages(part, wanted, threads)
+
+
+def zero_pages(blocks: Any, ids: Any, *, threads: int = 1) -> None:
+    """Fill pages of a pool with zeros.
+
+    Parameters
+    ----------
+    blocks : array [pages, ...], or pair of arrays
+    ids : integers [n]
+    threads : int
+        Threads to use, the caller's included.
+
+    Raises
+    ------
+    IndexError, ValueError
+        As for ``copy_pages``.
+    """
+    wanted = _integers("ids", ids, 1)
+    for part in _parts(blocks):
+        _core.fill_pages(part, wanted, 0, threads)
+
+
+def checksum(blocks: Any, ids: Any, *, threads: int = 1) -> NDArray[np.uint64]:
+    """Answer a digest of each page's bytes, to compare pages without copying them.
+
+    Parameters
+    ----------
+    blocks : array [pages, ...], or pair of arrays
+        Of a pair, the digests are added up.
+    ids : integers [n]
+    threads : int
+        Threads to use, the caller's included.
+
+    Returns
+    -------
+    uint64 [n]
+        The same for the same bytes on every machine. Finds accidents, not adversaries.
+
+    Raises
+    ------
+    IndexError, ValueError
+        As for ``copy_pages``.
+    """
+    wanted = _integers("ids", ids, 1)
+    digests = [_core.digest_pages(part, wanted, threads) for part in _parts(blocks)]
+    # Weighed, so that K and V that changed places are noticed.
+    return digests[0] if len(digests) == 1 else digests[0] + np.uint64(3) * digests[1]

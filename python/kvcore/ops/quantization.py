@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Narrow codes for wide values, and back."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore import _core
+from kvcore.arrays import host_array, in_library_of
+from kvcore.dtypes import numpy_dtype
+
+__all__ = ["dequantize", "quantize"]
+
+_WIDE = ("float32", "float16", "bfloat16")
+_NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
+
+
+def _one_of(name: str, dtype: str, allowed: tuple[str, ...]) -> str:
+    if dtype not in allowed:
+        raise ValueError(f"{name} is {dtype!r}, must be one of {', '.join(allowed)}")
+    return dtype
+
+
+def _typed(name: str, array: NDArray[Any], allowed: tuple[str, ...]) -> str:
+    if array.dtype.name not in allowed:
+        raise TypeError(f"{name} has dtype {array.dtype}, must be one of {', '.join(allowed)}")
+    return array.dtype.name
+
+
+def quantize(
+    x: Any,
+    dtype: str,
+    granularity: SupportsIndex | str,
+    *,
+    out: tuple[Any, Any] | None = None,
+    threads: int = 1,
+) -> tuple[Any, Any]:
+    """Quantise values, so that ``x`` is about ``values * scales``.
+
+    Parameters
+    ----------
+    x : array float32, float16 or bfloat16 [..., n]
+        In host memory; copied first where it is not in C order.
+    dtype : {"float8_e4m3fn", "float8_e5m2", "int8"}
+    granularity : int, "head" or "tensor"
+        Elements of the last axis per scale, its length for one per token and head; or one scale
+        for each index of the last but one axis; or one for all.
+    out : (array, array), optional
+        Where values and scales go, in C order.
+    threads : int
+        Threads to use, the caller's included.
+
+    Returns
+    -------
+    values : array `dtype` [..., n]
+    scales : array float32 [..., n / granularity], [heads] or [1]
+        Both in the library of `x`, or `out`.
+
+    Raises
+    ------
+    ValueError
+        A granularity that does not divide the last axis, another `dtype`, an `out` of another shape
+        or order.
+    TypeError
+        An `x` or `out` of another dtype, or on a GPU.
+
+    Notes
+    -----
+    A scale is the largest finite magnitude of its group over the largest value of `dtype` (127 for
+    int8), at least 1e-12; a code is ``x * (1 / scale)`` to the nearest, ties to even. Infinities
+    take the largest code; NaN stays NaN, in int8 it is 0. Costs reading `x` twice (from cache where
+    a group fits) and writing the codes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import ops
+    >>> values, scales = ops.quantize(np.array([[1.0, -2.0, 0.5]], np.float32), "int8", 3)
+    >>> values.tolist(), round(float(scales[0, 0]), 4)
+    ([[64, -127, 32]], 0.0157)
+    """
+    source = np.ascontiguousarray(host_array(x, "x"))
+    wide = _typed("x", source, _WIDE)
+    narrow = _one_of("dtype", dtype, _NARROW)
+    given = (None, None) if out is None else out
+    codes = _target("out[0]", given[0], source.shape, narrow)
+    if isinstance(granularity, str):
+        rows, heads, dim = _head_rows(source.shape, granularity)
+        scales = _target("out[1]", given[1], (heads,), "float32")
+        _core.quantize_heads(rows, heads, dim, source, wide, codes, narrow, scales, threads)
+    else:
+        group = _group(source.shape, granularity)
+        shape = (*source.shape[:-1], source.shape[-1] // group)
+        scales = _target("out[1]", given[1], shape, "float32")
+        _core.quantize_groups(scales.size, group, source, wide, codes, narrow, scales, threads)
+    return (in_library_of(x, codes), in_library_of(x, scales)) if out is None else out
+
+
+def dequantize(values: Any, scales: Any, dtype: str, *, out: Any = None, threads: int = 1) -> Any:
+    """Answer ``values * scales``.
+
+    Parameters
+    ----------
+    values : array float8_e4m3fn, float8_e5m2 or int8 [..., n]
+    scales : array float32 [..., groups], [heads] or [1]
+        As ``quantize`` answers them: groups of the last axis, one for each index of the last but
+        one axis, or one for all.
+    dtype : {"float32", "float16", "bfloat16"}
+    out : array `dtype` [..., n], optional
+        Where the result goes, in C order.
+    threads : int
+        Threads to use, the caller's included.
+
+    Returns
+    -------
+    array `dtype` [..., n]
+        In the library of `values`, or `out`.
+
+    Raises
+    ------
+    ValueError
+        Scales of another shape, another `dtype`.
+    TypeError
+        Arrays of other dtypes, or on a GPU.
+
+    Notes
+    -----
+    The product is rounded once, to the nearest, ties to even.
+    """
+    codes = np.ascontiguousarray(host_array(values, "values"))
+    narrow = _typed("values", codes, _NARROW)
+    wide = _one_of("dtype", dtype, _WIDE)
+    factors = np.ascontiguousarray(host_array(scales, "scales"))
+    _typed("scales", factors, ("float32",))
+    target = _target("out", out, codes.shape, wide)
+    if factors.ndim == codes.ndim and factors.shape[:-1] == codes.shape[:-1]:
+        group = _group_of_scales(codes.shape, factors.shape)
+        _core.dequantize_groups(factors.size, group, codes, narrow, factors, target, wide, threads)
+    else:
+        kind = "tensor" if factors.shape == (1,) else "head"
+        rows, heads, dim = _head_rows(codes.shape, kind)
+        if factors.shape != (heads,):
+            raise ValueError(_bad_scales(codes.shape, factors.shape))
+        _core.dequantize_heads(rows, heads, dim, codes, narrow, factors, target, wide, threads)
+    return in_library_of(values, target) if out is None else out
+
+
+def _target(name: str, given: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Answer the array that a result goes to."""
+    if given is None:
+        return np.empty(shape, numpy_dtype(dtype))
+    array = host_array(given, name)
+    _typed(name, array, (dtype,))
+    if array.shape != shape or not (array.flags.c_contiguous and array.flags.writeable):
+        raise ValueError(
+            f"{name} has shape {array.shape}, must be {shape}, writable and in C order"
+        )
+    return array
+
+
+def _bad_scales(values: tuple[int, ...], scales: tuple[int, ...]) -> str:
+    return (
+        f"scales has shape {scales} for values of shape {values}, must be "
+        f"{(*values[:-1], 'groups')}, one per head, or (1,)"
+    )
+
+
+def _group(shape: tuple[int, ...], granularity: SupportsIndex) -> int:
+    group = operator.index(granularity)
+    if not shape or group < 1 or shape[-1] % group:
+        raise ValueError(
+            f"granularity is {group}, must be at least 1 and divide the last axis of x, "
+            f"whose shape is {shape}"
+        )
+    return group
+
+
+def _group_of_scales(values: tuple[int, ...], scales: tuple[int, ...]) -> int:
+    groups = scales[-1]
+    if groups == 0 and values[-1] == 0:
+        return 1
+    if groups == 0 or values[-1] % groups:
+        raise ValueError(_bad_scales(values, scales))
+    return values[-1] // groups
+
+
+def _head_rows(shape: tuple[int, ...], granularity: str) -> tuple[int, int, int]:
+    """Answer rows, heads and elements of a head."""
+    if granularity not in ("head", "tensor"):
+        raise ValueError(f"granularity is {granularity!r}, must be an int, 'head' or 'tensor'")
+    if granularity == "tensor":
+        return math.prod(shape[:-1]), 1, shape[-1] if shape else 1
+    if len(shape) < 2:
+        raise ValueError(f"x has shape {shape}, must have an axis of heads before the last one")
+    return math.prod(shape[:-2]), shape[-2], shape[-1]

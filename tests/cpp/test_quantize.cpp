@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantising and back: every instruction set and number of threads gives the bytes of the scalar
+// conversions, for odd sizes and offsets, and touches nothing else.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "cpu/isa.hpp"
+#include "kvcore/kernels.hpp"
+#include "random.hpp"
+
+using kvcore::DType;
+using Bytes = std::vector<std::byte>;
+
+namespace {
+
+constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr DType kNarrow[] = {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8};
+
+float read(DType dtype, const std::byte* at) {
+    std::uint32_t code = 0;
+    std::memcpy(&code, at, static_cast<std::size_t>(kvcore::item_size(dtype)));
+    switch (dtype) {
+        case DType::kFloat16:
+            return kvcore::from_half(static_cast<std::uint16_t>(code));
+        case DType::kBFloat16:
+            return kvcore::from_bfloat16(static_cast<std::uint16_t>(code));
+        case DType::kFloat8E4M3FN:
+            return kvcore::from_e4m3fn(static_cast<std::uint8_t>(code));
+        case DType::kFloat8E5M2:
+            return kvcore::from_e5m2(static_cast<std::uint8_t>(code));
+        case DType::kInt8:
+            return static_cast<float>(static_cast<std::int8_t>(code));
+        default:
+            return kvcore::float_of(code);
+    }
+}
+
+void write(DType dtype, std::byte* at, float value) {
+    std::uint32_t code = kvcore::bits_of(value);
+    switch (dtype) {
+        case DType::kFloat16:
+            code = kvcore::to_half(value);
+            break;
+        case DType::kBFloat16:
+            code = kvcore::to_bfloat16(value);
+            break;
+        case DType::kFloat8E4M3FN:
+            code = kvcore::to_e4m3fn(value);
+            break;
+        case DType::kFloat8E5M2:
+            code = kvcore::to_e5m2(value);
+            break;
+        case DType::kInt8:
+            code = static_cast<std::uint8_t>(kvcore::to_int8(value));
+            break;
+        default:
+            break;
+    }
+    std::memcpy(at, &code, static_cast<std::size_t>(kvcore::item_size(dtype)));
+}
+
+Bytes random_bytes(Random& random, std::int64_t n) {
+    Bytes bytes(static_cast<std::size_t>(n));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
+    return bytes;
+}
+
+// Mostly moderate numbers; infinities, NaN and subnormals among them.
+Bytes random_elements(Random& random, DType dtype, std::int64_t n) {
+    Bytes bytes = random_bytes(random, n * kvcore::item_size(dtype));
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (random.chance(5)) continue;
+        const auto number = static_cast<float>(random.between(-100'000, 100'000));
+        write(dtype, bytes.data() + i * kvcore::item_size(dtype), number / 7777.0F);
+    }
+    return bytes;
+}
+
+/// Memory with a guard of known bytes on both sides, and a start that is aligned to nothing.
+class Guarded {
+   public:
+    Guarded(Random& random, std::int64_t n)
+        : offset_(1 + random.below(63)), size_(n), bytes_(static_cast<std::size_t>(n + 256)) {
+        std::fill(bytes_.begin(), bytes_.end(), std::byte{0xa5});
+    }
+    std::byte* data() { return bytes_.data() + 64 + offset_; }
+    void check() const {
+        for (std::size_t i = 0; i < bytes_.size(); ++i) {
+            const auto at = static_cast<std::int64_t>(i) - 64 - offset_;
+            if (at < 0 || at >= size_) CHECK(bytes_[i] == std::byte{0xa5});
+        }
+    }
+
+   private:
+    std::int64_t offset_;
+    std::int64_t size_;
+    Bytes bytes_;
+};
+
+float expected_scale(DType wide, const std::byte* elements, std::int64_t n, DType narrow) {
+    float most = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const float magnitude = std::fabs(read(wide, elements + i * kvcore::item_size(wide)));
+        if (std::isfinite(magnitude)) most = std::max(most, magnitude);
+    }
+    return std::max(most / kvcore::largest(narrow), 1e-12F);
+}
+
+std::vector<const kvcore::cpu::KernelTable*> tables() {
+    std::vector<const kvcore::cpu::KernelTable*> found{&kvcore::cpu::kBaselineKernels};
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+        found.push_back(&kvcore::cpu::kV3Kernels);
+    }
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+        found.push_back(&kvcore::cpu::kV4Kernels);
+    }
+#endif
+    return found;
+}
+
+void every_table_agrees_with_the_scalar_conversions(Random& random) {
+    for (int i = 0; i < 300; ++i) {
+        const int w = static_cast<int>(random.below(3));
+        const int q = static_cast<int>(random.below(3));
+        const DType wide = kWide[w];
+        const DType narrow = kNarrow[q];
+        const std::int64_t groups = random.between(0, 5);
+        const std::int64_t group = random.between(1, 90);
+        const std::int64_t n = groups * group;
+        const Bytes elements = random_elements(random, wide, n);
+        for (const kvcore::cpu::KernelTable* table : tables()) {
+            Guarded source(random, n * kvcore::item_size(wide));
+            std::copy(elements.begin(), elements.end(), source.data());
+            Guarded codes(random, n);
+            Guarded back(random, n * kvcore::item_size(wide));
+            std::vector<float> scales(static_cast<std::size_t>(groups), -1);
+            const kvcore::cpu::WideKernels& kernels = table->wide[w];
+            kernels.quantize_groups[q](source.data(), codes.data(), scales.data(), groups, group,
+                                       kvcore::largest(narrow));
+            kernels.dequantize_groups[q](codes.data(), scales.data(), back.data(), groups, group);
+            for (std::int64_t at = 0; at < n; ++at) {
+                const float scale = scales[static_cast<std::size_t>(at / group)];
+                const std::int64_t begin = at / group * group * kvcore::item_size(wide);
+                CHECK(scale == expected_scale(wide, elements.data() + begin, group, narrow));
+                const std::int64_t byte = at * kvcore::item_size(wide);
+                std::byte expected[4] = {};
+                write(narrow, expected, read(wide, elements.data() + byte) * (1.0F / scale));
+                CHECK(expected[0] == codes.data()[at]);
+                write(wide, expected, read(narrow, expected) * scale);
+                const auto size = static_cast<std::size_t>(kvcore::item_size(wide));
+                const bool is_nan = std::isnan(read(wide, expected));
+                CHECK(is_nan ? std::isnan(read(wide, back.data() + byte))
+                             : std::memcmp(expected, back.data() + byte, size) == 0);
+            }
+            source.check();
+            codes.check();
+            back.check();
+        }
+    }
+}
+
+void threads_do_not_change_a_byte(Random& random) {
+    const kvcore::HeadRows shape{1031, 3, 80};
+    const std::int64_t n = shape.rows * shape.heads * shape.dim;
+    for (const DType wide : kWide) {
+        for (const DType narrow : kNarrow) {
+            const Bytes source = random_elements(random, wide, n);
+            Bytes codes[2];
+            Bytes back[2];
+            std::vector<float> scales[2];
+            for (int i = 0; i < 2; ++i) {
+                codes[i].resize(static_cast<std::size_t>(n));
+                back[i].resize(static_cast<std::size_t>(n * kvcore::item_size(wide)));
+                scales[i].resize(static_cast<std::size_t>(shape.heads));
+                kvcore::quantize(shape, wide, source.data(), narrow, codes[i].data(),
+                                 scales[i].data(), 1 + 3 * i);
+                kvcore::dequantize(shape, narrow, codes[i].data(), scales[i].data(), wide,
+                                   back[i].data(), 1 + 3 * i);
+            }
+            CHECK(codes[0] == codes[1]);
+            CHECK(scales[0] == scales[1]);
+            CHECK(back[0] == back[1]);
+            for (std::int64_t head = 0; head < shape.heads; ++head) {
+                Bytes of_head;
+                for (std::int64_t row = 0; row < shape.rows; ++row) {
+                    const std::byte* at = source.data() + (row * shape.heads + head) * shape.dim *
+                                                              kvcore::item_size(wide);
+                    of_head.insert(of_head.end(), at, at + shape.dim * kvcore::item_size(wide));
+                }
+                CHECK(scales[0][static_cast<std::size_t>(head)] ==
+                      expected_scale(wide, of_head.data(), shape.rows * shape.dim, narrow));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    Random random(seed_from(argc, argv, 9));
+    every_table_agrees_with_the_scalar_conversions(random);
+    threads_do_not_change_a_byte(random);
+}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of each instruction set: the same bytes, chosen by KVCORE_ISA, nothing shared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvcore
+from kvcore import _core
+from kvcore.cli.machine import isa_level
+
+LEVELS = ("x86-64-v3", "x86-64-v4")
+
+_PROGRAM = """
+import hashlib, numpy as np
+from kvcore import _core, ops
+x = np.random.default_rng(1).normal(size=(257, 3, 80)).astype(np.float32)
+parts = []
+for given in (x, x.astype(np.float16)):
+    for dtype in ("float8_e4m3fn", "float8_e5m2", "int8"):
+        for granularity in (16, 80, "head", "tensor"):
+            values, scales = ops.quantize(given, dtype, granularity, threads=2)
+            parts += [values, scales, ops.dequantize(values, scales, "bfloat16")]
+digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+print(_core.kernel_isa(), digest)
+"""
+
+
+def run_with(isa: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"KVCORE_ISA": isa, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", _PROGRAM]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def digest_of(isa: str) -> str:
+    done = run_with(isa)
+    assert done.returncode == 0, done.stderr
+    name, digest = done.stdout.split()
+    assert name == isa
+    return digest
+
+
+def test_best_level_of_the_processor_is_chosen() -> None:
+    if "KVCORE_ISA" in os.environ:
+        assert _core.kernel_isa() == os.environ["KVCORE_ISA"]
+    else:
+        assert _core.kernel_isa() == (isa_level() if isa_level() in LEVELS else "baseline")
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_levels_agree_to_the_byte(isa: str) -> None:
+    if isa > isa_level():
+        done = run_with(isa)
+        assert done.returncode != 0
+        assert "cannot run" in done.stderr
+        pytest.skip(f"this processor is {isa_level()}")
+    assert digest_of(isa) == digest_of("baseline")
+
+
+def test_unknown_level_is_refused() -> None:
+    done = run_with("avx9")
+    assert done.returncode != 0
+    assert "KVCORE_ISA is avx9, must be one of" in done.stderr
+
+
+def test_objects_of_a_level_export_their_table_only() -> None:
+    """What two levels shared, the linker could take from the newer one for an old processor."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("nm is not installed")
+    library = Path(kvcore.get_cmake_dir()).parents[1] / "libkvcore.a"
+    listing = subprocess.run(
+        [nm, "--defined-only", "--print-file-name", str(library)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    exported: dict[str, list[str]] = {}
+    for line in listing.splitlines():
+        *place, kind, symbol = line.split()
+        member = place[0].split(":")[-2] if ":" in place[0] else place[0]
+        if member.startswith("isa_") and not kind.islower():
+            exported.setdefault(member, []).append(symbol)
+    assert len(exported) == (3 if isa_level().startswith("x86-64") else 1)
+    for member, symbols in exported.items():
+        assert len(symbols) == 1, f"{member} exports {symbols}"
+        assert symbols[0].endswith("KernelsE")
