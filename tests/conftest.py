@@ -46,7 +46,10 @@ def require(module: str) -> ModuleType:
         The module is missing although ``KVCORE_REQUIRE`` names it.
     """
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
+        if getattr(found, "__file__", None) is None:  # a folder of that name, as build/ is
+            raise ModuleNotFoundError(f"no module named {module!r}", name=module)
+        return found
     except ImportError:
         if module in REQUIRED_MODULES:
             raise
