@@ -56,7 +56,7 @@ void CacheManager::fork(const RequestView& parent, const RequestBatch& children)
     const std::lock_guard<std::mutex> lock(mutex_);
     const Sequence& source = sequences_.at(parent.sequence);
     const std::int32_t index = source.replica;
-    if (!has_legal_indices(parent)) refuse_indices(parent, 0);
+    if (!has_legal_indices(parent)) refuse_indices(parent, -1);  // no row of the children
     const std::int64_t written = std::min(source.written, parent.start);
     check_children(parent, written, children);
     Replica& replica = replica_at(index);

@@ -37,6 +37,8 @@ cdef class Forks(ClaimTable):
             self._find(parent_id)
             return
         self._describe_parent(parent_id, &parent, keep)
+        for name in names:  # now that no Python code runs any more
+            self._require_unclaimed(name)
         if parent.tokens == NULL:
             parent.name_space = requests.rows[0].name_space
         try:
@@ -46,11 +48,13 @@ cdef class Forks(ClaimTable):
         except CapacityError as error:
             raise CapacityError(f"request {parent_id!r}: {error}") from None
         except ValueError as error:
-            raise named(error, children) from None
+            # Row -1 is the parent.
+            raise named(error, [*children, self._contexts.get(parent_id)]) from None
         cdef size_t i
         for i in range(requests.rows.size()):
             self._enter(names[i], requests.rows[i].sequence)
             self._contexts[names[i]] = children[i]
+        for i in range(requests.rows.size()):
             if type(children[i]) is TextGenerationContext:
                 (<TextGenerationContext>children[i])._manager_uid = self._uid
             else:
@@ -85,7 +89,6 @@ cdef class Forks(ClaimTable):
                 requests.rows[i] = &requests.foreign[i]
                 names.append(read_foreign(context, requests.rows[i], keep))
                 self._check_settable(context)
-            self._require_unclaimed(names[i])
         if len(set(names)) < len(names):
             raise ValueError(f"the forks {names!r} repeat a request id; name each once")
         return names
