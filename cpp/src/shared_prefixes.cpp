@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "kvcore/cache_manager.hpp"
@@ -12,10 +13,10 @@ namespace {
 /// Pages that some rows hold at the same place: a run of the prefix tree or, behind those, one page
 /// that forks share.
 struct Stretch {
-    std::int64_t end = 0;      // tokens
-    std::int64_t written = 0;  // by all of its rows
+    std::int64_t end = 0;  // tokens
     std::size_t most_rows_below = 0;
     std::vector<std::int32_t> rows;
+    std::vector<std::int64_t> reach;  // of each row, how far it has written them: tokens
 };
 
 /// The stretches of one replica's rows, as a tree.
@@ -25,10 +26,10 @@ class Stretches {
     std::size_t enter(std::size_t above, std::uint64_t key, std::int64_t end, std::int32_t row,
                       std::int64_t written) {
         const std::size_t id = ids_.try_emplace({above, key}, stretches_.size()).first->second;
-        if (id == stretches_.size()) stretches_.push_back({end, written, 0, {}});
+        if (id == stretches_.size()) stretches_.push_back({end, 0, {}, {}});
         Stretch& stretch = stretches_[id];
         stretch.rows.push_back(row);
-        stretch.written = std::min(stretch.written, written);
+        stretch.reach.push_back(std::min(end, written));
         std::size_t& most = stretches_[above].most_rows_below;
         most = std::max(most, stretch.rows.size());
         return id;
@@ -37,10 +38,15 @@ class Stretches {
     void collect(std::int32_t replica, std::vector<SharedPrefix>& groups) const {
         for (std::size_t id = 1; id < stretches_.size(); ++id) {
             const Stretch& stretch = stretches_[id];
-            const std::int64_t tokens = std::min(stretch.end, stretch.written);
-            const bool is_last = stretch.most_rows_below < stretch.rows.size();
-            if (stretch.rows.size() < 2 || !is_last || tokens == 0) continue;
-            groups.push_back({replica, tokens, stretch.rows});
+            for (const std::int64_t tokens : std::set(stretch.reach.begin(), stretch.reach.end())) {
+                SharedPrefix group{replica, tokens, {}};
+                for (std::size_t i = 0; i < stretch.rows.size(); ++i) {
+                    if (stretch.reach[i] >= tokens) group.rows.push_back(stretch.rows[i]);
+                }
+                const bool all_go_on =
+                    tokens == stretch.end && stretch.most_rows_below == group.rows.size();
+                if (group.rows.size() > 1 && !all_go_on) groups.push_back(std::move(group));
+            }
         }
     }
 
@@ -71,10 +77,13 @@ std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batc
         const std::int32_t row = num_rows[home]++;
         std::size_t at = 0;
         for (const TreeNode* node : path_to(sequence.node)) {
+            if (written <= node->start * page_size) break;
             const std::uint64_t key = std::uint64_t{node->id} << 1;
             at = parts[home].enter(at, key, node->end() * page_size, row, written);
         }
-        for (std::int32_t column = sequence.committed; column < sequence.frozen; ++column) {
+        const auto num_pages = static_cast<std::int32_t>(ceil_div(written, page_size));
+        const std::int32_t end = std::min(sequence.frozen, num_pages);
+        for (std::int32_t column = sequence.committed; column < end; ++column) {
             const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
             const std::uint64_t key = static_cast<std::uint64_t>(page) << 1 | 1;
             at = parts[home].enter(at, key, (column + 1) * page_size, row, written);
