@@ -116,7 +116,7 @@ void CacheManager::note_leaving(const Admission& admission, const Sequence& sequ
 bool CacheManager::only_grow(const RequestBatch& batch) const {
     return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        return sequence.is_sealed &&
+        return sequence.is_sealed && !sequence.pages.empty() &&
                batch[row].start >= std::int64_t{sequence.frozen} * config_.page_size;
     });
 }

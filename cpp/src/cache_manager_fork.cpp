@@ -95,7 +95,9 @@ void CacheManager::forget_copies(SequenceHandle handle, const Sequence& sequence
 void CacheManager::truncate(SequenceHandle handle, std::int64_t n) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Sequence& sequence = sequences_.at(handle);
-    const std::int64_t most = sequence.is_sealed ? sequence.counted_end : 0;
+    // Several steps of one fetch write behind what it counted.
+    const std::int64_t most =
+        sequence.is_sealed ? std::max(sequence.counted_end, sequence.written) : 0;
     if (n < 0 || n > most) {
         throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
                                                    " tokens, must be 0 .. ", most,

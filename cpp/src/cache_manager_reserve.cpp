@@ -330,6 +330,7 @@ std::int64_t CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t
     for (std::int64_t i = 0; i < n; ++i) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(i)];
         if (sequence.is_sealed && is_reserved(sequence, batch[i], num_steps)) {
+            sequence.written = std::min(sequence.written, batch[i].start);
             count_input(batch[i].start, batch[i].active, sequence);
             continue;
         }
