@@ -52,6 +52,22 @@ void CacheManager::adopt_pages(Replica& replica, Sequence& parent, Sequence& chi
     child.is_sealed = parent.is_sealed = true;
 }
 
+// A copy into a page that the child holds too is owed to both: either may go before it is taken.
+void CacheManager::share_copies(SequenceHandle handle, const Sequence& child) {
+    prune_copies();
+    const auto own = child.pages.begin() + child.committed;
+    for (std::size_t i = 0; i < owed_copies_.size(); ++i) {
+        PageCopy copy = owed_copies_[i];
+        const bool is_another_forks = i > 0 && owed_copies_[i - 1] == copy;
+        if (is_another_forks || copy.replica != child.replica ||
+            std::find(own, child.pages.end(), copy.destination) == child.pages.end()) {
+            continue;
+        }
+        copy.sequence = handle;
+        owed_copies_.insert(owed_copies_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
+    }
+}
+
 void CacheManager::fork(const RequestView& parent, const RequestBatch& children) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Sequence& source = sequences_.at(parent.sequence);
@@ -74,6 +90,7 @@ void CacheManager::fork(const RequestView& parent, const RequestBatch& children)
         child.written = child.counted_end = child.counted_from = written;
         child.count_epoch = count_epoch_;
         RequestView& view = children[i];
+        share_copies(handle, child);
         view.sequence = handle;
         view.start = written;
         if (view.active <= written) view.active = view.end;

@@ -204,16 +204,19 @@ void CacheManager::owe_shared_copy(const PageCopy& copy, Replica& replica,
 }
 
 void CacheManager::put_on_list(const PageCopy& copy) {
-    if (owed_copies_.size() >= prune_copies_at_) {
-        // A caller that never takes them must not gather those of sequences long gone.
-        const auto gone = [this](const PageCopy& owed) {
-            return sequences_.find(owed.sequence) == nullptr;
-        };
-        owed_copies_.erase(std::remove_if(owed_copies_.begin(), owed_copies_.end(), gone),
-                           owed_copies_.end());
-        prune_copies_at_ = std::max<std::size_t>(64, 2 * owed_copies_.size());
-    }
+    prune_copies();
     owed_copies_.push_back(copy);
+}
+
+// A caller that never takes them must not gather those of sequences long gone.
+void CacheManager::prune_copies() {
+    if (owed_copies_.size() < prune_copies_at_) return;
+    const auto gone = [this](const PageCopy& owed) {
+        return sequences_.find(owed.sequence) == nullptr;
+    };
+    owed_copies_.erase(std::remove_if(owed_copies_.begin(), owed_copies_.end(), gone),
+                       owed_copies_.end());
+    prune_copies_at_ = std::max<std::size_t>(64, 2 * owed_copies_.size());
 }
 
 void CacheManager::drop_columns(Replica& replica, Sequence& sequence, std::int32_t from) {

@@ -369,8 +369,8 @@ cdef class PagedHotPath(Forks):
         Returns
         -------
         int32 [n, 4]
-            Replica, source page, destination page, tokens; to be done before the next fetch's
-            kernels run.
+            Replica, source page, destination page, tokens; to be done in this order, before the
+            next fetch's kernels run.
         """
         return copies_array(self._native.take_copies())
 

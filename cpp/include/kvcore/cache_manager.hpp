@@ -78,7 +78,8 @@ struct PageCopy {
     TreeNode* held = nullptr;  // pinned until finish_copies; nullptr: not a page of the tree
 
     friend bool operator==(const PageCopy& a, const PageCopy& b) noexcept {
-        return a.replica == b.replica && a.destination == b.destination;
+        return a.replica == b.replica && a.source == b.source && a.destination == b.destination &&
+               a.num_tokens == b.num_tokens;
     }
 };
 
@@ -210,7 +211,7 @@ class CacheManager {
     /// Forgets every cached page that nobody holds, in every replica.
     void reset_prefix_cache();
 
-    /// Copies owed since the last call, of sequences still claimed.
+    /// Copies owed since the last call, of sequences still claimed; to be done in this order.
     [[nodiscard]] std::vector<PageCopy> take_copies();
     /// The copies given out by reserve or fetch are done: their sources are let go.
     void finish_copies(const std::vector<PageCopy>& copies);
@@ -307,6 +308,7 @@ class CacheManager {
                   std::vector<PageCopy>* copies);
     void owe_shared_copy(const PageCopy& copy, Replica& replica, std::vector<PageCopy>* copies);
     void put_on_list(const PageCopy& copy);
+    void prune_copies();
     void count_hit(const Admission& admission, Sequence& sequence);
     void count_input(std::int64_t start, std::int64_t active, Sequence& sequence) {
         if (active <= sequence.counted_end) return;
@@ -352,6 +354,7 @@ class CacheManager {
                                const RequestBatch& children);
     static void adopt_pages(Replica& replica, Sequence& parent, Sequence& child,
                             std::int32_t num_pages);
+    void share_copies(SequenceHandle handle, const Sequence& child);
     void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from);
     // cache_manager_check.cpp
     void check_sequence(const Sequence& sequence) const;
