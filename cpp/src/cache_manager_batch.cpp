@@ -92,27 +92,44 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
         fits = fits_together(admissions, result);
         leaving_.clear();
     }
-    for (std::size_t k = 0; fits && k < missing_.size(); ++k) {
-        const std::int64_t row = missing_[k];
-        result.has_moved |=
-            apply(admissions[k], *batch_[static_cast<std::size_t>(row)], batch[row], copies);
-    }
+    if (fits) result.has_moved |= apply_together(admissions, batch, copies);
     for (const auto& [tree, node] : held) tree->unpin(node, false);
     return fits;
 }
 
-// Of the forks in a batch that go on writing the same page, the last one need not copy it.
+// Of the forks in a batch that let go of the same page, the last one has it for itself.
 void CacheManager::note_leaving(const Admission& admission, const Sequence& sequence) {
-    if (admission.replaced == 0) return;
     const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
-    const std::int32_t end = std::min(sequence.frozen, admission.needed);
+    if (sequence.frozen <= first) return;
+    const std::int32_t end =
+        sequence.frozen > admission.needed ? sequence.num_pages() : sequence.frozen;
     for (std::int32_t column = first; column < end; ++column) {
         if (!is_own(sequence, column) || is_sole_holder(sequence, column)) continue;
         ++leaving_[{sequence.replica, sequence.pages[static_cast<std::size_t>(column)]}];
     }
 }
 
-// True when no missing row can take a hit or must replace pages: all it needs is more of them.
+// Copies made at once hold their sources meanwhile, and yet the last fork of a page has it for
+// itself, as it was admitted.
+bool CacheManager::apply_together(const std::vector<Admission>& admissions,
+                                  const RequestBatch& batch, std::vector<PageCopy>* copies) {
+    bool has_moved = false;
+    std::size_t done = copies == nullptr ? 0 : copies->size();
+    for (std::size_t k = 0; k < missing_.size(); ++k) {
+        const std::int64_t row = missing_[k];
+        has_moved |=
+            apply(admissions[k], *batch_[static_cast<std::size_t>(row)], batch[row], copies);
+        for (; copies != nullptr && done < copies->size(); ++done) {
+            const PageCopy& copy = (*copies)[done];
+            if (copy.held == nullptr) ++leaving_[{copy.replica, copy.source}];
+        }
+    }
+    leaving_.clear();
+    return has_moved;
+}
+
+// True when no missing row can take a hit, must replace pages or has lost all of them: all it needs
+// is more.
 bool CacheManager::only_grow(const RequestBatch& batch) const {
     return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];

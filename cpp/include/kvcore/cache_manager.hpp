@@ -343,6 +343,8 @@ class CacheManager {
     [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
                                         std::int64_t row) const;
     void note_leaving(const Admission& admission, const Sequence& sequence);
+    bool apply_together(const std::vector<Admission>& admissions, const RequestBatch& batch,
+                        std::vector<PageCopy>* copies);
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                       std::int32_t row, std::vector<PageSwap>& swaps);
     // cache_manager_fetch.cpp
