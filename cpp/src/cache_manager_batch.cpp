@@ -207,10 +207,22 @@ bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_s
     return true;
 }
 
+// Pages from `committed` on that are written and nobody else's. One that a fork holds as well (made
+// between the model's run and this commit) waits until that has let go: the tree could evict it.
+std::int32_t CacheManager::end_of_commit(const Sequence& sequence,
+                                         const RequestView& request) const {
+    const auto written = static_cast<std::int32_t>(request.start / config_.page_size);
+    const std::int32_t end = std::min(sequence.frozen, written);
+    std::int32_t column = sequence.committed;
+    while (column < end && is_sole_holder(sequence, column)) ++column;
+    return column < end ? column : written;
+}
+
 void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                                 std::int32_t row, std::vector<PageSwap>& swaps) {
     const std::int32_t first = sequence.committed;
-    const auto written = static_cast<std::int32_t>(request.start / config_.page_size);
+    const std::int32_t written = end_of_commit(sequence, request);
+    if (written == first) return;
     BlockId* pages = sequence.pages.data();
     duplicates_.clear();
     TreeNode* node = replica.tree.insert(sequence.node,

@@ -177,7 +177,8 @@ class CacheManager {
                                     FetchTarget* targets, std::vector<PageCopy>* copies = nullptr);
 
     /// Puts every page whose tokens are all written (start / page_size) into the prefix tree. Equal
-    /// pages found there replace the sequence's own, reported in `swaps`.
+    /// pages found there replace the sequence's own, reported in `swaps`. Where a fork still holds
+    /// such a page, it and those behind it wait for the next commit after that has let go.
     /// Throws std::invalid_argument when a request claims more written tokens than its pages hold.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps);
 
@@ -345,6 +346,8 @@ class CacheManager {
     void note_leaving(const Admission& admission, const Sequence& sequence);
     bool apply_together(const std::vector<Admission>& admissions, const RequestBatch& batch,
                         std::vector<PageCopy>* copies);
+    [[nodiscard]] std::int32_t end_of_commit(const Sequence& sequence,
+                                             const RequestView& request) const;
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                       std::int32_t row, std::vector<PageSwap>& swaps);
     // cache_manager_fetch.cpp
