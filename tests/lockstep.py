@@ -14,7 +14,9 @@ import numpy.typing as npt
 import kvcore
 from builders import make_manager
 from foreign_context import Context, Refused
-from reference import Key, Manager, Namespace, Page
+from reference import Key, Namespace, Page
+from reference_forks import Manager
+from source_hint import SourceHint
 
 COUNTERS = ("input_tokens", "cache_tokens", "evicted_pages", "copied_tokens")
 
@@ -217,6 +219,29 @@ class Lockstep:
             for row, column, page in swaps.tolist():
                 assert self.core.get_req_blocks(requests[row].request_id)[column] == page
 
+    def fork(self, parent: Request, children: Sequence[Request]) -> None:
+        self.same(
+            lambda: self.core.fork(parent.request_id, *[child.core for child in children]),
+            lambda: self.model.fork(parent.model, [child.model for child in children]),
+        )
+
+    def truncate(self, request: Request, n: int) -> None:
+        self.same(
+            lambda: self.core.truncate(request.request_id, n),
+            lambda: self.model.truncate(request.model, n),
+        )
+
+    def shared_prefixes(self, requests: Sequence[Request]) -> None:
+        groups, expected = self.same(
+            lambda: self.core.shared_prefixes([r.core for r in requests]),
+            lambda: self.model.shared_prefixes([r.model for r in requests]),
+        )
+        if groups is not None:
+            seen = [((group.replica, group.rows), group.num_tokens) for group in groups]
+            assert sorted(seen) == sorted(expected.items())
+            lengths = [group.num_tokens for group in groups]
+            assert lengths == sorted(lengths, reverse=True)
+
     def pin(self, tokens: list[int], ns: Namespace, replica: int) -> None:
         path = self.model.pin(replica, tokens, ns)
         pinned = self.core.pin(tokens, ns[0], ns[1], replica_idx=replica)
@@ -333,50 +358,3 @@ class Lockstep:
         longest = max((r.model.active_idx for r in rows), default=0)
         later = [(1, longest + step) for step in range(1, num_steps)]
         return np.array([(active, longest), *later], np.uint32).reshape(num_steps, 2)
-
-
-class SourceHint:
-    """Tells the reference which of several equally good pages a partial hit was copied from."""
-
-    def __init__(self, pair: Lockstep) -> None:
-        self.pair = pair
-        self.by_id: dict[tuple[int, int], Key] = {}
-        for replica, cache in enumerate(pair.model.cache):
-            for key in cache:
-                block = pair.tree_pairs(replica, key)[-1][0]
-                self.by_id[replica, int(block)] = key
-        for pool in pair.pools:  # every slot tells which page it is in
-            pool[:] = np.arange(len(pool)).reshape(-1, 1, 1, 1, 1, 1)
-
-    def take(self) -> npt.NDArray[np.int32]:
-        """The copies that the last call owes, or has done."""
-        self.copies: npt.NDArray[np.int32] = self.pair.core.take_copies()
-        assert self.copies.dtype == np.int32
-        assert self.copies.shape[1:] == (4,)
-        if self.pair.pools:
-            assert not len(self.copies)
-            done = [row for replica in range(len(self.pair.pools)) for row in self.done(replica)]
-            self.copies = np.array(done, np.int32).reshape(-1, 4)
-        return self.copies
-
-    def done(self, replica: int) -> list[tuple[int, int, int, int]]:
-        """What was copied in a pool, by what its slots hold now."""
-        pool = self.pair.pools[replica]
-        tokens = (pool[:, 0, 0, :, 0, 0] != np.arange(len(pool))[:, None]).sum(axis=1)
-        changed = [(page, int(tokens[page])) for page in np.flatnonzero(tokens).tolist()]
-        for page, count in changed:
-            source = pool[page, 0, 0, 0, 0, 0]
-            assert (pool[page, :, :, :count] == source).all()
-            assert (pool[page, :, :, count:] == page).all()
-        return [(replica, int(pool[p, 0, 0, 0, 0, 0]), p, count) for p, count in changed]
-
-    def for_request(self, request: Request) -> tuple[Key | None, bool]:
-        """The source of a request's partial hit, and whether the request copies nothing."""
-        if not self.pair.core.contains(request.request_id):
-            return None, True
-        own = {int(block) for block in self.pair.core.get_req_blocks(request.request_id)}
-        replica = self.pair.core.get_replica(request.core)
-        for where, source, target, _ in self.copies.tolist():
-            if where == replica and target in own:
-                return self.by_id.get((where, source)), False
-        return None, True

@@ -32,7 +32,9 @@ class Page:
 class Claim:
     replica: int
     pages: list[Page] = dataclasses.field(default_factory=list)
-    path: list[Key] = dataclasses.field(default_factory=list)  # committed or shared
+    path: list[Key] = dataclasses.field(default_factory=list)  # committed or taken from the cache
+    frozen: int = 0  # of its pages, those that the cache or a fork may read
+    written: int = 0  # tokens, as of the last step
     hit: int = 0
     counted: int = 0  # positions below are in the metrics
     started: bool = False  # fetched or written: its pages must not change any more
@@ -104,6 +106,11 @@ class Manager:
         paths = [claim.path for claim in self.claims_of(replica)] + self.pins[replica]
         return {key for path in paths for key in path}
 
+    def is_sole(self, page: Page, leaving: Counter[Page]) -> bool:
+        """Neither the cache nor another request holds it, save forks that are about to let go."""
+        holders = sum(any(p is page for p in claim.pages) for claim in self.claims.values())
+        return not page.cached and holders - leaving[page] == 1
+
     def unused(self, replica: int) -> int:
         owned = {id(p) for c in self.claims_of(replica) for p in c.pages if not p.cached}
         return self.num_pages - len(self.cache[replica]) - len(owned)
@@ -135,7 +142,7 @@ class Manager:
                 raise Refused("CapacityError")
         return claims
 
-    def search(self, ctx: Context, num_steps: int) -> Admission:
+    def search(self, ctx: Context, num_steps: int, leaving: Counter[Page]) -> Admission:
         claim, size = self.claims[ctx.request_id], self.page_size
         start, active = ctx.start_idx if claim.pages else 0, ctx.active_idx
         needed = self.needed(ctx, num_steps)
@@ -148,14 +155,18 @@ class Manager:
             if len(found) * size + tokens > claim.hit:
                 row.path, row.partial, row.sources = found, tokens, pages
                 self.stand(row, claim)
-        held, shared, needed = len(claim.pages), len(row.path), row.needed
+        held, shared = len(claim.pages), len(row.path)
         row.new = max(needed, held, shared) - max(held, shared)
         row.given_back = min(held, shared) - len(claim.path)
-        if row.start < shared * size:  # gone back into shared pages
-            written = claim.pages[row.start // size : min(shared, needed)]
-            row.new += sum(page.cached for page in written)
-            behind = claim.pages[needed:] if shared > needed else []
-            row.given_back += sum(not page.cached for page in behind)
+        if row.start < claim.frozen * size:  # gone back into pages that others may read
+            row.given_back = 0
+            behind = held if claim.frozen > needed else claim.frozen
+            for column in range(row.start // size, behind):
+                page = claim.pages[column]
+                sole = self.is_sole(page, leaving)
+                row.new += not sole and column < needed
+                row.given_back += sole and column >= needed
+                leaving[page] += not sole
         return row
 
     def stand(self, row: Admission, claim: Claim) -> None:
@@ -226,9 +237,12 @@ class Manager:
             if not claim.started:
                 claim.pages[: len(row.path)] = [self.cache[claim.replica][k] for k in row.path]
                 claim.path = list(row.path)
+                claim.frozen = max(claim.frozen, len(row.path))
             self.go_back(claim, row)
             claim.pages += [Page() for _ in range(row.needed - len(claim.pages))]
             row.ctx.start_idx, row.ctx.active_idx = row.start, row.active
+            has_hit = row.total > claim.hit
+            claim.written = row.start if has_hit else min(claim.written, row.start)
             self.metrics["cache_tokens"] += row.total - claim.hit
             self.metrics["copied_tokens"] += row.partial
             self.copies += [row.partial] if row.partial else []
@@ -237,19 +251,25 @@ class Manager:
             self.count(claim, row.ctx)
 
     def go_back(self, claim: Claim, row: Admission) -> None:
-        """Shared pages that the next tokens write into are replaced; those behind are let go."""
+        """Pages that others may read and the next tokens write into are replaced."""
         first = row.start // self.page_size
-        if len(claim.path) <= first:
+        if claim.frozen <= first:
             return
-        self.touch(claim.replica, claim.path)
-        if len(claim.path) > row.needed:
+        if claim.frozen > row.needed:
             del claim.pages[row.needed :]
-        for column in range(first, min(len(claim.path), row.needed)):
-            if claim.pages[column].cached:
+        for column in range(first, min(claim.frozen, row.needed)):
+            if not self.is_sole(claim.pages[column], Counter()):
                 claim.pages[column] = Page()
                 if column == first and row.start % self.page_size:
                     self.copies.append(row.start % self.page_size)
-        del claim.path[first:]
+        self.leave_cache(claim, first)
+        claim.frozen = first
+
+    def leave_cache(self, claim: Claim, columns: int) -> None:
+        """Cached pages from a column on are the cache's alone."""
+        if len(claim.path) > columns:
+            self.touch(claim.replica, claim.path)
+            del claim.path[columns:]
 
     def count(self, claim: Claim, ctx: Context) -> None:
         self.metrics["input_tokens"] += max(0, ctx.active_idx - max(ctx.start_idx, claim.counted))
@@ -272,7 +292,7 @@ class Manager:
         dropped: bool = False,
     ) -> bool:
         self.check([ctx], num_steps)
-        row = self.search(ctx, num_steps)
+        row = self.search(ctx, num_steps, Counter())
         victims = self.settle([row], source, dropped=dropped)
         if victims is None:
             return False
@@ -287,7 +307,7 @@ class Manager:
             if refusal.kind == "CapacityError":
                 return None
             raise
-        row = self.search(ctx, num_steps)
+        row = self.search(ctx, num_steps, Counter())
         fits = self.settle([row], None, dropped=False) is not None
         return row.new if fits else None
 
@@ -300,11 +320,12 @@ class Manager:
         dropped: bool = False,
     ) -> None:
         claims = self.check(batch, num_steps)
+        leaving = Counter[Page]()
         rows = [
-            self.search(ctx, num_steps)
+            self.search(ctx, num_steps, leaving)
             for ctx, claim in zip(batch, claims, strict=True)
             if len(claim.pages) < self.needed(ctx, num_steps)
-            or ctx.start_idx < len(claim.path) * self.page_size
+            or ctx.start_idx < claim.frozen * self.page_size
         ]
         victims = self.settle(rows, source, dropped=dropped)
         if victims is None:
@@ -312,6 +333,7 @@ class Manager:
         self.apply(rows, victims)
         for ctx, claim in zip(batch, claims, strict=True):
             claim.started = True
+            claim.written = min(claim.written, ctx.start_idx)
             self.count(claim, ctx)
 
     def step(self, batch: list[Context]) -> list[tuple[int, int]]:
@@ -323,15 +345,19 @@ class Manager:
         for row, (ctx, claim) in enumerate(zip(batch, claims, strict=True)):
             cache = self.cache[claim.replica]
             claim.started |= ctx.start_idx != claim.hit
+            claim.written = ctx.start_idx
             written = ctx.start_idx // self.page_size if self.caching else 0
             for column in range(len(claim.path), written):
                 key, own = self.key(ctx, column + 1), claim.pages[column]
+                if not self.is_sole(own, Counter()):
+                    break  # a fork made since the model ran holds it: waits until that lets go
                 page = cache.setdefault(key, own)
                 page.cached = True
                 claim.path.append(key)
                 if page is not own and self.dedup:
                     claim.pages[column] = page
                     swaps.append((row, column))
+            claim.frozen = max(claim.frozen, len(claim.path))
         return swaps
 
     def release(self, request_id: Any) -> None:

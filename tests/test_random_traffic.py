@@ -137,6 +137,48 @@ class Traffic:
         else:
             request.both("rewind", draw.randint(1, model.end_idx))
 
+    def fork(self) -> None:
+        parent = self.one()
+        if parent is None:
+            return
+        draw, model = self.draw, parent.model
+        cut = model.start_idx if draw.random() < 0.8 else draw.randint(1, model.end_idx)
+        children = [
+            self.pair.new(
+                model.ids[:cut] + [draw.randrange(2) for _ in range(draw.randint(1, 3))],
+                foreign=draw.random() < 0.25,
+                ns=(model.extra_key, model.cache_salt),
+            )
+            for _ in range(draw.randint(1, 3))
+        ]
+        self.pair.fork(parent, children)
+        self.seen["forked"] += self.pair.core.contains(children[0].request_id)
+        self.pair.shared_prefixes(self.batch())
+        if draw.random() < 0.5:
+            batch = [r for r in (*children, parent) if r.request_id in self.pair.model.claims]
+            self.iterate(batch, self.steps())
+
+    def truncate(self) -> None:
+        request = self.one()
+        if request is not None:
+            n = self.draw.randint(0, request.model.end_idx)
+            self.pair.truncate(request, n)
+            if n > 0 and self.draw.random() < 0.8:
+                request.both("rewind", n)
+
+    def speculate(self) -> None:
+        batch = self.batch()
+        for request in batch:
+            request.both("extend", [self.draw.randrange(2) for _ in range(4)])
+        if self.pair.fetch(batch) is None:
+            return
+        for request in batch:
+            n = request.model.end_idx - self.draw.randint(0, 4)
+            self.pair.truncate(request, n)
+            request.both("rewind", n)
+            request.both("update", self.draw.randrange(2))
+        self.pair.step(batch)
+
     def pin(self) -> None:
         request = self.one(claimed=False)
         if request is not None and len(self.pair.pins) < 3:
@@ -155,7 +197,8 @@ class Traffic:
 
     VERBS = (
         [serve] * 6 + [run] * 6 + [arrive] * 2 + [reserve] * 4 + [reserve_batch, fetch, step]
-        + [release] * 3 + [preempt] * 2 + [change] * 3 + [pin, unpin, reset]
+        + [release] * 3 + [preempt] * 2 + [change] * 3 + [fork] * 3 + [truncate, speculate]
+        + [pin, unpin, reset]
     )  # fmt: skip
 
     def play(self, calls: int) -> None:
@@ -188,6 +231,7 @@ def test_runs_reach_what_they_are_there_for() -> None:
         "cache_tokens",
         "copied_tokens",
         "evicted_pages",
+        "forked",
         "fetch refused",
         "reserve refused",
     ):

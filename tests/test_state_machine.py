@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import kvcore
+from foreign_context import Context
 from lockstep import Lockstep, Request
 from reference import Namespace
 
@@ -146,6 +147,64 @@ class PagedManagerMachine(RuleBasedStateMachine):
         for request, token in zip(batch, tokens.tolist(), strict=True):
             request.model.update(token)
 
+    # -- requests with a common past -------------------------------------------------------------
+    @precondition(has_requests)
+    @rule(data=st.data(), count=st.integers(0, 3), run=st.booleans(), sampled=TOKEN)
+    def fork(self, data: st.DataObject, count: int, run: bool, sampled: int) -> None:
+        """Forks that mostly fit; some have other tokens, too few, or another namespace."""
+        parent = self.request(data, claimed=True)
+        written = [r for r in self.pair.requests if self.pair.model.has_written(r.model)]
+        if written:
+            parent = data.draw(st.sampled_from([*written[-4:], parent]), "parent")
+        children = [self.child(data, parent.model) for _ in range(count)]
+        self.pair.fork(parent, children)
+        if run:
+            batch = [r for r in (parent, *children) if r.request_id in self.pair.model.claims]
+            self.iterate(data.draw(st.permutations(batch), "order"), 1, sampled)
+
+    def child(self, data: st.DataObject, parent: Context) -> Request:
+        tail = data.draw(st.lists(TOKEN, min_size=1, max_size=3), "tail")
+        cut = st.integers(max(0, parent.start_idx - 1), parent.end_idx)
+        tokens = parent.ids[: data.draw(cut, "cut")] + tail
+        ns = parent.extra_key, parent.cache_salt
+        kind = data.draw(st.integers(0, 15), "kind of fork")
+        if kind == 0:
+            tokens[data.draw(st.integers(0, len(tokens) - 1), "other token")] += 1
+        elif kind == 1 and self.pair.model.has_written(parent):
+            ns = ("another", None)
+        active = data.draw(st.one_of(st.none(), st.integers(1, len(tokens))), "active_idx")
+        foreign = data.draw(st.integers(0, 2), "foreign") == 0
+        return self.pair.new(tokens, foreign=foreign, ns=ns, active_idx=active)
+
+    @precondition(has_requests)
+    @rule(data=st.data(), follows=st.integers(0, 3))
+    def truncate(self, data: st.DataObject, follows: int) -> None:
+        """Mostly, not always, the context is set back too."""
+        request = self.request(data, claimed=True)
+        n: int = data.draw(st.integers(-1, request.model.end_idx + 1), "n")
+        self.pair.truncate(request, n)
+        if follows and 1 <= n <= request.model.end_idx:
+            request.both("rewind", n)
+
+    @precondition(has_requests)
+    @rule(data=st.data(), drafts=st.lists(TOKEN, max_size=6), sampled=TOKEN)
+    def speculate(self, data: st.DataObject, drafts: list[int], sampled: int) -> None:
+        """One round of speculative decoding: some of the draft tokens are accepted."""
+        request = self.request(data, claimed=True)
+        request.both("extend", drafts)
+        if self.pair.fetch([request]) is None:
+            return
+        n = request.model.end_idx - data.draw(st.integers(0, len(drafts)), "rejected")
+        self.pair.truncate(request, n)
+        request.both("rewind", n)
+        request.both("update", sampled)
+        self.pair.step([request])
+
+    @precondition(has_requests)
+    @rule(data=st.data(), claimed=st.booleans())
+    def shared_prefixes(self, data: st.DataObject, claimed: bool) -> None:
+        self.pair.shared_prefixes(self.batch(data, claimed=claimed))
+
     # -- verbs -----------------------------------------------------------------------------------
     @precondition(has_requests)
     @rule(data=st.data())
@@ -217,6 +276,11 @@ class PagedManagerMachine(RuleBasedStateMachine):
             "twice": (ValueError, lambda: core.fetch([request.core, request.core])),
             "pinned nowhere": (IndexError, lambda: core.pin([1, 2], replica_idx=replicas)),
             "matched nowhere": (IndexError, lambda: core.match_prefix([1], replica_idx=replicas)),
+            "parent unknown": (
+                kvcore.RequestNotFoundError,
+                lambda: core.fork("new", kvcore.TextGenerationContext("newer", [1])),
+            ),
+            "truncated unknown": (kvcore.RequestNotFoundError, lambda: core.truncate("new", 0)),
             "table of tokens": (ValueError, lambda: core.match_prefix(np.zeros((2, 2), np.int32))),
         }
         if core.contains(name):
