@@ -124,7 +124,8 @@ class Engine:
         self.model = Model(self.manager, setup)
         self.waiting: list[Any] = []
         self.running: list[Any] = []
-        self.arrived = self.served = self.preempted = 0
+        self.ran: set[Any] = set()  # since they were claimed
+        self.arrived = self.served = self.preempted = self.forked = self.truncated = 0
 
     def make_pools(self) -> list[npt.NDArray[np.float32]]:
         setup = self.setup
@@ -149,15 +150,39 @@ class Engine:
         self.manager.external_claim(context.request_id, replica_idx=replica)
         self.running.append(context)
 
-    def preempt(self, context: Any) -> None:
+    def fork(self, parent: Any, written: int) -> None:
+        """Some requests that go on from what another one had written in its last step."""
+        if len(self.running) > 6:
+            return
+        salt, children = parent.cache_salt, []
+        for _ in range(self.random.randint(1, 2)):
+            self.arrived += 1
+            tail = [self.random.randrange(3) for _ in range(self.random.randint(1, 4))]
+            ids = [*parent.tokens[:written].tolist(), *tail]
+            children.append(type(parent)(("fork", self.arrived), ids, cache_salt=salt))
+        self.manager.fork(parent.request_id, *children)
+        self.running += children
+        self.forked += 1
+
+    def truncate(self, context: Any, n: int) -> None:
+        """Forgets tokens in the manager too, or in the context alone: both must do."""
+        if context.request_id in self.ran and self.random.random() < 0.7:
+            self.manager.truncate(context.request_id, n)
+            self.truncated += 1
+        context.rewind(n)
+
+    def leave(self, context: Any) -> None:
         self.manager.release(context.request_id)
+        self.ran.discard(context.request_id)
         self.running.remove(context)
+
+    def preempt(self, context: Any) -> None:
+        self.leave(context)
         self.waiting.append(context)
         self.preempted += 1
 
     def finish(self, context: Any) -> None:
-        self.manager.release(context.request_id)
-        self.running.remove(context)
+        self.leave(context)
         self.served += 1
 
     # -- one iteration ---------------------------------------------------------------------------
@@ -167,15 +192,14 @@ class Engine:
             self.arrive()
         while self.waiting and len(self.running) < 5 and draw.random() < 0.7:
             self.admit()
+        if self.running and draw.random() < 0.15:
+            parent = draw.choice(self.running)
+            self.fork(parent, parent.start_idx)
         batch = draw.sample(self.running, draw.randint(0, len(self.running)))
         num_steps = draw.choice([1, 1, 1, 3])
         for context in batch:
-            if context.active_idx == context.end_idx and draw.random() < 0.2 and context.start_idx:
-                context.extend([draw.randrange(3) for _ in range(draw.randint(1, 3))])
-            if draw.random() < 0.1:
-                context.rewind(draw.randint(1, context.end_idx))
-        batch = [context for context in batch if self.make_room(context, num_steps)]
-        batch = [context for context in batch if context in self.running]
+            self.change(context)
+        batch = self.reserve(batch, num_steps)
         batch.sort(key=self.manager.get_replica)
         for context in batch:
             if draw.random() < 0.3:
@@ -190,6 +214,25 @@ class Engine:
         if draw.random() < 0.03:
             self.manager.reset_prefix_cache()
 
+    def change(self, context: Any) -> None:
+        """Draft tokens, and tokens taken back."""
+        draw = self.random
+        if context.active_idx == context.end_idx and draw.random() < 0.2 and context.start_idx:
+            context.extend([draw.randrange(3) for _ in range(draw.randint(1, 3))])
+        if draw.random() < 0.1:
+            n = draw.randint(1, context.end_idx)
+            self.truncate(context, n) if n <= context.start_idx else context.rewind(n)
+
+    def reserve(self, batch: list[Any], num_steps: int) -> list[Any]:
+        """Those that fit; all of them again where one was forked in between."""
+        for fork_rate in (0.05, 0.0):
+            batch = [context for context in batch if self.make_room(context, num_steps)]
+            batch = [context for context in batch if context in self.running]
+            for context in batch:
+                if self.random.random() < fork_rate:
+                    self.fork(context, context.start_idx)
+        return batch
+
     def make_room(self, context: Any, num_steps: int) -> bool:
         """Reserves, sometimes after preempting others; gives the request up when all fails."""
         while context in self.running and not self.manager.maybe_reserve(context, num_steps):
@@ -203,8 +246,11 @@ class Engine:
         return context in self.running
 
     def run(self, batch: list[Any], num_steps: int) -> None:
+        self.ran.update(context.request_id for context in batch)
+        written = [context.start_idx for context in batch]
         inputs = self.manager.fetch(batch, num_steps)
         self.copy_pages()
+        self.check_shared(batch, inputs)
         fed = [context.active_length for context in batch]
         grown = [digests(context)[: context.active_idx] for context in batch]
         for step in range(num_steps):
@@ -216,8 +262,15 @@ class Engine:
                 inputs = self.manager.increment_cache_lengths(inputs, previous)
                 grown = [self.with_sampled(words) for words in grown]
                 fed = [1] * len(batch)
-        for context in batch:
+        if self.setup.pool != "none" and self.random.random() < 0.3:
+            self.look(batch, grown, num_steps)
+        when = self.random.choice(["before", "after", "not", "not"])
+        for context, start in zip(batch, written, strict=True):
+            if when == "before":
+                self.fork(context, start)
             self.accept(context, num_steps)
+            if when == "after":
+                self.fork(context, min(start, context.start_idx))
         self.manager.step(batch)
         self.copy_pages()
 
@@ -233,7 +286,7 @@ class Engine:
         drafted = context.start_idx > 0 and context.active_idx == context.end_idx
         if drafted and num_steps == 1 and context.active_length > 1:
             rejected = self.random.randint(0, min(2, context.active_length - 1))
-            context.rewind(context.end_idx - rejected)
+            self.truncate(context, context.end_idx - rejected)
         for _ in range(num_steps):
             context.update(self.sampled(digests(context)[: context.active_idx]))
 
@@ -241,12 +294,39 @@ class Engine:
         for device, entry in enumerate(inputs):
             replica, shard = divmod(device, self.setup.shards)
             pool = self.pools[device] if self.setup.pool == "none" else entry.blocks
-            rows = [i for i, c in enumerate(batch) if self.manager.get_replica(c) == replica]
+            rows = self.rows_of(batch, replica)
             assert entry.cache_lengths.shape == (len(rows),)
             for row, index in enumerate(rows):
                 table, cached = entry.lookup_table[row], int(entry.cache_lengths[row])
                 words = grown[index]
                 self.model.forward(pool.view(np.uint32), shard, table, words, cached, len(words))
+
+    def rows_of(self, batch: Sequence[Any], replica: int) -> list[int]:
+        return [i for i, c in enumerate(batch) if self.manager.get_replica(c) == replica]
+
+    def look(self, batch: Sequence[Any], grown: Sequence[Words], num_steps: int) -> None:
+        """Loads random elements of what was written through the views of the batch."""
+        for device, view in enumerate(self.manager.fetch_collection(batch, num_steps)):
+            replica, shard = divmod(device, self.setup.shards)
+            pool = self.pools[device].view(np.uint32)
+            for row, index in enumerate(self.rows_of(batch, replica)):
+                tok = self.random.randrange(len(grown[index]))
+                kv, layers, _, heads, width = self.pools[device].shape[1:]
+                kv, layer, head, dim = map(self.random.randrange, (kv, layers, heads, width))
+                cache = view.get_value_cache(layer) if kv else view.get_key_cache(layer)
+                expected = self.model.codes(grown[index][tok : tok + 1], pool, shard)
+                number = expected[0, kv, layer, head, dim].view(np.float32)
+                np.testing.assert_array_equal(cache.load(row, head, tok, dim), number)
+
+    def check_shared(self, batch: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """Rows that are said to share pages have the same prefix, and the same pages."""
+        for group in self.manager.shared_prefixes(batch):
+            rows, n = self.rows_of(batch, group.replica), group.num_tokens
+            prefixes = {digests(batch[rows[row]])[n - 1] for row in group.rows}
+            table = inputs[group.replica * self.setup.shards].lookup_table
+            pages = {tuple(table[row, : -(-n // self.setup.page_size)]) for row in group.rows}
+            assert len(prefixes) == 1
+            assert len(pages) == 1 or not self.setup.dedup
 
     def copy_pages(self) -> None:
         """Does the copies that the manager owes where it has no pool."""
@@ -280,15 +360,16 @@ def test_every_request_reads_its_own_prefix_back(setup: Setup, seed: int) -> Non
 def test_scenes_reuse_evict_copy_and_preempt() -> None:
     """Together the scenes above reach what they are there for."""
     seen = {"cache_tokens": 0, "evicted_pages": 0, "copied_tokens": 0}
-    preempted = 0
+    done = {"preempted": 0, "forked": 0, "truncated": 0}
     for setup in SETUPS[:4]:
         engine = Engine(setup, 0)
         for _ in range(120):
             engine.iterate()
-        preempted += engine.preempted
+        for name in done:
+            done[name] += getattr(engine, name)
         for name in seen:
             seen[name] += getattr(engine.manager.metrics, name)
-    assert min(*seen.values(), preempted) > 0, (seen, preempted)
+    assert min(*seen.values(), *done.values()) > 0, (seen, done)
 
 
 def test_manager_pool_is_zeroed_and_shared_by_every_fetch() -> None:
