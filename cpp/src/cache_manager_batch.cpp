@@ -94,19 +94,24 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
     }
     for (std::size_t k = 0; fits && k < missing_.size(); ++k) {
         const std::int64_t row = missing_[k];
+        const std::size_t had = held_sources_.size();
         result.has_moved |=
             apply(admissions[k], *batch_[static_cast<std::size_t>(row)], batch[row], copies);
+        // The caller copies before anything of the batch runs: those sources are let go as well.
+        for (std::size_t i = had; i < held_sources_.size(); ++i) {
+            ++leaving_[{held_sources_[i].replica, held_sources_[i].source}];
+        }
     }
+    leaving_.clear();
     for (const auto& [tree, node] : held) tree->unpin(node, false);
     return fits;
 }
 
-// Of the forks in a batch that go on writing the same page, the last one need not copy it.
+// Of the forks in a batch that go on writing the same page, the last one need not copy it, nor need
+// the only one that goes on.
 void CacheManager::note_leaving(const Admission& admission, const Sequence& sequence) {
-    if (admission.replaced == 0) return;
     const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
-    const std::int32_t end = std::min(sequence.frozen, admission.needed);
-    for (std::int32_t column = first; column < end; ++column) {
+    for (std::int32_t column = first; column < sequence.frozen; ++column) {
         if (!is_own(sequence, column) || is_sole_holder(sequence, column)) continue;
         ++leaving_[{sequence.replica, sequence.pages[static_cast<std::size_t>(column)]}];
     }
