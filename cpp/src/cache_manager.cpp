@@ -199,7 +199,9 @@ std::vector<PageCopy> CacheManager::take_copies() {
     const Lock lock(mutex_);
     std::vector<PageCopy> taken;
     for (const PageCopy& copy : owed_copies_) {
-        if (sequences_.find(copy.sequence) != nullptr) taken.push_back(copy);
+        if (sequences_.find(copy.sequence) == nullptr) continue;
+        const bool is_repeated = !taken.empty() && taken.back() == copy;  // for a fork
+        if (!is_repeated) taken.push_back(copy);
     }
     owed_copies_.clear();
     return taken;

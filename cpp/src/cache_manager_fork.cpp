@@ -52,6 +52,22 @@ void CacheManager::adopt_pages(Replica& replica, Sequence& parent, Sequence& chi
     child.is_sealed = parent.is_sealed = true;
 }
 
+// A copy still owed to a page that forks hold is owed to each of them, should the others go first.
+// Next to the original: what comes behind it on the list may read the page, or write over the
+// source.
+void CacheManager::inherit_copies(SequenceHandle parent, SequenceHandle child) {
+    const std::vector<BlockId>& pages = sequences_.at(child).pages;
+    for (std::size_t i = 0; i < owed_copies_.size(); ++i) {
+        PageCopy copy = owed_copies_[i];
+        if (copy.sequence != parent ||
+            std::find(pages.begin(), pages.end(), copy.destination) == pages.end()) {
+            continue;
+        }
+        copy.sequence = child;
+        owed_copies_.insert(owed_copies_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
+    }
+}
+
 void CacheManager::fork(const RequestView& parent, const RequestBatch& children) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Sequence& source = sequences_.at(parent.sequence);
@@ -71,6 +87,7 @@ void CacheManager::fork(const RequestView& parent, const RequestBatch& children)
         ++replica.num_sequences;
         Sequence& child = sequences_.at(handle);
         adopt_pages(replica, sequences_.at(parent.sequence), child, num_pages);
+        inherit_copies(parent.sequence, handle);
         child.written = child.counted_end = child.counted_from = written;
         child.count_epoch = count_epoch_;
         RequestView& view = children[i];
