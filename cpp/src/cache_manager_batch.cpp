@@ -117,11 +117,12 @@ void CacheManager::note_leaving(const Admission& admission, const Sequence& sequ
     }
 }
 
-// True when no missing row can take a hit or must replace pages: all it needs is more of them.
+// True when no missing row can take a hit, begin again or must replace pages: all it needs is more
+// of them.
 bool CacheManager::only_grow(const RequestBatch& batch) const {
     return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        return sequence.is_sealed &&
+        return sequence.is_sealed && !sequence.pages.empty() &&
                batch[row].start >= std::int64_t{sequence.frozen} * config_.page_size;
     });
 }
