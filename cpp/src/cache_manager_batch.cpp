@@ -210,8 +210,15 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
         replica.tree.unpin(sequence.node, false);
         sequence.node = node;
     }
+    // Columns that others may hold too: forks, or copies under way.
+    const std::int32_t shared_end =
+        held_sources_.empty() ? std::min(sequence.frozen, written) : written;
     sequence.committed = written;
     sequence.frozen = std::max(sequence.frozen, written);
+    const auto num_new = written - first - static_cast<std::int32_t>(duplicates_.size());
+    for (std::int32_t column = written - num_new; column < shared_end; ++column) {
+        if (replica.pool.ref_count(pages[column]) > 1) entrust_to_tree(sequence, column);
+    }
     for (const DuplicatePage& duplicate : duplicates_) {
         const std::int32_t column = first + duplicate.index;
         if (!config_.dedup) {

@@ -97,6 +97,33 @@ void CacheManager::fork(const RequestView& parent, const RequestBatch& children)
     }
 }
 
+// A page that forks have begun was filled and committed by one of them. It is the tree's now, which
+// would evict it: so the others, and copies under way, hold it there, as a committed page of which
+// they have a part. O(sequences), once for such a page.
+void CacheManager::entrust_to_tree(const Sequence& sequence, std::int32_t column) {
+    Replica& replica = replica_at(sequence.replica);
+    const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
+    TreeNode* end = replica.tree.split({sequence.node, column + 1});
+    const SequenceTable::Slots live = sequences_.live();
+    for (Sequence* other = live.data; other != live.data + live.size; ++other) {
+        const bool holds = other->replica == sequence.replica && other->committed == column &&
+                           other->num_pages() > column &&
+                           other->pages[static_cast<std::size_t>(column)] == page;
+        if (!holds) continue;
+        replica.pool.free(&page, 1);
+        replica.tree.pin(end);
+        replica.tree.unpin(other->node, false);
+        other->node = end;
+        other->committed = column + 1;
+    }
+    for (PageCopy& copy : held_sources_) {
+        if (copy.replica != sequence.replica || copy.source != page) continue;
+        replica.pool.free(&page, 1);
+        replica.tree.pin(end);
+        copy.held = end;
+    }
+}
+
 // Copies into pages that are given up; whoever gets those next must not find them written.
 void CacheManager::forget_copies(SequenceHandle handle, const Sequence& sequence,
                                  std::int32_t from) {
