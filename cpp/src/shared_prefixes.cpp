@@ -70,11 +70,15 @@ std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batc
         const std::int64_t written = std::min(sequence.written, batch[i].start);
         const std::int32_t row = num_rows[home]++;
         std::size_t at = 0;
+        // A page kept beside its cached twin begins where a run does: it was committed behind one.
+        const std::int32_t cached =
+            sequence.kept.empty() ? sequence.committed : sequence.kept.front();
         for (const TreeNode* node : path_to(sequence.node)) {
+            if (node->end() > cached) break;
             const std::uint64_t key = std::uint64_t{node->id} << 1;
             at = parts[home].enter(at, key, node->end() * page_size, row, written);
         }
-        for (std::int32_t column = sequence.committed; column < sequence.frozen; ++column) {
+        for (std::int32_t column = cached; column < sequence.frozen; ++column) {
             const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
             const std::uint64_t key = static_cast<std::uint64_t>(page) << 1 | 1;
             at = parts[home].enter(at, key, (column + 1) * page_size, row, written);
