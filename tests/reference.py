@@ -349,11 +349,13 @@ class Manager:
             written = ctx.start_idx // self.page_size if self.caching else 0
             for column in range(len(claim.path), written):
                 key, own = self.key(ctx, column + 1), claim.pages[column]
-                if not self.is_sole(own, Counter()):
-                    break  # a fork made since the model ran holds it: waits until that lets go
                 page = cache.setdefault(key, own)
                 page.cached = True
-                claim.path.append(key)
+                for holder in self.claims_of(claim.replica):  # forks hold it in the cache now
+                    if holder.pages[column : column + 1] == [page] and len(holder.path) == column:
+                        holder.path.append(key)
+                if page is not own:
+                    claim.path.append(key)
                 if page is not own and self.dedup:
                     claim.pages[column] = page
                     swaps.append((row, column))

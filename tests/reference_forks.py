@@ -80,6 +80,4 @@ class Manager(reference.Manager):
 
     def leading(self, claim: Claim, tokens: int) -> object:
         """What tells the first pages of a row from those of another one."""
-        pages = -(-tokens // self.page_size)
-        own = claim.pages[len(claim.path) : pages]
-        return tuple(claim.path[:pages][-1:]), tuple(map(id, own))
+        return tuple(map(id, claim.pages[: -(-tokens // self.page_size)]))

@@ -15,7 +15,7 @@ from written_pool import WrittenPool
 
 
 # -- and the cache ---------------------------------------------------------------------------------
-def test_page_that_a_fork_holds_waits_for_it_before_it_is_cached() -> None:
+def test_page_that_a_fork_holds_is_cached_and_stays_with_the_fork() -> None:
     """Forked after the model ran: the parent's step fills a page that the child still holds."""
     manager = make_manager(4, 4, blocks="allocate")
     pool = WrittenPool(manager)
@@ -26,7 +26,8 @@ def test_page_that_a_fork_holds_waits_for_it_before_it_is_cached() -> None:
     manager.fork(parent.request_id, child)
     parent.update(8)
     manager.step([parent])
-    assert manager.match_prefix(list(range(8))) == 4
+    assert manager.match_prefix(list(range(8))) == 8
+    assert pages_of(manager, parent) == pages_of(manager, child)
     pool.check(parent)
     pool.run([child])
     pool.run([parent])

@@ -121,8 +121,13 @@ def expected_embed_output() -> str:
 
 CYTHON_USER = """
 # cython: language_level=3
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libcpp.vector cimport vector
 from kvcore._hotpath cimport TextGenerationContext
-from kvcore.cpp cimport PrefixTree
+from kvcore.cpp cimport (
+    CacheConfig, CacheManager, FetchStatus, FetchTarget, LookupTable, PageSwap, PrefixTree,
+    RequestBatch, RequestView, TokenId,
+)
 
 def id_and_page_size(TextGenerationContext context, int page_size):
     cdef PrefixTree* tree = new PrefixTree(page_size)
@@ -130,16 +135,51 @@ def id_and_page_size(TextGenerationContext context, int page_size):
         return context.request_id, tree.page_size()
     finally:
         del tree
+
+def fork(int page_size, list prompt, list tail):
+    cdef CacheConfig config
+    config.num_blocks, config.page_size = 16, page_size
+    config.max_sequences, config.max_seq_len = 4, 64
+    cdef vector[TokenId] tokens = prompt + [0]
+    cdef vector[TokenId] other = prompt + tail
+    cdef vector[uint32_t] cells = [0] * 64
+    cdef uint32_t length = 0
+    cdef RequestView parent, child
+    cdef FetchTarget target
+    cdef vector[PageSwap] swaps
+    cdef LookupTable* table = new LookupTable(cells.data(), 1, 64, 16)
+    cdef CacheManager* manager = new CacheManager(config)
+    try:
+        parent.sequence = manager.claim(0)
+        parent.tokens = tokens.data()
+        parent.active = parent.end = <int64_t>len(prompt)
+        target.table, target.cache_lengths = table, &length
+        if manager.fetch(RequestBatch(&parent, 1), 1, &target, NULL).status != FetchStatus.kOk:
+            return None
+        parent.start, parent.active, parent.end = len(prompt), len(prompt) + 1, len(prompt) + 1
+        manager.commit(RequestBatch(&parent, 1), swaps)
+        child.tokens = other.data()
+        child.end = <int64_t>other.size()
+        manager.fork(parent, RequestBatch(&child, 1))
+        shared = manager.pages_of(child.sequence) == manager.pages_of(parent.sequence)
+        manager.truncate(child.sequence, 1)
+        return child.start, child.active, shared, manager.pages_of(child.sequence).size()
+    finally:
+        del manager
+        del table
 """
 CYTHON_CALLER = """
 import kvcore, user
 context = kvcore.TextGenerationContext("a", [1, 2])
 print(user.id_and_page_size(context, 7))
-try:
-    user.id_and_page_size(context, 0)
-except ValueError:
-    print("refused")
+print(user.fork(2, [1, 2, 3], [4, 5]))
+for call in (lambda: user.id_and_page_size(context, 0), lambda: user.fork(2, [1, 2, 3], [])):
+    try:
+        call()
+    except ValueError:
+        print("refused")
 """
+CYTHON_OUTPUT = "('a', 7)\n(3, 5, True, 1)\nrefused\nrefused\n"
 
 
 def test_cython_code_can_cimport_the_installed_package(tmp_path: Path) -> None:
@@ -151,7 +191,7 @@ def test_cython_code_can_cimport_the_installed_package(tmp_path: Path) -> None:
     flags = ("-std=c++17", "-shared", "-fPIC", *(f"-I{folder}" for folder in headers))
     library = (f"-L{include.parent / 'lib'}", "-lkvcore", "-pthread")
     run(os.environ.get("CXX", "c++"), *flags, "user.cpp", "-o", module, *library, cwd=tmp_path)
-    assert python("-c", CYTHON_CALLER, cwd=tmp_path) == "('a', 7)\nrefused\n"
+    assert python("-c", CYTHON_CALLER, cwd=tmp_path) == CYTHON_OUTPUT
 
 
 def test_readme_example_is_the_embedding_project() -> None:

@@ -210,11 +210,19 @@ std::vector<PageCopy> CacheManager::take_copies() {
 void CacheManager::finish_copies(const std::vector<PageCopy>& copies) {
     const Lock lock(mutex_);
     for (const PageCopy& copy : copies) {
-        if (copy.held != nullptr) replica_at(copy.replica).tree.unpin(copy.held, false);
-        const auto shared = std::find(held_sources_.begin(), held_sources_.end(), copy);
-        if (shared == held_sources_.end()) continue;
-        replica_at(copy.replica).pool.free(&copy.source, 1);
-        held_sources_.erase(shared);
+        Replica& replica = replica_at(copy.replica);
+        if (copy.held != nullptr) {
+            replica.tree.unpin(copy.held, false);
+            continue;
+        }
+        const auto source = std::find(held_sources_.begin(), held_sources_.end(), copy);
+        if (source == held_sources_.end()) continue;
+        if (source->held != nullptr) {
+            replica.tree.unpin(source->held, false);  // committed meanwhile
+        } else {
+            replica.pool.free(&copy.source, 1);
+        }
+        held_sources_.erase(source);
     }
 }
 

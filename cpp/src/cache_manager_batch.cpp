@@ -97,13 +97,11 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
     return fits;
 }
 
-// Of the forks in a batch that let go of the same page, the last one has it for itself.
+// Of the forks in a batch that go on writing the same page, the last one need not copy it, nor need
+// the only one that goes on.
 void CacheManager::note_leaving(const Admission& admission, const Sequence& sequence) {
     const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
-    if (sequence.frozen <= first) return;
-    const std::int32_t end =
-        sequence.frozen > admission.needed ? sequence.num_pages() : sequence.frozen;
-    for (std::int32_t column = first; column < end; ++column) {
+    for (std::int32_t column = first; column < sequence.frozen; ++column) {
         if (!is_own(sequence, column) || is_sole_holder(sequence, column)) continue;
         ++leaving_[{sequence.replica, sequence.pages[static_cast<std::size_t>(column)]}];
     }
@@ -128,8 +126,8 @@ bool CacheManager::apply_together(const std::vector<Admission>& admissions,
     return has_moved;
 }
 
-// True when no missing row can take a hit, must replace pages or has lost all of them: all it needs
-// is more.
+// True when no missing row can take a hit, begin again or must replace pages: all it needs is more
+// of them.
 bool CacheManager::only_grow(const RequestBatch& batch) const {
     return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
@@ -207,22 +205,10 @@ bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_s
     return true;
 }
 
-// Pages from `committed` on that are written and nobody else's. One that a fork holds as well (made
-// between the model's run and this commit) waits until that has let go: the tree could evict it.
-std::int32_t CacheManager::end_of_commit(const Sequence& sequence,
-                                         const RequestView& request) const {
-    const auto written = static_cast<std::int32_t>(request.start / config_.page_size);
-    const std::int32_t end = std::min(sequence.frozen, written);
-    std::int32_t column = sequence.committed;
-    while (column < end && is_sole_holder(sequence, column)) ++column;
-    return column < end ? column : written;
-}
-
 void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                                 std::int32_t row, std::vector<PageSwap>& swaps) {
     const std::int32_t first = sequence.committed;
-    const std::int32_t written = end_of_commit(sequence, request);
-    if (written == first) return;
+    const auto written = static_cast<std::int32_t>(request.start / config_.page_size);
     BlockId* pages = sequence.pages.data();
     duplicates_.clear();
     TreeNode* node = replica.tree.insert(sequence.node,
@@ -233,8 +219,15 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
         replica.tree.unpin(sequence.node, false);
         sequence.node = node;
     }
+    // Columns that others may hold too: forks, or copies under way.
+    const std::int32_t shared_end =
+        held_sources_.empty() ? std::min(sequence.frozen, written) : written;
     sequence.committed = written;
     sequence.frozen = std::max(sequence.frozen, written);
+    const auto num_new = written - first - static_cast<std::int32_t>(duplicates_.size());
+    for (std::int32_t column = written - num_new; column < shared_end; ++column) {
+        if (replica.pool.ref_count(pages[column]) > 1) entrust_to_tree(sequence, column);
+    }
     for (const DuplicatePage& duplicate : duplicates_) {
         const std::int32_t column = first + duplicate.index;
         if (!config_.dedup) {

@@ -34,10 +34,10 @@ void CacheManager::check_sequence(const Sequence& sequence) const {
 void CacheManager::check_counts(std::int32_t index) const {
     const Replica& replica = replica_at(index);
     std::unordered_map<BlockId, std::uint32_t> holders;
-    std::unordered_map<BlockId, std::uint32_t> copied;
     for (const PageCopy& copy : held_sources_) {
-        if (copy.replica == index) ++copied[copy.source];
+        if (copy.replica == index && copy.held == nullptr) ++holders[copy.source];
     }
+    const std::unordered_map<BlockId, std::uint32_t> copied = holders;
     replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) {
             require_law(++holders[ids[i]] == 1, "cache: a page is in the tree once");
@@ -52,9 +52,9 @@ void CacheManager::check_counts(std::int32_t index) const {
                     "sequence: what is committed or shared is frozen");
         for (std::int32_t column = sequence.frozen; column < sequence.num_pages(); ++column) {
             const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
-            const auto held = copied.find(page);
-            const std::uint32_t for_copies = held == copied.end() ? 0 : held->second;
-            require_law(replica.pool.ref_count(page) - for_copies == 1,
+            const auto source = copied.find(page);
+            const std::uint32_t copies = source == copied.end() ? 0 : source->second;
+            require_law(replica.pool.ref_count(page) == 1 + copies,
                         "sequence: pages that are not frozen are its own alone");
         }
         for (const std::int32_t column : sequence.kept) {
@@ -65,7 +65,6 @@ void CacheManager::check_counts(std::int32_t index) const {
         }
     }
     require_law(sequences == replica.num_sequences, "replica: sequences are counted");
-    for (const auto& [page, count] : copied) holders[page] += count;
     for (const auto& [page, count] : holders) {
         require_law(replica.pool.ref_count(page) == count, "pool: references == holders");
     }

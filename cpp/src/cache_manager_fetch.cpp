@@ -130,6 +130,7 @@ FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_step
         Sequence& sequence = *batch_[static_cast<std::size_t>(late.batch_row)];
         sequence.is_sealed = true;
         const RequestView& request = batch[late.batch_row];
+        sequence.written = std::min(sequence.written, request.start);
         count_input(request.start, request.active, sequence);
     }
     for (std::int32_t r = 0; r < config_.num_replicas; ++r) {

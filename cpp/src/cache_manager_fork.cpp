@@ -52,18 +52,19 @@ void CacheManager::adopt_pages(Replica& replica, Sequence& parent, Sequence& chi
     child.is_sealed = parent.is_sealed = true;
 }
 
-// A copy into a page that the child holds too is owed to both: either may go before it is taken.
-void CacheManager::share_copies(SequenceHandle handle, const Sequence& child) {
+// A copy still owed to a page that forks hold is owed to each of them, should the others go first.
+// Next to the original: what comes behind it on the list may read the page, or write over the
+// source.
+void CacheManager::inherit_copies(SequenceHandle parent, SequenceHandle child) {
     prune_copies();
-    const auto own = child.pages.begin() + child.committed;
+    const std::vector<BlockId>& pages = sequences_.at(child).pages;
     for (std::size_t i = 0; i < owed_copies_.size(); ++i) {
         PageCopy copy = owed_copies_[i];
-        const bool is_another_forks = i > 0 && owed_copies_[i - 1] == copy;
-        if (is_another_forks || copy.replica != child.replica ||
-            std::find(own, child.pages.end(), copy.destination) == child.pages.end()) {
+        if (copy.sequence != parent ||
+            std::find(pages.begin(), pages.end(), copy.destination) == pages.end()) {
             continue;
         }
-        copy.sequence = handle;
+        copy.sequence = child;
         owed_copies_.insert(owed_copies_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
     }
 }
@@ -87,13 +88,40 @@ void CacheManager::fork(const RequestView& parent, const RequestBatch& children)
         ++replica.num_sequences;
         Sequence& child = sequences_.at(handle);
         adopt_pages(replica, sequences_.at(parent.sequence), child, num_pages);
+        inherit_copies(parent.sequence, handle);
         child.written = child.counted_end = child.counted_from = written;
         child.count_epoch = count_epoch_;
         RequestView& view = children[i];
-        share_copies(handle, child);
         view.sequence = handle;
         view.start = written;
         if (view.active <= written) view.active = view.end;
+    }
+}
+
+// A page that forks have begun was filled and committed by one of them. It is the tree's now, which
+// would evict it: so the others, and copies under way, hold it there, as a committed page of which
+// they have a part. O(sequences), once for such a page.
+void CacheManager::entrust_to_tree(const Sequence& sequence, std::int32_t column) {
+    Replica& replica = replica_at(sequence.replica);
+    const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
+    TreeNode* end = replica.tree.split({sequence.node, column + 1});
+    const SequenceTable::Slots live = sequences_.live();
+    for (Sequence* other = live.data; other != live.data + live.size; ++other) {
+        const bool holds = other->replica == sequence.replica && other->committed == column &&
+                           other->num_pages() > column &&
+                           other->pages[static_cast<std::size_t>(column)] == page;
+        if (!holds) continue;
+        replica.pool.free(&page, 1);
+        replica.tree.pin(end);
+        replica.tree.unpin(other->node, false);
+        other->node = end;
+        other->committed = column + 1;
+    }
+    for (PageCopy& copy : held_sources_) {
+        if (copy.replica != sequence.replica || copy.source != page) continue;
+        replica.pool.free(&page, 1);
+        replica.tree.pin(end);
+        copy.held = end;
     }
 }
 

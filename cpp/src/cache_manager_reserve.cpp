@@ -63,8 +63,8 @@ bool CacheManager::is_own(const Sequence& sequence, std::int32_t column) noexcep
            std::binary_search(sequence.kept.begin(), sequence.kept.end(), column);
 }
 
-// Nobody else holds it: neither the tree nor a fork. Forks that get a copy of their own in the same
-// call have let go already.
+// Nobody else holds it: neither the tree nor a fork. Forks that let go of it in the same call have
+// done so already.
 bool CacheManager::is_sole_holder(const Sequence& sequence, std::int32_t column) const {
     if (!is_own(sequence, column)) return false;
     const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
@@ -85,6 +85,18 @@ std::int64_t CacheManager::count_sole(const Sequence& sequence, std::int64_t beg
     return count;
 }
 
+// Pages that are free once the row is cut. Not those of forks that let go as well: they may be held
+// for a copy until the call is over.
+std::int64_t CacheManager::count_returned(const Sequence& sequence, std::int64_t from) const {
+    const BlockPool& pool = replica_at(sequence.replica).pool;
+    std::int64_t count = 0;
+    for (auto column = static_cast<std::int32_t>(from); column < sequence.num_pages(); ++column) {
+        const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
+        count += is_own(sequence, column) && pool.ref_count(page) == 1 ? 1 : 0;
+    }
+    return count;
+}
+
 // Counts pages: what is needed, what falls back to the pool, what would have to be evicted for it.
 void CacheManager::weigh(Admission& admission, const Sequence& sequence,
                          std::int64_t needed) const {
@@ -98,7 +110,7 @@ void CacheManager::weigh(Admission& admission, const Sequence& sequence,
         admission.replaced =
             static_cast<std::int32_t>(std::max<std::int64_t>(0, end - first_written) -
                                       count_sole(sequence, first_written, end));
-        if (sequence.frozen > needed) admission.returned = count_sole(sequence, needed, held);
+        if (sequence.frozen > needed) admission.returned = count_returned(sequence, needed);
     }
 
     const Replica& replica = replica_at(sequence.replica);

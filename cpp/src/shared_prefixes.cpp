@@ -76,14 +76,17 @@ std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batc
         const std::int64_t written = std::min(sequence.written, batch[i].start);
         const std::int32_t row = num_rows[home]++;
         std::size_t at = 0;
+        // A page kept beside its cached twin begins where a run does: it was committed behind one.
+        const std::int32_t cached =
+            sequence.kept.empty() ? sequence.committed : sequence.kept.front();
         for (const TreeNode* node : path_to(sequence.node)) {
-            if (written <= node->start * page_size) break;
+            if (node->end() > cached || written <= node->start * page_size) break;
             const std::uint64_t key = std::uint64_t{node->id} << 1;
             at = parts[home].enter(at, key, node->end() * page_size, row, written);
         }
         const auto num_pages = static_cast<std::int32_t>(ceil_div(written, page_size));
         const std::int32_t end = std::min(sequence.frozen, num_pages);
-        for (std::int32_t column = sequence.committed; column < end; ++column) {
+        for (std::int32_t column = cached; column < end; ++column) {
             const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
             const std::uint64_t key = static_cast<std::uint64_t>(page) << 1 | 1;
             at = parts[home].enter(at, key, (column + 1) * page_size, row, written);

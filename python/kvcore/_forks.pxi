@@ -26,8 +26,7 @@ cdef class Forks(ClaimTable):
         Notes
         -----
         Pages are shared; the one that is written next is copied when parent or child reserves it,
-        whichever comes first, and a page that the parent has filled since is cached by the first
-        ``step`` after that. Costs O(pages) and one comparison of the tokens per child.
+        whichever comes first. Costs O(pages) and one comparison of the tokens per child.
         """
         cdef RequestView parent
         cdef Batch requests

@@ -28,9 +28,42 @@ cdef extern from "<string_view>" namespace "std" nogil:
 
 cdef extern from "kvcore/lookup_table.hpp" namespace "kvcore" nogil:
     cdef cppclass LookupTable:
+        # data: [max_rows, stride], the caller's, as long as the table lives
         LookupTable(uint32_t* data, int64_t max_rows, int64_t stride, uint32_t unassigned)
         int64_t max_rows()
         int64_t stride()
+
+
+cdef extern from "<cstddef>" namespace "std" nogil:
+    ctypedef unsigned char byte "std::byte"
+    ctypedef const unsigned char const_byte "const std::byte"
+
+
+# Bytes between the pools of several sequences and contiguous rows; the caller checks all bounds.
+cdef extern from "kvcore/paged_rows.hpp" namespace "kvcore" nogil:
+    cdef cppclass TokenShape:
+        int64_t heads
+        int64_t head_bytes
+    cdef cppclass TokenRows[Byte]:
+        Byte* data
+        int64_t token_stride
+        int64_t head_stride
+    cdef cppclass PagedRows[Byte]:
+        Byte* data
+        int64_t block_stride
+        int64_t token_stride
+        int64_t head_stride
+        int64_t block_size
+        const BlockId* blocks
+        int64_t offset(int64_t token)
+    void append_rows(
+        TokenShape shape, const PagedRows[byte]& pool, int64_t first,
+        const TokenRows[const_byte]& source, int64_t count
+    )
+    void gather_rows(
+        TokenShape shape, const PagedRows[const_byte]& pool, int64_t first,
+        const TokenRows[byte]& destination, int64_t count
+    )
 
 
 cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
@@ -89,7 +122,7 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t available_pages()
 
 
-cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheConfig:
         int64_t num_blocks
         int32_t page_size
@@ -153,6 +186,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         uint32_t index
         uint32_t generation
         int64_t num_tokens
+
+
+cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheManager:
         CacheManager(const CacheConfig& config) except +translate_exception
         const CacheConfig& config()

@@ -32,19 +32,19 @@ class CheckedEngine : public CheckedManager {
         if (!can_ever_fit(batch, num_steps)) {
             CHECK_THROWS(kvcore::CapacityError, manager_.fetch(in_batch(views), num_steps,
                                                                targets.data(), copies_.begin()));
-            copies_.end();
+            end_copies();
             return false;
         }
         std::vector<kvcore::FetchTarget> none(targets.size());
         kvcore::FetchResult result = manager_.fetch(
             in_batch(views), num_steps, too_small ? none.data() : targets.data(), copies_.begin());
         const bool fits = accept_missing(batch, views, num_steps, result);
-        copies_.end();
+        end_copies();
         if (!fits) return false;
         if (too_small) {
             CHECK_EQ(result.status, kvcore::FetchStatus::kGrow);
             result = manager_.fetch(in_batch(views), num_steps, targets.data(), copies_.begin());
-            copies_.end();
+            end_copies();
         }
         CHECK_EQ(result.status, kvcore::FetchStatus::kOk);
         copies_.do_copies();
@@ -111,7 +111,9 @@ class CheckedEngine : public CheckedManager {
         std::vector<std::vector<oracle::Option>> options;
         for (const std::int64_t row : missing) {
             options.push_back(oracle_.options(*item(batch, row), num_steps));
+            oracle_.note_leaving(*item(batch, row), options.back().front());
         }
+        oracle_.forget_leaving();
         if (must_evict(batch, missing, options)) {
             return accept_evicting(batch, views, missing, num_steps, result);
         }
@@ -150,7 +152,9 @@ class CheckedEngine : public CheckedManager {
         std::vector<oracle::Option> options;
         for (const std::int64_t i : rows) {
             options.push_back(oracle_.options(*item(batch, i), num_steps, false).front());
+            oracle_.note_leaving(*item(batch, i), options.back());
         }
+        oracle_.forget_leaving();
         const auto hit_of = [](const oracle::Option& option) {
             return option.takes_hit ? option.at : nullptr;
         };
@@ -196,7 +200,7 @@ class CheckedEngine : public CheckedManager {
             for (const Request* request : batch) {
                 if (oracle_.claim_of(*request).replica != replica) continue;
                 check_row_of_table(replica, rows++, target.width, *request);
-                width = std::max(width, oracle_.claim_of(*request).num_pages);
+                width = std::max(width, oracle_.claim_of(*request).num_pages());
                 longest_new = std::max(longest_new, request->active - request->start);
                 longest_active = std::max(longest_active, request->active);
             }

@@ -9,6 +9,7 @@
 #include "kvcore/errors.hpp"
 #include "oracle.hpp"
 #include "oracle_text.hpp"
+#include "shared_rows.hpp"
 
 /// A CacheManager and its oracle behind one set of verbs: each verb asks both and compares what
 /// they answer. Fetching is in checked_fetch.hpp.
@@ -19,7 +20,7 @@ class CheckedManager {
     CheckedManager(const kvcore::CacheConfig& config, bool copies_at_once)
         : config_(config),
           manager_(config),
-          oracle_(config),
+          oracle_(config, copies_at_once),
           memory_(config),
           copies_(manager_, memory_, copies_at_once) {}
 
@@ -43,6 +44,54 @@ class CheckedManager {
         oracle_.release(request);
         manager_.release(request.sequence);
         CHECK(!manager_.contains(request.sequence));
+    }
+
+    /// Forks of what `parent` has written; the children begin with that.
+    void fork(const Request& parent, const Batch& children) {
+        begin("fork");
+        std::vector<kvcore::RequestView> views = views_of(children);
+        manager_.fork(parent.view(), in_batch(views));
+        const std::int64_t written = oracle_.written(parent);
+        for (std::int64_t i = 0; i < count(children); ++i) {
+            Request& child = *item(children, i);
+            child.sequence = item(views, i).sequence;
+            child.start = written;
+            if (child.active <= written) child.active = child.end();
+            CHECK_EQ(item(views, i).start, child.start);
+            CHECK_EQ(item(views, i).active, child.active);
+            oracle_.fork(parent, child);
+            copies_.inherit(parent.sequence, child.sequence, manager_.pages_of(child.sequence));
+            check_row(child);
+        }
+    }
+
+    void truncate(const Request& request, std::int64_t n) {
+        begin("truncate");
+        if (n > oracle_.most_kept(request)) {
+            CHECK_THROWS(std::invalid_argument, manager_.truncate(request.sequence, n));
+            return;
+        }
+        std::vector<BlockId> row = manager_.pages_of(request.sequence);
+        manager_.truncate(request.sequence, n);
+        oracle_.truncate(request, n);
+        row.erase(row.begin(),
+                  row.begin() + static_cast<std::ptrdiff_t>(oracle_.claim_of(request).num_pages()));
+        copies_.forget(request.sequence, row);
+        check_row(request);
+    }
+
+    void shared_prefixes(const Batch& batch) {
+        begin("shared_prefixes");
+        std::vector<kvcore::RequestView> views = views_of(batch);
+        std::vector<SharedRows> actual;
+        std::int64_t last = INT64_MAX;
+        for (const kvcore::SharedPrefix& group : manager_.shared_prefixes(in_batch(views))) {
+            CHECK(group.num_tokens <= last);
+            last = group.num_tokens;
+            actual.push_back({group.replica, group.rows, group.num_tokens});
+        }
+        std::sort(actual.begin(), actual.end());
+        CHECK(actual == find_shared_rows(*this, batch));
     }
 
     /// What plan answers, checked; for `check_as_planned`.
@@ -70,7 +119,7 @@ class CheckedManager {
         if (!can_ever_fit(batch, num_steps)) {
             CHECK_THROWS(kvcore::CapacityError,
                          manager_.reserve_batch(in_batch(views), num_steps, copies_.begin()));
-            copies_.end();
+            end_copies();
             return 0;
         }
         const std::int64_t done =
@@ -86,7 +135,7 @@ class CheckedManager {
                 break;
             }
         }
-        copies_.end();
+        end_copies();
         for (std::int64_t i = 0; i < done; ++i) check_row(*item(batch, i));
         return done;
     }
@@ -195,16 +244,17 @@ class CheckedManager {
         CHECK_EQ(ids, oracle::ids_to(&page));
     }
 
-    /// A request shares the committed pages of its prefix and no others.
+    /// A request has the pages that its claim says, shared with whom it says, and no others.
     void check_row(const Request& request) {
         const oracle::Claim& claim = oracle_.claim_of(request);
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
-        CHECK_EQ(row.size(), claim.num_pages);
-        const std::vector<BlockId> shared = oracle::ids_to(claim.at);
-        CHECK_EQ(shared.size(), claim.committed);
-        for (std::int64_t column = 0; column < claim.committed; ++column) {
-            const bool is_own = claim.kept.count(column) > 0;
-            CHECK_EQ(item(row, column) != item(shared, column), is_own);
+        CHECK_EQ(row.size(), claim.num_pages());
+        const std::vector<BlockId> cached = oracle::ids_to(claim.at);
+        CHECK_EQ(cached.size(), claim.committed);
+        for (std::int64_t column = 0; column < claim.num_pages(); ++column) {
+            const oracle::Own& own = item(claim.row, column);
+            CHECK_EQ(item(row, column), own != nullptr ? *own : item(cached, column));
+            if (own != nullptr && column < claim.committed) CHECK(*own != item(cached, column));
         }
     }
 
@@ -212,6 +262,10 @@ class CheckedManager {
     void begin(const char* verb) {
         ++num_calls_;
         check::verb = verb;
+    }
+    void end_copies() {
+        copies_.end();
+        oracle_.finish_copies();
     }
     static std::vector<kvcore::RequestView> views_of(const Batch& batch) {
         std::vector<kvcore::RequestView> views;
@@ -257,8 +311,9 @@ class CheckedManager {
         const oracle::OwedCopy owed = oracle_.apply(request, option);
         request.start = view.start;
         request.active = view.active;
-        if (!owed.is_owed) return false;
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
+        oracle_.learn(request, row);
+        if (!owed.is_owed) return false;
         kvcore::PageCopy copy;
         copy.replica = oracle_.claim_of(request).replica;
         copy.source = owed.source;

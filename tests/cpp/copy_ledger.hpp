@@ -48,10 +48,23 @@ class CopyLedger {
 
     /// A sequence is about to be released: nothing is owed to it any more.
     void forget(kvcore::SequenceHandle sequence) {
-        const auto is_its = [&](const kvcore::PageCopy& copy) { return copy.sequence == sequence; };
-        expected_.erase(std::remove_if(expected_.begin(), expected_.end(), is_its),
-                        expected_.end());
-        taken_.erase(std::remove_if(taken_.begin(), taken_.end(), is_its), taken_.end());
+        forget_if([&](const kvcore::PageCopy& copy) { return copy.sequence == sequence; });
+    }
+    /// A sequence was truncated and had these pages before: nothing is owed to those gone.
+    void forget(kvcore::SequenceHandle sequence, const std::vector<BlockId>& gone) {
+        forget_if([&](const kvcore::PageCopy& copy) {
+            return copy.sequence == sequence && has(gone, copy.destination);
+        });
+    }
+    /// A fork has these pages: what is owed to its parent is owed to it as well.
+    void inherit(kvcore::SequenceHandle parent, kvcore::SequenceHandle child,
+                 const std::vector<BlockId>& pages) {
+        for (std::int64_t i = 0; i < count(expected_); ++i) {
+            kvcore::PageCopy copy = item(expected_, i);
+            if (!(copy.sequence == parent) || !has(pages, copy.destination)) continue;
+            copy.sequence = child;
+            expected_.insert(expected_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
+        }
     }
     /// Takes the copies owed, without doing them.
     void take() {
@@ -74,7 +87,17 @@ class CopyLedger {
         if (!has_drawn_) drawn_ = manager_.take_copies();
         has_drawn_ = true;
     }
-    void check_drawn() const {
+    static bool has(const std::vector<BlockId>& pages, BlockId page) {
+        return std::find(pages.begin(), pages.end(), page) != pages.end();
+    }
+    template <class Predicate>
+    void forget_if(Predicate is_gone) {
+        expected_.erase(std::remove_if(expected_.begin(), expected_.end(), is_gone),
+                        expected_.end());
+    }
+    // What is owed to a page that several sequences hold is named once.
+    void check_drawn() {
+        expected_.erase(std::unique(expected_.begin(), expected_.end()), expected_.end());
         CHECK_EQ(drawn_.size(), expected_.size());
         for (std::size_t i = 0; i < drawn_.size(); ++i) {
             CHECK(drawn_[i].sequence == expected_[i].sequence);
@@ -82,7 +105,7 @@ class CopyLedger {
             CHECK_EQ(drawn_[i].source, expected_[i].source);
             CHECK_EQ(drawn_[i].destination, expected_[i].destination);
             CHECK_EQ(drawn_[i].num_tokens, expected_[i].num_tokens);
-            CHECK_EQ(drawn_[i].held != nullptr, at_once_);
+            CHECK(at_once_ || drawn_[i].held == nullptr);
         }
     }
 

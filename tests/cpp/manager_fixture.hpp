@@ -49,7 +49,7 @@ class ManagerFixture {
 
     kvcore::CacheManager manager;
     std::vector<kvcore::PageSwap> swaps;   // of the last commit
-    std::vector<kvcore::PageCopy> copies;  // of the last reserve_copying
+    std::vector<kvcore::PageCopy> copies;  // of the last call that took them
 
     Request claim(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "") {
         Request request(name, tokens);
@@ -73,30 +73,51 @@ class ManagerFixture {
         return fits;
     }
     kvcore::FetchResult fetch(const std::vector<Request*>& batch, std::int64_t num_steps = 1) {
-        std::vector<kvcore::RequestView> views;
-        for (const Request* request : batch) views.push_back(request->view());
-        std::vector<kvcore::FetchTarget> targets = make_targets();
-        const kvcore::FetchResult result =
-            manager.fetch({views.data(), count(views)}, num_steps, targets.data());
-        for (std::size_t i = 0; i < batch.size(); ++i) {
-            batch[i]->start = views[i].start;
-            batch[i]->active = views[i].active;
-        }
-        return result;
+        return fetch_to(batch, num_steps, nullptr);
+    }
+    /// Copies are taken from the call, not yet finished.
+    kvcore::FetchResult fetch_copying(const std::vector<Request*>& batch) {
+        copies.clear();
+        return fetch_to(batch, 1, &copies);
     }
     /// One step of the model that runs all there is and samples `next`.
     void run(Request& request, TokenId next) {
         CHECK_EQ(fetch({&request}).status, kvcore::FetchStatus::kOk);
+        sample(request, next);
+        commit({&request});
+    }
+    /// What the model does to a request: all there is has run.
+    static void sample(Request& request, TokenId next) {
         request.start = request.end();
         request.append(next);
         request.active = request.end();
-        commit({&request});
     }
     void commit(const std::vector<Request*>& batch) {
-        std::vector<kvcore::RequestView> views;
-        for (const Request* request : batch) views.push_back(request->view());
+        std::vector<kvcore::RequestView> views = views_of(batch);
         swaps.clear();
         manager.commit({views.data(), count(views)}, swaps);
+    }
+    /// The children take over handle and indices.
+    void fork(const Request& parent, const std::vector<Request*>& children) {
+        std::vector<kvcore::RequestView> views = views_of(children);
+        manager.fork(parent.view(), {views.data(), count(views)});
+        for (std::size_t i = 0; i < children.size(); ++i) {
+            children[i]->sequence = views[i].sequence;
+            children[i]->start = views[i].start;
+            children[i]->active = views[i].active;
+        }
+    }
+    /// Claims a sequence that goes on from `parent` with `tail`.
+    Request fork_of(const Request& parent, const Tokens& tail) {
+        Tokens tokens(parent.tokens().begin(), parent.tokens().begin() + parent.start);
+        tokens.insert(tokens.end(), tail.begin(), tail.end());
+        Request child(parent.name_space(), tokens);
+        fork(parent, {&child});
+        return child;
+    }
+    std::vector<kvcore::SharedPrefix> shared(const std::vector<Request*>& batch) {
+        std::vector<kvcore::RequestView> views = views_of(batch);
+        return manager.shared_prefixes({views.data(), count(views)});
     }
     /// Leaves the pages of a prompt cached and unused.
     void put(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "") {
@@ -148,6 +169,24 @@ class ManagerFixture {
     }
 
    private:
+    static std::vector<kvcore::RequestView> views_of(const std::vector<Request*>& batch) {
+        std::vector<kvcore::RequestView> views;
+        for (const Request* request : batch) views.push_back(request->view());
+        return views;
+    }
+    kvcore::FetchResult fetch_to(const std::vector<Request*>& batch, std::int64_t num_steps,
+                                 std::vector<kvcore::PageCopy>* to) {
+        std::vector<kvcore::RequestView> views = views_of(batch);
+        std::vector<kvcore::FetchTarget> targets = make_targets();
+        const kvcore::FetchResult result =
+            manager.fetch({views.data(), count(views)}, num_steps, targets.data(), to);
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            batch[i]->start = views[i].start;
+            batch[i]->active = views[i].active;
+        }
+        return result;
+    }
+
     // Tables with room for everything; what is in them is checked elsewhere.
     std::vector<kvcore::FetchTarget> make_targets() {
         constexpr std::int64_t kRows = 16;

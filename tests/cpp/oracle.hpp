@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "oracle_cache.hpp"
+#include "oracle_claim.hpp"
 
 /// What CacheManager has to do, written to be obvious. Its state is the set of cached pages, each
 /// named by its whole prefix; whatever the manager keeps counts or lists of is worked out from it
@@ -15,55 +15,16 @@
 /// what.
 namespace oracle {
 
-struct Claim {
-    std::int32_t replica = 0;
-    std::int64_t num_pages = 0;
-    std::int64_t committed = 0;
-    CachedPage* at = nullptr;     // the last committed page
-    std::set<std::int64_t> kept;  // committed columns whose page is the sequence's own twin
-    bool sealed = false;          // fetched or written: no more prefix reuse
-    std::int64_t hit_tokens = 0;
-    std::int64_t counted_from = 0;  // positions counted as input since the last reset
-    std::int64_t counted_end = 0;
-};
-
-/// One thing that reserving a request may do. There are several where equally good pages could be
-/// the source of a partial hit.
-struct Option {
-    bool takes_hit = false;
-    CachedPage* at = nullptr;      // where the whole pages of the hit end
-    CachedPage* source = nullptr;  // of a partial hit
-    std::int64_t copied = 0;
-    std::int64_t hit_tokens = 0;
-    std::int64_t hit_pages = 0;
-    std::int64_t start = 0;
-    std::int64_t active = 0;
-    std::int64_t replaced = 0;  // committed pages that would be written into
-    std::int64_t appended = 0;
-    std::int64_t cut_to = 0;    // pages of the row that stay where committed ones are replaced
-    std::int64_t returned = 0;  // own pages that become superfluous
-    std::int64_t evicted = 0;
-    std::int64_t available = 0;
-    bool fits = false;
-
-    [[nodiscard]] std::int64_t new_pages() const { return appended + replaced; }
-};
-
-/// A page copy that falls due: into the request's own page at `column`.
-struct OwedCopy {
-    bool is_owed = false;
-    BlockId source = 0;
-    std::int64_t column = 0;
-    std::int64_t tokens = 0;
-};
-
 class Oracle {
    public:
-    explicit Oracle(const kvcore::CacheConfig& config) : config_(config) {
+    Oracle(const kvcore::CacheConfig& config, bool copies_at_once)
+        : config_(config), copies_at_once_(copies_at_once) {
         for (std::int32_t i = 0; i < config.num_replicas; ++i) {
-            replicas_.push_back({config.num_blocks, 0, {}, Cache(config.page_size)});
+            free_.push_back(config.num_blocks);
+            replicas_.push_back({0, {}, Cache(config.page_size)});
         }
     }
+    Oracle(const Oracle&) = delete;  // the pages refer to it
 
     void claim(const Request& request, std::int32_t replica) {
         claims_[request.sequence.index] = {};
@@ -78,11 +39,9 @@ class Oracle {
     }
 
     void release(const Request& request) {
-        Claim& claim = of(request);
-        Replica& replica = item(replicas_, claim.replica);
-        replica.free += claim.num_pages - claim.committed + count_kept(claim);
+        const Claim& claim = of(request);
         let_go(claim.at);
-        --replica.num_sequences;
+        --item(replicas_, claim.replica).num_sequences;
         claims_.erase(request.sequence.index);
     }
 
@@ -102,22 +61,17 @@ class Oracle {
     }
 
     [[nodiscard]] std::int32_t recommend(const Request& request, std::int64_t n) {
-        std::int32_t best = 0;
-        std::vector<std::int64_t> most;
+        std::vector<std::vector<std::int64_t>> merits;
         for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
             const std::int64_t hit = config_.prefix_caching ? depth_of(match(i, request, n)) : 0;
-            const std::int64_t available = stats(i).available_pages();
-            const std::vector<std::int64_t> merit{hit, available, -num_sequences(i)};
-            if (i == 0 || merit > most) {
-                most = merit;
-                best = i;
-            }
+            merits.push_back({hit, stats(i).available_pages(), -num_sequences(i)});
         }
-        return best;
+        const auto best = std::max_element(merits.begin(), merits.end());  // the first of equals
+        return static_cast<std::int32_t>(best - merits.begin());
     }
 
     void reset() {
-        for (Replica& replica : replicas_) replica.free += replica.cache.reset();
+        for (Replica& replica : replicas_) replica.cache.reset();
     }
 
     // ---- reserving ----------------------------------------
@@ -134,7 +88,7 @@ class Oracle {
         plain.at = claim.at;
         plain.hit_tokens = claim.hit_tokens;
         plain.hit_pages = claim.committed;
-        plain.start = claim.num_pages == 0 ? 0 : request.start;
+        plain.start = claim.row.empty() ? 0 : request.start;
         plain.active = request.active;
         std::vector<Option> all = hits(request, plain, allow_partial && config_.partial_page_reuse);
         if (all.empty()) all.push_back(plain);
@@ -155,19 +109,25 @@ class Oracle {
             hold(option.at);
             drop(claim.at);
             claim.at = option.at;
-            claim.committed = option.hit_pages;
-            claim.num_pages = std::max(claim.num_pages, option.hit_pages);
+            const auto hit_pages = static_cast<std::size_t>(option.hit_pages);
+            claim.row.resize(std::max(claim.row.size(), hit_pages));
+            for (; claim.committed < option.hit_pages; ++claim.committed) {
+                item(claim.row, claim.committed).reset();
+            }
+            claim.frozen = claim.committed;
         }
-        claim.num_pages = std::min(claim.num_pages, option.cut_to);
-        replica.free += option.returned;
-        while (replica.free < option.new_pages()) {
+        if (option.cut_to < claim.num_pages()) {
+            claim.row.resize(static_cast<std::size_t>(option.cut_to));
+        }
+        while (item(free_, claim.replica) < option.new_pages()) {
             replica.cache.evict(option.source);
-            ++replica.free;
             ++replica.metrics.evicted_pages;
         }
-        replica.free -= option.new_pages();
-        claim.num_pages += option.appended;
-        OwedCopy owed = replace_committed(claim, option.start);
+        for (std::int64_t i = 0; i < option.appended; ++i) {
+            claim.row.push_back(new_page(claim.replica));
+        }
+        OwedCopy owed = replace_frozen(claim, option.start);
+        claim.written = option.takes_hit ? option.start : std::min(claim.written, option.start);
         if (option.source != nullptr) {
             owed = {true, option.source->id, option.hit_pages, option.copied};
         }
@@ -180,12 +140,65 @@ class Oracle {
     // ---- what fetch asks ----------------------------------------
     [[nodiscard]] bool is_reserved(const Request& request, std::int64_t num_steps) const {
         const Claim& claim = claim_of(request);
-        return claim.num_pages * config_.page_size >= request.end() + num_steps - 1 &&
-               request.start >= claim.committed * config_.page_size;
+        return claim.num_pages() * config_.page_size >= request.end() + num_steps - 1 &&
+               request.start >= claim.frozen * config_.page_size;
     }
     void seal(const Request& request) {
         of(request).sealed = true;
+        of(request).written = std::min(of(request).written, request.start);
         count_input(of(request), request.start, request.active);
+    }
+
+    /// It will give up pages before the rows behind it in a fetch are reserved.
+    void note_leaving(const Request& request, const Option& option) {
+        departures_.note(claim_of(request), option.start / config_.page_size);
+    }
+    void forget_leaving() { departures_.forget_leaving(); }
+    /// The copies at once of a call are done.
+    void finish_copies() { departures_.let_go_of_sources(); }
+
+    /// The ids that the manager gave to new pages.
+    void learn(const Request& request, const std::vector<BlockId>& row) {
+        Claim& claim = of(request);
+        for (std::int64_t c = 0; c < claim.num_pages(); ++c) {
+            const Own& page = item(claim.row, c);
+            if (page != nullptr && *page < 0) *page = item(row, c);
+        }
+    }
+
+    // ---- forking and truncating ----------------------------------------
+    /// What a fork of it starts with.
+    [[nodiscard]] std::int64_t written(const Request& request) const {
+        return std::min(claim_of(request).written, request.start);
+    }
+    /// `child` names its sequence already, and begins with the tokens written by `parent`.
+    void fork(const Request& parent, const Request& child) {
+        claim(child, claim_of(parent).replica);
+        Claim& from = of(parent);
+        Claim& to = of(child);
+        to.written = to.counted_from = to.counted_end = written(parent);
+        to.frozen = kvcore::ceil_div(to.written, config_.page_size);
+        if (to.frozen == 0) return;
+        to.row.assign(from.row.begin(), from.row.begin() + static_cast<std::ptrdiff_t>(to.frozen));
+        to.committed = std::min(from.committed, to.frozen);
+        to.at = up_to(from.at, to.committed);
+        hold(to.at);
+        from.frozen = std::max(from.frozen, to.frozen);
+        from.sealed = to.sealed = true;
+    }
+    /// Most tokens that it can be truncated to.
+    [[nodiscard]] std::int64_t most_kept(const Request& request) const {
+        const Claim& claim = claim_of(request);
+        return claim.sealed ? std::max(claim.counted_end, claim.written) : 0;
+    }
+    void truncate(const Request& request, std::int64_t n) {
+        Claim& claim = of(request);
+        claim.written = std::min(claim.written, n);
+        const std::int64_t pages = kvcore::ceil_div(n, config_.page_size);
+        if (pages >= claim.num_pages()) return;
+        claim.row.resize(static_cast<std::size_t>(pages));
+        claim.frozen = std::min(claim.frozen, pages);
+        move_back(claim, pages);
     }
 
     // ---- committing ----------------------------------------
@@ -193,6 +206,7 @@ class Oracle {
     void commit(const Request& request, std::int32_t batch_row, std::vector<BlockId>& row,
                 std::vector<kvcore::PageSwap>& swaps) {
         Claim& claim = of(request);
+        claim.written = request.start;
         if (request.start != claim.hit_tokens) claim.sealed = true;
         if (!config_.prefix_caching) return;
         const std::int64_t page = config_.page_size;
@@ -200,26 +214,27 @@ class Oracle {
             const std::int64_t column = claim.committed;
             CachedPage* cached = item(replicas_, claim.replica)
                                      .cache.enter(request, claim.at, column, item(row, column));
-            const bool repeats = cached->id != item(row, column);
             hold(cached);
             drop(claim.at);
             claim.at = cached;
-            if (!repeats) continue;
-            if (config_.dedup) {
+            Own& page = item(claim.row, column);
+            if (cached->page == nullptr) {
+                cached->page = std::move(page);
+                entrust(column, cached);
+            } else if (config_.dedup) {
                 item(row, column) = cached->id;
                 swaps.push_back({batch_row, static_cast<std::int32_t>(column), cached->id});
-                ++item(replicas_, claim.replica).free;
-            } else {
-                claim.kept.insert(column);
+                page.reset();
             }
         }
+        claim.frozen = std::max(claim.frozen, claim.committed);
         note_peak(claim.replica);
     }
 
     // ---- counters ----------------------------------------
     [[nodiscard]] kvcore::PoolStats stats(std::int32_t index) const {
         const Replica& replica = item(replicas_, index);
-        return {config_.num_blocks, replica.free, replica.cache.size(),
+        return {config_.num_blocks, item(free_, index), replica.cache.size(),
                 replica.cache.num_evictable(), replica.num_sequences};
     }
     [[nodiscard]] kvcore::Metrics metrics() const {
@@ -243,15 +258,41 @@ class Oracle {
 
    private:
     struct Replica {
-        std::int64_t free = 0;
         std::int64_t num_sequences = 0;
         kvcore::Metrics metrics;
         Cache cache;
     };
 
     Claim& of(const Request& request) { return claims_.at(request.sequence.index); }
-    static std::int64_t count_kept(const Claim& claim) {
-        return static_cast<std::int64_t>(claim.kept.size());
+    // Free again when the last holder forgets it.
+    Own new_page(std::int32_t replica) {
+        std::int64_t& free = item(free_, replica);
+        --free;
+        return {new BlockId(-1), [&free](BlockId* id) {
+                    ++free;
+                    delete id;
+                }};
+    }
+    void move_back(Claim& claim, std::int64_t committed) {
+        if (claim.committed <= committed) return;
+        CachedPage* old = claim.at;
+        claim.at = up_to(old, committed);
+        claim.committed = committed;
+        hold(claim.at);
+        let_go(old);
+    }
+    // The page that ends `column` is the cache's now; forks that have it too hold it there.
+    void entrust(std::int64_t column, CachedPage* cached) {
+        for (auto& [index, other] : claims_) {
+            if (column >= other.num_pages() || item(other.row, column) != cached->page) continue;
+            CHECK_EQ(other.committed, column);
+            hold(cached);
+            drop(other.at);
+            other.at = cached;
+            other.committed = column + 1;
+            item(other.row, column).reset();
+        }
+        CHECK_EQ(cached->page.use_count(), 1);
     }
 
     // The longest hits that the rules allow and that are longer than what the claim has.
@@ -283,40 +324,46 @@ class Oracle {
         const Replica& replica = item(replicas_, claim.replica);
         const std::int64_t needed = kvcore::ceil_div(tokens, config_.page_size);
         const std::int64_t first_written = option.start / config_.page_size;
-        const std::int64_t held = std::max(claim.num_pages, option.hit_pages);
+        const std::int64_t held = std::max(claim.num_pages(), option.hit_pages);
         option.appended = std::max<std::int64_t>(0, needed - held);
-        option.returned = std::min(claim.num_pages, option.hit_pages) - claim.committed;
+        option.returned = std::min(claim.num_pages(), option.hit_pages) - claim.committed;
         option.cut_to = held;
-        if (first_written < option.hit_pages && needed < option.hit_pages) option.cut_to = needed;
-        for (std::int64_t column = first_written; column < option.hit_pages; ++column) {
-            const bool is_own = claim.kept.count(column) > 0;
-            option.replaced += column < option.cut_to && !is_own ? 1 : 0;
-            option.returned += column >= option.cut_to && is_own ? 1 : 0;
+        if (claim.frozen > first_written) {
+            option.cut_to = claim.frozen > needed ? needed : held;
+            const std::int64_t end = std::min(claim.frozen, needed);
+            option.replaced = end - first_written;
+            for (std::int64_t c = first_written; c < end; ++c) {
+                option.replaced -= departures_.is_sole(item(claim.row, c)) ? 1 : 0;
+            }
+            for (std::int64_t c = option.cut_to; c < held; ++c) {
+                option.returned += item(claim.row, c).use_count() == 1 ? 1 : 0;
+            }
         }
-        if (option.cut_to < held) option.returned += held - option.hit_pages;
         const std::int64_t evictable = replica.cache.num_evictable(option.at, option.source);
-        const std::int64_t free = replica.free + option.returned;
+        const std::int64_t free = item(free_, claim.replica) + option.returned;
         option.evicted = std::max<std::int64_t>(0, option.new_pages() - free);
         option.available = free + evictable;
         option.fits = option.evicted <= evictable;
     }
 
-    // Own pages for committed ones from the one that holds position `start` on.
-    OwedCopy replace_committed(Claim& claim, std::int64_t start) {
+    // Pages of its own from the one that holds position `start` on.
+    OwedCopy replace_frozen(Claim& claim, std::int64_t start) {
         const std::int64_t first = start / config_.page_size;
         OwedCopy owed;
-        if (claim.committed <= first) return owed;
-        CachedPage* old = claim.at;
-        for (; claim.committed > first; --claim.committed) {
-            const std::int64_t column = claim.committed - 1;
-            const bool is_own = claim.kept.erase(column) > 0;
-            if (column == first && !is_own && start % config_.page_size > 0) {
-                owed = {true, claim.at->id, column, start % config_.page_size};
+        if (claim.frozen <= first) return owed;
+        const std::vector<BlockId> cached = ids_to(claim.at);
+        for (std::int64_t c = first; c < std::min(claim.frozen, claim.num_pages()); ++c) {
+            Own& page = item(claim.row, c);
+            if (departures_.is_sole(page)) continue;
+            const BlockId source = page != nullptr ? *page : item(cached, c);
+            if (c == first && start % config_.page_size > 0) {
+                owed = {true, source, c, start % config_.page_size};
+                if (copies_at_once_ && page != nullptr) departures_.hold_source(page);
             }
-            claim.at = claim.at->parent;
+            page = new_page(claim.replica);
         }
-        hold(claim.at);
-        let_go(old);
+        claim.frozen = first;
+        move_back(claim, first);
         return owed;
     }
 
@@ -342,8 +389,11 @@ class Oracle {
     }
 
     kvcore::CacheConfig config_;
+    bool copies_at_once_;
+    std::vector<std::int64_t> free_;  // pages of each replica
     std::vector<Replica> replicas_;
     std::unordered_map<std::uint32_t, Claim> claims_;  // by the index of the sequence's handle
+    Departures departures_;
     std::uint64_t clock_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,9 @@
 
 namespace oracle {
 
+/// A page with its id, shared by all who hold it: forks, or the cache. -1: not known yet.
+using Own = std::shared_ptr<BlockId>;
+
 struct CachedPage {
     Digest key = 0;     // of all tokens up to the page's end
     Digest before = 0;  // of those in front of it
@@ -18,6 +22,7 @@ struct CachedPage {
     std::vector<TokenId> tokens;
     std::string name_space;
     BlockId id = 0;
+    Own page;
     std::int64_t depth = 1;  // pages of the prefix that ends with it
     std::int64_t children = 0;
     std::int64_t holders = 0;  // sequences, pins and copies that hold it or a page below
@@ -39,6 +44,12 @@ inline std::vector<BlockId> ids_to(const CachedPage* page) {
     std::vector<BlockId> ids(static_cast<std::size_t>(depth_of(page)));
     for (; page != nullptr; page = page->parent) item(ids, page->depth - 1) = page->id;
     return ids;
+}
+
+/// The page in front of it that ends the first `depth` pages.
+inline CachedPage* up_to(CachedPage* page, std::int64_t depth) {
+    while (depth_of(page) > depth) page = page->parent;
+    return page;
 }
 
 /// Protects the prefix that ends with `page`.

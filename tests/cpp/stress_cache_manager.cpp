@@ -68,12 +68,15 @@ class RandomEngine {
         const std::int64_t dice = random_.below(1000);
         if (dice < 120 || live_.empty()) return admit();
         if (dice < 280) return reserve();
-        if (dice < 590) return step();
-        if (dice < 640) return commit_some();
+        if (dice < 560) return step();
+        if (dice < 590) return fork();
+        if (dice < 620) return speculate();
+        if (dice < 660) return commit_some();
         if (dice < 700) return retire(random_.chance(70));
         if (dice < 740) return void(checked_.plan(*random_.pick(live_), random_steps()));
         if (dice < 800) return look_up();
-        if (dice < 870) return pin_or_unpin();
+        if (dice < 850) return pin_or_unpin();
+        if (dice < 870) return checked_.shared_prefixes(random_batch(CheckedEngine::kMaxRows));
         if (dice < 874) return checked_.reset();
         if (dice < 876) return checked_.reset_metrics();
         if (dice < 960) return change(*random_.pick(live_));
@@ -81,8 +84,7 @@ class RandomEngine {
         make_mistake();
     }
 
-    // ---- requests come and go
-    // --------------------------------------------------------------------
+    // ---- requests come and go -------------------------------------------------------------
     void admit() {
         const auto replica = static_cast<std::int32_t>(random_.below(setting_.config.num_replicas));
         if (checked_.oracle().num_sequences(replica) >= setting_.config.max_sequences) {
@@ -140,8 +142,7 @@ class RandomEngine {
     }
     std::int64_t random_steps() { return random_.chance(75) ? 1 : random_.between(2, 5); }
 
-    // ---- serving
-    // ---------------------------------------------------------------------------------
+    // ---- serving --------------------------------------------------------------------------
     void reserve() {
         const Batch batch = random_batch(random_.chance(60) ? 1 : 4);
         const std::int64_t num_steps = random_steps();
@@ -177,11 +178,59 @@ class RandomEngine {
             is_chunk ? random_.between(request.start + 1, request.end()) : request.end();
     }
 
+    // Drafts are run, some of them accepted, and the next token sampled behind those.
+    void speculate() {
+        Request& request = *random_.pick(live_);
+        for (std::int64_t i = random_.between(1, 4); i > 0; --i) request.append(random_token());
+        request.active = request.end();
+        const auto set = static_cast<std::size_t>(random_.below(CheckedEngine::kTableSets));
+        if (!checked_.fetch({&request}, random_steps(), set, false)) return;
+        checked_.run({&request});
+        const std::int64_t accepted = random_.between(request.start + 1, request.end());
+        if (random_.chance(20)) fork();  // as of before the drafts
+        checked_.truncate(request, accepted);
+        request.rewind(accepted);
+        if (random_.chance(90)) update(request);
+        if (random_.chance(80)) checked_.commit({&request});
+    }
+
+    // Up to three go on from what one has written.
+    void fork() {
+        const Request& parent = *random_.pick(live_);
+        std::vector<std::unique_ptr<Request>> forks;
+        Batch children;
+        for (std::int64_t i = random_.between(1, 3); i > 0; --i) {
+            forks.push_back(new_fork(parent));
+            children.push_back(forks.back().get());
+        }
+        const std::int32_t replica = checked_.oracle().claim_of(parent).replica;
+        if (checked_.oracle().num_sequences(replica) + count(forks) >
+            setting_.config.max_sequences) {
+            std::vector<kvcore::RequestView> views;
+            for (const auto& child : forks) views.push_back(child->view());
+            CHECK_THROWS(kvcore::CapacityError,
+                         checked_.manager().fork(parent.view(), {views.data(), count(views)}));
+            return;
+        }
+        checked_.fork(parent, children);
+        for (auto& child : forks) live_.push_back(std::move(child));
+    }
+    std::unique_ptr<Request> new_fork(const Request& parent) {
+        std::vector<TokenId> tokens = parent.tokens();
+        const std::int64_t written = checked_.oracle().written(parent);
+        tokens.resize(static_cast<std::size_t>(random_.between(written, parent.end())));
+        const std::int64_t tail = random_.below(3) + (count(tokens) == written ? 1 : 0);
+        for (std::int64_t i = 0; i < tail; ++i) tokens.push_back(random_token());
+        auto child = std::make_unique<Request>(parent.name_space(), tokens);
+        child->active = random_.between(1, child->end());
+        return child;
+    }
+
     void commit_some() {
         Batch batch;
         for (Request* request : random_batch(4)) {
             const std::int64_t room =
-                checked_.oracle().claim_of(*request).num_pages * setting_.config.page_size;
+                checked_.oracle().claim_of(*request).num_pages() * setting_.config.page_size;
             if (request->start <= room) batch.push_back(request);
         }
         checked_.commit(batch);
@@ -190,21 +239,30 @@ class RandomEngine {
     // What an engine does to a request between calls.
     void change(Request& request) {
         const std::int64_t dice = random_.below(100);
-        const bool is_reserved = checked_.oracle().claim_of(request).num_pages > 0;
+        const bool is_reserved = checked_.oracle().claim_of(request).num_pages() > 0;
         if (dice < 30) {
             request.active = random_.between(request.start + 1, request.end());
         } else if (dice < 55) {
             for (std::int64_t i = random_.between(1, 4); i > 0; --i) request.append(random_token());
             request.active = request.end();
-        } else if (dice < 85) {
+        } else if (dice < 75) {
             request.rewind(random_.between(1, request.end()));
+        } else if (dice < 85) {
+            cut(request);
         } else if (is_reserved) {
             request.start = random_.between(0, request.start);  // to be written once more
         }
     }
 
-    // ---- looking, keeping, copying
-    // ---------------------------------------------------------------
+    // Written tokens are forgotten; or refused, where there are not so many.
+    void cut(Request& request) {
+        const std::int64_t n = random_.between(0, request.active + (random_.chance(10) ? 9 : 0));
+        const bool is_done = n <= checked_.oracle().most_kept(request);
+        checked_.truncate(request, n);
+        if (is_done) request.rewind(std::min(std::max<std::int64_t>(n, 1), request.end()));
+    }
+
+    // ---- looking, keeping, copying --------------------------------------------------------
     void look_up() {
         const Request& request = *random_.pick(live_);
         checked_.match(random_replica(), request, random_.between(0, request.end()));
@@ -229,9 +287,8 @@ class RandomEngine {
         if (random_.chance(30)) checked_.copies().take();
     }
 
-    // ---- calls that are wrong
-    // -------------------------------------------------------------------- Each is refused; the
-    // comparison that follows finds what it left behind.
+    // ---- calls that are wrong -------------------------------------------------------------
+    // Each is refused; the comparison that follows finds what it left behind.
     void make_mistake() {
         kvcore::CacheManager& manager = checked_.manager();
         const Request& first = *random_.pick(live_);

@@ -39,6 +39,7 @@ struct Shared {
     std::atomic<bool> has_begun{false};
     std::atomic<std::int64_t> num_batches{0};
     std::atomic<std::int64_t> num_copies{0};
+    std::atomic<std::int64_t> num_forks{0};
     std::atomic<std::int64_t> num_refused{0};
 };
 
@@ -79,7 +80,9 @@ class Worker {
         if (dice < 760) return pin_or_unpin();
         if (dice < 840) return look_up();
         if (dice < 900) return look_around();
-        if (dice < 960) return rewind(random_.pick(live_).request);
+        if (dice < 920) return rewind(random_.pick(live_).request);
+        if (dice < 950) return fork(random_.pick(live_));
+        if (dice < 960) return cut(random_.pick(live_).request);
         if (dice < 963) return manager_.reset_prefix_cache();
         if (dice < 965) return manager_.reset_metrics();
         if (dice < 967) return manager_.check_integrity();
@@ -191,6 +194,34 @@ class Worker {
 
     void rewind(Request& request) { request.rewind(random_.between(1, request.end())); }
 
+    // A fork of another one's past: several threads never name one sequence, but its pages.
+    void fork(const Live& parent) {
+        if (count(live_) >= kMaxLive) return;
+        Live child{parent.request, parent.replica};
+        child.request.append(static_cast<TokenId>(random_.below(3)));
+        kvcore::RequestView view = child.request.view();
+        try {
+            manager_.fork(parent.request.view(), {&view, 1});
+        } catch (const kvcore::CapacityError&) {
+            return;
+        }
+        child.request.sequence = view.sequence;
+        child.request.start = view.start;
+        child.request.active = view.active;
+        shared_.num_forks.fetch_add(1, std::memory_order_relaxed);
+        live_.push_back(std::move(child));
+    }
+
+    void cut(Request& request) {
+        const std::int64_t n = random_.between(0, request.start);
+        try {
+            manager_.truncate(request.sequence, n);
+        } catch (const std::invalid_argument&) {
+            return;  // not fetched yet
+        }
+        request.rewind(std::max<std::int64_t>(n, 1));
+    }
+
     void pin_or_unpin() {
         if (pins_.size() >= 3 || (!pins_.empty() && random_.chance(60))) {
             manager_.unpin(pins_.back());
@@ -220,6 +251,12 @@ class Worker {
         CHECK(manager_.contains(live.request.sequence));
         CHECK_EQ(manager_.replica_of(live.request.sequence), live.replica);
         CHECK(count(manager_.pages_of(live.request.sequence)) <= stride_);
+        std::vector<kvcore::RequestView> views;
+        for (const Live& each : live_) views.push_back(each.request.view());
+        for (const kvcore::SharedPrefix& group :
+             manager_.shared_prefixes({views.data(), count(views)})) {
+            CHECK(group.rows.size() > 1 && group.num_tokens > 0);
+        }
     }
 
     Shared& shared_;
@@ -259,8 +296,9 @@ void hammer(bool dedup, std::uint64_t seed, std::int64_t num_operations) {
         CHECK_EQ(stats.num_sequences, 0);
     }
     shared.manager.check_integrity();
-    std::printf("%lld batches, %lld copies, %lld times no room\n",
+    std::printf("%lld batches, %lld forks, %lld copies, %lld times no room\n",
                 static_cast<long long>(shared.num_batches.load()),
+                static_cast<long long>(shared.num_forks.load()),
                 static_cast<long long>(shared.num_copies.load()),
                 static_cast<long long>(shared.num_refused.load()));
 }

@@ -22,7 +22,9 @@ class BlockPool {
     /// Throws std::invalid_argument unless 1 <= num_blocks <= 2^31 - 1.
     explicit BlockPool(std::int64_t num_blocks);
 
+    /// Ids in the pool. O(1).
     [[nodiscard]] std::int64_t num_blocks() const noexcept { return num_blocks_; }
+    /// Ids without a reference. O(1).
     [[nodiscard]] std::int64_t num_free() const noexcept {
         return num_recycled_ + (num_blocks_ - num_fresh_used_);
     }

@@ -10,124 +10,13 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
-#include "kvcore/lookup_table.hpp"
+#include "kvcore/cache_types.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/sequence_table.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
-
-struct CacheConfig {
-    std::int64_t num_blocks = 0;     // pages of each replica
-    std::int32_t page_size = 128;    // tokens
-    std::int64_t max_sequences = 0;  // claimed at a time, in each replica
-    std::int64_t max_seq_len = 0;    // tokens
-    std::int32_t num_replicas = 1;
-    bool prefix_caching = true;
-    bool dedup = true;               // commit swaps a page for an equal cached one
-    bool partial_page_reuse = true;  // a hit may end inside a page, whose start is then copied
-};
-
-/// One request as the manager sees it for the length of a call.
-/// 0 <= start < active <= end: KV is written for [0, start), [start, active) runs next.
-struct RequestView {
-    SequenceHandle sequence;
-    const TokenId* tokens = nullptr;  // [end]
-    std::int64_t start = 0;
-    std::int64_t active = 0;
-    std::int64_t end = 0;
-    std::string_view name_space;  // prefix-cache namespace; "" is the default one
-};
-
-/// The requests of a call: an array of views, or of pointers to views that lie elsewhere.
-class RequestBatch {
-   public:
-    RequestBatch(RequestView* views, std::int64_t n) noexcept : views_(views), size_(n) {}
-    RequestBatch(RequestView* const* rows, std::int64_t n) noexcept : rows_(rows), size_(n) {}
-
-    [[nodiscard]] std::int64_t size() const noexcept { return size_; }
-    [[nodiscard]] RequestView& operator[](std::int64_t row) const noexcept {
-        return rows_ != nullptr ? *rows_[row] : views_[row];
-    }
-
-   private:
-    RequestView* views_ = nullptr;
-    RequestView* const* rows_ = nullptr;
-    std::int64_t size_;
-};
-
-enum class ReserveStatus { kOk, kNoSpace };
-
-/// What `reserve` would do now.
-struct ReservePlan {
-    std::int64_t hit_tokens = 0;     // taken from the cache, copied ones included
-    std::int64_t new_pages = 0;      // allocated
-    std::int64_t evicted_pages = 0;  // evicted for that
-    std::int64_t copied_tokens = 0;  // of hit_tokens, copied out of a partly equal page
-    bool fits = false;
-};
-
-/// A page copy that the owner of the pool performs: the first `num_tokens` tokens, all layers.
-struct PageCopy {
-    std::int32_t replica = 0;
-    BlockId source = 0;
-    BlockId destination = 0;
-    std::int32_t num_tokens = 0;
-    SequenceHandle sequence;   // that the destination belongs to
-    TreeNode* held = nullptr;  // pinned until finish_copies; nullptr: not a page of the tree
-
-    friend bool operator==(const PageCopy& a, const PageCopy& b) noexcept {
-        return a.replica == b.replica && a.source == b.source && a.destination == b.destination &&
-               a.num_tokens == b.num_tokens;
-    }
-};
-
-/// Rows of a batch that hold the same leading pages.
-struct SharedPrefix {
-    std::int32_t replica = 0;
-    std::int64_t num_tokens = 0;     // written, by all of them
-    std::vector<std::int32_t> rows;  // of the replica's part of the batch
-};
-
-/// A page that commit swapped for an equal cached one.
-struct PageSwap {
-    std::int32_t row;  // of the batch
-    std::int32_t column;
-    BlockId page;  // the cached one, now in the row
-};
-
-/// Where `fetch` writes one replica's part of a batch, and how large that part is.
-struct FetchTarget {
-    LookupTable* table = nullptr;
-    std::uint32_t* cache_lengths = nullptr;  // [table->max_rows()]
-    std::int64_t rows = 0;                   // out: requests of this replica
-    std::int32_t width = 0;                  // out: most pages of one of them
-    std::int64_t longest_new = 0;            // out: longest active - start
-    std::int64_t longest_active = 0;         // out: longest active
-};
-
-enum class FetchStatus {
-    kOk,
-    kNoSpace,  // nothing changed; see row, needed, available
-    kGrow,     // pages are reserved, but a table is missing or too small for rows x width; what was
-               // offered may be written in part
-};
-
-struct FetchResult {
-    FetchStatus status = FetchStatus::kOk;
-    std::int64_t row = 0;        // first request that did not fit
-    std::int64_t needed = 0;     // pages
-    std::int64_t available = 0;  // pages
-    bool has_moved = false;      // start or active of a request changed
-};
-
-/// Names a pinned prefix; `num_tokens` of it are kept.
-struct PinHandle {
-    std::uint32_t index = 0;
-    std::uint32_t generation = 0;
-    std::int64_t num_tokens = 0;
-};
 
 /// The C++ entry point: which page belongs to whom, what a prompt can reuse, what goes when memory
 /// is full. Ids only; the caller owns the memory behind them.
@@ -144,16 +33,20 @@ class CacheManager {
     /// Throws std::invalid_argument for sizes below 1.
     explicit CacheManager(const CacheConfig& config);
 
+    /// As given to the constructor; valid as long as the manager. O(1), without the mutex.
     [[nodiscard]] const CacheConfig& config() const noexcept { return config_; }
 
     /// Registers a sequence; takes no pages. Throws std::out_of_range for a replica that does not
     /// exist and CapacityError when the replica is full.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica = 0);
+    /// Whether the handle names a claimed sequence. O(1).
     [[nodiscard]] bool contains(SequenceHandle sequence) const;
+    /// Where it was claimed. Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int32_t replica_of(SequenceHandle sequence) const;
-    /// Page ids in logical order.
+    /// Page ids in logical order, a copy. Throws RequestNotFoundError. O(pages).
     [[nodiscard]] std::vector<BlockId> pages_of(SequenceHandle sequence) const;
-    /// Forgets a sequence: committed pages stay cached, the others are free.
+    /// Forgets a sequence: committed pages stay cached, the others are free unless forks hold them.
+    /// Throws RequestNotFoundError. O(pages not committed).
     void release(SequenceHandle sequence);
 
     /// Reuses the cached prefix, then allocates pages for end + num_steps - 1 tokens, evicting
@@ -168,17 +61,19 @@ class CacheManager {
     /// finish it, and go on with the rest.
     [[nodiscard]] std::int64_t reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
                                              std::vector<PageCopy>* copies = nullptr);
-    /// What `reserve` would do now. A request that can never fit answers fits = false.
+    /// What `reserve` would do now. A request that can never fit answers fits = false. Throws
+    /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
 
     /// Reserves what is missing, atomically over the batch, and writes lengths and page tables to
-    /// `targets` [num_replicas], batch order kept inside a replica.
+    /// `targets` [num_replicas], batch order kept inside a replica. Copies owed and errors are
+    /// those of `reserve`; a request named twice is std::invalid_argument.
     [[nodiscard]] FetchResult fetch(const RequestBatch& batch, std::int64_t num_steps,
                                     FetchTarget* targets, std::vector<PageCopy>* copies = nullptr);
 
     /// Puts every page whose tokens are all written (start / page_size) into the prefix tree. Equal
-    /// pages found there replace the sequence's own, reported in `swaps`. Where a fork still holds
-    /// such a page, it and those behind it wait for the next commit after that has let go.
+    /// pages found there replace the sequence's own, reported in `swaps`. Forks that hold such a
+    /// page as well hold it in the tree from then on.
     /// Throws std::invalid_argument when a request claims more written tokens than its pages hold.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps);
 
@@ -186,40 +81,49 @@ class CacheManager {
     /// its last commit: their pages are shared, and copied before either writes into one. Sets each
     /// child's sequence, start and, where that was not behind start, active. Throws
     /// std::invalid_argument unless each child has those tokens, at least one more, and the
-    /// parent's namespace; CapacityError when the replica cannot take all of them.
+    /// parent's namespace; CapacityError when the replica cannot take all of them;
+    /// RequestNotFoundError. Takes no pages. O(children * (pages + tokens compared)).
     void fork(const RequestView& parent, const RequestBatch& children);
-    /// Forgets written tokens from `n` on, and pages that hold none any more. Throws
-    /// std::invalid_argument unless 0 <= n <= the last fetched `active`.
+    /// Forgets written tokens from `n` on, and pages that hold none any more, those reserved ahead
+    /// among them; the caller sets the request's indices back. The tree's pages are not rewritten:
+    /// one that is cut is copied when it is written next. Throws RequestNotFoundError, and
+    /// std::invalid_argument unless 0 <= n <= what was fetched or written. O(pages dropped).
     void truncate(SequenceHandle sequence, std::int64_t n);
-    /// Groups of rows with common leading pages, nested ones too, longest first. O(rows * runs).
+    /// Groups of rows with common leading pages, nested ones too, longest first; pages, not tokens,
+    /// are compared. Throws RequestNotFoundError. O(rows * runs * log(rows * runs)).
     [[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const RequestBatch& batch) const;
 
-    /// Cached whole pages of a prefix: their number and, if asked for, their ids.
+    /// Cached whole pages of a prefix of `tokens` [n]: their number and, if asked for, their ids.
+    /// Pure. Throws std::out_of_range for a replica that does not exist. Costs comparing the
+    /// tokens.
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
                                      std::vector<BlockId>* pages = nullptr) const;
-    /// Keeps those pages from eviction until unpinned.
+    /// Keeps those pages from eviction until unpinned. The match plus O(1).
     [[nodiscard]] PinHandle pin(std::int32_t replica, std::string_view name_space,
                                 const TokenId* tokens, std::int64_t n);
-    /// Throws InvalidHandleError for a handle unpinned before.
+    /// Lets them go. Throws InvalidHandleError for a handle unpinned before. O(1).
     void unpin(PinHandle pin);
 
     /// Replica for a request not claimed yet: longest prefix hit, then most available pages, then
-    /// fewest sequences, then lowest index.
+    /// fewest sequences, then lowest index. Pure. A match per replica.
     [[nodiscard]] std::int32_t recommend_replica(std::string_view name_space, const TokenId* tokens,
                                                  std::int64_t n) const;
 
-    /// Forgets every cached page that nobody holds, in every replica.
+    /// Forgets every cached page that nobody holds, in every replica. O(pages forgotten).
     void reset_prefix_cache();
 
     /// Copies owed since the last call, of sequences still claimed; to be done in this order.
     [[nodiscard]] std::vector<PageCopy> take_copies();
-    /// The copies given out by reserve or fetch are done: their sources are let go.
+    /// The copies given out by reserve or fetch are done: their sources are let go. Once for each
+    /// copy, in any order; none are due for those of take_copies. O(copies under way) each.
     void finish_copies(const std::vector<PageCopy>& copies);
 
+    /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
-    /// Summed over replicas.
+    /// Summed over replicas. O(replicas).
     [[nodiscard]] Metrics metrics() const;
+    /// Counts from 0 again; the peak from what is in use. O(replicas).
     void reset_metrics();
 
     /// Throws IntegrityError naming the law that does not hold. O(everything).
@@ -301,6 +205,7 @@ class CacheManager {
     [[nodiscard]] bool is_sole_holder(const Sequence& sequence, std::int32_t column) const;
     [[nodiscard]] std::int64_t count_sole(const Sequence& sequence, std::int64_t begin,
                                           std::int64_t end) const;
+    [[nodiscard]] std::int64_t count_returned(const Sequence& sequence, std::int64_t from) const;
     static void drop_columns(Replica& replica, Sequence& sequence, std::int32_t from);
     static void move_back(Replica& replica, Sequence& sequence, std::int32_t columns);
     void thaw(const Admission& admission, Replica& replica, SequenceHandle handle,
@@ -346,8 +251,6 @@ class CacheManager {
     void note_leaving(const Admission& admission, const Sequence& sequence);
     bool apply_together(const std::vector<Admission>& admissions, const RequestBatch& batch,
                         std::vector<PageCopy>* copies);
-    [[nodiscard]] std::int32_t end_of_commit(const Sequence& sequence,
-                                             const RequestView& request) const;
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                       std::int32_t row, std::vector<PageSwap>& swaps);
     // cache_manager_fetch.cpp
@@ -359,7 +262,8 @@ class CacheManager {
                                const RequestBatch& children);
     static void adopt_pages(Replica& replica, Sequence& parent, Sequence& child,
                             std::int32_t num_pages);
-    void share_copies(SequenceHandle handle, const Sequence& child);
+    void inherit_copies(SequenceHandle parent, SequenceHandle child);
+    void entrust_to_tree(const Sequence& sequence, std::int32_t column);
     void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from);
     // cache_manager_check.cpp
     void check_sequence(const Sequence& sequence) const;
@@ -385,7 +289,7 @@ class CacheManager {
     std::vector<std::int64_t> new_input_;  // tokens of each replica
     std::vector<Supply> supply_;           // of each replica
     std::vector<BlockId> taken_;           // pages on the way to their rows
-    std::map<PageKey, std::uint32_t> leaving_;  // forks of a page that copy it in this call
+    std::map<PageKey, std::uint32_t> leaving_;  // forks of a page that let go of it in this call
     std::vector<DuplicatePage> duplicates_;
 };
 

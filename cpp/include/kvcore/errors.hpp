@@ -53,6 +53,7 @@ class BatchRow {
     BatchRow(const BatchRow&) = default;
     BatchRow& operator=(const BatchRow&) = default;
     virtual ~BatchRow() = default;
+    /// The row, from 0 over the whole batch.
     [[nodiscard]] std::int64_t row() const noexcept { return row_; }
 
    private:

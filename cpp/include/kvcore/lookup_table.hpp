@@ -18,9 +18,12 @@ namespace kvcore {
 /// changed, else O(pages changed).
 class LookupTable {
    public:
+    /// Over `data` [max_rows, stride], which has to live as long as the table; `unassigned` is what
+    /// cells without a page read. Sizes are not checked. O(max_rows).
     LookupTable(std::uint32_t* data, std::int64_t max_rows, std::int64_t stride,
                 std::uint32_t unassigned);
 
+    /// Rows and columns of the memory. O(1).
     [[nodiscard]] std::int64_t max_rows() const noexcept { return max_rows_; }
     [[nodiscard]] std::int64_t stride() const noexcept { return stride_; }
 
@@ -28,7 +31,7 @@ class LookupTable {
     [[nodiscard]] bool has_room(std::int64_t row, const Sequence& sequence) const noexcept {
         return row < max_rows_ && sequence.num_pages() <= stride_;
     }
-    /// Makes row `row` begin with the sequence's pages. They must have room.
+    /// Makes row `row` begin with the sequence's pages. They must have room. O(pages changed).
     void write_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence) {
         const Row& known = rows_[static_cast<std::size_t>(row)];
         const bool is_same = known.occupant == occupant && known.version == sequence.row_version;
@@ -36,7 +39,7 @@ class LookupTable {
         rewrite_row(row, occupant, sequence, is_same);
     }
     /// Makes rows 0 .. num_rows - 1 read `unassigned` from the ends of their pages up to column
-    /// `width` <= stride.
+    /// `width` <= stride. O(cells not padded yet).
     void pad(std::int64_t num_rows, std::int32_t width) {
         if (num_rows > num_padded_ || width > padded_) pad_rows(num_rows, width);
     }

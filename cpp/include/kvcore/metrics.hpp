@@ -7,12 +7,13 @@ namespace kvcore {
 
 /// Counters since construction or the last reset.
 struct Metrics {
-    std::int64_t input_tokens = 0;   // tokens to compute: every position of a claim counts once
-    std::int64_t cache_tokens = 0;   // tokens taken from the prefix cache instead
-    std::int64_t copied_tokens = 0;  // of cache_tokens, those copied out of a partly equal page
-    std::int64_t evicted_pages = 0;
+    std::int64_t input_tokens = 0;     // tokens to compute: every position of a claim counts once
+    std::int64_t cache_tokens = 0;     // tokens taken from the prefix cache instead
+    std::int64_t copied_tokens = 0;    // of cache_tokens, those copied out of a partly equal page
+    std::int64_t evicted_pages = 0;    // cached pages given to someone else
     std::int64_t peak_used_pages = 0;  // most pages held or pinned at a time
 
+    /// Adds another replica's; peaks are added too, so that the sum is an upper bound.
     Metrics& operator+=(const Metrics& other) noexcept {
         input_tokens += other.input_tokens;
         cache_tokens += other.cache_tokens;
@@ -29,7 +30,7 @@ struct PoolStats {
     std::int64_t free_pages = 0;       // in nobody's hands, holding nothing
     std::int64_t cached_pages = 0;     // in the prefix tree
     std::int64_t evictable_pages = 0;  // of those, not protected by a sequence or a pin
-    std::int64_t num_sequences = 0;
+    std::int64_t num_sequences = 0;    // claimed
 
     /// Pages that a reservation can have: free ones and what eviction would free.
     [[nodiscard]] std::int64_t available_pages() const noexcept {

@@ -11,8 +11,7 @@ namespace kvcore {
 /// The name of the prefix-cache namespace of an extra key (LoRA id, image hash) and a cache salt
 /// (tenant). Different pairs have different names: which of the two are present and the length of
 /// the first are part of it, so ("a", "b") and ("ab", "") differ, as do "" and none. None of both
-/// is
-/// "", the default namespace.
+/// is "", the default namespace. O(bytes).
 [[nodiscard]] inline std::string namespace_name(std::optional<std::string_view> extra_key,
                                                 std::optional<std::string_view> cache_salt) {
     if (!extra_key && !cache_salt) return {};

@@ -9,13 +9,14 @@
 
 namespace kvcore {
 
-/// What one token holds: `heads` runs of `head_bytes` bytes.
+/// What one token holds: `heads` runs of `head_bytes` contiguous bytes each, both >= 0.
 struct TokenShape {
     std::int64_t heads;
     std::int64_t head_bytes;
 };
 
-/// Tokens one after the other: [tokens, heads, head_bytes]. Strides count bytes, of any sign.
+/// Tokens one after the other: [tokens, heads, head_bytes], the caller's memory. Strides count
+/// bytes, of any sign.
 template <class Byte>
 struct TokenRows {
     Byte* data;
@@ -24,7 +25,7 @@ struct TokenRows {
 };
 
 /// One sequence's tokens in a pool [num_blocks, block_size, heads, head_bytes]: token t stands in
-/// block `blocks[t / block_size]`. Strides count bytes, of any sign.
+/// block `blocks[t / block_size]`. Strides count bytes, of any sign. Owns nothing.
 template <class Byte>
 struct PagedRows {
     Byte* data;  // of block 0
@@ -34,7 +35,7 @@ struct PagedRows {
     std::int64_t block_size;
     const BlockId* blocks;  // [ceil(tokens / block_size)], each 0 .. num_blocks - 1
 
-    /// Bytes from `data` to the first head of a token.
+    /// Bytes from `data` to the first head of a token, 0 <= token < tokens. O(1).
     [[nodiscard]] constexpr std::int64_t offset(std::int64_t token) const noexcept {
         const std::int64_t block = blocks[token / block_size];
         return block * block_stride + token % block_size * token_stride;
@@ -47,7 +48,8 @@ struct PagedRows {
 void append_rows(TokenShape shape, const PagedRows<std::byte>& pool, std::int64_t first,
                  const TokenRows<const std::byte>& source, std::int64_t count) noexcept;
 
-/// Copies tokens [first, first + count) of the sequence to `destination`; as `append_rows`.
+/// Copies tokens [first, first + count) of the sequence to `destination`, which must not overlap
+/// the pool. Bounds and cost are those of `append_rows`.
 void gather_rows(TokenShape shape, const PagedRows<const std::byte>& pool, std::int64_t first,
                  const TokenRows<std::byte>& destination, std::int64_t count) noexcept;
 

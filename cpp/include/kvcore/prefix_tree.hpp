@@ -71,10 +71,14 @@ class PrefixTree {
     PrefixTree& operator=(const PrefixTree&) = delete;
     ~PrefixTree();
 
+    /// Tokens of a page.
     [[nodiscard]] std::int32_t page_size() const noexcept { return page_size_; }
+    /// Pages in the tree. O(1).
     [[nodiscard]] std::int64_t num_cached() const noexcept { return num_cached_; }
-    /// Cached pages that neither a pin nor a pinned descendant protects.
+    /// Cached pages that neither a pin nor a pinned descendant protects. O(pins changed since it
+    /// was asked last), each up to the next protected node.
     [[nodiscard]] std::int64_t num_evictable() const;
+    /// Runs, without the roots. O(1).
     [[nodiscard]] std::int64_t num_nodes() const noexcept { return num_nodes_; }
 
     /// Root of a namespace; "" is the default one. `find` answers nullptr for one with no pages and
@@ -95,9 +99,10 @@ class PrefixTree {
     /// True when `page` of the run that `at` ends in is protected.
     [[nodiscard]] bool is_protected(TreePosition at) const;
 
-    /// The node that ends exactly at `at`; cuts the run in two where it goes on.
+    /// The node that ends exactly at `at`; cuts the run in two where it goes on. Copies the shorter
+    /// half. Pins, positions and handles stay right.
     [[nodiscard]] TreeNode* split(TreePosition at);
-    /// Protects a node and all above it until unpinned as often.
+    /// Protects a node and all above it until unpinned as often. O(1).
     void pin(TreeNode* node);
     /// `touch`: the holder let go, which is a use. False where it moves on to a node below, or held
     /// the pages for a moment only.
@@ -108,7 +113,7 @@ class PrefixTree {
     /// ends.
     [[nodiscard]] TreeNode* insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
                                    std::int32_t n, std::vector<DuplicatePage>& duplicates);
-    /// Gives back buffer space kept for growth.
+    /// Gives back buffer space of an unpinned node that was kept for growth.
     void shrink(TreeNode* node);
 
     /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
@@ -119,8 +124,9 @@ class PrefixTree {
     static void prefetch_node(const TreeNode* node) noexcept;
     void prefetch_end(const TreeNode* node) const noexcept;
 
+    /// A position to keep beyond the next change of the tree. O(1).
     [[nodiscard]] PrefixHandle handle(TreePosition at) const;
-    /// Throws InvalidHandleError when the prefix may have changed since.
+    /// The position again. Throws InvalidHandleError when the prefix may have changed since.
     [[nodiscard]] TreePosition resolve(PrefixHandle handle) const;
 
     /// Depth of the prefix that ends with this node, in pages.

@@ -48,6 +48,7 @@ struct alignas(64) Sequence {
 /// Cost: O(1) per verb; references stay valid until the next `claim`.
 class SequenceTable {
    public:
+    /// Takes a slot for a sequence of that replica. May move the slots.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica);
     /// Frees the slot of a live sequence. The caller has given its pages back.
     void release(SequenceHandle handle) noexcept;
@@ -78,13 +79,16 @@ class SequenceTable {
 #endif
         }
     };
+    /// What the walks of a call find sequences in; `find` and `at` are its verbs for a single one.
     [[nodiscard]] Slots live() noexcept { return {slots_.data(), slots_.size()}; }
     [[nodiscard]] Sequence* find(SequenceHandle handle) noexcept { return live().find(handle); }
     [[nodiscard]] Sequence& at(SequenceHandle handle) { return live().at(handle); }
 
+    /// Claimed sequences.
     [[nodiscard]] std::int64_t size() const noexcept {
         return static_cast<std::int64_t>(slots_.size() - free_.size());
     }
+    /// All slots; those with replica < 0 are free.
     [[nodiscard]] const std::vector<Sequence>& slots() const noexcept { return slots_; }
 
    private:

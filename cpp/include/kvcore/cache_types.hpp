@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes into the calls of CacheManager and comes out of them: plain values.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kvcore/lookup_table.hpp"
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+
+struct TreeNode;
+
+/// What a CacheManager is built for. Its constructor checks the numbers.
+struct CacheConfig {
+    std::int64_t num_blocks = 0;     // pages of each replica
+    std::int32_t page_size = 128;    // tokens
+    std::int64_t max_sequences = 0;  // claimed at a time, in each replica
+    std::int64_t max_seq_len = 0;    // tokens
+    std::int32_t num_replicas = 1;
+    bool prefix_caching = true;
+    bool dedup = true;               // commit swaps a page for an equal cached one
+    bool partial_page_reuse = true;  // a hit may end inside a page, whose start is then copied
+};
+
+/// One request as the manager sees it for the length of a call; tokens and name are the caller's.
+/// 0 <= start < active <= end: KV is written for [0, start), [start, active) runs next.
+struct RequestView {
+    SequenceHandle sequence;
+    const TokenId* tokens = nullptr;  // [end]
+    std::int64_t start = 0;
+    std::int64_t active = 0;
+    std::int64_t end = 0;
+    std::string_view name_space;  // prefix-cache namespace; "" is the default one
+};
+
+/// The requests of a call: an array of views, or of pointers to views that lie elsewhere. Owns
+/// neither; passed by value at no cost. The manager writes `start` and `active` (fork: `sequence`
+/// too) of the views.
+class RequestBatch {
+   public:
+    RequestBatch(RequestView* views, std::int64_t n) noexcept : views_(views), size_(n) {}
+    RequestBatch(RequestView* const* rows, std::int64_t n) noexcept : rows_(rows), size_(n) {}
+
+    [[nodiscard]] std::int64_t size() const noexcept { return size_; }
+    [[nodiscard]] RequestView& operator[](std::int64_t row) const noexcept {
+        return rows_ != nullptr ? *rows_[row] : views_[row];
+    }
+
+   private:
+    RequestView* views_ = nullptr;
+    RequestView* const* rows_ = nullptr;
+    std::int64_t size_;
+};
+
+/// Whether a reservation was made: a full pool is an answer, not an error.
+enum class ReserveStatus {
+    kOk,
+    kNoSpace,  // nothing changed
+};
+
+/// What `reserve` would do now.
+struct ReservePlan {
+    std::int64_t hit_tokens = 0;     // taken from the cache, copied ones included
+    std::int64_t new_pages = 0;      // allocated
+    std::int64_t evicted_pages = 0;  // evicted for that
+    std::int64_t copied_tokens = 0;  // of hit_tokens, copied out of a partly equal page
+    bool fits = false;
+};
+
+/// A page copy that the owner of the pool performs: the first `num_tokens` tokens, all layers.
+/// Copies of one call or list are done in their order, before the next kernels run.
+struct PageCopy {
+    std::int32_t replica = 0;
+    BlockId source = 0;
+    BlockId destination = 0;
+    std::int32_t num_tokens = 0;
+    SequenceHandle sequence;   // that the destination belongs to
+    TreeNode* held = nullptr;  // the manager's: what finish_copies lets go
+
+    /// The same bytes to the same place, whoever asked for them.
+    friend bool operator==(const PageCopy& a, const PageCopy& b) noexcept {
+        return a.replica == b.replica && a.source == b.source && a.destination == b.destination &&
+               a.num_tokens == b.num_tokens;
+    }
+};
+
+/// Rows of a batch that hold the same leading pages.
+struct SharedPrefix {
+    std::int32_t replica = 0;
+    std::int64_t num_tokens = 0;     // written, by all of them
+    std::vector<std::int32_t> rows;  // of the replica's part of the batch
+};
+
+/// A page that commit swapped for an equal cached one.
+struct PageSwap {
+    std::int32_t row;  // of the batch
+    std::int32_t column;
+    BlockId page;  // the cached one, now in the row
+};
+
+/// Where `fetch` writes one replica's part of a batch, and how large that part is. Table and
+/// lengths are the caller's.
+struct FetchTarget {
+    LookupTable* table = nullptr;
+    std::uint32_t* cache_lengths = nullptr;  // [table->max_rows()]
+    std::int64_t rows = 0;                   // out: requests of this replica
+    std::int32_t width = 0;                  // out: most pages of one of them
+    std::int64_t longest_new = 0;            // out: longest active - start
+    std::int64_t longest_active = 0;         // out: longest active
+};
+
+/// Whether a batch can run now.
+enum class FetchStatus {
+    kOk,
+    kNoSpace,  // nothing changed; see row, needed, available
+    kGrow,     // pages are reserved, but a table is missing or too small for rows x width; what was
+               // offered may be written in part
+};
+
+/// What `fetch` answers. `row`, `needed` and `available` are set where there is no space.
+struct FetchResult {
+    FetchStatus status = FetchStatus::kOk;
+    std::int64_t row = 0;        // first request that did not fit
+    std::int64_t needed = 0;     // pages
+    std::int64_t available = 0;  // pages
+    bool has_moved = false;      // start or active of a request changed
+};
+
+/// Names a pinned prefix; `num_tokens` of it, whole pages, are kept. Recognised as stale once it
+/// is unpinned.
+struct PinHandle {
+    std::uint32_t index = 0;
+    std::uint32_t generation = 0;
+    std::int64_t num_tokens = 0;
+};
+
+}  // namespace kvcore
