@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcore/kernels.hpp"
 
+#include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include "array_args.hpp"
 #include "bindings.hpp"
@@ -29,6 +32,9 @@ DType dtype_of(std::string_view name) {
 /// Contiguous memory of `n` elements: the facade makes it so, memory safety rests on it.
 template <class Pointer>
 Pointer memory_of(const py::array& array, const char* name, std::int64_t n, std::int64_t size) {
+    if (!std::is_const_v<std::remove_pointer_t<Pointer>> && !array.writeable()) {
+        throw py::value_error(concat(name, " is read-only"));
+    }
     const bool is_dense = (array.flags() & py::array::c_style) != 0;
     if (!is_dense || array.nbytes() != n * size) {
         throw py::value_error(
@@ -44,7 +50,8 @@ int threads_of(int threads) {
 
 template <class Shape>
 void quantize(Shape shape, std::int64_t n, std::int64_t num_scales, const py::array& source,
-              DType wide, py::array& codes, DType narrow, py::array& scales, int threads) {
+              DType wide, const py::array& codes, DType narrow, const py::array& scales,
+              int threads) {
     const auto* from = memory_of<const std::byte*>(source, "source", n, kvcore::item_size(wide));
     auto* to = memory_of<std::byte*>(codes, "codes", n, 1);
     auto* factors = memory_of<float*>(scales, "scales", num_scales, sizeof(float));
@@ -54,7 +61,7 @@ void quantize(Shape shape, std::int64_t n, std::int64_t num_scales, const py::ar
 
 template <class Shape>
 void dequantize(Shape shape, std::int64_t n, std::int64_t num_scales, const py::array& codes,
-                DType narrow, const py::array& scales, py::array& destination, DType wide,
+                DType narrow, const py::array& scales, const py::array& destination, DType wide,
                 int threads) {
     const auto* from = memory_of<const std::byte*>(codes, "codes", n, 1);
     const auto* factors = memory_of<const float*>(scales, "scales", num_scales, sizeof(float));
@@ -70,7 +77,7 @@ void bind_kernels(py::module_& module) {
     module.def(
         "quantize_groups",
         [](std::int64_t groups, std::int64_t group, const py::array& source, std::string_view wide,
-           py::array codes, std::string_view narrow, py::array scales, int threads) {
+           const py::array& codes, std::string_view narrow, const py::array& scales, int threads) {
             quantize(Groups{groups, group}, groups * group, groups, source, dtype_of(wide), codes,
                      dtype_of(narrow), scales, threads_of(threads));
         },
@@ -79,8 +86,8 @@ void bind_kernels(py::module_& module) {
     module.def(
         "quantize_heads",
         [](std::int64_t rows, std::int64_t heads, std::int64_t dim, const py::array& source,
-           std::string_view wide, py::array codes, std::string_view narrow, py::array scales,
-           int threads) {
+           std::string_view wide, const py::array& codes, std::string_view narrow,
+           const py::array& scales, int threads) {
             quantize(HeadRows{rows, heads, dim}, rows * heads * dim, heads, source, dtype_of(wide),
                      codes, dtype_of(narrow), scales, threads_of(threads));
         },
@@ -89,8 +96,8 @@ void bind_kernels(py::module_& module) {
     module.def(
         "quantize_by",
         [](std::int64_t rows, std::int64_t heads, std::int64_t dim, const py::array& source,
-           std::string_view wide, py::array codes, std::string_view narrow, const py::array& scales,
-           int threads) {
+           std::string_view wide, const py::array& codes, std::string_view narrow,
+           const py::array& scales, int threads) {
             const std::int64_t n = rows * heads * dim;
             const DType from = dtype_of(wide);
             const DType to = dtype_of(narrow);
@@ -107,7 +114,8 @@ void bind_kernels(py::module_& module) {
     module.def(
         "dequantize_groups",
         [](std::int64_t groups, std::int64_t group, const py::array& codes, std::string_view narrow,
-           const py::array& scales, py::array destination, std::string_view wide, int threads) {
+           const py::array& scales, const py::array& destination, std::string_view wide,
+           int threads) {
             dequantize(Groups{groups, group}, groups * group, groups, codes, dtype_of(narrow),
                        scales, destination, dtype_of(wide), threads_of(threads));
         },
@@ -116,7 +124,7 @@ void bind_kernels(py::module_& module) {
     module.def(
         "dequantize_heads",
         [](std::int64_t rows, std::int64_t heads, std::int64_t dim, const py::array& codes,
-           std::string_view narrow, const py::array& scales, py::array destination,
+           std::string_view narrow, const py::array& scales, const py::array& destination,
            std::string_view wide, int threads) {
             dequantize(HeadRows{rows, heads, dim}, rows * heads * dim, heads, codes,
                        dtype_of(narrow), scales, destination, dtype_of(wide), threads_of(threads));

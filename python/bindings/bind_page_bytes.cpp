@@ -10,7 +10,6 @@ namespace py = pybind11;
 using kvcore::PageBytes;
 using kvcore::python::check_rank;
 using kvcore::python::concat;
-using kvcore::python::text;
 
 namespace {
 

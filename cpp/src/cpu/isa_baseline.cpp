@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #define KVCORE_LANES 4
-#define KVCORE_ISA_TABLE kBaselineKernels
-#define KVCORE_ISA_NAME "baseline"
 #include "isa_table.hpp"
+
+namespace kvcore::cpu {
+
+const KernelTable kBaselineKernels = table_of("baseline");
+
+}  // namespace kvcore::cpu

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kWorthAThread = 1 << 16;
 
 int narrow_index(DType dtype) noexcept {
-    return static_cast<int>(dtype) - static_cast<int>(DType::kFloat8E4M3FN);
+    return dtype == DType::kFloat8E4M3FN ? 0 : dtype == DType::kFloat8E5M2 ? 1 : 2;
 }
 
 const cpu::WideKernels& kernels_of(DType wide) {

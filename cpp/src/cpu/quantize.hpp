@@ -100,7 +100,7 @@ void dequantize_groups(const std::byte* source, const float* scales, std::byte* 
 }
 
 template <DType kWide>
-constexpr WideKernels wide_kernels() {
+constexpr WideKernels wide_kernels() noexcept {
     using D = DType;
     return {largest_magnitude<kWide>,
             {quantize_groups<kWide, D::kFloat8E4M3FN>, quantize_groups<kWide, D::kFloat8E5M2>,
