@@ -113,7 +113,7 @@ def test_no_children_is_no_error() -> None:
 
 # -- copy on write ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("blocks", [None, "allocate"])
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_who_writes_first_copies_and_the_last_writes_in_place(order: Any, blocks: Any) -> None:
     manager, pool, rows = family(16, count=2, blocks=blocks)
     shared = pages_of(manager, rows[0])
@@ -132,7 +132,7 @@ def test_who_writes_first_copies_and_the_last_writes_in_place(order: Any, blocks
         pool.check(row)
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_copies_owed_name_the_written_start_of_the_page(order: Any) -> None:
     manager, _, rows = family(16, prompt=7, count=2)
     shared = pages_of(manager, rows[0])[1]
@@ -226,7 +226,7 @@ def test_whole_family_sees_what_it_wrote_for_many_steps() -> None:
 
 # -- generations -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("blocks", [None, "allocate"])
-@pytest.mark.parametrize("order", itertools.permutations(range(4)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_forks_of_forks_outlive_each_other(order: Any, blocks: Any) -> None:
     manager, pool, rows = family(24, prompt=5, blocks=blocks)
     rows += forks(manager, rows[1])  # of a fork that has written nothing itself
