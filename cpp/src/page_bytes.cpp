@@ -9,13 +9,6 @@
 namespace kvcore {
 namespace {
 
-// Bytes below which a thread costs more than it saves.
-constexpr std::int64_t kWorthAThread = 1 << 18;
-
-std::int64_t worth(std::int64_t page_bytes) noexcept {
-    return kWorthAThread / std::max<std::int64_t>(1, page_bytes) + 1;
-}
-
 constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15ULL;
 constexpr std::uint64_t kFactor = 0xd6e8feb86659fd93ULL;
 
@@ -49,18 +42,19 @@ std::uint64_t digest(const std::byte* page, std::int64_t bytes) noexcept {
 
 void copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs, std::int64_t n,
                 int threads) {
-    cpu::parallel_for(
-        n, worth(pool.page_bytes), threads, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin; i < end; ++i) {
-                std::memcpy(pool.page(pairs[i].destination), pool.page(pairs[i].source),
-                            static_cast<std::size_t>(pool.page_bytes));
-            }
-        });
+    cpu::parallel_for(n, cpu::worth_a_thread(pool.page_bytes), threads,
+                      [&](std::int64_t begin, std::int64_t end) {
+                          for (std::int64_t i = begin; i < end; ++i) {
+                              std::memcpy(pool.page(pairs[i].destination),
+                                          pool.page(pairs[i].source),
+                                          static_cast<std::size_t>(pool.page_bytes));
+                          }
+                      });
 }
 
 void fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids, std::int64_t n,
                 std::byte value, int threads) {
-    cpu::parallel_for(n, worth(pool.page_bytes), threads,
+    cpu::parallel_for(n, cpu::worth_a_thread(pool.page_bytes), threads,
                       [&](std::int64_t begin, std::int64_t end) {
                           for (std::int64_t i = begin; i < end; ++i) {
                               std::memset(pool.page(ids[i]), static_cast<int>(value),
@@ -71,7 +65,7 @@ void fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids, std::
 
 void digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
                   std::uint64_t* digests, int threads) {
-    cpu::parallel_for(n, worth(pool.page_bytes), threads,
+    cpu::parallel_for(n, cpu::worth_a_thread(pool.page_bytes), threads,
                       [&](std::int64_t begin, std::int64_t end) {
                           for (std::int64_t i = begin; i < end; ++i) {
                               digests[i] = digest(pool.page(ids[i]), pool.page_bytes);

@@ -8,9 +8,6 @@
 namespace kvcore {
 namespace {
 
-// Bytes below which a thread costs more than it saves.
-constexpr std::int64_t kWorthAThread = 1 << 18;
-
 // Ids are not negative, so int32 and uint32 share their bytes.
 const BlockId* pages_of(const PageTable& table, std::int64_t row) noexcept {
     return reinterpret_cast<const BlockId*>(table.pages + row * table.row_stride);
@@ -23,18 +20,19 @@ void for_each_range(const PageTable& table, const TokenRanges& ranges, std::int6
                     int threads, const Copy& copy) {
     const std::uint32_t* offsets = ranges.offsets;
     const std::uint32_t* last = offsets + table.batch;
-    const std::int64_t least = kWorthAThread / std::max<std::int64_t>(1, token_bytes) + 1;
-    cpu::parallel_for(
-        std::int64_t{*last} - *offsets, least, threads, [&](std::int64_t begin, std::int64_t end) {
-            const std::int64_t stop = *offsets + end;
-            std::int64_t at = *offsets + begin;
-            std::int64_t row = std::upper_bound(offsets, last + 1, at) - offsets - 1;
-            for (; at < stop; ++row) {
-                const std::int64_t count = std::min<std::int64_t>(offsets[row + 1], stop) - at;
-                if (count > 0) copy(row, ranges.first(row) + at - offsets[row], at, count);
-                at += std::max<std::int64_t>(0, count);
-            }
-        });
+    cpu::parallel_for(std::int64_t{*last} - *offsets, cpu::worth_a_thread(token_bytes), threads,
+                      [&](std::int64_t begin, std::int64_t end) {
+                          const std::int64_t stop = *offsets + end;
+                          std::int64_t at = *offsets + begin;
+                          std::int64_t row = std::upper_bound(offsets, last + 1, at) - offsets - 1;
+                          for (; at < stop; ++row) {
+                              const std::int64_t count =
+                                  std::min<std::int64_t>(offsets[row + 1], stop) - at;
+                              if (count > 0)
+                                  copy(row, ranges.first(row) + at - offsets[row], at, count);
+                              at += std::max<std::int64_t>(0, count);
+                          }
+                      });
 }
 
 }  // namespace

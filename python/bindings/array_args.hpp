@@ -143,6 +143,12 @@ inline void check_int32(const pybind11::array& array, const char* name) {
     return array.attr("copy")("C");
 }
 
+/// The number of threads a kernel may use; ValueError below one.
+[[nodiscard]] inline int threads_of(int threads) {
+    if (threads >= 1) return threads;
+    throw pybind11::value_error(concat("threads is ", threads, ", must be at least 1"));
+}
+
 /// Whether the elements of the last axis follow each other without gaps.
 [[nodiscard]] inline bool has_dense_rows(const pybind11::array& array) {
     const pybind11::ssize_t last = array.ndim() - 1;

@@ -14,6 +14,7 @@ using kvcore::DType;
 using kvcore::Groups;
 using kvcore::HeadRows;
 using kvcore::python::concat;
+using kvcore::python::threads_of;
 
 namespace {
 
@@ -41,11 +42,6 @@ Pointer memory_of(const py::array& array, const char* name, std::int64_t n, std:
             concat(name, " holds ", array.nbytes(), " bytes, must be ", n * size, " in C order"));
     }
     return static_cast<Pointer>(const_cast<void*>(array.data()));
-}
-
-int threads_of(int threads) {
-    if (threads >= 1) return threads;
-    throw py::value_error(concat("threads is ", threads, ", must be at least 1"));
 }
 
 template <class Shape>

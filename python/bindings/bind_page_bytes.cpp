@@ -10,6 +10,7 @@ namespace py = pybind11;
 using kvcore::PageBytes;
 using kvcore::python::check_rank;
 using kvcore::python::concat;
+using kvcore::python::threads_of;
 
 namespace {
 
@@ -42,11 +43,6 @@ void check_ids(const Ids& ids, const py::array& pool) {
         throw py::index_error(
             concat("page ", values[i], " is outside the pool of ", pool.shape(0), " pages"));
     }
-}
-
-int threads_of(int threads) {
-    if (threads >= 1) return threads;
-    throw py::value_error(concat("threads is ", threads, ", must be at least 1"));
 }
 
 void copy_pages(py::array pool, const Ids& pairs, int threads) {

@@ -19,6 +19,7 @@ using kvcore::python::has_dense_rows;
 using kvcore::python::is_overlapping;
 using kvcore::python::shape_text;
 using kvcore::python::text;
+using kvcore::python::threads_of;
 
 namespace {
 
@@ -138,11 +139,6 @@ std::vector<Transfer> transfers(const py::list& pools, const py::list& tokens,
         batch.check_pages(ranges, found.back().pool);
     }
     return found;
-}
-
-int threads_of(int threads) {
-    if (threads >= 1) return threads;
-    throw py::value_error(concat("threads is ", threads, ", must be at least 1"));
 }
 
 void append_tokens(const py::list& pools, const py::array& table, const py::array& lengths,

@@ -94,6 +94,17 @@ template <int kMantissa, int kBias>
     return float_of((code << (23 - kMantissa)) + kRebias);
 }
 
+// `kLargest` are the bits of the format's largest value.
+template <int kMantissa, int kBias, std::uint32_t kLargest>
+[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint8_t to_fp8(float value) noexcept {
+    const std::uint32_t bits = bits_of(value);
+    const std::uint32_t magnitude = bits & ~kFloatSign;
+    if (magnitude > kFloatInfinity) return 0x7f;
+    const std::uint32_t clipped = magnitude < kLargest ? magnitude : kLargest;
+    return static_cast<std::uint8_t>((bits & kFloatSign) >> 24 |
+                                     narrow_magnitude<kMantissa, kBias>(clipped));
+}
+
 }  // namespace detail
 
 /// IEEE binary16: ties to even, infinity beyond the largest, NaN becomes quiet.
@@ -132,13 +143,7 @@ template <int kMantissa, int kBias>
 
 /// FP8: ties to even, the largest finite value beyond it (infinities included), NaN is 0x7f.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint8_t to_e4m3fn(float value) noexcept {
-    const std::uint32_t bits = bits_of(value);
-    std::uint32_t magnitude = bits & ~detail::kFloatSign;
-    if (magnitude > detail::kFloatInfinity) return 0x7f;
-    constexpr std::uint32_t kLargest = 0x43e00000U;  // 448
-    if (magnitude > kLargest) magnitude = kLargest;
-    return static_cast<std::uint8_t>((bits & detail::kFloatSign) >> 24 |
-                                     detail::narrow_magnitude<3, 7>(magnitude));
+    return detail::to_fp8<3, 7, 0x43e00000U>(value);  // 448
 }
 [[nodiscard]] KVCORE_HOST_DEVICE inline float from_e4m3fn(std::uint8_t code) noexcept {
     const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80U) << 24;
@@ -146,13 +151,7 @@ template <int kMantissa, int kBias>
     return float_of(sign | bits_of(detail::widen_magnitude<3, 7>(code & 0x7fU)));
 }
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint8_t to_e5m2(float value) noexcept {
-    const std::uint32_t bits = bits_of(value);
-    std::uint32_t magnitude = bits & ~detail::kFloatSign;
-    if (magnitude > detail::kFloatInfinity) return 0x7f;
-    constexpr std::uint32_t kLargest = 0x47600000U;  // 57344
-    if (magnitude > kLargest) magnitude = kLargest;
-    return static_cast<std::uint8_t>((bits & detail::kFloatSign) >> 24 |
-                                     detail::narrow_magnitude<2, 15>(magnitude));
+    return detail::to_fp8<2, 15, 0x47600000U>(value);  // 57344
 }
 [[nodiscard]] KVCORE_HOST_DEVICE inline float from_e5m2(std::uint8_t code) noexcept {
     return from_half(static_cast<std::uint16_t>(code << 8));

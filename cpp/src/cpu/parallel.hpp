@@ -8,6 +8,14 @@
 
 namespace kvcore::cpu {
 
+/// Bytes below which a thread costs more than it saves.
+constexpr std::int64_t kWorthAThread = 1 << 18;
+
+/// How many pieces of `bytes` each are worth a thread.
+[[nodiscard]] constexpr std::int64_t worth_a_thread(std::int64_t bytes) noexcept {
+    return kWorthAThread / std::max<std::int64_t>(1, bytes) + 1;
+}
+
 /// Calls body(begin, end) for parts of 0 .. n, each on a thread of its own; the caller's is one of
 /// them. Parts of less than `least` are not worth a thread.
 template <class Body>

@@ -9,9 +9,6 @@
 namespace kvcore {
 namespace {
 
-// Elements below which a thread costs more than it saves.
-constexpr std::int64_t kWorthAThread = 1 << 16;
-
 int narrow_index(DType dtype) noexcept {
     return dtype == DType::kFloat8E4M3FN ? 0 : dtype == DType::kFloat8E5M2 ? 1 : 2;
 }
@@ -21,7 +18,7 @@ const cpu::WideKernels& kernels_of(DType wide) {
 }
 
 std::int64_t worth(std::int64_t elements_each) noexcept {
-    return std::max<std::int64_t>(1, kWorthAThread / std::max<std::int64_t>(1, elements_each));
+    return cpu::worth_a_thread(elements_each * item_size(DType::kFloat32));
 }
 
 // Calls body(head, its offset in elements) for each run of `dim` elements of some rows.
