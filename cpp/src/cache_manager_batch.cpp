@@ -6,6 +6,7 @@
 #include "admission.hpp"
 #include "batch_rules.hpp"
 #include "kvcore/errors.hpp"
+#include "undo_log.hpp"
 
 namespace kvcore {
 
@@ -246,31 +247,6 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
     }
 }
 
-// What a commit says is written, taken back should it be refused after all.
-class CacheManager::WrittenCount {
-   public:
-    WrittenCount(CacheManager& manager, std::int64_t rows) : undo_(manager.undo_) {
-        undo_.resize(static_cast<std::size_t>(rows));
-    }
-    WrittenCount(const WrittenCount&) = delete;
-    WrittenCount& operator=(const WrittenCount&) = delete;
-    ~WrittenCount() {
-        while (size_ > 0) {
-            const Undo& undo = undo_[--size_];
-            undo.sequence->written = undo.before;
-        }
-    }
-    void set(Sequence& sequence, std::int64_t tokens) noexcept {
-        undo_[size_++] = {&sequence, sequence.written};
-        sequence.written = tokens;
-    }
-    void keep() noexcept { size_ = 0; }
-
-   private:
-    std::vector<Undo>& undo_;
-    std::size_t size_ = 0;
-};
-
 void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swaps) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const RequestBatch batch = given;
@@ -278,7 +254,7 @@ void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swap
     const std::int64_t page = config_.page_size;
     const SequenceTable::Slots sequences = sequences_.live();
     missing_.clear();  // of pages in the tree
-    WrittenCount written(*this, n);
+    UndoLog<&Sequence::written> written(undo_, n);
     for (std::int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
         const RequestView& request = batch[i];

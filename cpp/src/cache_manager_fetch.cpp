@@ -3,44 +3,9 @@
 #include <algorithm>
 
 #include "batch_rules.hpp"
+#include "undo_log.hpp"
 
 namespace kvcore {
-
-// Input tokens counted by a fetch, taken back should it be refused after all.
-class CacheManager::InputCount {
-   public:
-    InputCount(CacheManager& manager, std::int64_t rows) : manager_(manager) {
-        manager.undo_.resize(static_cast<std::size_t>(rows));
-        manager.new_input_.assign(static_cast<std::size_t>(manager.config_.num_replicas), 0);
-    }
-    InputCount(const InputCount&) = delete;
-    InputCount& operator=(const InputCount&) = delete;
-    ~InputCount() {
-        while (size_ > 0) {
-            const Undo& undo = manager_.undo_[--size_];
-            undo.sequence->counted_end = undo.before;
-        }
-    }
-    /// Answers how many tokens were not counted before.
-    std::int64_t add(const RequestView& request, Sequence& sequence) noexcept {
-        const std::int64_t before = sequence.counted_end;
-        if (request.active <= before) return 0;
-        manager_.undo_[size_++] = {&sequence, before};
-        sequence.counted_end = request.active;
-        return request.active - std::max(request.start, before);
-    }
-    void keep() noexcept {
-        size_ = 0;
-        for (std::int32_t r = 0; r < manager_.config_.num_replicas; ++r) {
-            manager_.replica_at(r).metrics.input_tokens +=
-                manager_.new_input_[static_cast<std::size_t>(r)];
-        }
-    }
-
-   private:
-    CacheManager& manager_;
-    std::size_t size_ = 0;
-};
 
 // A replica's part of the batch, in locals for as long as rows of that replica follow each other.
 struct CacheManager::Part {
@@ -86,7 +51,10 @@ void CacheManager::write_ready_rows(const RequestBatch& given, std::int64_t num_
         const bool has_pages = is_reserved(sequence, request, num_steps);
         if (has_pages && sequence.is_sealed) {
             part.write(request, sequence, row);
-            part.new_input += counted.add(request, sequence);
+            if (request.active > sequence.counted_end) {
+                part.new_input += request.active - std::max(request.start, sequence.counted_end);
+                counted.set(sequence, request.active);
+            }
             sequence.written = std::min(sequence.written, request.start);
             continue;
         }
@@ -111,7 +79,8 @@ FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_step
     for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
         targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
     }
-    InputCount counted(*this, batch.size());
+    new_input_.assign(static_cast<std::size_t>(config_.num_replicas), 0);
+    InputCount counted(undo_, batch.size());
     write_ready_rows(batch, num_steps, targets, counted);
     FetchResult result;
     if (!missing_.empty() && !reserve_missing(batch, num_steps, copies, result)) return result;
@@ -126,6 +95,9 @@ FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_step
         return result;
     }
     counted.keep();
+    for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
+        replica_at(r).metrics.input_tokens += new_input_[static_cast<std::size_t>(r)];
+    }
     for (const LateRow& late : late_) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(late.batch_row)];
         sequence.is_sealed = true;

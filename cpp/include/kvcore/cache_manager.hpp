@@ -149,16 +149,17 @@ class CacheManager {
     };
     struct Admission;  // a reservation worked out, not yet made
     struct BatchRules;
-    class InputCount;
     struct LateRow {
         std::int64_t batch_row;
         std::int64_t row;  // of its replica's table
     };
-    class WrittenCount;
     struct Undo {
         Sequence* sequence;
         std::int64_t before;
     };
+    template <auto kMember>
+    class UndoLog;
+    using InputCount = UndoLog<&Sequence::counted_end>;
     struct Part;
     struct PageKey {
         std::int32_t replica;
