@@ -4,7 +4,8 @@
 Environment:
 
 ``KVCORE_REQUIRE``
-    Comma-separated modules that must be there: a test that would be skipped for want of one fails.
+    Comma-separated modules and programs that must be there: a test that would be skipped for want
+    of one fails.
 ``HYPOTHESIS_PROFILE``
     ``ci`` (the default) or ``deep`` (ten times the examples).
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 from types import ModuleType
 
 import hypothesis
 import pytest
 
-REQUIRED_MODULES = frozenset(filter(None, os.environ.get("KVCORE_REQUIRE", "").split(",")))
+REQUIRED = frozenset(filter(None, os.environ.get("KVCORE_REQUIRE", "").split(",")))
 
 hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
@@ -51,6 +53,22 @@ def require(module: str) -> ModuleType:
             raise ModuleNotFoundError(f"no module named {module!r}", name=module)
         return found
     except ImportError:
-        if module in REQUIRED_MODULES:
+        if module in REQUIRED:
             raise
         pytest.skip(f"the module {module!r} is not installed", allow_module_level=True)
+
+
+def require_program(name: str) -> str:
+    """Find an optional program's path, or skip the calling test.
+
+    Raises
+    ------
+    FileNotFoundError
+        The program is missing although ``KVCORE_REQUIRE`` names it.
+    """
+    path = shutil.which(name)
+    if path is not None:
+        return path
+    if name in REQUIRED:
+        raise FileNotFoundError(f"the program {name!r} is not installed")
+    pytest.skip(f"the program {name!r} is not installed")

@@ -69,3 +69,18 @@ class Context:
         del self.ids[n:]
         self.active_idx = n
         self.start_idx = min(self.start_idx, n - 1)
+
+
+class FrozenContext(Context):
+    """A context whose indices cannot be set once it is made."""
+
+    is_armed = False
+
+    def __init__(self, *args: Any, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.is_armed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.is_armed and name in ("start_idx", "active_idx"):
+            raise AttributeError(f"{name} cannot be set")
+        super().__setattr__(name, value)

@@ -12,27 +12,10 @@ import pytest
 
 import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled
-from foreign_context import Context
+from foreign_context import Context, FrozenContext
 from kvcore import errors
 
 WRITTEN = list(range(6))
-
-
-class Frozen(Context):
-    """A foreign context whose indices cannot be set, or only to what they are."""
-
-    is_armed = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self.is_armed and name in ("start_idx", "active_idx"):
-            raise AttributeError(f"{name} cannot be set")
-        super().__setattr__(name, value)
-
-
-def frozen(*args: Any, **rest: Any) -> Frozen:
-    context = Frozen(*args, **rest)
-    context.is_armed = True
-    return context
 
 
 class Scene:
@@ -122,7 +105,7 @@ CASES = [
     Case("no context", TypeError, lambda s: s.fork(s.good, "child")),
     Case("child without tokens", TypeError, lambda s: s.fork(s.good, object())),
     Case("indices that cannot be set", AttributeError,
-         lambda s: s.fork(s.good, frozen("child", [*WRITTEN, 7])), ("cannot be set",)),
+         lambda s: s.fork(s.good, FrozenContext("child", [*WRITTEN, 7])), ("cannot be set",)),
     Case("child with float tokens", TypeError,
          lambda s: s.fork(s.good, WithTokens("child", np.zeros(9, np.float32))), ("float32",)),
     Case("child with end_idx beyond its tokens", ValueError,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvcore
+from conftest import require_program
 from kvcore import _core
 from kvcore.cli.machine import isa_level
 
@@ -71,9 +71,7 @@ def test_unknown_level_is_refused() -> None:
 
 def test_objects_of_a_level_export_their_table_only() -> None:
     """What two levels shared, the linker could take from the newer one for an old processor."""
-    nm = shutil.which("nm")
-    if nm is None:
-        pytest.skip("nm is not installed")
+    nm = require_program("nm")
     library = Path(kvcore.get_cmake_dir()).parents[1] / "libkvcore.a"
     listing = subprocess.run(
         [nm, "--defined-only", "--print-file-name", str(library)],

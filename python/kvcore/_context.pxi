@@ -29,8 +29,8 @@ cdef inline string_view name_view(bytes name) noexcept:
     return string_view(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
 
 
-# Requests of one age would outgrow their buffers in the same step again and again, which would then
-# take ten times as long: so buffers that grow get unequal room, 64 to 127 tokens.
+# Requests of one age would outgrow their buffers in the same step again and again, and that step
+# would copy all of them: so buffers that grow get unequal room, 64 to 127 tokens.
 cdef unsigned int num_buffers = 0
 
 

@@ -211,3 +211,20 @@ class ManagerFixture {
     std::vector<std::vector<std::uint32_t>> lengths_;
     std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
 };
+
+/// A request that has run `tokens` and sampled `next`.
+inline Request served(ManagerFixture& m, const Tokens& tokens, TokenId next) {
+    Request request = m.claim(tokens);
+    m.run(request, next);
+    return request;
+}
+
+/// One of replica 0.
+inline void check_copy(const kvcore::PageCopy& copy, BlockId source, BlockId destination,
+                       std::int32_t tokens, const Request& request) {
+    CHECK_EQ(copy.replica, 0);
+    CHECK_EQ(copy.source, source);
+    CHECK_EQ(copy.destination, destination);
+    CHECK_EQ(copy.num_tokens, tokens);
+    CHECK(copy.sequence == request.sequence);
+}

@@ -10,22 +10,6 @@ using kvcore::PageCopy;
 
 namespace {
 
-void check_copy(const PageCopy& copy, BlockId source, BlockId destination, std::int32_t tokens,
-                const Request& request) {
-    CHECK_EQ(copy.replica, 0);
-    CHECK_EQ(copy.source, source);
-    CHECK_EQ(copy.destination, destination);
-    CHECK_EQ(copy.num_tokens, tokens);
-    CHECK(copy.sequence == request.sequence);
-}
-
-/// A request that has run `tokens` and sampled `next`.
-Request served(ManagerFixture& m, const Tokens& tokens, TokenId next) {
-    Request request = m.claim(tokens);
-    m.run(request, next);
-    return request;
-}
-
 // ---- fork ------------------------------------------------------------------------------------
 
 void a_fork_shares_the_written_pages() {

@@ -8,13 +8,6 @@ using kvcore::PageCopy;
 
 namespace {
 
-/// A request that has run `tokens` and sampled `next`.
-Request served(ManagerFixture& m, const Tokens& tokens, TokenId next) {
-    Request request = m.claim(tokens);
-    m.run(request, next);
-    return request;
-}
-
 // ---- truncate --------------------------------------------------------------------------------
 
 // Three drafts are run, one is accepted.
