@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State the goals of the control path as data: what each row should reach.
+"""State the goals as data: what each row should reach.
 
 A goal bounds one statistic of one row: at most ``per_limit`` times the limit measured
 in the same run plus ``bound``, or at least ``bound`` where ``at_least`` is set. Nothing
@@ -90,6 +90,19 @@ GOALS = (
     Goal("replay.inside", 500.0, at_least=True),
     Goal("replay.all_in", 250.0, at_least=True),
     Goal("replay.online", 200.0, at_least=True),
+    Goal("import", 150.0),
+    *(
+        Goal(f"data.{verb}.{page}", 0.0, per_limit=1 / 0.9)
+        for page in (1, 16, 128)
+        for verb in ("append", "gather")
+    ),
+    Goal("data.copy_pages", 0.0, per_limit=1 / 0.9),
+    *(
+        Goal(f"data.{verb}.{wide}.{narrow}", 0.0, per_limit=1 / 0.8)
+        for wide in ("float32", "bfloat16")
+        for narrow in ("float8_e4m3fn", "int8")
+        for verb in ("quantize", "dequantize")
+    ),
 )
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run every bench of the control path, each in a fresh process, and set them beside the goals.
+"""Run the benches of a suite, each in a fresh process, and set them beside the goals.
 
-``python bench/run.py [--trace PATH] [--json OUT] [--readme]`` prints the table, writes the
-rows to ``bench/results/control-path.json`` and, with ``--readme``, the table into README.md
-between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``. ``--only`` names benches to run;
-the rows of the others are kept as stored.
+``python bench/run.py SUITE [--trace PATH] [--json OUT] [--readme]``, where SUITE is
+``control-path`` or ``data-path``, prints the table, writes the rows to
+``bench/results/SUITE.json`` and, with ``--readme``, the table into README.md between
+``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``. ``--only`` names benches to run; the rows
+of the others are kept as stored.
 """
 
 from __future__ import annotations
@@ -23,10 +24,23 @@ from goals import Goal, goals_of
 from harness import PACE, Row, best_pace, machine, number
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "control-path.json"
+RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
-BENCHES = ("limits", "match", "admit", "pin", "evict", "alloc", "decode", "memory", "replay")
-_BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
+SUITES = {
+    "control-path": (
+        "limits",
+        "match",
+        "admit",
+        "pin",
+        "evict",
+        "alloc",
+        "decode",
+        "memory",
+        "replay",
+        "startup",
+    ),
+    "data-path": ("data_path",),
+}
 
 
 def run_bench(name: str, options: argparse.Namespace) -> list[Row]:
@@ -71,14 +85,15 @@ def _line(row: Row, goal: Goal | None, *, first: bool) -> str:
     return "| " + " | ".join([*head, *tail]) + " |"
 
 
-def write_readme(text: str) -> None:
-    """Replace what stands between the two marks in README.md."""
+def write_readme(suite: str, text: str) -> None:
+    """Replace what stands between the suite's two marks in README.md."""
+    begin, end = f"<!-- {suite}:begin -->", f"<!-- {suite}:end -->"
     page = README.read_text()
-    if _BEGIN not in page or _END not in page:
-        raise SystemExit(f"{README} has no {_BEGIN} ... {_END} to write the table to")
-    head, rest = page.split(_BEGIN, 1)
-    tail = rest.split(_END, 1)[1]
-    README.write_text(f"{head}{_BEGIN}\n{text}\n{_END}{tail}")
+    if begin not in page or end not in page:
+        raise SystemExit(f"{README} has no {begin} ... {end} to write the table to")
+    head, rest = page.split(begin, 1)
+    tail = rest.split(end, 1)[1]
+    README.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
 
 def stored(path: Path) -> dict[str, list[Row]]:
@@ -106,12 +121,17 @@ def store(path: Path, facts: dict[str, Any], benches: dict[str, list[Row]]) -> N
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--trace", type=Path, help="trace for the replay rows (default: built in)")
-    parser.add_argument("--json", type=Path, help=f"where the rows go (default: {RESULTS.name})")
+    parser.add_argument("--json", type=Path, help="where the rows go (default: bench/results)")
     parser.add_argument("--readme", action="store_true", help="write the table into README.md")
-    parser.add_argument("--only", nargs="+", choices=BENCHES, default=BENCHES)
+    parser.add_argument("--only", nargs="+", metavar="BENCH", help="benches of the suite")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    unknown = set(options.only or ()) - set(SUITES[options.suite])
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not in {', '.join(SUITES[options.suite])}")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,16 +139,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
     os.environ[PACE] = str(best_pace())
     facts = machine()
-    path = options.json or (None if options.quick else RESULTS)
-    found = stored(path) if path and len(options.only) < len(BENCHES) else {}
-    for name in options.only:
+    benches = SUITES[options.suite]
+    default = None if options.quick else RESULTS / f"{options.suite}.json"
+    path = options.json or default
+    found = stored(path) if path and options.only else {}
+    for name in options.only or benches:
         found[name] = run_bench(name, options)
         if path:
-            store(path, facts, {name: found[name] for name in BENCHES if name in found})
-    rows = [row for name in BENCHES for row in found.get(name, [])]
+            store(path, facts, {name: found[name] for name in benches if name in found})
+    rows = [row for name in benches for row in found.get(name, [])]
     print(table(rows, facts))
     if options.readme:
-        write_readme(table([row for row in rows if goals_of(row)], facts))
+        write_readme(options.suite, table([row for row in rows if goals_of(row)], facts))
     return 0
 
 
