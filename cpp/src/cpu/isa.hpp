@@ -5,7 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvcore/attention.hpp"
 #include "kvcore/dtype.hpp"
+
+namespace kvcore {
+struct AttentionJob;
+struct WorkItem;
+}  // namespace kvcore
 
 namespace kvcore::cpu {
 
@@ -30,9 +36,19 @@ struct WideKernels {
                               float factor);
 };
 
+struct AttentionKernels {
+    void (*attend)(const AttentionJob& job, const WorkItem& item, float* scratch);
+    void (*merge_parts)(const AttentionJob& job, std::int64_t begin_token, std::int64_t end_token,
+                        float* scratch);
+    void (*merge_two[kNumWide])(std::int64_t begin, std::int64_t end, std::int64_t dim,
+                                AttentionStates a, AttentionStates b, std::byte* values,
+                                float* lse);
+};
+
 struct KernelTable {
     const char* name;
     WideKernels wide[kNumWide];
+    AttentionKernels attention;
 };
 
 extern const KernelTable kBaselineKernels;

@@ -6,18 +6,35 @@
 #include <immintrin.h>
 #endif
 
+#include <cstdint>
+#include <type_traits>
+
+#include "attention_plan.hpp"
 #include "isa.hpp"
 
 namespace kvcore::cpu {
 namespace {
 
+// Each on top of those before it.
 #include "lanes.hpp"
+
 #include "quantize.hpp"
+
+#include "math.hpp"
+
+#include "attention_blocks.hpp"
+
+#include "attention_stage.hpp"
+
+#include "attention_item.hpp"
+
+#include "attention_merge.hpp"
 
 constexpr KernelTable table_of(const char* name) noexcept {
     return {name,
             {wide_kernels<DType::kFloat32>(), wide_kernels<DType::kFloat16>(),
-             wide_kernels<DType::kBFloat16>()}};
+             wide_kernels<DType::kBFloat16>()},
+            attention_kernels()};
 }
 
 }  // namespace
