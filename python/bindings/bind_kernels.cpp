@@ -97,13 +97,13 @@ void bind_kernels(py::module_& module) {
             const std::int64_t n = rows * heads * dim;
             const DType from = dtype_of(wide);
             const DType to = dtype_of(narrow);
+            const int workers = threads_of(threads);
             const auto* in =
                 memory_of<const std::byte*>(source, "source", n, kvcore::item_size(from));
             auto* out = memory_of<std::byte*>(codes, "codes", n, 1);
             const auto* factors = memory_of<const float*>(scales, "scales", heads, sizeof(float));
-            threads_of(threads);
             const py::gil_scoped_release unlocked;
-            kvcore::quantize_by({rows, heads, dim}, from, in, to, out, factors, threads);
+            kvcore::quantize_by({rows, heads, dim}, from, in, to, out, factors, workers);
         },
         py::arg("rows"), py::arg("heads"), py::arg("dim"), py::arg("source"), py::arg("wide"),
         py::arg("codes"), py::arg("narrow"), py::arg("scales"), py::arg("threads"));

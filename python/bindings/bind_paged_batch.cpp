@@ -4,16 +4,18 @@
 #include <vector>
 
 #include "array_args.hpp"
+#include "batch_args.hpp"
 #include "bindings.hpp"
 
 namespace py = pybind11;
-using kvcore::MissingPage;
 using kvcore::PagedRows;
 using kvcore::PageTable;
 using kvcore::TokenRanges;
 using kvcore::TokenRows;
 using kvcore::TokenShape;
+using kvcore::python::BatchArgs;
 using kvcore::python::check_rank;
+using kvcore::python::check_uint32;
 using kvcore::python::concat;
 using kvcore::python::has_dense_rows;
 using kvcore::python::is_overlapping;
@@ -22,72 +24,6 @@ using kvcore::python::text;
 using kvcore::python::threads_of;
 
 namespace {
-
-void check_uint32(const py::array& array, const char* name) {
-    if (!py::isinstance<py::array_t<std::uint32_t>>(array)) {
-        throw py::type_error(concat(name, " has dtype ", text(array.dtype()),
-                                    ", must be uint32; convert it with astype(np.uint32)"));
-    }
-    if (!has_dense_rows(array)) {
-        throw py::value_error(concat(name, " is strided within a row; make it contiguous"));
-    }
-}
-
-/// The page table and row offsets of a call, checked against each other.
-class BatchArgs {
-   public:
-    BatchArgs(const py::array& table, const py::array& offsets) : table_(table), offsets_(offsets) {
-        check_rank(table, "lookup_table", "(rows, columns)", 2);
-        check_rank(offsets, "row_offsets", "(rows + 1,)", 1);
-        check_uint32(table, "lookup_table");
-        check_uint32(offsets, "row_offsets");
-        if (offsets.shape(0) != table.shape(0) + 1) {
-            throw py::value_error(concat("row_offsets has ", offsets.shape(0), " entries for ",
-                                         table.shape(0), " rows, must have one more than rows"));
-        }
-        const auto* values = offsets_data();
-        if (values[0] != 0) {
-            throw py::value_error(concat("row_offsets[0] is ", values[0], ", must be 0"));
-        }
-        for (py::ssize_t row = 0; row < table.shape(0); ++row) {
-            if (values[row + 1] >= values[row]) continue;
-            throw py::value_error(concat("row_offsets[", row + 1, "] is ", values[row + 1],
-                                         ", must not be below the one before, ", values[row]));
-        }
-    }
-
-    [[nodiscard]] PageTable table() const {
-        return {static_cast<const std::uint32_t*>(table_.data()),
-                table_.strides(0) / static_cast<py::ssize_t>(sizeof(std::uint32_t)),
-                table_.shape(1), table_.shape(0)};
-    }
-    [[nodiscard]] TokenRanges ranges(const std::uint32_t* begin) const {
-        return {begin, offsets_data()};
-    }
-    [[nodiscard]] std::int64_t total() const { return offsets_data()[table_.shape(0)]; }
-
-    void check_pages(const TokenRanges& ranges, const py::array& pool) const {
-        const std::int64_t page_size = pool.shape(1);
-        const MissingPage missing =
-            kvcore::find_missing_page(table(), ranges, page_size, pool.shape(0));
-        if (missing.row < 0) return;
-        throw py::index_error(
-            concat("position ", missing.token, " of row ", missing.row, " has no page: column ",
-                   missing.token / page_size, " of the lookup table ",
-                   missing.token / page_size < table_.shape(1)
-                       ? concat("is ", missing.entry, ", the pool has ", pool.shape(0), " pages")
-                       : concat("does not exist, it has ", table_.shape(1)),
-                   "; reserve the position first"));
-    }
-
-   private:
-    [[nodiscard]] const std::uint32_t* offsets_data() const {
-        return static_cast<const std::uint32_t*>(offsets_.data());
-    }
-
-    const py::array& table_;
-    const py::array& offsets_;
-};
 
 /// A pool [pages, page_size, heads, dim] and tokens [total, heads, dim] of the same elements.
 struct Transfer {
@@ -151,7 +87,7 @@ void append_tokens(const py::list& pools, const py::array& table, const py::arra
                                      table.shape(0), " rows"));
     }
     const TokenRanges ranges = batch.ranges(static_cast<const std::uint32_t*>(lengths.data()));
-    threads_of(threads);
+    const int workers = threads_of(threads);
     std::vector<Transfer> all = transfers(pools, tokens, batch, ranges, true);
     for (Transfer& each : all) {
         auto* pool = static_cast<std::byte*>(each.pool.mutable_data());
@@ -162,7 +98,7 @@ void append_tokens(const py::list& pools, const py::array& table, const py::arra
         const PagedRows<std::byte> paged = each.rows(pool);
         const PageTable pages = batch.table();
         const py::gil_scoped_release unlocked;
-        kvcore::append_batch(shape, paged, pages, ranges, rows, threads);
+        kvcore::append_batch(shape, paged, pages, ranges, rows, workers);
     }
 }
 
@@ -170,7 +106,7 @@ void gather_tokens(const py::list& pools, const py::array& table, const py::arra
                    const py::list& tokens, int threads) {
     const BatchArgs batch(table, offsets);
     const TokenRanges ranges = batch.ranges(nullptr);
-    threads_of(threads);
+    const int workers = threads_of(threads);
     std::vector<Transfer> all = transfers(pools, tokens, batch, ranges, false);
     for (Transfer& each : all) {
         const auto* pool = static_cast<const std::byte*>(each.pool.data());
@@ -181,7 +117,7 @@ void gather_tokens(const py::list& pools, const py::array& table, const py::arra
         const PagedRows<const std::byte> paged = each.rows(pool);
         const PageTable pages = batch.table();
         const py::gil_scoped_release unlocked;
-        kvcore::gather_batch(shape, paged, pages, ranges, rows, threads);
+        kvcore::gather_batch(shape, paged, pages, ranges, rows, workers);
     }
 }
 
