@@ -15,7 +15,6 @@ using kvcore::TokenRows;
 using kvcore::TokenShape;
 using kvcore::python::BatchArgs;
 using kvcore::python::check_rank;
-using kvcore::python::check_uint32;
 using kvcore::python::concat;
 using kvcore::python::has_dense_rows;
 using kvcore::python::is_overlapping;
@@ -80,13 +79,7 @@ std::vector<Transfer> transfers(const py::list& pools, const py::list& tokens,
 void append_tokens(const py::list& pools, const py::array& table, const py::array& lengths,
                    const py::array& offsets, const py::list& tokens, int threads) {
     const BatchArgs batch(table, offsets);
-    check_rank(lengths, "cache_lengths", "(rows,)", 1);
-    check_uint32(lengths, "cache_lengths");
-    if (lengths.shape(0) != table.shape(0)) {
-        throw py::value_error(concat("cache_lengths has ", lengths.shape(0), " entries for ",
-                                     table.shape(0), " rows"));
-    }
-    const TokenRanges ranges = batch.ranges(static_cast<const std::uint32_t*>(lengths.data()));
+    const TokenRanges ranges = batch.ranges(batch.cached(lengths));
     const int workers = threads_of(threads);
     std::vector<Transfer> all = transfers(pools, tokens, batch, ranges, true);
     for (Transfer& each : all) {

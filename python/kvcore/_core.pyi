@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +229,27 @@ def gather_tokens(
     table: NDArray[np.uint32],
     offsets: NDArray[np.uint32],
     tokens: list[_Array],
+    threads: int,
+) -> None: ...
+def attention(
+    pools: tuple[_Array | None, ...],
+    v_head_dim: SupportsIndex | None,
+    step: tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]],
+    q: _Array,
+    rule: tuple[Any, ...],
+    shared: object,
+    replica: SupportsIndex,
+    out: _Array | None,
+    return_lse: bool,
+    threads: int,
+) -> tuple[_Array, NDArray[np.float32] | None]: ...
+def merge_states(
+    o_a: _Array,
+    lse_a: NDArray[np.float32],
+    o_b: _Array,
+    lse_b: NDArray[np.float32],
+    out: _Array,
+    out_lse: NDArray[np.float32],
     threads: int,
 ) -> None: ...
 def copy_pages(pool: _Array, pairs: NDArray[np.int64], threads: int) -> None: ...
