@@ -122,6 +122,22 @@ std::vector<const kvcore::cpu::KernelTable*> tables() {
     return found;
 }
 
+// Groups one behind the other.
+kvcore::cpu::Tile line(DType in, const std::byte* source, DType out, std::byte* destination,
+                       std::vector<float>& scales, std::int64_t group) {
+    kvcore::cpu::Tile tile{};
+    tile.source = source;
+    tile.destination = destination;
+    tile.source_head = group * kvcore::item_size(in);
+    tile.destination_head = group * kvcore::item_size(out);
+    tile.scales = tile.new_scales = reinterpret_cast<std::byte*>(scales.data());
+    tile.scale_head = sizeof(float);
+    tile.tokens = 1;
+    tile.heads = static_cast<std::int64_t>(scales.size());
+    tile.dim = tile.group = group;
+    return tile;
+}
+
 void every_table_agrees_with_the_scalar_conversions(Random& random) {
     for (int i = 0; i < 300; ++i) {
         const int w = static_cast<int>(random.below(3));
@@ -139,9 +155,8 @@ void every_table_agrees_with_the_scalar_conversions(Random& random) {
             Guarded back(random, n * kvcore::item_size(wide));
             std::vector<float> scales(static_cast<std::size_t>(groups), -1);
             const kvcore::cpu::WideKernels& kernels = table->wide[w];
-            kernels.quantize_groups[q](source.data(), codes.data(), scales.data(), groups, group,
-                                       kvcore::largest(narrow));
-            kernels.dequantize_groups[q](codes.data(), scales.data(), back.data(), groups, group);
+            kernels.quantize[q](line(wide, source.data(), narrow, codes.data(), scales, group));
+            kernels.dequantize[q](line(narrow, codes.data(), wide, back.data(), scales, group));
             for (std::int64_t at = 0; at < n; ++at) {
                 const float scale = scales[static_cast<std::size_t>(at / group)];
                 const std::int64_t begin = at / group * group * kvcore::item_size(wide);

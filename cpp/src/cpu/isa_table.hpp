@@ -18,6 +18,8 @@ namespace {
 // Each on top of those before it.
 #include "lanes.hpp"
 
+#include "four.hpp"
+
 #include "quantize.hpp"
 
 #include "math.hpp"

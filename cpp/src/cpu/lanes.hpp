@@ -93,12 +93,107 @@ inline U8 to_u8(U32 codes) { return __builtin_convertvector(codes, U8); }
 inline U16 to_u16(U32 codes) { return __builtin_convertvector(codes, U16); }
 #endif
 
+// The nearest integers, ties to even, of moderate numbers.
+inline U32 nearest(F32 value) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<U32>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(value)));
+#elif KVCORE_LANES == 8 && defined(__AVX2__)
+    return reinterpret_cast<U32>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(value)));
+#elif KVCORE_LANES == 4 && defined(__SSE2__)
+    return reinterpret_cast<U32>(_mm_cvtps_epi32(reinterpret_cast<__m128>(value)));
+#else
+    return bits(value + 12582912.0F);
+#endif
+}
+
+// The lowest byte of each lane.
+inline U8 low_bytes(U32 lanes) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return to_u8(lanes);  // drops the others itself
+#else
+    return to_u8(lanes & 0xffU);
+#endif
+}
+
 constexpr std::uint32_t kSign = 0x80000000U;
 constexpr std::uint32_t kInfinity = 0x7f800000U;
 
+// ---- arithmetic --------------------------------------------------------------------------------
+
+// a * b + c, rounded once where the instruction set can.
+inline F32 fused(F32 a, F32 b, F32 c) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<F32>(_mm512_fmadd_ps(
+        reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif KVCORE_LANES == 8 && defined(__FMA__)
+    return reinterpret_cast<F32>(_mm256_fmadd_ps(
+        reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#elif defined(__ARM_FEATURE_FMA)
+    return reinterpret_cast<F32>(vfmaq_f32(reinterpret_cast<float32x4_t>(c),
+                                           reinterpret_cast<float32x4_t>(a),
+                                           reinterpret_cast<float32x4_t>(b)));
+#else
+    return a * b + c;
+#endif
+}
+
+// The greater one; b where either is NaN.
+inline F32 greater(F32 a, F32 b) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<F32>(
+        _mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif KVCORE_LANES == 8 && defined(__AVX__)
+    return reinterpret_cast<F32>(
+        _mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// ---- where the instruction set converts halves: bytes of 16-bit lanes
+// ----------------------------
+
+inline I32 signed_lanes(U8 bytes) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<I32>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(bytes)));
+#elif KVCORE_LANES == 8 && defined(__AVX2__)
+    long long packed;
+    __builtin_memcpy(&packed, &bytes, sizeof packed);
+    return reinterpret_cast<I32>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(packed)));
+#else
+    return reinterpret_cast<I32>(widened(bytes) << 24) >> 24;
+#endif
+}
+
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+#define KVCORE_HALVES 1
+inline U8 high_bytes(U16 words) {
+    return reinterpret_cast<U8>(
+        _mm256_cvtepi16_epi8(_mm256_srli_epi16(reinterpret_cast<__m256i>(words), 8)));
+}
+inline U16 signed_words(U8 bytes) {
+    return reinterpret_cast<U16>(_mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(bytes)));
+}
+#elif KVCORE_LANES == 8 && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define KVCORE_HALVES 1
+inline U8 high_bytes(U16 words) {
+    const __m128i bytes = _mm_srli_epi16(reinterpret_cast<__m128i>(words), 8);
+    const __m128i packed = _mm_packus_epi16(bytes, bytes);
+    return load<U8>(&packed);
+}
+inline U16 signed_words(U8 bytes) {
+    long long packed;
+    __builtin_memcpy(&packed, &bytes, sizeof packed);
+    return reinterpret_cast<U16>(_mm_cvtepi8_epi16(_mm_cvtsi64_si128(packed)));
+}
+#endif
+
 // ---- small floats, as in dtype.hpp -------------------------------------------------------------
 
-inline U32 larger(U32 a, U32 b) { return a > b ? a : b; }
+template <class V>
+inline V larger(V a, V b) {
+    return a > b ? a : b;
+}
 inline U32 smaller(U32 a, U32 b) { return a < b ? a : b; }
 
 template <int kMantissa, int kBias>
@@ -162,7 +257,23 @@ inline F32 widen_half(U16 codes) {
 #endif
 }
 
+#if defined(KVCORE_HALVES)
+// To the nearest half with kMantissa bits of fraction; the largest such half is not exceeded.
+// Added to a number whose last bit weighs as much as the value's last one that stays, it is rounded
+// to that bit, and exact when it comes back.
+template <int kMantissa>
+inline U16 narrow_to_bits(F32 value) {
+    const F32 exponent = floats(bits(value) & kInfinity);
+    const F32 binade = greater(exponent, all(0x1p-14F));
+    constexpr float kUnit = static_cast<float>(3 << (22 - kMantissa));
+    const F32 rounded = fused(binade, all(-kUnit), fused(binade, all(kUnit), value));
+    return narrow_half(floats(bits(rounded) | (bits(value) & kSign)));
+}
+#endif
+
 // ---- elements ----------------------------------------------------------------------------------
+// `narrow` takes every float. `narrow_plain` takes those that do not exceed the largest code, after
+// a multiplication by kPlainFactor; it is the same but faster.
 
 template <DType kDType>
 struct Element;
@@ -193,6 +304,23 @@ struct Element<DType::kBFloat16> {
 template <>
 struct Element<DType::kFloat8E4M3FN> {
     using Storage = U8;
+#if defined(KVCORE_HALVES)
+    // Seven bits of a half: its exponents reach eight binades lower.
+    static constexpr float kPlainFactor = 0x1p-8F;
+    static U8 narrow_plain(F32 value) {
+        const U16 half = narrow_to_bits<3>(value);
+        return high_bytes(((half << 1) & 0x7fff) | (half & 0x8000));
+    }
+    static F32 widen(U8 codes) {
+        const F32 value = widen_half((signed_words(codes) << 7) & 0xbfff) * all(0x1p8F);
+        const U32 nan = (bits(value) & kSign) | 0x7fc00000U;
+        return floats((bits(value) & ~kSign) == 0x43f00000U ? nan : bits(value));
+    }
+#else
+    static constexpr float kPlainFactor = 1;
+    static U8 narrow_plain(F32 value) {
+        return to_u8(narrow_magnitude<3, 7>(bits(value) & ~kSign) | ((bits(value) & kSign) >> 24));
+    }
     static F32 widen(U8 codes) {
         const U32 code = widened(codes);
         const U32 magnitude = code & 0x7fU;
@@ -200,27 +328,74 @@ struct Element<DType::kFloat8E4M3FN> {
         const U32 value = magnitude == 0x7fU ? U32{} + 0x7fc00000U : finite;
         return floats(value | ((code & 0x80U) << 24));
     }
+#endif
     static U8 narrow(F32 value) { return to_u8(narrow_fp8<3, 7, 0x43e00000U>(value)); }
 };
 template <>
 struct Element<DType::kFloat8E5M2> {
     using Storage = U8;
+    static constexpr float kPlainFactor = 1;
+#if defined(KVCORE_HALVES)
+    static U8 narrow_plain(F32 value) { return high_bytes(narrow_to_bits<2>(value)); }
+    static F32 widen(U8 codes) { return widen_half(signed_words(codes) << 8); }
+#else
+    static U8 narrow_plain(F32 value) {
+        return to_u8(narrow_magnitude<2, 15>(bits(value) & ~kSign) | ((bits(value) & kSign) >> 24));
+    }
     static F32 widen(U8 codes) { return widen_half(to_u16(widened(codes) << 8)); }
+#endif
     static U8 narrow(F32 value) { return to_u8(narrow_fp8<2, 15, 0x47600000U>(value)); }
 };
 template <>
 struct Element<DType::kInt8> {
     using Storage = U8;
-    static F32 widen(U8 codes) {
-        const U32 code = widened(codes) << 24;
-        return __builtin_convertvector(reinterpret_cast<I32>(code) >> 24, F32);
-    }
+    static constexpr float kPlainFactor = 1;
+    static F32 widen(U8 codes) { return __builtin_convertvector(signed_lanes(codes), F32); }
+    static U8 narrow_plain(F32 value) { return low_bytes(nearest(value)); }
     static U8 narrow(F32 value) {
         const F32 high = value > 127.0F ? all(127.0F) : value;
         const F32 clipped = high < -128.0F ? all(-128.0F) : high;
-        const F32 number = value == value ? clipped : F32{};
-        return to_u8(bits(number + 12582912.0F) & 0xffU);
+        return narrow_plain(value == value ? clipped : F32{});
     }
+};
+
+// ---- magnitudes, for maxima --------------------------------------------------------------------
+
+// The largest lane.
+inline std::uint32_t largest_lane(U32 value) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(value));
+#else
+    std::uint32_t lanes[kLanes];
+    store(lanes, value);
+    for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
+        for (std::int64_t i = 0; i < half; ++i) {
+            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+        }
+    }
+    return lanes[0];
+#endif
+}
+
+// A whole register of elements without their signs, in the order of the numbers.
+template <DType kDType>
+struct Magnitudes {  // of 16 bits
+    using Bits = std::int16_t __attribute__((vector_size(4 * KVCORE_LANES)));
+    static Bits of(Bits codes) { return codes & 0x7fff; }
+    static std::uint32_t largest(Bits most) {
+        const U32 pairs = reinterpret_cast<U32>(most);
+        const std::uint32_t code = largest_lane(larger(pairs & 0xffffU, pairs >> 16));
+        const U16 codes = U16{} + static_cast<std::uint16_t>(code);
+        std::uint32_t lanes[kLanes];
+        store(lanes, bits(Element<kDType>::widen(codes)));
+        return lanes[0];
+    }
+};
+template <>
+struct Magnitudes<DType::kFloat32> {
+    using Bits = I32;
+    static Bits of(Bits codes) { return codes & 0x7fffffff; }
+    static std::uint32_t largest(Bits most) { return largest_lane(reinterpret_cast<U32>(most)); }
 };
 
 // The first `n` < kLanes elements of a register; the others are zeros.

@@ -3,36 +3,6 @@
 // instruction sets with a fused multiply-add agree to the last bit. Included by each ISA's source
 // inside its own unnamed namespace, behind lanes.hpp.
 
-// a * b + c, rounded once where the instruction set can.
-inline F32 fused(F32 a, F32 b, F32 c) {
-#if KVCORE_LANES == 16 && defined(__AVX512F__)
-    return reinterpret_cast<F32>(_mm512_fmadd_ps(
-        reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
-#elif KVCORE_LANES == 8 && defined(__FMA__)
-    return reinterpret_cast<F32>(_mm256_fmadd_ps(
-        reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
-#elif defined(__ARM_FEATURE_FMA)
-    return reinterpret_cast<F32>(vfmaq_f32(reinterpret_cast<float32x4_t>(c),
-                                           reinterpret_cast<float32x4_t>(a),
-                                           reinterpret_cast<float32x4_t>(b)));
-#else
-    return a * b + c;
-#endif
-}
-
-// The greater one; b where either is NaN.
-inline F32 greater(F32 a, F32 b) {
-#if KVCORE_LANES == 16 && defined(__AVX512F__)
-    return reinterpret_cast<F32>(
-        _mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
-#elif KVCORE_LANES == 8 && defined(__AVX__)
-    return reinterpret_cast<F32>(
-        _mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
-#else
-    return a > b ? a : b;
-#endif
-}
-
 // ---- sixteen floats, in as many registers as they take -----------------------------------------
 
 constexpr int kSixteen = 16 / KVCORE_LANES;  // registers
