@@ -163,72 +163,31 @@ def gather_rows(
     sequence_idx: int,
 ) -> tuple[_Array, _Array, int]: ...
 def kernel_isa() -> str: ...
-def quantize_groups(
-    groups: int,
-    group: int,
+def quantize(
+    shape: Sequence[int],
     source: _Array,
-    wide: str,
     codes: _Array,
-    narrow: str,
     scales: NDArray[np.float32],
     threads: int,
 ) -> None: ...
-def quantize_heads(
-    rows: int,
-    heads: int,
-    dim: int,
-    source: _Array,
-    wide: str,
+def dequantize(
+    shape: Sequence[int],
     codes: _Array,
-    narrow: str,
-    scales: NDArray[np.float32],
-    threads: int,
-) -> None: ...
-def quantize_by(
-    rows: int,
-    heads: int,
-    dim: int,
-    source: _Array,
-    wide: str,
-    codes: _Array,
-    narrow: str,
-    scales: NDArray[np.float32],
-    threads: int,
-) -> None: ...
-def dequantize_groups(
-    groups: int,
-    group: int,
-    codes: _Array,
-    narrow: str,
     scales: NDArray[np.float32],
     destination: _Array,
-    wide: str,
-    threads: int,
-) -> None: ...
-def dequantize_heads(
-    rows: int,
-    heads: int,
-    dim: int,
-    codes: _Array,
-    narrow: str,
-    scales: NDArray[np.float32],
-    destination: _Array,
-    wide: str,
     threads: int,
 ) -> None: ...
 def append_tokens(
-    pools: list[_Array],
+    transfers: list[tuple[str, _Array, _Array | None, _Array | None, _Array]],
     table: NDArray[np.uint32],
-    lengths: NDArray[np.uint32],
+    lengths: NDArray[np.uint32] | None,
     offsets: NDArray[np.uint32],
-    tokens: list[_Array],
     threads: int,
 ) -> None: ...
 def gather_tokens(
-    pools: list[_Array],
+    transfers: list[tuple[str, _Array, _Array | None, _Array | None, _Array]],
     table: NDArray[np.uint32],
     offsets: NDArray[np.uint32],
-    tokens: list[_Array],
     threads: int,
 ) -> None: ...
 def attention(

@@ -36,6 +36,7 @@ Tile tile_of(HeadRows shape, DType in, const std::byte* source, DType out, std::
 // Calls kernel(part) for the tokens of each thread.
 template <class Kernel>
 void for_parts(const Tile& tile, DType in, DType out, int threads, const Kernel& kernel) {
+    if (tile.dim == 0) return;
     cpu::parallel_for(tile.tokens, worth(tile.heads * tile.dim), threads,
                       [&](std::int64_t begin, std::int64_t end) {
                           kernel(cpu::merged(cpu::part_of(tile, begin, end - begin), item_size(in),

@@ -28,6 +28,7 @@ namespace kvcore::cpu {
 /// runs. `source` and `destination` are the bytes of an element.
 [[nodiscard]] inline Tile merged(Tile tile, std::int64_t source,
                                  std::int64_t destination) noexcept {
+    if (tile.tokens == 0 || tile.heads == 0) return tile;
     const auto can_merge = [&](std::int64_t from, std::int64_t to, std::int64_t scale) {
         const std::int64_t scales = tile.dim / tile.group * 4;
         const bool is_one_scale = tile.dim == tile.group && scale == 0;

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kvcore.ops.attention import attention, cascade_attention, merge_states
 from kvcore.ops.pages import checksum, copy_pages, zero_pages
-from kvcore.ops.paging import append, gather
+from kvcore.ops.paging import append, gather, scatter
 from kvcore.ops.quantization import dequantize, quantize
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "gather",
     "merge_states",
     "quantize",
+    "scatter",
     "zero_pages",
 ]
