@@ -137,8 +137,7 @@ struct Transfer {
         const auto source = kvcore::python::paged_tensor(pool, "the pool");
         move.pool.dtype = source.dtype;
         move.wide = dtype_of(tokens, name.c_str());
-        // A wide pool is read as any wide dtype; it is written by its own only.
-        const bool fits = is_wide(move.wide) && !(writes_pool && is_wide(source.dtype));
+        const bool fits = is_wide(move.wide);
         if (!fits) {
             throw py::type_error(concat(
                 name, " has dtype ", text(tokens.dtype()), ", the pool has ", text(pool.dtype()),

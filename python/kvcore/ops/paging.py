@@ -193,7 +193,18 @@ def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]
     if pools.is_latent and v is not None:
         raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
     given = [("k", k)] if pools.is_latent else [("k", k), ("v", v)]
-    return _parts(pools, ("k", "v"), [host_array(array, name) for name, array in given])
+    parts = _parts(pools, ("k", "v"), [host_array(array, name) for name, array in given])
+    for (name, tokens), pool in zip(parts, pools.pools, strict=True):
+        _check_stored(name, tokens.dtype, pool.dtype, pools)
+    return parts
+
+
+def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: LayerPools) -> None:
+    """Refuse to round what the caller may want as it is; beside codes it was not to be kept."""
+    is_beside_codes = pools.is_latent and pools.pools[0].dtype.name in NARROW
+    if given == pool or pool.name in NARROW or is_beside_codes:
+        return
+    raise TypeError(f"{name} has dtype {given}, the pool has {pool}; convert it first")
 
 
 def _parts(
