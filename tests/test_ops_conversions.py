@@ -78,14 +78,14 @@ class Scene:
         return copy
 
     def batch(self) -> kvcore.PagedBatch:
-        pools = [self.laid_out(pool) for pool in self.pools]
+        k, v = (self.laid_out(pool) for pool in self.pools)
         scales: list[Any] = [None, None]
         if self.kind == "groups":
             scales = [self.laid_out(each) for each in self.scales]
         if self.kind == "heads":
             scales = list(self.factors)
         lengths = np.array(self.cached, np.uint32)
-        return kvcore.PagedBatch(*pools, self.table, lengths, self.layout, *scales)
+        return kvcore.PagedBatch(k, v, self.table, lengths, self.layout, scales[0], scales[1])
 
     def tokens(self, wide: str) -> list[Array]:
         """K and V cut out of one fused array; some infinities, NaN and zeros in them."""
@@ -101,7 +101,7 @@ class Scene:
     def codes_of(self, x: Array, i: int) -> tuple[Array, Array | None]:
         """What the pool must hold: quantised as contiguous arrays are."""
         if self.kind == "groups":
-            return ops.quantize(x, self.narrow, self.group)  # type: ignore[return-value]
+            return ops.quantize(x, self.narrow, self.group)
         scale = self.factors[i] if self.kind == "heads" else np.ones(self.heads, np.float32)
         with np.errstate(all="ignore"):
             scaled = x.astype(np.float32) * (np.float32(1) / scale[:, None])
@@ -160,22 +160,24 @@ def same_pools(scene: Scene, batch: kvcore.PagedBatch, pools: Any, scales: Any) 
 @given(scenes(), st.sampled_from(WIDE), st.integers(1, 3))
 def test_append_quantises_into_place(scene: Scene, wide: str, threads: int) -> None:
     batch, tokens = scene.batch(), scene.tokens(wide)
-    ops.append(batch, 0, *tokens, scene.offsets, threads=threads)
+    k, v = tokens
+    ops.append(batch, 0, k, v, scene.offsets, threads=threads)
     assert same_pools(scene, batch, *scene.expected(tokens, scene.cached))
 
 
 @given(scenes(), st.sampled_from(WIDE), st.sampled_from(WIDE), st.integers(1, 3))
 def test_scatter_and_gather_are_inverse(scene: Scene, wide: str, back: str, threads: int) -> None:
     batch, tokens = scene.batch(), scene.tokens(wide)
-    ops.scatter(batch, 0, *tokens, scene.offsets, threads=threads)
+    k, v = tokens
+    ops.scatter(batch, 0, k, v, scene.offsets, threads=threads)
     assert same_pools(scene, batch, *scene.expected(tokens, [0] * len(scene.new)))
     lengths = np.array(scene.new, np.uint32)
     out = tuple(np.zeros((len(x), scene.heads, x.shape[2] + 2), numpy_dtype(back)) for x in tokens)
     inner = tuple(array[..., 1:-1] for array in out)
     ops.gather(batch, 0, lengths=lengths, out=inner, threads=threads)
-    k, v, offsets = ops.gather(batch, 0, lengths=lengths, dtype=back, threads=threads)
+    *both, offsets = ops.gather(batch, 0, lengths=lengths, dtype=back, threads=threads)
     assert np.array_equal(offsets, scene.offsets)
-    for i, (x, read) in enumerate(zip(tokens, (k, v), strict=True)):
+    for i, (x, read) in enumerate(zip(tokens, both, strict=True)):
         codes, scales = scene.codes_of(x, i)
         if scales is None:
             scales = scene.factors[i] if scene.kind == "heads" else np.ones(1, np.float32)
