@@ -4,6 +4,8 @@
 // ones.
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <cstdint>
@@ -17,6 +19,8 @@ namespace {
 
 // Each on top of those before it.
 #include "lanes.hpp"
+
+#include "elements.hpp"
 
 #include "four.hpp"
 
