@@ -22,7 +22,7 @@ DIMS = (1, 7, 16, 59, 64, 80, 96, 112, 128)
 
 
 def same(a: Any, b: Any) -> bool:
-    return a.tobytes() == b.tobytes()
+    return bool(a.tobytes() == b.tobytes())
 
 
 @st.composite
@@ -214,6 +214,11 @@ def test_out_is_written_and_nothing_beside_it(scene: Scene, form: str) -> None:
     assert same(memory, untouched)
 
 
+def over(scene: Scene, k: Any, v: Any) -> kvcore.PagedBatch:
+    """The scene's batch over other pools."""
+    return kvcore.PagedBatch(k, v, scene.table, scene.batch.cache_lengths)
+
+
 def unaligned(array: Any) -> Any:
     """A copy at an odd address."""
     memory = np.empty(array.nbytes + 1, np.uint8)[1:]
@@ -228,12 +233,12 @@ def test_odd_addresses_and_backward_strides(dtype: str, group: int) -> None:
     scene = Scene(cached=[33, 2], new=[1, 9], group=group, dtype=dtype, q_dtype=dtype, dim=59)
     expected = ops.attention(scene.batch, 0, scene.q, scene.offsets)
     pools = [unaligned(pool) for pool in (scene.batch.key_pool, scene.batch.value_pool)]
-    batch = kvcore.PagedBatch(*pools, scene.table, scene.batch.cache_lengths)
+    batch = over(scene, *pools)
     out = unaligned(np.empty_like(expected))
     ops.attention(batch, 0, unaligned(scene.q), scene.offsets, out=out)
     assert same(out, expected)
     backward = [pool[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1] for pool in pools]
-    batch = kvcore.PagedBatch(*backward, scene.table, scene.batch.cache_lengths)
+    batch = over(scene, *backward)
     q = scene.q[::-1, ::-1].copy()[::-1, ::-1]
     assert same(ops.attention(batch, 0, q, scene.offsets), expected)
 

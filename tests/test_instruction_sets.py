@@ -18,7 +18,7 @@ from kvcore.cli.machine import isa_level
 LEVELS = ("x86-64-v3", "x86-64-v4")
 
 _PROGRAM = """
-import hashlib, numpy as np
+import hashlib, sys, numpy as np
 from kvcore import _core, ops
 x = np.random.default_rng(1).normal(size=(257, 3, 80)).astype(np.float32)
 parts = []

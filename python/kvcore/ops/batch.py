@@ -45,17 +45,25 @@ class LayerPools:
     is_latent: bool = False
     factors: list[NDArray[np.float32]] | None = None
 
+    def scales_of(self, i: int) -> NDArray[np.float32] | None:
+        """Answer the scales of a pool that its tokens have each; None for none."""
+        return None if self.scales is None or i >= len(self.scales) else self.scales[i]
+
+    def factors_of(self, i: int) -> NDArray[np.float32] | None:
+        """Answer the scales of a pool that all its tokens have in common; None for none."""
+        return None if self.factors is None or i >= len(self.factors) else self.factors[i]
+
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
         """Answer keys, values, ends of keys, scales of keys and of values; None for none."""
-        pools, scales = self.pools, self.scales
-        if self.factors is not None:
-            shapes = [(*pool.shape[:3], 1) for pool in pools]
-            pairs = zip(self.factors, shapes, strict=False)
-            scales = [np.broadcast_to(factor[:, None], shape) for factor, shape in pairs]
-        k, second = pools[0], pools[1] if len(pools) == 2 else None
+        k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
         v, rope = (None, second) if self.is_latent else (second, None)
-        k_scales = None if scales is None else scales[0]
-        return k, v, rope, k_scales, scales[1] if scales is not None and len(scales) == 2 else None
+        return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
+
+    def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
+        factors = self.factors_of(i)
+        if factors is None:
+            return self.scales_of(i)
+        return np.broadcast_to(factors[:, None], (*self.pools[i].shape[:3], 1))
 
 
 @dataclass(frozen=True, slots=True)
