@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ _AXES = {"NHD": 4, "HND": 4, "MLA": 3}
 _NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPools:
+class LayerPools(NamedTuple):
     """Hold one layer of a pool as arrays [pages, page_size, heads, dim], and its batch.
 
     Attributes
