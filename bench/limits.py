@@ -211,6 +211,42 @@ class ColdCopies:
         return statistics.median(self.samples)
 
 
+class ColdReads:
+    """Read bytes that are not in the caches, each call elsewhere, for a limit taken in turns."""
+
+    def __init__(self, total: int = _COLD_BYTES) -> None:
+        self._data = np.ones(total, np.uint8)
+        self._at = 0
+
+    def us(self, size: int) -> float:
+        """Time reading ``size`` bytes; those beyond the whole are counted at the same rate."""
+        least = min(size, self._data.size)
+        self._at = 0 if self._at + least > self._data.size else self._at
+        begin = self._data.ctypes.data + self._at
+        self._at += least
+        arguments = ctypes.c_void_p(begin), ctypes.c_int(2), ctypes.c_size_t(least)
+        return _ctypes_ns(_memchr, [arguments]) / 1e3 * size / least
+
+
+class Products:
+    """Multiply and add within the caches, for a limit taken in turns.
+
+    numpy's product of float32 matrices stands for the rate that the machine reaches; set
+    OPENBLAS_NUM_THREADS=1 before the process starts to have that of one thread.
+    """
+
+    _N = 512
+
+    def __init__(self) -> None:
+        self._a, self._b, self._c = (np.ones((self._N, self._N), np.float32) for _ in range(3))
+
+    def us(self, count: float) -> float:
+        """Return the us of ``count`` multiply-adds, from one product of matrices."""
+        start = perf_counter_ns()
+        np.matmul(self._a, self._b, out=self._c)
+        return (perf_counter_ns() - start) / 1e3 * count / self._N**3
+
+
 def read_bandwidth() -> float:
     """Return the stream-read bandwidth of data far larger than the caches, GB/s."""
     return _COLD_BYTES / min(read_us(_COLD_BYTES, hot=False)) / 1e3
