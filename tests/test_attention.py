@@ -97,6 +97,17 @@ def test_long_rows_of_every_dtype(dtype: str, q_dtype: str) -> None:
         assert same(again[1], lse)
 
 
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("float8_e5m2", "float16")])
+@pytest.mark.parametrize("group", [1, 16])
+def test_keys_and_values_of_different_dtypes(dtypes: tuple[str, str], group: int) -> None:
+    scenes = [Scene(cached=[50], new=[3], dtype=dtype, group=group) for dtype in dtypes]
+    scenes[0].values = scenes[1].values
+    batch = over(scenes[0], scenes[0].batch.key_pool, scenes[1].batch.value_pool)
+    assert np.array_equal(scenes[0].table, scenes[1].table)
+    o = ops.attention(batch, 0, scenes[0].q, scenes[0].offsets)
+    assert_close(o, scenes[0].expected()[0], "float32")
+
+
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("new", [1, 5])
 def test_windows_and_lengths_around_the_ends_of_pages(page: int, new: int) -> None:

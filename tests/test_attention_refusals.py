@@ -218,8 +218,9 @@ def test_unaligned_tables_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"key_scales": 0.5}, TypeError, "key_scales are given for a pool of dtype float32"),
-        ({"value_scales": 0.5}, TypeError, "key_scales are given"),
+        ({"key_scales": 0.5}, TypeError, "key_pool has dtype float32, must be one of"),
+        ({"value_scales": 0.5}, TypeError, "key_pool has dtype float32"),
+        ({"key_pool": CODES, "key_scales": 0.5}, TypeError, "value_pool has dtype float32"),
         ({"key_pool": CODES, "value_pool": CODES, "key_scales": 0.0}, ValueError, "positive"),
         ({"key_pool": CODES, "value_pool": CODES, "key_scales": np.nan}, ValueError, "positive"),
         (

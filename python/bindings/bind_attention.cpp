@@ -3,9 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "array_args.hpp"
@@ -279,8 +283,8 @@ struct StatesArgs {
                                          ", must be that without its last axis"));
         }
         const bool is_dense = (values.flags() & lse.flags() & py::array::c_style) != 0;
-        if (!is_dense)
-            throw py::value_error(concat(name, " and ", lse_name, " must be in C order"));
+        if (is_dense) return;
+        throw py::value_error(concat(name, " and ", lse_name, " must be in C order"));
     }
     void check_like(const StatesArgs& first) const {
         const bool fits =

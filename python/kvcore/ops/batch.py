@@ -218,7 +218,10 @@ def _scales(
 def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> NDArray[np.float32]:
     """Answer scales [pages, page_size, heads, groups] or [heads]; None is 1."""
     if pool.dtype.name not in _NARROW:
-        raise TypeError(f"{name} are given for a pool of dtype {pool.dtype}, which has no codes")
+        raise TypeError(
+            f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(_NARROW)} "
+            f"where scales are given"
+        )
     heads = pool.shape[2]
     if given is None or isinstance(given, float | int):
         given = np.full(heads, 1.0 if given is None else given, np.float32)
