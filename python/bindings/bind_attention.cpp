@@ -257,7 +257,8 @@ py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const 
     {
         const py::gil_scoped_release unlocked;
         const std::int64_t bytes = kvcore::attention_workspace_bytes(input, workers);
-        // Not zeroed, as std::vector and make_unique would.
+        // Not zeroed, as a vector's would be. After the first calls malloc has such memory
+        // at hand: no step waits for fresh pages, and no scratch need be kept.
         const std::unique_ptr<std::byte[]> scratch(new std::byte[static_cast<std::size_t>(bytes)]);
         kvcore::attention(input, output, scratch.get(), workers);
     }
