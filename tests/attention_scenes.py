@@ -15,7 +15,6 @@ from attention_oracle import Floats, attend
 from kvcore.dtypes import numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
-NARROW = DTYPES[3:]
 
 
 @dataclass

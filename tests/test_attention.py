@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 import kvcore
 from attention_oracle import assert_close, assert_lse
-from attention_scenes import DTYPES, NARROW, Scene
+from attention_scenes import DTYPES, Scene
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 
-WIDE = ("float32", "float16", "bfloat16")
 PAGES = (1, 3, 16, 24, 48)
 DIMS = (1, 7, 16, 59, 64, 80, 96, 112, 128)
 

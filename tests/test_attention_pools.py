@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import conftest
 import kvcore
 from attention_oracle import assert_close, assert_lse, attend
-from attention_scenes import DTYPES, NARROW, Scene
+from attention_scenes import DTYPES, Scene
 from builders import make_context, make_params
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.dtypes import NARROW, numpy_dtype
 
 
 # -- latent rows ---------------------------------------------------------------------------------
@@ -104,9 +104,10 @@ def test_append_and_gather_of_split_latent_rows() -> None:
     dense, tail = np.zeros_like(latent.pool[..., :64]), np.zeros_like(latent.pool[..., 64:])
     batch = kvcore.PagedBatch(dense, tail, latent.table, np.zeros(1, np.uint32), "MLA")
     rows = latent.rows[:, None]
-    ops.append(batch, 0, rows[..., :64], rows[..., 64:], np.array([0, 23], np.uint32))
-    k, ends, _ = ops.gather(batch, 0, lengths=np.array([23], np.uint32))
-    assert np.array_equal(np.concatenate([k, ends], axis=-1), rows)
+    ops.append(batch, 0, rows, None, np.array([0, 23], np.uint32))
+    k, v, _ = ops.gather(batch, 0, lengths=np.array([23], np.uint32))
+    assert v is None
+    assert np.array_equal(k, rows)
     batch = kvcore.PagedBatch(dense, tail, latent.table, latent.cached, "MLA")
     o = ops.attention(batch, 0, latent.q, latent.offsets)
     assert_close(o, latent.expected()[0], "float32")

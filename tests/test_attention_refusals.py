@@ -264,7 +264,7 @@ def test_batches_with_wrong_scales_cannot_be_made(
 def test_calls_that_batches_with_scales_refuse() -> None:
     fixed = batch_of(key_pool=CODES, value_pool=CODES, key_scales=0.5)
     kv = np.zeros((5, 2, 16), np.float32)
-    with pytest.raises(ValueError, match="scale is given for a batch that has key_scales"):
+    with pytest.raises(ValueError, match="scale is given for k, whose pool has scales of its own"):
         ops.append(fixed, 0, kv, kv, u32(0, 4, 5), scale=1.0)
     scales = np.ones((4, 16, 2, 4), np.float32)
     grouped = batch_of(key_pool=CODES, value_pool=CODES, key_scales=scales, value_scales=scales)

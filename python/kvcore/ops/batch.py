@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arrays import host_array
+from kvcore.dtypes import NARROW
 
 __all__ = ["LayerPools", "PagedBatch", "layer_pools"]
 
 _AXES = {"NHD": 4, "HND": 4, "MLA": 3}
-_NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 
 class LayerPools(NamedTuple):
@@ -44,14 +44,6 @@ class LayerPools(NamedTuple):
     is_latent: bool = False
     factors: list[NDArray[np.float32]] | None = None
 
-    def scales_of(self, i: int) -> NDArray[np.float32] | None:
-        """Answer the scales of a pool that its tokens have each; None for none."""
-        return None if self.scales is None or i >= len(self.scales) else self.scales[i]
-
-    def factors_of(self, i: int) -> NDArray[np.float32] | None:
-        """Answer the scales of a pool that all its tokens have in common; None for none."""
-        return None if self.factors is None or i >= len(self.factors) else self.factors[i]
-
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
         """Answer keys, values, ends of keys, scales of keys and of values; None for none."""
         k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
@@ -59,10 +51,10 @@ class LayerPools(NamedTuple):
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
 
     def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
-        factors = self.factors_of(i)
-        if factors is None:
-            return self.scales_of(i)
-        return np.broadcast_to(factors[:, None], (*self.pools[i].shape[:3], 1))
+        if self.factors is not None and i < len(self.factors):
+            shape = *self.pools[i].shape[:3], 1
+            return np.broadcast_to(self.factors[i][:, None], shape)
+        return None if self.scales is None or i >= len(self.scales) else self.scales[i]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +70,7 @@ class PagedBatch:
     value_pool : array, or None
         Likewise; its head_dim may differ. None where values are the first elements of the keys.
         With "MLA" the ends of the keys (rope) [pages, page_size, rope_dim], or None where they are
-        part of the rows.
+        part of the rows; ``append`` takes whole keys and ``gather`` answers them in both cases.
     lookup_table : uint32 [B, columns]
         Page ids of each row in logical order; ids from ``pages`` on mean "unassigned".
     cache_lengths : uint32 [B]
@@ -217,9 +209,9 @@ def _scales(
 
 def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> NDArray[np.float32]:
     """Answer scales [pages, page_size, heads, groups] or [heads]; None is 1."""
-    if pool.dtype.name not in _NARROW:
+    if pool.dtype.name not in NARROW:
         raise TypeError(
-            f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(_NARROW)} "
+            f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(NARROW)} "
             f"where scales are given"
         )
     heads = pool.shape[2]
