@@ -36,6 +36,7 @@ from limits import ColdReads, Products
 _HEADS, _DIM = 8, 128
 _SINGLE_THREAD = "OPENBLAS_NUM_THREADS"
 _PATIENCE_S = 2.0
+_SLOWER = 1.25
 _TORCH = importlib.util.find_spec("torch") is not None
 _LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
 
@@ -119,8 +120,13 @@ def _queries(tokens: int, heads: int, dtype: str) -> Any:
 def _limited(
     key: str, work: str, samples: Sequence[tuple[float, ...]], names: tuple[str, ...], **more: Any
 ) -> Row:
-    """Make a row of samples (own, limit, ...), each followed by its limits."""
-    own, *limits = ([*column] for column in zip(*samples, strict=True))
+    """Make a row of samples (own, limit, ...), each followed by its limits.
+
+    Those are left out whose limits took longer than at their best: the machine was slow then.
+    """
+    least = min(sum(sample[1:]) for sample in samples)
+    kept = [sample for sample in samples if sum(sample[1:]) <= _SLOWER * least]
+    own, *limits = ([*column] for column in zip(*kept, strict=True))
     found = [statistics.median(limit) for limit in limits]
     most = max(found)
     return make_row(key, work, own, limit=most, limit_name=names[found.index(most)], **more)

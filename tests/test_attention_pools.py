@@ -18,6 +18,7 @@ from attention_scenes import DTYPES, Scene
 from builders import make_context, make_params
 from kvcore import ops
 from kvcore.dtypes import NARROW, numpy_dtype
+from kvcore.ops.latent import latent_fp8_parts
 
 
 # -- latent rows ---------------------------------------------------------------------------------
@@ -97,6 +98,22 @@ def test_quantised_latent_rows(dtype: str, kind: str) -> None:
     rows = wide[latent.table[0, at // 16], at % 16]
     o = ops.attention(batch, 0, latent.q, latent.offsets)
     assert_close(o, latent.expected(rows)[0], "float32")
+
+
+@pytest.mark.parametrize("heads", [1, 128])
+def test_rows_of_656_bytes(heads: int) -> None:
+    """Codes, scales and the rotated part in one row, poison around what is written."""
+    latent = Latent(30, 2, rank=512, rope=64, page=3, heads=heads)
+    rows = np.full((*latent.pool.shape[:2], 656), 0xFF, np.uint8)
+    codes, rotated, scales = (part[:, :, 0] for part in latent_fp8_parts(rows))
+    pages = latent.table, np.zeros(1, np.uint32)
+    batch = kvcore.PagedBatch(codes, rotated, *pages, "MLA", key_scales=scales)
+    ops.append(batch, 0, latent.rows[:, None], None, np.array([0, 32], np.uint32))
+    stored, _, _ = ops.gather(batch, 0, lengths=np.array([32], np.uint32))
+    batch = kvcore.PagedBatch(codes, rotated, latent.table, latent.cached, "MLA", key_scales=scales)
+    for threads in (1, 2):
+        o = ops.attention(batch, 0, latent.q, latent.offsets, scale=0.06, threads=threads)
+        assert_close(o, latent.expected(stored[:, 0], scale=0.06)[0], "float32")
 
 
 def test_append_and_gather_of_split_latent_rows() -> None:
