@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,20 @@ def test_batches_of_nothing(threads: int) -> None:
         assert o.shape == (sum(new), 4, 16)
         assert lse.shape == (sum(new), 4)
         assert_close(o, scene.expected()[0].reshape(o.shape), "float32")
+
+
+def test_threads_of_python_attend_at_the_same_time() -> None:
+    scenes = [Scene(cached=[400, 7], new=[1, 20], group=4, seed=seed) for seed in range(4)]
+    alone = [ops.attention(scene.batch, 0, scene.q, scene.offsets) for scene in scenes]
+
+    def attend(scene: Scene) -> Any:
+        found = [ops.attention(scene.batch, 0, scene.q, scene.offsets, threads=2) for _ in range(5)]
+        assert all(same(found[0], other) for other in found)
+        return found[0]
+
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(attend, scenes))
+    assert all(map(same, alone, together))
 
 
 # -- memory --------------------------------------------------------------------------------------
