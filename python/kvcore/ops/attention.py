@@ -53,7 +53,8 @@ def attention(
     causal : bool
         Whether a token sees only itself and what stands before it in its row.
     window : int, optional
-        Tokens that a token sees: itself and the ``window - 1`` before it.
+        Tokens that a token sees: itself and the ``window - 1`` before it; without `causal` also
+        what stands behind it.
     soft_cap : float, optional
         Scores become ``soft_cap * tanh(score / soft_cap)``.
     sinks : array float32, float16 or bfloat16 [q_heads], optional
