@@ -6,6 +6,7 @@ limit: reading as many bytes as the K and V that it must read and, where more th
 share them, as many multiply-adds as it needs at the rate of a matrix product (see limits.py). The
 limit of a row is the larger. torch's scaled_dot_product_attention runs over contiguous K and V in
 the same memory, alone and behind a gather; its rows are left out where torch is not installed.
+Times are those of the thread, but for the rows of two: what other processes take does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import ml_dtypes
@@ -41,10 +42,10 @@ _TORCH = importlib.util.find_spec("torch") is not None
 _LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
 
 
-def _us(call: Callable[[], object]) -> float:
-    start = perf_counter_ns()
+def _us(call: Callable[[], object], clock: Callable[[], int] = thread_time_ns) -> float:
+    start = clock()
     call()
-    return (perf_counter_ns() - start) / 1e3
+    return (clock() - start) / 1e3
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,12 @@ class _Bench:
         parts = (lambda i=i: [call(i)] for i in range(rounds or self.rounds))
         return undisturbed(parts, _PATIENCE_S)
 
+    def _reading(self, size: int) -> float:
+        return _us(lambda: self.reads(size))
+
+    def _multiplying(self, count: int) -> float:
+        return _us(self.products) * count / self.products.COUNT
+
     def decode(self, pool: _Pool, shape: _Shape, prefix: str = "attention.decode") -> Row:
         """Measure one token per row against what reading its K and V costs."""
         batches = pool.batches(shape, self.step_bytes)
@@ -159,9 +166,9 @@ class _Bench:
         def sample(i: int) -> tuple[float, ...]:
             batch = batches[i % len(batches)]
             own = _us(lambda: ops.attention(batch, 0, q, offsets, out=out))
-            limits = [self.reads.us(tokens * pool.token_bytes)]
+            limits = [self._reading(tokens * pool.token_bytes)]
             if shape.group > 2:
-                limits.append(self.products.us(tokens * _HEADS * shape.group * 2 * _DIM))
+                limits.append(self._multiplying(tokens * _HEADS * shape.group * 2 * _DIM))
             return own, *limits
 
         label = f"decode {shape.text}, {rows} rows"
@@ -177,8 +184,9 @@ class _Bench:
 
         def sample(i: int) -> tuple[float, ...]:
             batch, other = batches[i % len(batches)], batches[(i + 1) % len(batches)]
-            one = _us(lambda: ops.attention(batch, 0, q, offsets))
-            return one, _us(lambda: ops.attention(other, 0, q, offsets, threads=2))
+            alone = partial(ops.attention, batch, 0, q, offsets)
+            both = partial(ops.attention, other, 0, q, offsets, threads=2)
+            return _us(alone, perf_counter_ns), _us(both, perf_counter_ns)
 
         one, two = map(statistics.median, zip(*self.samples(sample), strict=True))
         label = f"two threads beside one, {shape.text}"
@@ -239,7 +247,7 @@ class _Bench:
 
         def sample(_: int) -> tuple[float, ...]:
             own = _us(lambda: ops.attention(batch, 0, q, offsets))
-            return own, self.products.us(work), *beside()
+            return own, self._multiplying(work), *beside()
 
         beside = self._torch_prefill(pool, q, length) if _TORCH else tuple
         found = self.samples(sample, 3 if self.quick else 5)
@@ -286,7 +294,7 @@ class _Bench:
         def sample(_: int) -> tuple[float, ...]:
             once = _us(lambda: ops.cascade_attention(batch, 0, q, offsets, shared))
             flat = _us(lambda: ops.attention(batch, 0, q, offsets))
-            return once, self.reads.us(size), self.products.us(work), flat
+            return once, self._reading(size), self._multiplying(work), flat
 
         found = self.samples(sample, 3 if self.quick else 5)
         label = (

@@ -218,14 +218,14 @@ class ColdReads:
         self._data = np.ones(total, np.uint8)
         self._at = 0
 
-    def us(self, size: int) -> float:
-        """Time reading ``size`` bytes; those beyond the whole are counted at the same rate."""
-        least = min(size, self._data.size)
-        self._at = 0 if self._at + least > self._data.size else self._at
-        begin = self._data.ctypes.data + self._at
-        self._at += least
-        arguments = ctypes.c_void_p(begin), ctypes.c_int(2), ctypes.c_size_t(least)
-        return _ctypes_ns(_memchr, [arguments]) / 1e3 * size / least
+    def __call__(self, size: int) -> None:
+        """Read ``size`` bytes, those that there are again and again."""
+        while size:
+            part = min(size, self._data.size - self._at)
+            begin = self._data.ctypes.data + self._at
+            _memchr(ctypes.c_void_p(begin), ctypes.c_int(2), ctypes.c_size_t(part))
+            self._at = (self._at + part) % self._data.size
+            size -= part
 
 
 class Products:
@@ -236,15 +236,14 @@ class Products:
     """
 
     _N = 512
+    COUNT = _N**3  # multiply-adds of a call
 
     def __init__(self) -> None:
         self._a, self._b, self._c = (np.ones((self._N, self._N), np.float32) for _ in range(3))
 
-    def us(self, count: float) -> float:
-        """Return the us of ``count`` multiply-adds, from one product of matrices."""
-        start = perf_counter_ns()
+    def __call__(self) -> None:
+        """Multiply two matrices."""
         np.matmul(self._a, self._b, out=self._c)
-        return (perf_counter_ns() - start) / 1e3 * count / self._N**3
 
 
 def read_bandwidth() -> float:
