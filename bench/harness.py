@@ -144,18 +144,18 @@ def _is_quiet() -> bool:
     return min(_clock(_empty, _LOOP) for _ in range(2)) <= _SLOWER * best_pace()
 
 
-def undisturbed(parts: Iterable[Callable[[], list[float]]]) -> list[float]:
+def undisturbed(parts: Iterable[Callable[[], list[T]]], patience_s: float = _PATIENCE) -> list[T]:
     """Gather the samples of parts that ran at full speed.
 
     On a shared machine a neighbour on the same core halves the speed for milliseconds at
     a time. Each part waits until a fixed loop runs at its best pace (altogether at most
-    ``_PATIENCE`` seconds) and is left out when the pace was lost during the part or the
+    ``patience_s`` seconds) and is left out when the pace was lost during the part or the
     kernel ran another process. All samples are kept where no part passed; what is left
     out is counted on stderr.
     """
-    kept: list[float] = []
-    spoiled: list[float] = []
-    patience = int(_PATIENCE * 1e9)
+    kept: list[T] = []
+    spoiled: list[T] = []
+    patience = int(patience_s * 1e9)
     with quiet():
         for part in parts:
             start = perf_counter_ns()

@@ -211,6 +211,41 @@ class ColdCopies:
         return statistics.median(self.samples)
 
 
+class ColdReads:
+    """Read bytes that are not in the caches, each call elsewhere, for a limit taken in turns."""
+
+    def __init__(self, total: int = _COLD_BYTES) -> None:
+        self._data = np.ones(total, np.uint8)
+        self._at = 0
+
+    def __call__(self, size: int) -> None:
+        """Read ``size`` bytes, those that there are again and again."""
+        while size:
+            part = min(size, self._data.size - self._at)
+            begin = self._data.ctypes.data + self._at
+            _memchr(ctypes.c_void_p(begin), ctypes.c_int(2), ctypes.c_size_t(part))
+            self._at = (self._at + part) % self._data.size
+            size -= part
+
+
+class Products:
+    """Multiply and add within the caches, for a limit taken in turns.
+
+    numpy's product of float32 matrices stands for the rate that the machine reaches; set
+    OPENBLAS_NUM_THREADS=1 before the process starts to have that of one thread.
+    """
+
+    _N = 512
+    COUNT = _N**3  # multiply-adds of a call
+
+    def __init__(self) -> None:
+        self._a, self._b, self._c = (np.ones((self._N, self._N), np.float32) for _ in range(3))
+
+    def __call__(self) -> None:
+        """Multiply two matrices."""
+        np.matmul(self._a, self._b, out=self._c)
+
+
 def read_bandwidth() -> float:
     """Return the stream-read bandwidth of data far larger than the caches, GB/s."""
     return _COLD_BYTES / min(read_us(_COLD_BYTES, hot=False)) / 1e3

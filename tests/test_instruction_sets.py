@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 import kvcore
@@ -18,7 +20,7 @@ from kvcore.cli.machine import isa_level
 LEVELS = ("x86-64-v3", "x86-64-v4")
 
 _PROGRAM = """
-import hashlib, numpy as np
+import hashlib, sys, numpy as np
 from kvcore import _core, ops
 x = np.random.default_rng(1).normal(size=(257, 3, 80)).astype(np.float32)
 parts = []
@@ -31,10 +33,33 @@ digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 print(_core.kernel_isa(), digest)
 """
 
+# Attention of each pool dtype, page size and group, with everything that a rule can say.
+_ATTENTION = """
+import sys, numpy as np
+from kvcore import PagedBatch, ops
+from kvcore.dtypes import numpy_dtype
+rng = np.random.default_rng(2)
+found = []
+for dtype in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"):
+    for page, heads, group, dim in (1, 1, 16, 59), (16, 2, 4, 64), (24, 3, 1, 80), (48, 1, 8, 128):
+        table = rng.permutation(1800 // page // 2 * 2).reshape(2, -1).astype(np.uint32)
+        pools = rng.normal(0, 2, (2, table.size, page, heads, dim)).astype(numpy_dtype(dtype))
+        q = rng.normal(size=(12, heads * group, dim)).astype(np.float32)
+        batch = PagedBatch(*pools, table, np.array([800, 30], np.uint32))
+        offsets = np.array([0, 1, 12], np.uint32)
+        rules = {}, {"window": 9, "soft_cap": 5.0, "sinks": q[0, :, 0]}, {"causal": False}
+        for rule in rules:
+            o, lse = ops.attention(batch, 0, q, offsets, return_lse=True, threads=2, **rule)
+            found += [o.ravel(), lse.ravel()]
+np.save(sys.argv[1], np.concatenate(found))
+"""
 
-def run_with(isa: str) -> subprocess.CompletedProcess[str]:
+
+def run_with(
+    isa: str, program: str = _PROGRAM, *arguments: str
+) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"KVCORE_ISA": isa, "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _PROGRAM]
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -61,6 +86,25 @@ def test_levels_agree_to_the_byte(isa: str) -> None:
         assert "cannot run" in done.stderr
         pytest.skip(f"this processor is {isa_level()}")
     assert digest_of(isa) == digest_of("baseline")
+
+
+def attention_of(isa: str, folder: Path) -> npt.NDArray[np.float32]:
+    path = folder / f"{isa}.npy"
+    done = run_with(isa, _ATTENTION, str(path))
+    assert done.returncode == 0, done.stderr
+    found: npt.NDArray[np.float32] = np.load(path)
+    return found
+
+
+def test_attention_of_levels_with_fused_products_agrees_to_the_byte(tmp_path: Path) -> None:
+    """Those without them answer nearly the same."""
+    levels = [isa for isa in LEVELS if isa <= isa_level()]
+    if not levels:
+        pytest.skip(f"this processor is {isa_level()}")
+    found = [attention_of(isa, tmp_path) for isa in levels]
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+    baseline = attention_of("baseline", tmp_path)
+    np.testing.assert_allclose(baseline, found[0], atol=1e-5, rtol=1e-5)
 
 
 def test_unknown_level_is_refused() -> None:

@@ -1,38 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcore/paged_batch.hpp"
 
-#include <algorithm>
-
-#include "cpu/parallel.hpp"
+#include "batch_ranges.hpp"
+#include "row_runs.hpp"
 
 namespace kvcore {
 namespace {
 
-// Ids are not negative, so int32 and uint32 share their bytes.
-const BlockId* pages_of(const PageTable& table, std::int64_t row) noexcept {
-    return reinterpret_cast<const BlockId*>(table.pages + row * table.row_stride);
-}
-
-// Calls copy(row, token of its sequence, token of the contiguous memory, tokens) for all ranges,
-// cut into parts of as many tokens for each thread.
-template <class Copy>
-void for_each_range(const PageTable& table, const TokenRanges& ranges, std::int64_t token_bytes,
-                    int threads, const Copy& copy) {
-    const std::uint32_t* offsets = ranges.offsets;
-    const std::uint32_t* last = offsets + table.batch;
-    cpu::parallel_for(std::int64_t{*last} - *offsets, cpu::worth_a_thread(token_bytes), threads,
-                      [&](std::int64_t begin, std::int64_t end) {
-                          const std::int64_t stop = *offsets + end;
-                          std::int64_t at = *offsets + begin;
-                          std::int64_t row = std::upper_bound(offsets, last + 1, at) - offsets - 1;
-                          for (; at < stop; ++row) {
-                              const std::int64_t count =
-                                  std::min<std::int64_t>(offsets[row + 1], stop) - at;
-                              if (count > 0)
-                                  copy(row, ranges.first(row) + at - offsets[row], at, count);
-                              at += std::max<std::int64_t>(0, count);
-                          }
-                      });
+// What a call moves: a copier is told.
+std::int64_t bytes_of(TokenShape shape, const PageTable& table, const TokenRanges& ranges) {
+    return shape.heads * shape.head_bytes *
+           (std::int64_t{ranges.offsets[table.batch]} - *ranges.offsets);
 }
 
 }  // namespace
@@ -56,28 +34,30 @@ MissingPage find_missing_page(const PageTable& table, const TokenRanges& ranges,
 void append_batch(TokenShape shape, const PagedRows<std::byte>& pool, const PageTable& table,
                   const TokenRanges& ranges, const TokenRows<const std::byte>& source,
                   int threads) {
-    for_each_range(table, ranges, shape.heads * shape.head_bytes, threads,
-                   [&](std::int64_t row, std::int64_t token, std::int64_t at, std::int64_t count) {
-                       PagedRows<std::byte> sequence = pool;
-                       sequence.blocks = pages_of(table, row);
-                       append_rows(shape, sequence, token,
-                                   {source.data + at * source.token_stride, source.token_stride,
-                                    source.head_stride},
-                                   count);
-                   });
+    for_each_part(
+        table, ranges, shape.heads * shape.head_bytes, threads, [&](const RangePart& part) {
+            RunCopier copier(bytes_of(shape, table, ranges));
+            part.for_each(
+                [&](std::int64_t row, std::int64_t token, std::int64_t at, std::int64_t count) {
+                    PagedRows<std::byte> sequence = pool;
+                    sequence.blocks = pages_of(table, row);
+                    append_runs(copier, shape, sequence, token, source.from(at), count);
+                });
+        });
 }
 
 void gather_batch(TokenShape shape, const PagedRows<const std::byte>& pool, const PageTable& table,
                   const TokenRanges& ranges, const TokenRows<std::byte>& destination, int threads) {
-    for_each_range(table, ranges, shape.heads * shape.head_bytes, threads,
-                   [&](std::int64_t row, std::int64_t token, std::int64_t at, std::int64_t count) {
-                       PagedRows<const std::byte> sequence = pool;
-                       sequence.blocks = pages_of(table, row);
-                       gather_rows(shape, sequence, token,
-                                   {destination.data + at * destination.token_stride,
-                                    destination.token_stride, destination.head_stride},
-                                   count);
-                   });
+    for_each_part(
+        table, ranges, shape.heads * shape.head_bytes, threads, [&](const RangePart& part) {
+            RunCopier copier(bytes_of(shape, table, ranges));
+            part.for_each(
+                [&](std::int64_t row, std::int64_t token, std::int64_t at, std::int64_t count) {
+                    PagedRows<const std::byte> sequence = pool;
+                    sequence.blocks = pages_of(table, row);
+                    gather_runs(copier, shape, sequence, token, destination.from(at), count);
+                });
+        });
 }
 
 }  // namespace kvcore

@@ -155,6 +155,12 @@ inline void check_int32(const pybind11::array& array, const char* name) {
     return array.size() == 0 || array.shape(last) <= 1 || array.strides(last) == array.itemsize();
 }
 
+/// ValueError where elements do not lie at multiples of their size.
+inline void check_aligned(const pybind11::array& array, const char* name) {
+    if ((array.flags() & pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0) return;
+    throw pybind11::value_error(concat(name, " is not aligned in memory; pass a copy"));
+}
+
 /// Whether the memory between two arrays' first and last bytes overlaps.
 [[nodiscard]] inline bool is_overlapping(const pybind11::array& a, const pybind11::array& b) {
     struct Extent {

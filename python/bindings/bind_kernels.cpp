@@ -1,130 +1,114 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcore/kernels.hpp"
 
-#include <string>
-#include <string_view>
+#include <pybind11/stl.h>
+
+#include <functional>
+#include <numeric>
 #include <type_traits>
-#include <utility>
+#include <vector>
 
 #include "array_args.hpp"
 #include "bindings.hpp"
+#include "pool_args.hpp"
 
 namespace py = pybind11;
 using kvcore::DType;
-using kvcore::Groups;
-using kvcore::HeadRows;
 using kvcore::python::concat;
+using kvcore::python::dtype_of;
 using kvcore::python::threads_of;
 
 namespace {
 
-DType dtype_of(std::string_view name) {
-    constexpr std::pair<const char*, DType> kNames[] = {
-        {"float32", DType::kFloat32},        {"float16", DType::kFloat16},
-        {"bfloat16", DType::kBFloat16},      {"float8_e4m3fn", DType::kFloat8E4M3FN},
-        {"float8_e5m2", DType::kFloat8E5M2}, {"int8", DType::kInt8},
-    };
-    for (const auto& [known, dtype] : kNames) {
-        if (name == known) return dtype;
-    }
-    throw py::value_error(concat("dtype is ", std::string(name), ", which no cache is stored in"));
-}
-
 /// Contiguous memory of `n` elements: the facade makes it so, memory safety rests on it.
 template <class Pointer>
-Pointer memory_of(const py::array& array, const char* name, std::int64_t n, std::int64_t size) {
+Pointer memory_of(const py::array& array, const char* name, std::int64_t n) {
     if (!std::is_const_v<std::remove_pointer_t<Pointer>> && !array.writeable()) {
         throw py::value_error(concat(name, " is read-only"));
     }
     const bool is_dense = (array.flags() & py::array::c_style) != 0;
-    if (!is_dense || array.nbytes() != n * size) {
+    if (!is_dense || array.size() != n) {
         throw py::value_error(
-            concat(name, " holds ", array.nbytes(), " bytes, must be ", n * size, " in C order"));
+            concat(name, " holds ", array.size(), " elements, must be ", n, " in C order"));
     }
     return static_cast<Pointer>(const_cast<void*>(array.data()));
 }
 
-template <class Shape>
-void quantize(Shape shape, std::int64_t n, std::int64_t num_scales, const py::array& source,
-              DType wide, const py::array& codes, DType narrow, const py::array& scales,
-              int threads) {
-    const auto* from = memory_of<const std::byte*>(source, "source", n, kvcore::item_size(wide));
-    auto* to = memory_of<std::byte*>(codes, "codes", n, 1);
-    auto* factors = memory_of<float*>(scales, "scales", num_scales, sizeof(float));
-    const py::gil_scoped_release unlocked;
-    kvcore::quantize(shape, wide, from, narrow, to, factors, threads);
+void check(bool is_right, const py::array& array, const char* name) {
+    if (is_right) return;
+    throw py::type_error(
+        concat(name, " has dtype ", kvcore::python::text(array.dtype()), ", which does not fit"));
 }
 
-template <class Shape>
-void dequantize(Shape shape, std::int64_t n, std::int64_t num_scales, const py::array& codes,
-                DType narrow, const py::array& scales, const py::array& destination, DType wide,
-                int threads) {
-    const auto* from = memory_of<const std::byte*>(codes, "codes", n, 1);
-    const auto* factors = memory_of<const float*>(scales, "scales", num_scales, sizeof(float));
-    auto* to = memory_of<std::byte*>(destination, "destination", n, kvcore::item_size(wide));
+/// (groups, group), with a scale for each group; or (rows, heads, dim), with one for each head.
+class Shape {
+   public:
+    explicit Shape(const std::vector<std::int64_t>& sizes) : sizes_(sizes) {
+        if (sizes.size() == 2 || sizes.size() == 3) return;
+        throw py::value_error(concat("a shape of ", sizes.size(), " axes, must have 2 or 3"));
+    }
+
+    [[nodiscard]] std::int64_t elements() const {
+        return std::accumulate(sizes_.begin(), sizes_.end(), std::int64_t{1}, std::multiplies<>());
+    }
+    [[nodiscard]] std::int64_t scales() const { return sizes_[sizes_.size() - 2]; }
+
+    /// call(Groups) or call(HeadRows)
+    template <class Call>
+    void visit(const Call& call) const {
+        if (sizes_.size() == 2) {
+            call(kvcore::Groups{sizes_[0], sizes_[1]});
+        } else {
+            call(kvcore::HeadRows{sizes_[0], sizes_[1], sizes_[2]});
+        }
+    }
+
+   private:
+    const std::vector<std::int64_t>& sizes_;
+};
+
+void quantize(const std::vector<std::int64_t>& sizes, const py::array& source,
+              const py::array& codes, const py::array& scales, int threads) {
+    const Shape shape(sizes);
+    const DType wide = dtype_of(source, "source");
+    const DType narrow = dtype_of(codes, "codes");
+    check(is_wide(wide), source, "source");
+    check(!is_wide(narrow), codes, "codes");
+    check(dtype_of(scales, "scales") == DType::kFloat32, scales, "scales");
+    const auto* from = memory_of<const std::byte*>(source, "source", shape.elements());
+    auto* to = memory_of<std::byte*>(codes, "codes", shape.elements());
+    auto* factors = memory_of<float*>(scales, "scales", shape.scales());
+    const int workers = threads_of(threads);
     const py::gil_scoped_release unlocked;
-    kvcore::dequantize(shape, narrow, from, factors, wide, to, threads);
+    shape.visit([&](auto elements) {
+        kvcore::quantize(elements, wide, from, narrow, to, factors, workers);
+    });
+}
+
+void dequantize(const std::vector<std::int64_t>& sizes, const py::array& codes,
+                const py::array& scales, const py::array& destination, int threads) {
+    const Shape shape(sizes);
+    const DType narrow = dtype_of(codes, "codes");
+    const DType wide = dtype_of(destination, "destination");
+    check(!is_wide(narrow), codes, "codes");
+    check(is_wide(wide), destination, "destination");
+    check(dtype_of(scales, "scales") == DType::kFloat32, scales, "scales");
+    const auto* from = memory_of<const std::byte*>(codes, "codes", shape.elements());
+    const auto* factors = memory_of<const float*>(scales, "scales", shape.scales());
+    auto* to = memory_of<std::byte*>(destination, "destination", shape.elements());
+    const int workers = threads_of(threads);
+    const py::gil_scoped_release unlocked;
+    shape.visit([&](auto elements) {
+        kvcore::dequantize(elements, narrow, from, factors, wide, to, workers);
+    });
 }
 
 }  // namespace
 
 void bind_kernels(py::module_& module) {
     module.def("kernel_isa", &kvcore::kernel_isa);
-    module.def(
-        "quantize_groups",
-        [](std::int64_t groups, std::int64_t group, const py::array& source, std::string_view wide,
-           const py::array& codes, std::string_view narrow, const py::array& scales, int threads) {
-            quantize(Groups{groups, group}, groups * group, groups, source, dtype_of(wide), codes,
-                     dtype_of(narrow), scales, threads_of(threads));
-        },
-        py::arg("groups"), py::arg("group"), py::arg("source"), py::arg("wide"), py::arg("codes"),
-        py::arg("narrow"), py::arg("scales"), py::arg("threads"));
-    module.def(
-        "quantize_heads",
-        [](std::int64_t rows, std::int64_t heads, std::int64_t dim, const py::array& source,
-           std::string_view wide, const py::array& codes, std::string_view narrow,
-           const py::array& scales, int threads) {
-            quantize(HeadRows{rows, heads, dim}, rows * heads * dim, heads, source, dtype_of(wide),
-                     codes, dtype_of(narrow), scales, threads_of(threads));
-        },
-        py::arg("rows"), py::arg("heads"), py::arg("dim"), py::arg("source"), py::arg("wide"),
-        py::arg("codes"), py::arg("narrow"), py::arg("scales"), py::arg("threads"));
-    module.def(
-        "quantize_by",
-        [](std::int64_t rows, std::int64_t heads, std::int64_t dim, const py::array& source,
-           std::string_view wide, const py::array& codes, std::string_view narrow,
-           const py::array& scales, int threads) {
-            const std::int64_t n = rows * heads * dim;
-            const DType from = dtype_of(wide);
-            const DType to = dtype_of(narrow);
-            const auto* in =
-                memory_of<const std::byte*>(source, "source", n, kvcore::item_size(from));
-            auto* out = memory_of<std::byte*>(codes, "codes", n, 1);
-            const auto* factors = memory_of<const float*>(scales, "scales", heads, sizeof(float));
-            threads_of(threads);
-            const py::gil_scoped_release unlocked;
-            kvcore::quantize_by({rows, heads, dim}, from, in, to, out, factors, threads);
-        },
-        py::arg("rows"), py::arg("heads"), py::arg("dim"), py::arg("source"), py::arg("wide"),
-        py::arg("codes"), py::arg("narrow"), py::arg("scales"), py::arg("threads"));
-    module.def(
-        "dequantize_groups",
-        [](std::int64_t groups, std::int64_t group, const py::array& codes, std::string_view narrow,
-           const py::array& scales, const py::array& destination, std::string_view wide,
-           int threads) {
-            dequantize(Groups{groups, group}, groups * group, groups, codes, dtype_of(narrow),
-                       scales, destination, dtype_of(wide), threads_of(threads));
-        },
-        py::arg("groups"), py::arg("group"), py::arg("codes"), py::arg("narrow"), py::arg("scales"),
-        py::arg("destination"), py::arg("wide"), py::arg("threads"));
-    module.def(
-        "dequantize_heads",
-        [](std::int64_t rows, std::int64_t heads, std::int64_t dim, const py::array& codes,
-           std::string_view narrow, const py::array& scales, const py::array& destination,
-           std::string_view wide, int threads) {
-            dequantize(HeadRows{rows, heads, dim}, rows * heads * dim, heads, codes,
-                       dtype_of(narrow), scales, destination, dtype_of(wide), threads_of(threads));
-        },
-        py::arg("rows"), py::arg("heads"), py::arg("dim"), py::arg("codes"), py::arg("narrow"),
-        py::arg("scales"), py::arg("destination"), py::arg("wide"), py::arg("threads"));
+    module.def("quantize", &quantize, py::arg("shape"), py::arg("source"), py::arg("codes"),
+               py::arg("scales"), py::arg("threads"));
+    module.def("dequantize", &dequantize, py::arg("shape"), py::arg("codes"), py::arg("scales"),
+               py::arg("destination"), py::arg("threads"));
 }

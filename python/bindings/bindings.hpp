@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+void bind_attention(pybind11::module_& module);
 void bind_block_pool(pybind11::module_& module);
 void bind_cache_manager(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);

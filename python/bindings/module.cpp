@@ -35,6 +35,7 @@ PYBIND11_MODULE(_core, module) {
     build["cuda"] = false;
     module.attr("build_info") = build;
     module.attr("__version__") = KVCORE_VERSION;
+    bind_attention(module);
     bind_block_pool(module);
     bind_cache_manager(module);
     bind_kernels(module);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,72 +163,52 @@ def gather_rows(
     sequence_idx: int,
 ) -> tuple[_Array, _Array, int]: ...
 def kernel_isa() -> str: ...
-def quantize_groups(
-    groups: int,
-    group: int,
+def quantize(
+    shape: Sequence[int],
     source: _Array,
-    wide: str,
     codes: _Array,
-    narrow: str,
     scales: NDArray[np.float32],
     threads: int,
 ) -> None: ...
-def quantize_heads(
-    rows: int,
-    heads: int,
-    dim: int,
-    source: _Array,
-    wide: str,
+def dequantize(
+    shape: Sequence[int],
     codes: _Array,
-    narrow: str,
-    scales: NDArray[np.float32],
-    threads: int,
-) -> None: ...
-def quantize_by(
-    rows: int,
-    heads: int,
-    dim: int,
-    source: _Array,
-    wide: str,
-    codes: _Array,
-    narrow: str,
-    scales: NDArray[np.float32],
-    threads: int,
-) -> None: ...
-def dequantize_groups(
-    groups: int,
-    group: int,
-    codes: _Array,
-    narrow: str,
     scales: NDArray[np.float32],
     destination: _Array,
-    wide: str,
-    threads: int,
-) -> None: ...
-def dequantize_heads(
-    rows: int,
-    heads: int,
-    dim: int,
-    codes: _Array,
-    narrow: str,
-    scales: NDArray[np.float32],
-    destination: _Array,
-    wide: str,
     threads: int,
 ) -> None: ...
 def append_tokens(
-    pools: list[_Array],
+    transfers: list[tuple[str, _Array, _Array | None, _Array | None, _Array]],
     table: NDArray[np.uint32],
-    lengths: NDArray[np.uint32],
+    lengths: NDArray[np.uint32] | None,
     offsets: NDArray[np.uint32],
-    tokens: list[_Array],
     threads: int,
 ) -> None: ...
 def gather_tokens(
-    pools: list[_Array],
+    transfers: list[tuple[str, _Array, _Array | None, _Array | None, _Array]],
     table: NDArray[np.uint32],
     offsets: NDArray[np.uint32],
-    tokens: list[_Array],
+    threads: int,
+) -> None: ...
+def attention(
+    pools: tuple[_Array | None, ...],
+    v_head_dim: SupportsIndex | None,
+    step: tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]],
+    q: _Array,
+    rule: tuple[Any, ...],
+    shared: object,
+    replica: SupportsIndex,
+    out: _Array | None,
+    return_lse: bool,
+    threads: int,
+) -> tuple[_Array, NDArray[np.float32] | None]: ...
+def merge_states(
+    o_a: _Array,
+    lse_a: NDArray[np.float32],
+    o_b: _Array,
+    lse_b: NDArray[np.float32],
+    out: _Array,
+    out_lse: NDArray[np.float32],
     threads: int,
 ) -> None: ...
 def copy_pages(pool: _Array, pairs: NDArray[np.int64], threads: int) -> None: ...

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["itemsize", "narrowed", "numpy_dtype"]
+__all__ = ["NARROW", "WIDE", "itemsize", "narrowed", "numpy_dtype"]
+
+#: What K and V come in.
+WIDE = ("float32", "float16", "bfloat16")
+#: What they are quantised to.
+NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 _ITEMSIZES = {
     "float32": 4,
@@ -50,7 +55,7 @@ def narrowed(value: float, dtype: np.dtype[Any]) -> Any:
     ValueError
         NaN for int8.
     """
-    if dtype.name in ("float32", "float16", "bfloat16"):
+    if dtype.name in WIDE:
         with np.errstate(over="ignore"):
             return dtype.type(value)
     if dtype.name == "int8":

@@ -122,6 +122,22 @@ std::vector<const kvcore::cpu::KernelTable*> tables() {
     return found;
 }
 
+// Groups one behind the other.
+kvcore::cpu::Tile line(DType in, const std::byte* source, DType out, std::byte* destination,
+                       std::vector<float>& scales, std::int64_t group) {
+    kvcore::cpu::Tile tile{};
+    tile.source = source;
+    tile.destination = destination;
+    tile.source_head = group * kvcore::item_size(in);
+    tile.destination_head = group * kvcore::item_size(out);
+    tile.scales = tile.new_scales = reinterpret_cast<std::byte*>(scales.data());
+    tile.scale_head = sizeof(float);
+    tile.tokens = 1;
+    tile.heads = static_cast<std::int64_t>(scales.size());
+    tile.dim = tile.group = group;
+    return tile;
+}
+
 void every_table_agrees_with_the_scalar_conversions(Random& random) {
     for (int i = 0; i < 300; ++i) {
         const int w = static_cast<int>(random.below(3));
@@ -139,9 +155,8 @@ void every_table_agrees_with_the_scalar_conversions(Random& random) {
             Guarded back(random, n * kvcore::item_size(wide));
             std::vector<float> scales(static_cast<std::size_t>(groups), -1);
             const kvcore::cpu::WideKernels& kernels = table->wide[w];
-            kernels.quantize_groups[q](source.data(), codes.data(), scales.data(), groups, group,
-                                       kvcore::largest(narrow));
-            kernels.dequantize_groups[q](codes.data(), scales.data(), back.data(), groups, group);
+            kernels.quantize[q](line(wide, source.data(), narrow, codes.data(), scales, group));
+            kernels.dequantize[q](line(narrow, codes.data(), wide, back.data(), scales, group));
             for (std::int64_t at = 0; at < n; ++at) {
                 const float scale = scales[static_cast<std::size_t>(at / group)];
                 const std::int64_t begin = at / group * group * kvcore::item_size(wide);
@@ -159,6 +174,76 @@ void every_table_agrees_with_the_scalar_conversions(Random& random) {
             source.check();
             codes.check();
             back.check();
+        }
+    }
+}
+
+// All elements of two bytes; of four, some of every binade.
+Bytes all_elements(DType dtype, float largest_magnitude) {
+    Bytes found;
+    const std::int64_t size = kvcore::item_size(dtype);
+    const std::uint64_t end = std::uint64_t{1} << (8 * size);
+    for (std::uint64_t code = 0; code < end; code += size == 4 ? 40009 : 1) {
+        std::byte element[4];
+        const auto code_bits = static_cast<std::uint32_t>(code);
+        std::memcpy(element, &code_bits, sizeof element);
+        if (!(std::fabs(read(dtype, element)) <= largest_magnitude)) continue;
+        found.insert(found.end(), element, element + size);
+    }
+    return found;
+}
+
+// One group of all elements that a dtype has codes for, and one with NaN and what saturates.
+void every_element_has_the_code_of_the_scalar_conversion() {
+    for (const kvcore::cpu::KernelTable* table : tables()) {
+        for (int w = 0; w < 3; ++w) {
+            for (int q = 0; q < 3; ++q) {
+                for (const bool saturates : {false, true}) {
+                    Bytes source =
+                        all_elements(kWide[w], saturates ? 3e38F : kvcore::largest(kNarrow[q]));
+                    const std::int64_t size = kvcore::item_size(kWide[w]);
+                    if (saturates) source.insert(source.end(), 64, std::byte{0xff});
+                    const auto n = static_cast<std::int64_t>(source.size()) / size;
+                    Bytes codes(static_cast<std::size_t>(n));
+                    std::vector<float> one{1.0F};
+                    kvcore::cpu::Tile tile =
+                        line(kWide[w], source.data(), kNarrow[q], codes.data(), one, n);
+                    table->wide[w].quantize_by[q](tile);
+                    for (std::int64_t i = 0; i < n; ++i) {
+                        std::byte expected[4] = {};
+                        write(kNarrow[q], expected, read(kWide[w], source.data() + i * size));
+                        CHECK(codes[static_cast<std::size_t>(i)] == expected[0]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// In blocks with and without NaN among them, and behind the last block.
+void every_code_has_the_value_of_the_scalar_conversion() {
+    Bytes codes;
+    for (int code = 0; code < 256; ++code) codes.push_back(static_cast<std::byte>(code));
+    codes.insert(codes.end(), codes.begin(), codes.begin() + 251);
+    const auto n = static_cast<std::int64_t>(codes.size());
+    for (const kvcore::cpu::KernelTable* table : tables()) {
+        for (int w = 0; w < 3; ++w) {
+            for (int q = 0; q < 3; ++q) {
+                for (const float scale : {1.0F, 0.3F, 1e-12F, 1e-42F, 7e35F, 3e38F, -2.0F}) {
+                    Bytes values(static_cast<std::size_t>(n * kvcore::item_size(kWide[w])));
+                    std::vector<float> scales{scale};
+                    table->wide[w].dequantize[q](
+                        line(kNarrow[q], codes.data(), kWide[w], values.data(), scales, n));
+                    for (std::int64_t i = 0; i < n; ++i) {
+                        const auto size = static_cast<std::size_t>(kvcore::item_size(kWide[w]));
+                        const std::byte* value =
+                            values.data() + i * static_cast<std::int64_t>(size);
+                        std::byte expected[4] = {};
+                        write(kWide[w], expected, read(kNarrow[q], codes.data() + i) * scale);
+                        CHECK(std::memcmp(expected, value, size) == 0);
+                    }
+                }
+            }
         }
     }
 }
@@ -203,5 +288,7 @@ void threads_do_not_change_a_byte(Random& random) {
 int main(int argc, char** argv) {
     Random random(seed_from(argc, argv, 9));
     every_table_agrees_with_the_scalar_conversions(random);
+    every_element_has_the_code_of_the_scalar_conversion();
+    every_code_has_the_value_of_the_scalar_conversion();
     threads_do_not_change_a_byte(random);
 }

@@ -22,6 +22,11 @@ struct TokenRows {
     Byte* data;
     std::int64_t token_stride;
     std::int64_t head_stride;
+
+    /// The same without the first tokens.
+    [[nodiscard]] constexpr TokenRows from(std::int64_t token) const noexcept {
+        return {data + token * token_stride, token_stride, head_stride};
+    }
 };
 
 /// One sequence's tokens in a pool [num_blocks, block_size, heads, head_bytes]: token t stands in

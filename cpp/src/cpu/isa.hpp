@@ -5,7 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvcore/attention.hpp"
 #include "kvcore/dtype.hpp"
+
+namespace kvcore {
+struct AttentionJob;
+struct WorkItem;
+}  // namespace kvcore
 
 namespace kvcore::cpu {
 
@@ -15,24 +21,48 @@ constexpr float kSmallestScale = 1e-12F;
 constexpr int kNumWide = 3;    // float32, float16, bfloat16: what K and V come in
 constexpr int kNumNarrow = 3;  // e4m3fn, e5m2, int8: what they are quantised to
 
-/// Of one wide dtype, by narrow dtype. Elements are contiguous, groups follow each other.
+/// Elements [tokens, heads, dim] in two places, and a float scale for each `group` of a head's
+/// elements: [tokens, heads, dim / group]. Strides count bytes, of any sign. Elements of a head and
+/// its scales are contiguous.
+struct Tile {
+    const std::byte* source;
+    std::int64_t source_token;
+    std::int64_t source_head;
+    std::byte* destination;
+    std::int64_t destination_token;
+    std::int64_t destination_head;
+    const std::byte* scales;  // nullptr: all are 1
+    std::byte* new_scales;    // of kernels that find them
+    std::int64_t scale_token;
+    std::int64_t scale_head;
+    std::int64_t tokens;
+    std::int64_t heads;
+    std::int64_t dim;
+    std::int64_t group;
+};
+
+/// Of one wide dtype, by narrow dtype.
 struct WideKernels {
-    float (*largest_magnitude)(const std::byte* source, std::int64_t n);
-    void (*quantize_groups[kNumNarrow])(const std::byte* source, std::byte* destination,
-                                        float* scales, std::int64_t groups, std::int64_t group,
-                                        float code_limit);
-    void (*narrow[kNumNarrow])(const std::byte* source, std::byte* destination, std::int64_t n,
-                               float factor);
-    void (*dequantize_groups[kNumNarrow])(const std::byte* source, const float* scales,
-                                          std::byte* destination, std::int64_t groups,
-                                          std::int64_t group);
-    void (*widen[kNumNarrow])(const std::byte* source, std::byte* destination, std::int64_t n,
-                              float factor);
+    void (*raise_to_largest)(const Tile&, float* most);  // of each head, finite ones only
+    void (*quantize[kNumNarrow])(const Tile&);           // writes the scales
+    void (*quantize_by[kNumNarrow])(const Tile&);        // takes them
+    void (*dequantize[kNumNarrow])(const Tile&);
+    void (*widen[kNumWide])(const Tile&);  // to another wide dtype, without scales
+};
+
+struct AttentionKernels {
+    void (*attend)(const AttentionJob& job, const WorkItem& item, float* scratch);
+    void (*merge_parts)(const AttentionJob& job, std::int64_t begin_token, std::int64_t end_token,
+                        float* scratch);
+    void (*merge_two[kNumWide])(std::int64_t begin, std::int64_t end, std::int64_t dim,
+                                AttentionStates a, AttentionStates b, std::byte* values,
+                                float* lse);
 };
 
 struct KernelTable {
     const char* name;
     WideKernels wide[kNumWide];
+    AttentionKernels attention;
 };
 
 extern const KernelTable kBaselineKernels;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few lanes of floats, and elements of every dtype as such lanes. Included by each ISA's source
+// A few lanes of floats, and what is done to them. Included by each ISA's source
 // inside its own unnamed namespace: nothing here may be shared between objects that were compiled
 // for different processors. KVCORE_LANES is the ISA's number of floats per register.
 //
-// The vector types are those of GCC and Clang; everything but half precision is plain arithmetic.
+// The vector types are those of GCC and Clang. Other widths and the conversions of halves are by
+// hand, for SSE2, AVX2, AVX-512 and NEON; everything else is plain arithmetic.
 
 using F32 = float __attribute__((vector_size(4 * KVCORE_LANES)));
 using U32 = std::uint32_t __attribute__((vector_size(4 * KVCORE_LANES)));
@@ -86,6 +87,29 @@ inline U16 to_u16(U32 codes) {
     const __m128i words = _mm_packs_epi32(_mm_srai_epi32(raised, 16), __m128i{});
     return load<U16>(&words);
 }
+#elif KVCORE_LANES == 4 && defined(__aarch64__)
+inline uint8x8_t four_bytes(U8 bytes) {
+    std::uint32_t packed;
+    __builtin_memcpy(&packed, &bytes, sizeof packed);
+    return vcreate_u8(packed);
+}
+inline U8 low_four(uint8x8_t bytes) {
+    const std::uint32_t packed = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
+    return load<U8>(&packed);
+}
+inline U32 widened(U16 codes) {
+    return reinterpret_cast<U32>(vmovl_u16(reinterpret_cast<uint16x4_t>(codes)));
+}
+inline U32 widened(U8 codes) {
+    return reinterpret_cast<U32>(vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(codes)))));
+}
+inline U16 to_u16(U32 codes) {
+    return reinterpret_cast<U16>(vmovn_u32(reinterpret_cast<uint32x4_t>(codes)));
+}
+inline U8 to_u8(U32 codes) {
+    const uint16x4_t words = vmovn_u32(reinterpret_cast<uint32x4_t>(codes));
+    return low_four(vmovn_u16(vcombine_u16(words, words)));
+}
 #else
 inline U32 widened(U8 codes) { return __builtin_convertvector(codes, U32); }
 inline U32 widened(U16 codes) { return __builtin_convertvector(codes, U32); }
@@ -93,144 +117,111 @@ inline U8 to_u8(U32 codes) { return __builtin_convertvector(codes, U8); }
 inline U16 to_u16(U32 codes) { return __builtin_convertvector(codes, U16); }
 #endif
 
+// The nearest integers, ties to even, of moderate numbers.
+inline U32 nearest(F32 value) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<U32>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(value)));
+#elif KVCORE_LANES == 8 && defined(__AVX2__)
+    return reinterpret_cast<U32>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(value)));
+#elif KVCORE_LANES == 4 && defined(__SSE2__)
+    return reinterpret_cast<U32>(_mm_cvtps_epi32(reinterpret_cast<__m128>(value)));
+#elif KVCORE_LANES == 4 && defined(__aarch64__)
+    return reinterpret_cast<U32>(vcvtnq_s32_f32(reinterpret_cast<float32x4_t>(value)));
+#else
+    return bits(value + 12582912.0F);
+#endif
+}
+
+// The lowest byte of each lane.
+inline U8 low_bytes(U32 lanes) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return to_u8(lanes);  // drops the others itself
+#else
+    return to_u8(lanes & 0xffU);
+#endif
+}
+
 constexpr std::uint32_t kSign = 0x80000000U;
 constexpr std::uint32_t kInfinity = 0x7f800000U;
 
-// ---- small floats, as in dtype.hpp -------------------------------------------------------------
+// ---- arithmetic --------------------------------------------------------------------------------
 
-inline U32 larger(U32 a, U32 b) { return a > b ? a : b; }
-inline U32 smaller(U32 a, U32 b) { return a < b ? a : b; }
-
-template <int kMantissa, int kBias>
-inline U32 narrow_magnitude(U32 magnitude) {
-    constexpr int kDropped = 23 - kMantissa;
-    constexpr std::uint32_t kSmallestNormal = static_cast<std::uint32_t>(128 - kBias) << 23;
-    const U32 binade = larger(magnitude & kInfinity, U32{} + kSmallestNormal);
-    const U32 unit = binade + (static_cast<std::uint32_t>(kDropped) << 23);
-    const U32 digits = bits(floats(magnitude) + floats(unit)) - unit;
-    return ((binade - kSmallestNormal) >> kDropped) + digits;
-}
-
-template <int kMantissa, int kBias>
-inline F32 widen_magnitude(U32 code) {
-    constexpr std::uint32_t kUnit = static_cast<std::uint32_t>(128 - kBias - kMantissa) << 23;
-    constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - kBias) << 23;
-    const F32 small = __builtin_convertvector(reinterpret_cast<I32>(code), F32);
-    const F32 subnormal = small * floats(U32{} + kUnit);
-    const F32 normal = floats((code << (23 - kMantissa)) + kRebias);
-    return code < (1U << kMantissa) ? subnormal : normal;
-}
-
-// Saturates; NaN is 0x7f.
-template <int kMantissa, int kBias, std::uint32_t kLargest>
-inline U32 narrow_fp8(F32 value) {
-    const U32 magnitude = bits(value) & ~kSign;
-    const U32 clipped = smaller(magnitude, U32{} + kLargest);
-    const U32 code = narrow_magnitude<kMantissa, kBias>(clipped) | ((bits(value) & kSign) >> 24);
-    return magnitude > kInfinity ? U32{} + 0x7fU : code;
-}
-
-// ---- half precision ----------------------------------------------------------------------------
-
-inline U16 narrow_half(F32 value) {
+// a * b + c, rounded once where the instruction set can.
+inline F32 fused(F32 a, F32 b, F32 c) {
 #if KVCORE_LANES == 16 && defined(__AVX512F__)
-    return reinterpret_cast<U16>(_mm512_cvtps_ph(reinterpret_cast<__m512>(value), 0));
-#elif KVCORE_LANES == 8 && defined(__F16C__)
-    return reinterpret_cast<U16>(_mm256_cvtps_ph(reinterpret_cast<__m256>(value), 0));
+    return reinterpret_cast<F32>(_mm512_fmadd_ps(
+        reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif KVCORE_LANES == 8 && defined(__FMA__)
+    return reinterpret_cast<F32>(_mm256_fmadd_ps(
+        reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#elif KVCORE_LANES == 4 && defined(__aarch64__)
+    return reinterpret_cast<F32>(vfmaq_f32(reinterpret_cast<float32x4_t>(c),
+                                           reinterpret_cast<float32x4_t>(a),
+                                           reinterpret_cast<float32x4_t>(b)));
 #else
-    const U32 magnitude = bits(value) & ~kSign;
-    constexpr std::uint32_t kTwoTo16 = 143U << 23;  // whose code is infinity's
-    const U32 clipped = smaller(magnitude, U32{} + kTwoTo16);
-    const U32 quiet = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
-    const U32 code = magnitude > kInfinity ? quiet : narrow_magnitude<10, 15>(clipped);
-    return to_u16(code | ((bits(value) & kSign) >> 16));
+    return a * b + c;
 #endif
 }
 
-inline F32 widen_half(U16 codes) {
+// The greater one; b where either is NaN.
+inline F32 greater(F32 a, F32 b) {
 #if KVCORE_LANES == 16 && defined(__AVX512F__)
-    return reinterpret_cast<F32>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(codes)));
-#elif KVCORE_LANES == 8 && defined(__F16C__)
-    return reinterpret_cast<F32>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(codes)));
+    return reinterpret_cast<F32>(
+        _mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif KVCORE_LANES == 8 && defined(__AVX__)
+    return reinterpret_cast<F32>(
+        _mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
 #else
-    const U32 code = widened(codes);
-    const U32 magnitude = code & 0x7fffU;
-    const U32 quiet = magnitude > 0x7c00U ? U32{} + 0x400000U : U32{};
-    const U32 special = kInfinity | quiet | ((magnitude & 0x3ffU) << 13);
-    const U32 finite = bits(widen_magnitude<10, 15>(magnitude));
-    return floats((magnitude >= 0x7c00U ? special : finite) | ((code & 0x8000U) << 16));
+    return a > b ? a : b;
 #endif
 }
 
-// ---- elements ----------------------------------------------------------------------------------
+// ---- where the instruction set converts halves: bytes of 16-bit lanes
+// ----------------------------
 
-template <DType kDType>
-struct Element;
-
-template <>
-struct Element<DType::kFloat32> {
-    using Storage = F32;
-    static F32 widen(F32 value) { return value; }
-    static F32 narrow(F32 value) { return value; }
-};
-template <>
-struct Element<DType::kFloat16> {
-    using Storage = U16;
-    static F32 widen(U16 codes) { return widen_half(codes); }
-    static U16 narrow(F32 value) { return narrow_half(value); }
-};
-template <>
-struct Element<DType::kBFloat16> {
-    using Storage = U16;
-    static F32 widen(U16 codes) { return floats(widened(codes) << 16); }
-    static U16 narrow(F32 value) {
-        const U32 rounded = (bits(value) + 0x7fffU + ((bits(value) >> 16) & 1)) >> 16;
-        const U32 quiet = (bits(value) >> 16) | 0x40U;
-        const U32 code = (bits(value) & ~kSign) > kInfinity ? quiet : rounded;
-        return to_u16(code);
-    }
-};
-template <>
-struct Element<DType::kFloat8E4M3FN> {
-    using Storage = U8;
-    static F32 widen(U8 codes) {
-        const U32 code = widened(codes);
-        const U32 magnitude = code & 0x7fU;
-        const U32 finite = bits(widen_magnitude<3, 7>(magnitude));
-        const U32 value = magnitude == 0x7fU ? U32{} + 0x7fc00000U : finite;
-        return floats(value | ((code & 0x80U) << 24));
-    }
-    static U8 narrow(F32 value) { return to_u8(narrow_fp8<3, 7, 0x43e00000U>(value)); }
-};
-template <>
-struct Element<DType::kFloat8E5M2> {
-    using Storage = U8;
-    static F32 widen(U8 codes) { return widen_half(to_u16(widened(codes) << 8)); }
-    static U8 narrow(F32 value) { return to_u8(narrow_fp8<2, 15, 0x47600000U>(value)); }
-};
-template <>
-struct Element<DType::kInt8> {
-    using Storage = U8;
-    static F32 widen(U8 codes) {
-        const U32 code = widened(codes) << 24;
-        return __builtin_convertvector(reinterpret_cast<I32>(code) >> 24, F32);
-    }
-    static U8 narrow(F32 value) {
-        const F32 high = value > 127.0F ? all(127.0F) : value;
-        const F32 clipped = high < -128.0F ? all(-128.0F) : high;
-        const F32 number = value == value ? clipped : F32{};
-        return to_u8(bits(number + 12582912.0F) & 0xffU);
-    }
-};
-
-// The first `n` < kLanes elements of a register; the others are zeros.
-template <class Storage>
-inline Storage load_some(const void* from, std::int64_t n) {
-    Storage value{};
-    __builtin_memcpy(&value, from, static_cast<std::size_t>(n) * (sizeof value / kLanes));
-    return value;
+inline I32 signed_lanes(U8 bytes) {
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<I32>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(bytes)));
+#elif KVCORE_LANES == 8 && defined(__AVX2__)
+    long long packed;
+    __builtin_memcpy(&packed, &bytes, sizeof packed);
+    return reinterpret_cast<I32>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(packed)));
+#elif KVCORE_LANES == 4 && defined(__aarch64__)
+    const int16x8_t words = vmovl_s8(vreinterpret_s8_u8(four_bytes(bytes)));
+    return reinterpret_cast<I32>(vmovl_s16(vget_low_s16(words)));
+#else
+    return reinterpret_cast<I32>(widened(bytes) << 24) >> 24;
+#endif
 }
-template <class Storage>
-inline void store_some(void* to, Storage value, std::int64_t n) {
-    __builtin_memcpy(to, &value, static_cast<std::size_t>(n) * (sizeof value / kLanes));
+
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+#define KVCORE_HALVES 1
+inline U8 high_bytes(U16 words) {
+    return reinterpret_cast<U8>(
+        _mm256_cvtepi16_epi8(_mm256_srli_epi16(reinterpret_cast<__m256i>(words), 8)));
 }
+inline U16 signed_words(U8 bytes) {
+    return reinterpret_cast<U16>(_mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(bytes)));
+}
+#elif KVCORE_LANES == 8 && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define KVCORE_HALVES 1
+inline U8 high_bytes(U16 words) {
+    const __m128i bytes = _mm_srli_epi16(reinterpret_cast<__m128i>(words), 8);
+    const __m128i packed = _mm_packus_epi16(bytes, bytes);
+    return load<U8>(&packed);
+}
+inline U16 signed_words(U8 bytes) {
+    long long packed;
+    __builtin_memcpy(&packed, &bytes, sizeof packed);
+    return reinterpret_cast<U16>(_mm_cvtepi8_epi16(_mm_cvtsi64_si128(packed)));
+}
+#elif KVCORE_LANES == 4 && defined(__aarch64__)
+#define KVCORE_HALVES 1
+inline U8 high_bytes(U16 words) {
+    const auto four = reinterpret_cast<uint16x4_t>(words);
+    return low_four(vshrn_n_u16(vcombine_u16(four, four), 8));
+}
+inline U16 signed_words(U8 bytes) {
+    return reinterpret_cast<U16>(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(bytes)))));
+}
+#endif

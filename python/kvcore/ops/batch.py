@@ -4,18 +4,57 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arrays import host_array
+from kvcore.dtypes import NARROW
 
 __all__ = ["LayerPools", "PagedBatch", "layer_pools"]
 
-_LAYOUTS = ("NHD", "HND")
+_AXES = {"NHD": 4, "HND": 4, "MLA": 3}
+
+
+class LayerPools(NamedTuple):
+    """Hold one layer of a pool as arrays [pages, page_size, heads, dim], and its batch.
+
+    Attributes
+    ----------
+    pools : list of array
+        Keys, then values. Of latent rows: the rows, then what their keys end with where that is
+        stored apart.
+    scales : list of float32 array [pages, page_size, heads, groups], or None
+        Of each pool; the ends of latent keys have none.
+    lookup_table : uint32 [B, columns]
+    cache_lengths : uint32 [B]
+    is_latent : bool
+        Values are the first elements of the keys (MLA).
+    factors : list of float32 array [heads], or None
+        Of each pool: the scale of all its tokens, where the caller keeps it.
+    """
+
+    pools: list[NDArray[Any]]
+    scales: list[NDArray[np.float32]] | None
+    lookup_table: NDArray[np.uint32]
+    cache_lengths: NDArray[np.uint32]
+    is_latent: bool = False
+    factors: list[NDArray[np.float32]] | None = None
+
+    def parts(self) -> tuple[NDArray[Any] | None, ...]:
+        """Answer keys, values, ends of keys, scales of keys and of values; None for none."""
+        k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
+        v, rope = (None, second) if self.is_latent else (second, None)
+        return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
+
+    def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
+        if self.factors is not None and i < len(self.factors):
+            shape = *self.pools[i].shape[:3], 1
+            return np.broadcast_to(self.factors[i][:, None], shape)
+        return None if self.scales is None or i >= len(self.scales) else self.scales[i]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +64,30 @@ class PagedBatch:
     Parameters
     ----------
     key_pool : array [pages, page_size, heads, head_dim]
-        "NHD"; with "HND" the axes are [pages, heads, page_size, head_dim]. Any library with DLPack,
+        "NHD"; with "HND" the axes are [pages, heads, page_size, head_dim], with "MLA" they are
+        [pages, page_size, dim]: latent rows, which are keys and values. Any library with DLPack,
         any strides but for the last axis, which is contiguous.
     value_pool : array, or None
-        Likewise; its head_dim may differ. None for latent rows (MLA).
+        Likewise; its head_dim may differ. None where values are the first elements of the keys.
+        With "MLA" the ends of the keys (rope) [pages, page_size, rope_dim], or None where they are
+        part of the rows; ``append`` takes whole keys and ``gather`` answers them in both cases.
     lookup_table : uint32 [B, columns]
         Page ids of each row in logical order; ids from ``pages`` on mean "unassigned".
     cache_lengths : uint32 [B]
         Tokens of each row before this step.
-    layout : {"NHD", "HND"}
+    layout : {"NHD", "HND", "MLA"}
+    key_scales : array float32 like `key_pool`, array float32 [heads] or float, optional
+        Of a float8 or int8 pool: a stored code times its scale is the value. The last axis has an
+        entry for each group of elements; ``append`` writes such scales and only reads others.
+    value_scales : likewise, optional
+        Of the same kind as `key_scales`; None with "MLA".
 
     Raises
     ------
     ValueError
-        Another layout, or a rank that is not 4.
+        Another layout, another rank, scales that do not fit the pool or each other.
     TypeError
-        Something that is no array in host memory.
+        Something that is no array in host memory, scales of another dtype.
 
     Examples
     --------
@@ -59,34 +106,14 @@ class PagedBatch:
     lookup_table: Any
     cache_lengths: Any
     layout: str = "NHD"
+    key_scales: Any = None
+    value_scales: Any = None
+    _pools: LayerPools = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.layout not in _LAYOUTS:
-            raise ValueError(f"layout is {self.layout!r}, must be one of {', '.join(_LAYOUTS)}")
-        for name in ("key_pool", "value_pool"):
-            pool = getattr(self, name)
-            if pool is not None and host_array(pool, name).ndim != 4:
-                raise ValueError(f"{name} has shape {tuple(pool.shape)}, must have 4 axes")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPools:
-    """Hold one layer of a pool as arrays [pages, page_size, heads, dim], and its batch.
-
-    Attributes
-    ----------
-    pools : list of array
-        Keys, then values; keys alone for latent rows.
-    scales : list of float32 array [pages, page_size, heads, groups], or None
-        Of each pool.
-    lookup_table : uint32 [B, columns]
-    cache_lengths : uint32 [B]
-    """
-
-    pools: list[NDArray[Any]]
-    scales: list[NDArray[np.float32]] | None
-    lookup_table: NDArray[np.uint32]
-    cache_lengths: NDArray[np.uint32]
+        if self.layout not in _AXES:
+            raise ValueError(f"layout is {self.layout!r}, must be one of {', '.join(_AXES)}")
+        object.__setattr__(self, "_pools", _of_batch(self))
 
 
 def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) -> LayerPools:
@@ -102,7 +129,8 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
         Something else.
     """
     if isinstance(inputs, PagedBatch):
-        return _of_batch(inputs, layer)
+        _index(layer, 1)
+        return inputs._pools  # noqa: SLF001
     if not isinstance(inputs, RaggedKVCacheInputs):
         raise TypeError(
             f"inputs are a {type(inputs).__name__}, must be RaggedKVCacheInputs or PagedBatch"
@@ -111,11 +139,14 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
         raise ValueError(
             "the inputs have no pool (blocks=None); pass kvcore.PagedBatch over your own"
         )
+    pools = _layer_of(inputs.blocks, "blocks", layer)
+    scales = inputs.kv_scales
     return LayerPools(
-        _layer_of(inputs.blocks, "blocks", layer),
-        None if inputs.kv_scales is None else _layer_of(inputs.kv_scales, "kv_scales", layer),
+        pools,
+        None if scales is None else _layer_of(scales, "kv_scales", layer),
         inputs.lookup_table,
         inputs.cache_lengths,
+        is_latent=len(pools) == 1,
     )
 
 
@@ -134,15 +165,75 @@ def _index(layer: SupportsIndex, count: int) -> int:
     return index
 
 
-def _of_batch(batch: PagedBatch, layer: SupportsIndex) -> LayerPools:
-    _index(layer, 1)
-    given = [("key_pool", batch.key_pool), ("value_pool", batch.value_pool)]
-    pools = [host_array(pool, name) for name, pool in given if pool is not None]
-    if batch.layout == "HND":
-        pools = [pool.transpose(0, 2, 1, 3) for pool in pools]
-    return LayerPools(
-        pools,
-        None,
-        host_array(batch.lookup_table, "lookup_table"),
-        host_array(batch.cache_lengths, "cache_lengths"),
-    )
+def _of_batch(batch: PagedBatch) -> LayerPools:
+    pools = [_with_heads(batch.key_pool, "key_pool", batch.layout)]
+    is_latent = batch.value_pool is None or batch.layout == "MLA"
+    if batch.value_pool is not None:
+        pools.append(_with_heads(batch.value_pool, "value_pool", batch.layout))
+    scaled = pools[:1] if is_latent else pools
+    scales, factors = _scales(batch, scaled)
+    table = host_array(batch.lookup_table, "lookup_table")
+    lengths = host_array(batch.cache_lengths, "cache_lengths")
+    return LayerPools(pools, scales, table, lengths, is_latent, factors)
+
+
+def _with_heads(given: Any, name: str, layout: str) -> NDArray[Any]:
+    """See an array in any layout as [pages, page_size, heads, dim]."""
+    array = host_array(given, name)
+    if array.ndim != _AXES[layout]:
+        raise ValueError(f"{name} has shape {array.shape}, must have {_AXES[layout]} axes")
+    if layout == "MLA":
+        return array[:, :, None]
+    return array.transpose(0, 2, 1, 3) if layout == "HND" else array
+
+
+def _scales(
+    batch: PagedBatch, pools: list[NDArray[Any]]
+) -> tuple[list[NDArray[np.float32]] | None, list[NDArray[np.float32]] | None]:
+    """Answer the scales of tokens, or those of heads."""
+    given = [("key_scales", batch.key_scales), ("value_scales", batch.value_scales)]
+    if batch.key_scales is None and batch.value_scales is None:
+        return None, None
+    if len(pools) == 1 and batch.value_scales is not None:
+        raise ValueError("value_scales are given for latent rows, whose values have key_scales")
+    pairs = zip(given, pools, strict=False)
+    found = [_scale(scale, name, pool, batch.layout) for (name, scale), pool in pairs]
+    kinds = {array.ndim for array in found}
+    if len(kinds) != 1:
+        raise ValueError(
+            "key_scales and value_scales differ in kind; both must be per token, "
+            "or both one per head or a number"
+        )
+    return (found, None) if kinds == {4} else (None, found)
+
+
+def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> NDArray[np.float32]:
+    """Answer scales [pages, page_size, heads, groups] or [heads]; None is 1."""
+    if pool.dtype.name not in NARROW:
+        raise TypeError(
+            f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(NARROW)} "
+            f"where scales are given"
+        )
+    heads = pool.shape[2]
+    if given is None or isinstance(given, float | int):
+        given = np.full(heads, 1.0 if given is None else given, np.float32)
+    array = host_array(given, name)
+    if array.dtype != np.float32:
+        raise TypeError(f"{name} has dtype {array.dtype}, must be float32")
+    if array.ndim != 1:
+        return _checked_scales(_with_heads(array, name, layout), name, pool)
+    if array.shape != (heads,) or not (np.isfinite(array) & (array > 0)).all():
+        raise ValueError(f"{name} is {given!r}, must be positive and finite, one for each head")
+    return array
+
+
+def _checked_scales(
+    scales: NDArray[np.float32], name: str, pool: NDArray[Any]
+) -> NDArray[np.float32]:
+    groups = scales.shape[3]
+    if scales.shape[:3] != pool.shape[:3] or groups < 1 or pool.shape[3] % groups:
+        raise ValueError(
+            f"{name} are {scales.shape} as [pages, page_size, heads, groups] for a pool of "
+            f"{pool.shape}; all axes but the last must agree, and groups divide its last"
+        )
+    return scales

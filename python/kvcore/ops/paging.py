@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -10,15 +11,15 @@ from numpy.typing import NDArray
 
 from kvcore import _core
 from kvcore._hotpath import RaggedKVCacheInputs
-from kvcore.arrays import host_array
-from kvcore.dtypes import numpy_dtype
+from kvcore.arrays import host_array, in_library_of
+from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
-from kvcore.ops.quantization import dequantize, quantize
 
-__all__ = ["append", "gather"]
+__all__ = ["append", "gather", "scatter"]
 
-_NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
-_WIDE = ("float32", "float16", "bfloat16")
+# What _core takes of each pool: the name of the tokens, the pool, its scales [pages, page_size,
+# heads, groups], those of its heads [heads], and the tokens.
+_Transfer = tuple[str, NDArray[Any], Any, Any, NDArray[Any]]
 
 
 def append(
@@ -41,9 +42,9 @@ def append(
     k : array [tokens, heads, head_dim]
         In host memory, any library with DLPack; axes but the last may be strided, as those of a
         fused QKV are. Of the pool's dtype; a float8 or int8 pool also takes float32, float16 and
-        bfloat16 and quantises them.
+        bfloat16 and quantises them. Latent keys (MLA) have one head and all their elements.
     v : array [tokens, heads, v_head_dim], or None
-        Likewise; None for pools of latent rows (MLA).
+        Likewise; None for pools of latent rows.
     row_offsets : uint32 [B + 1]
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
     scale : float or array float32 [heads], or a pair of them for K and V, optional
@@ -62,22 +63,48 @@ def append(
 
     Notes
     -----
-    Token j of row b goes to position ``cache_lengths[b] + j``. Everything is checked before
-    anything is written. Costs copying the bytes, and for quantised pools reading them once more.
+    Token j of row b goes to position ``cache_lengths[b] + j``. A pool with scales gets one for
+    each group of elements, as from ``quantize``; without, codes are the values themselves.
+    Everything is checked before anything is written. Costs reading the tokens once and writing
+    their bytes, whatever the layout and dtype.
     """
     pools = layer_pools(inputs, layer)
-    offsets = host_array(row_offsets, "row_offsets")
-    sources = _sources(pools, k, v)
-    factors = _pair(scale, len(sources))
-    codes, scales = [], []
-    for i, (name, source) in enumerate(sources):
-        stored, scale_of_token = _stored(name, source, pools, i, factors[i], threads)
-        codes.append(stored)
-        if scale_of_token is not None:
-            scales.append(scale_of_token)
-    targets = [*pools.pools, *(pools.scales or [])]
-    table, lengths = pools.lookup_table, pools.cache_lengths
-    _core.append_tokens(targets, table, lengths, offsets, [*codes, *scales], threads)
+    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, threads)
+
+
+def scatter(
+    inputs: RaggedKVCacheInputs | PagedBatch,
+    layer: SupportsIndex,
+    k: Any,
+    v: Any,
+    row_offsets: Any,
+    *,
+    scale: Any = None,
+    threads: int = 1,
+) -> None:
+    """Write K and V of whole sequences into their pages, from position 0: the inverse of gather.
+
+    Parameters
+    ----------
+    inputs, layer, k, v, row_offsets, scale, threads
+        As of ``append``. ``cache_lengths`` are not looked at.
+
+    Raises
+    ------
+    IndexError, ValueError, TypeError
+        As ``append``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import PagedBatch, ops
+    >>> pool, x = np.zeros((2, 4, 1, 8), np.int8), np.ones((3, 1, 8), np.float32)
+    >>> batch = PagedBatch(pool, pool.copy(), np.array([[1]], np.uint32), np.array([0], np.uint32))
+    >>> ops.scatter(batch, 0, x, x, np.array([0, 3], np.uint32), scale=0.5)
+    >>> pool[1, :, 0, 0].tolist()
+    [2, 2, 2, 0]
+    """
+    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, threads)
 
 
 def gather(
@@ -85,6 +112,7 @@ def gather(
     layer: SupportsIndex,
     *,
     lengths: Any = None,
+    dtype: str | None = None,
     out: Any = None,
     threads: int = 1,
 ) -> tuple[Any, Any, NDArray[np.uint32]]:
@@ -96,18 +124,20 @@ def gather(
     layer : int
     lengths : uint32 [B], optional
         Tokens of each row; ``cache_lengths`` by default.
+    dtype : {"float32", "float16", "bfloat16"}, optional
+        Of the results. By default the pool's, and float32 where there are scales.
     out : (array, array or None), optional
-        Where K [tokens, heads, head_dim] and V go: of the pool's dtype, or of float32, float16 or
-        bfloat16 for a pool with scales.
+        Where K [tokens, heads, head_dim] and V go, axes but the last strided or not; in place of
+        `dtype`.
     threads : int
         Threads to use, the caller's included.
 
     Returns
     -------
     k : array [tokens, heads, head_dim]
-        One row behind the other; of the pool's dtype, float32 where there are scales.
+        One row behind the other, in the library of a PagedBatch's pools; latent keys (MLA) whole.
     v : array [tokens, heads, v_head_dim], or None
-        None for latent rows (MLA).
+        None for latent rows.
     row_offsets : uint32 [B + 1]
 
     Raises
@@ -115,7 +145,12 @@ def gather(
     IndexError
         A layer that does not exist, or a position without a page.
     ValueError, TypeError
-        Arrays that do not fit.
+        Arrays that do not fit, `dtype` beside `out`.
+
+    Notes
+    -----
+    Codes are multiplied by their scales and rounded to the nearest. Costs reading the bytes once
+    and writing the results.
     """
     pools = layer_pools(inputs, layer)
     taken = pools.cache_lengths if lengths is None else host_array(lengths, "lengths")
@@ -125,16 +160,101 @@ def gather(
         )
     offsets = np.zeros(len(taken) + 1, np.uint32)
     np.cumsum(taken, out=offsets[1:])
-    results = _pair(out, len(pools.pools))
-    read = [_read(pools, i, offsets, results[i], threads) for i in range(len(pools.pools))]
-    return read[0], read[1] if len(read) == 2 else None, offsets
+    targets = _targets(pools, int(offsets[-1]), dtype, out)
+    _core.gather_tokens(
+        _transfers(pools, _parts(pools, ("out[0]", "out[1]"), targets), None),
+        pools.lookup_table,
+        offsets,
+        threads,
+    )
+    if out is None:
+        pool = inputs.key_pool if isinstance(inputs, PagedBatch) else None
+        results = [in_library_of(pool, target) for target in targets]
+    else:
+        results = _pair(out, len(targets))
+    return results[0], None if pools.is_latent else results[1], offsets
+
+
+def _write(
+    pools: LayerPools,
+    lengths: NDArray[np.uint32] | None,
+    k: Any,
+    v: Any,
+    row_offsets: Any,
+    scale: Any,
+    threads: int,
+) -> None:
+    offsets = host_array(row_offsets, "row_offsets")
+    transfers = _transfers(pools, _sources(pools, k, v), scale)
+    _core.append_tokens(transfers, pools.lookup_table, lengths, offsets, threads)
 
 
 def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]]:
-    given = [("k", k)] if len(pools.pools) == 1 else [("k", k), ("v", v)]
-    if len(given) == 1 and v is not None:
+    if pools.is_latent and v is not None:
         raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
-    return [(name, host_array(array, name)) for name, array in given]
+    given = [("k", k)] if pools.is_latent else [("k", k), ("v", v)]
+    parts = _parts(pools, ("k", "v"), [host_array(array, name) for name, array in given])
+    for (name, tokens), pool in zip(parts, pools.pools, strict=True):
+        _check_stored(name, tokens.dtype, pool.dtype, pools)
+    return parts
+
+
+def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: LayerPools) -> None:
+    """Refuse to round what the caller may want as it is; beside codes it was not to be kept."""
+    is_beside_codes = pools.is_latent and pools.pools[0].dtype.name in NARROW
+    if given == pool or pool.name in NARROW or is_beside_codes:
+        return
+    raise TypeError(f"{name} has dtype {given}, the pool has {pool}; convert it first")
+
+
+def _parts(
+    pools: LayerPools, names: tuple[str, str], arrays: list[NDArray[Any]]
+) -> list[tuple[str, NDArray[Any]]]:
+    """Answer each pool's part of the tokens: latent keys may lie in two."""
+    if len(arrays) == len(pools.pools):
+        return list(zip(names, arrays, strict=False))
+    keys = arrays[0]
+    first, second = (pool.shape[3] for pool in pools.pools)
+    if keys.ndim != 3 or keys.shape[2] != first + second:
+        raise ValueError(
+            f"{names[0]} has shape {keys.shape}, must be (tokens, 1, {first} + {second}): the "
+            f"latent part, then the one that positions rotate"
+        )
+    return [(names[0], keys[:, :, :first]), (names[0], keys[:, :, first:])]
+
+
+def _transfers(
+    pools: LayerPools, parts: list[tuple[str, NDArray[Any]]], scale: Any
+) -> list[_Transfer]:
+    given = _pair(scale, len(parts))
+    return [_transfer(pools, i, *part, given[i]) for i, part in enumerate(parts)]
+
+
+def _transfer(pools: LayerPools, i: int, name: str, tokens: NDArray[Any], scale: Any) -> _Transfer:
+    pool, scales, factors = pools.pools[i], _at(pools.scales, i), _at(pools.factors, i)
+    if scale is not None:
+        if scales is not None or factors is not None:
+            raise ValueError(f"scale is given for {name}, whose pool has scales of its own")
+        if pool.dtype.name not in NARROW or tokens.dtype.name not in WIDE:
+            raise ValueError(
+                f"scale is given for {name} of dtype {tokens.dtype}, pool {pool.dtype}"
+            )
+        factors = _factors(scale, pool.shape[2])
+    return name, pool, scales, None if tokens.dtype == pool.dtype else factors, tokens
+
+
+def _at(arrays: list[NDArray[np.float32]] | None, i: int) -> NDArray[np.float32] | None:
+    return None if arrays is None or i >= len(arrays) else arrays[i]
+
+
+def _factors(scale: Any, heads: int) -> NDArray[np.float32]:
+    factors = np.asarray(scale, np.float32)
+    if (
+        factors.shape not in ((), (1,), (heads,))
+        or not (np.isfinite(factors) & (factors > 0)).all()
+    ):
+        raise ValueError(f"scale is {scale!r}, must be positive and finite, one or one per head")
+    return np.ascontiguousarray(np.broadcast_to(factors, (heads,)))
 
 
 def _pair(given: Any, count: int) -> list[Any]:
@@ -146,62 +266,25 @@ def _pair(given: Any, count: int) -> list[Any]:
     return [given] * count
 
 
-def _stored(
-    name: str, source: NDArray[Any], pools: LayerPools, i: int, scale: Any, threads: int
-) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
-    """Answer the tokens in the pool's dtype, and their scales where the pool holds those."""
-    dtype = pools.pools[i].dtype
-    if dtype.name not in _NARROW or source.dtype == dtype:
-        if scale is not None:
-            raise ValueError(f"scale is given for {name} of dtype {source.dtype}, pool {dtype}")
-        if pools.scales is not None:
-            raise TypeError(
-                f"{name} has dtype {source.dtype}; a pool with scales takes {', '.join(_WIDE)}"
-            )
-        return source, None
-    if pools.scales is not None and scale is None:
-        group = pools.pools[i].shape[3] // pools.scales[i].shape[3]
-        return quantize(source, dtype.name, group, threads=threads)
-    if pools.scales is not None:
-        raise ValueError("scale is given for a pool that holds a scale per token and head")
-    return _quantized_by(name, source, dtype.name, 1.0 if scale is None else scale, threads), None
+def _targets(pools: LayerPools, total: int, dtype: str | None, out: Any) -> list[NDArray[Any]]:
+    """Answer where K and V go, or latent keys."""
+    outputs = [pools.pools] if pools.is_latent else [[pool] for pool in pools.pools]
+    if out is not None:
+        if dtype is not None:
+            raise ValueError(f"dtype is {dtype!r} beside out, whose dtype decides; give one")
+        given = _pair(out, len(outputs))
+        return [host_array(array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])]
+    if dtype is not None and dtype not in WIDE:
+        raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(WIDE)}")
+    return [_fresh(pools, parts, total, dtype) for parts in outputs]
 
 
-def _quantized_by(
-    name: str, source: NDArray[Any], narrow: str, scale: Any, threads: int
+def _fresh(
+    pools: LayerPools, parts: Sequence[NDArray[Any]], total: int, dtype: str | None
 ) -> NDArray[Any]:
-    if source.dtype.name not in _WIDE or source.ndim != 3:
-        raise TypeError(
-            f"{name} has dtype {source.dtype} and {source.ndim} axes, must be one of "
-            f"{', '.join(_WIDE)} with 3"
-        )
-    rows, heads, dim = source.shape
-    factors = np.asarray(scale, np.float32)
-    if (
-        factors.shape not in ((), (1,), (heads,))
-        or not (np.isfinite(factors) & (factors > 0)).all()
-    ):
-        raise ValueError(f"scale is {scale!r}, must be positive and finite, one or one per head")
-    factors = np.ascontiguousarray(np.broadcast_to(factors, (heads,)))
-    codes = np.empty(source.shape, numpy_dtype(narrow))
-    dense = np.ascontiguousarray(source)
-    _core.quantize_by(rows, heads, dim, dense, source.dtype.name, codes, narrow, factors, threads)
-    return codes
-
-
-def _read(pools: LayerPools, i: int, offsets: NDArray[np.uint32], out: Any, threads: int) -> Any:
-    pool = pools.pools[i]
-    shape = (int(offsets[-1]), *pool.shape[2:])
-    if pools.scales is None:
-        codes = np.empty(shape, pool.dtype) if out is None else host_array(out, "out")
-        _core.gather_tokens([pool], pools.lookup_table, offsets, [codes], threads)
-        return codes if out is None else out
-    codes = np.empty(shape, pool.dtype)
-    scales = np.empty((*shape[:2], pools.scales[i].shape[3]), np.float32)
-    _core.gather_tokens(
-        [pool, pools.scales[i]], pools.lookup_table, offsets, [codes, scales], threads
-    )
-    if out is None:
-        return dequantize(codes, scales, "float32", threads=threads)
-    dequantize(codes, scales, host_array(out, "out").dtype.name, out=out, threads=threads)
-    return out
+    has_scales = pools.scales is not None or pools.factors is not None
+    kinds = {part.dtype for part in parts}
+    kind = np.dtype(np.float32) if has_scales or len(kinds) > 1 else parts[0].dtype
+    width = sum(part.shape[3] for part in parts)
+    wanted = kind if dtype is None else numpy_dtype(dtype)
+    return np.empty((total, parts[0].shape[2], width), wanted)

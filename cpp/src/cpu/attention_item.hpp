@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// One item of attention from its queries to its results. Included by each ISA's source inside its
+// own unnamed namespace, behind attention_stage.hpp.
+
+constexpr float kNothing = -__builtin_inff();  // the score of what is not seen
+
+/// An item at work. Vectors of a head of the pool are numbered token by token, `sizes.group` each.
+struct ItemWork {
+    const AttentionJob& job;
+    const WorkItem& item;
+    std::int64_t vectors;  // of a head of the pool
+    bool is_staged;
+    SeeingToken* tokens;
+    float* queries;
+    float* sums;
+    float* maxima;
+    float* totals;
+    float* keeps;
+    float* scores;
+    float* keys;
+    float* across;
+    float* values;
+
+    ItemWork(const AttentionJob& of_job, const WorkItem& of_item, float* scratch)
+        : job(of_job),
+          item(of_item),
+          vectors(of_item.num_tokens * of_job.sizes.group),
+          is_staged(kvcore::is_staged(*of_job.input, vectors)),
+          tokens(reinterpret_cast<SeeingToken*>(scratch + of_job.layout.tokens)),
+          queries(scratch + of_job.layout.queries),
+          sums(scratch + of_job.layout.sums),
+          maxima(scratch + of_job.layout.maxima),
+          totals(scratch + of_job.layout.totals),
+          keeps(scratch + of_job.layout.keeps),
+          scores(scratch + of_job.layout.scores),
+          keys(scratch + of_job.layout.keys),
+          across(scratch + of_job.layout.across),
+          values(scratch + of_job.layout.values) {}
+};
+
+template <DType kDType>
+void widen_vector(const std::byte* from, std::int64_t n, float scale, float* to) {
+    widen_row<kDType>(from, n, scale, to);
+    for (std::int64_t i = n; i % kPadding != 0; ++i) to[i] = 0;
+}
+
+// Queries as floats, scaled and padded with zeros; sums of nothing.
+inline void begin_item(ItemWork& work) {
+    const AttentionInput& input = *work.job.input;
+    const AttentionSizes& sizes = work.job.sizes;
+    const auto& q = input.queries;
+    constexpr decltype(&widen_vector<DType::kFloat32>) kWiden[] = {widen_vector<DType::kFloat32>,
+                                                                   widen_vector<DType::kFloat16>,
+                                                                   widen_vector<DType::kBFloat16>};
+    list_tokens(input, work.item, work.tokens);
+    float* query = work.queries;
+    for (std::int64_t head = 0; head < work.item.num_heads; ++head) {
+        for (std::int64_t i = 0; i < work.item.num_tokens; ++i) {
+            for (std::int64_t g = 0; g < sizes.group; ++g) {
+                const std::int64_t query_head = (work.item.first_head + head) * sizes.group + g;
+                kWiden[static_cast<int>(q.dtype)](
+                    q.data + work.tokens[i].token * q.token_stride + query_head * q.head_stride,
+                    sizes.key_dim, input.rule.scale, query);
+                query += sizes.key_floats;
+            }
+        }
+    }
+    const std::int64_t all_vectors = work.vectors * work.item.num_heads;
+    for (std::int64_t m = 0; m < all_vectors; ++m) {
+        work.maxima[m] = kNothing;
+        work.totals[m] = 0;
+    }
+    for (std::int64_t i = 0; i < all_vectors * sizes.value_floats; ++i) work.sums[i] = 0;
+}
+
+// The rows of keys first .. first + n of an item.
+inline void find_rows(const ItemWork& work, std::int64_t first, std::int64_t n, TileRows& rows) {
+    const auto& pool = work.job.input->pool;
+    const auto& table = work.job.input->table;
+    const std::uint32_t* pages = table.pages + work.item.stack.row * table.row_stride;
+    const auto& k = pool.k.scales;
+    const auto& v = pool.v.scales;
+    std::int64_t column = first / pool.page_size;
+    std::int64_t token = first % pool.page_size;
+    for (std::int64_t t = 0; t < n; ++t) {
+        const std::int64_t page = pages[column];
+        rows.k[t] = pool.k.at(page, token, 0);
+        rows.v[t] = pool.v.at(page, token, 0);
+        rows.rope[t] = pool.rope.dim > 0 ? pool.rope.at(page, token, 0) : nullptr;
+        rows.k_scales[t] =
+            k.data == nullptr ? nullptr : k.data + page * k.page_stride + token * k.token_stride;
+        rows.v_scales[t] =
+            v.data == nullptr ? nullptr : v.data + page * v.page_stride + token * v.token_stride;
+        if (++token == pool.page_size) {
+            token = 0;
+            ++column;
+        }
+    }
+    rows.n = n;
+    for (std::int64_t t = n; t % 4 != 0; ++t) rows.k[t] = rows.k[n - 1];
+}
+
+inline void stage(ItemWork& work, const TileRows& rows, std::int64_t head) {
+    const auto& pool = work.job.input->pool;
+    const AttentionSizes& sizes = work.job.sizes;
+    kReaders[static_cast<int>(pool.k.dtype)].stage_rows(
+        rows.k, rows.n, head * pool.k.head_stride, pool.k.dim, rows.k_scales,
+        head * pool.k.scales.head_stride, pool.k.scales.group, work.keys, sizes.key_floats);
+    if (pool.rope.dim > 0) {
+        constexpr const std::byte* kNone[kTileKeys] = {};
+        kReaders[static_cast<int>(pool.rope.dtype)].stage_rows(
+            rows.rope, rows.n, head * pool.rope.head_stride, pool.rope.dim, kNone, 0, 1,
+            work.keys + pool.k.dim, sizes.key_floats);
+    }
+    transpose(work.keys, sizes.key_floats, rows.n, sizes.key_dim, work.across);
+    if (sizes.values_are_keys) return;
+    kReaders[static_cast<int>(pool.v.dtype)].stage_rows(
+        rows.v, rows.n, head * pool.v.head_stride, pool.v.dim, rows.v_scales,
+        head * pool.v.scales.head_stride, pool.v.scales.group, work.values, sizes.value_floats);
+}
+
+// Turns scores of keys begin .. end into weights, those of the other keys into zeros as far as
+// whole sixteens reach, and brings what was summed before to the new maximum.
+inline void weigh(float* scores, std::int64_t begin, std::int64_t end, float soft_cap, float& most,
+                  float& total, float& keep) {
+    const std::int64_t from = begin / 16 * 16;
+    const std::int64_t to = (end + 15) / 16 * 16;
+    for (std::int64_t t = from; t < begin; ++t) scores[t] = kNothing;
+    for (std::int64_t t = end; t < to; ++t) scores[t] = kNothing;
+    F32 found = all(kNothing);
+    for (std::int64_t t = from; t < to; t += kLanes) {
+        F32 score = load<F32>(scores + t);
+        if (soft_cap > 0) {
+            const F32 capped = hyperbolic_tangent(score / soft_cap) * soft_cap;
+            score = score == kNothing ? score : capped;
+            store(scores + t, score);
+        }
+        found = greater(score, found);
+    }
+    const float highest = greatest_lane(found);
+    const float next = highest > most ? highest : most;
+    const float origin = next == kNothing ? 0 : next;
+    F32 sums[kSixteen] = {};
+    for (std::int64_t t = from; t < to; t += 16) {
+        for (int part = 0; part < kSixteen; ++part) {
+            float* at = scores + t + part * kLanes;
+            const F32 weight = exponential(load<F32>(at) - all(origin));
+            store(at, weight);
+            sums[part] = sums[part] + weight;
+        }
+    }
+    keep = next == most ? 1 : exponential(all(most - origin))[0];
+    total = total * keep + sum_of(sums);
+    most = next;
+}
+
+// Tokens from .. to of an item, of one head, which all see keys begin .. end of the tile.
+inline void attend_run(ItemWork& work, const TileRows& rows, std::int64_t head, std::int64_t from,
+                       std::int64_t to, std::int64_t begin, std::int64_t end) {
+    const auto& pool = work.job.input->pool;
+    const AttentionSizes& sizes = work.job.sizes;
+    const std::int64_t local = head - work.item.first_head;
+    const std::int64_t first = local * work.vectors + from * sizes.group;
+    const std::int64_t n = (to - from) * sizes.group;
+    const float* queries = work.queries + first * sizes.key_floats;
+    if (work.is_staged) {
+        add_products_to(n, queries, sizes.key_floats, DenseRows{work.across, kTileKeys}, 0,
+                        sizes.key_dim, begin / 16 * 16, (end + 15) / 16 * 16,
+                        Sums{work.scores, kTileKeys, nullptr});
+    } else {
+        kReaders[static_cast<int>(pool.k.dtype)].dots(n, queries, sizes.key_floats, rows.k,
+                                                      head * pool.k.head_stride, pool.k.dim, begin,
+                                                      end, work.scores, kTileKeys);
+    }
+    for (std::int64_t m = 0; m < n; ++m) {
+        weigh(work.scores + m * kTileKeys, begin, end, work.job.input->rule.soft_cap,
+              work.maxima[first + m], work.totals[first + m], work.keeps[m]);
+    }
+    const Sums sums{work.sums + first * sizes.value_floats, sizes.value_floats, work.keeps};
+    if (work.is_staged) {
+        const std::int64_t stride = sizes.values_are_keys ? sizes.key_floats : sizes.value_floats;
+        add_products_to(n, work.scores, kTileKeys, DenseRows{work.values, stride}, begin, end, 0,
+                        sizes.value_floats, sums);
+    } else {
+        kReaders[static_cast<int>(pool.v.dtype)].add_values(n, work.scores, kTileKeys, rows.v,
+                                                            head * pool.v.head_stride, pool.v.dim,
+                                                            begin, end, sums);
+    }
+}
+
+// Tokens that see the same keys of a tile are attended together. There are no masks: a weight of
+// zero would still let in the NaN of a value that a token does not see.
+inline void attend_tile(ItemWork& work, std::int64_t first_key, const TileRows& rows) {
+    const auto clipped = [&](std::int64_t key) {
+        const std::int64_t at = key - first_key;
+        return at < 0 ? 0 : at < rows.n ? at : rows.n;
+    };
+    for (std::int64_t i = 0; i < work.item.num_heads; ++i) {
+        const std::int64_t head = work.item.first_head + i;
+        if (work.is_staged) stage(work, rows, head);
+        std::int64_t from = 0;
+        while (from < work.item.num_tokens) {
+            const std::int64_t begin = clipped(work.tokens[from].begin);
+            const std::int64_t end = clipped(work.tokens[from].end);
+            std::int64_t to = from + 1;
+            while (to < work.item.num_tokens && clipped(work.tokens[to].begin) == begin &&
+                   clipped(work.tokens[to].end) == end) {
+                ++to;
+            }
+            if (begin < end) attend_run(work, rows, head, from, to, begin, end);
+            from = to;
+        }
+    }
+}
+
+/// A state of attention that sums are divided by, see `merge_states`.
+struct Totals {
+    float factor;  // of the sums
+    float lse;
+};
+
+// `most` and `total` are those of the sums; the sink joins with no value.
+inline Totals close(float most, float total, float sink) {
+    const float highest = most > sink ? most : sink;
+    if (highest == kNothing) return {0, kNothing};
+    const float scale = exponential(all(most - highest))[0];
+    const float sum = total * scale + exponential(all(sink - highest))[0];
+    return {scale / sum, highest + __builtin_logf(sum)};
+}
+
+template <DType kDType>
+void narrow_vector(const float* from, std::int64_t n, float factor, std::byte* to) {
+    for_lanes(n, [&](std::int64_t i, std::int64_t count) {
+        store_elements<kDType>(to, i, count, load<F32>(from + i) * all(factor));
+    });
+}
+
+constexpr decltype(&narrow_vector<DType::kFloat32>) kNarrowVector[] = {
+    narrow_vector<DType::kFloat32>, narrow_vector<DType::kFloat16>,
+    narrow_vector<DType::kBFloat16>};
+
+inline void finish_vector(const ItemWork& work, std::int64_t vector, std::int64_t i,
+                          std::int64_t query_head) {
+    const AttentionJob& job = work.job;
+    const auto& q = job.input->queries;
+    const auto& out = job.output->values;
+    const std::int64_t dim = job.input->pool.v.dim;
+    const std::int64_t token = work.tokens[i].token;
+    const float* sums = work.sums + vector * job.sizes.value_floats;
+    const bool is_part = work.item.slot >= 0;
+    const float* sinks = job.input->rule.sinks;
+    const float sink = is_part || sinks == nullptr ? kNothing : sinks[query_head];
+    const Totals totals = close(work.maxima[vector], work.totals[vector], sink);
+    if (is_part) {
+        const std::int64_t at = (work.item.slot + i) * q.heads + query_head;
+        narrow_vector<DType::kFloat32>(sums, dim, totals.factor,
+                                       reinterpret_cast<std::byte*>(job.part_values + at * dim));
+        job.part_lse[at] = totals.lse;
+        return;
+    }
+    kNarrowVector[static_cast<int>(out.dtype)](
+        sums, dim, totals.factor,
+        out.data + token * out.token_stride + query_head * out.head_stride);
+    if (job.output->lse != nullptr) job.output->lse[token * q.heads + query_head] = totals.lse;
+}
+
+void attend(const AttentionJob& job, const WorkItem& item, float* scratch) {
+    ItemWork work(job, item, scratch);
+    begin_item(work);
+    TileRows rows;
+    for (std::int64_t key = item.first_key; key < item.end_key; key += kTileKeys) {
+        const std::int64_t left = item.end_key - key;
+        find_rows(work, key, left < kTileKeys ? left : kTileKeys, rows);
+        attend_tile(work, key, rows);
+    }
+    std::int64_t vector = 0;
+    for (std::int64_t head = item.first_head; head < item.first_head + item.num_heads; ++head) {
+        for (std::int64_t i = 0; i < item.num_tokens; ++i) {
+            for (std::int64_t g = 0; g < job.sizes.group; ++g) {
+                finish_vector(work, vector++, i, head * job.sizes.group + g);
+            }
+        }
+    }
+}

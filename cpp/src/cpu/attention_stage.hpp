@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// K and V as floats in scratch, scaled and padded. Included by each ISA's source inside its own
+// unnamed namespace, behind attention_blocks.hpp.
+
+// Where the elements of the keys of a tile lie: of head 0.
+struct TileRows {
+    const std::byte* k[kTileKeys + 4];  // the last one again up to a multiple of four
+    const std::byte* v[kTileKeys + 4];
+    const std::byte* rope[kTileKeys];
+    const std::byte* k_scales[kTileKeys];
+    const std::byte* v_scales[kTileKeys];
+    std::int64_t n;
+};
+
+// to[0 .. n] = from[0 .. n] * scale
+template <DType kDType>
+inline void widen_row(const std::byte* from, std::int64_t n, float scale, float* to) {
+    const F32 factor = all(scale);
+    std::int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        store(to + i, load_elements<kDType>(from, i, kLanes) * factor);
+    }
+    if (i < n) store_some(to + i, load_elements<kDType>(from, i, n - i) * factor, n - i);
+}
+
+// Elements of one head of `rows` as floats, `stride` apart.
+template <DType kDType>
+void stage_rows(const std::byte* const* rows, std::int64_t n, std::int64_t offset, std::int64_t dim,
+                const std::byte* const* scales, std::int64_t scale_offset, std::int64_t group,
+                float* to, std::int64_t stride) {
+    for (std::int64_t t = 0; t < n; ++t) {
+        const std::byte* from = rows[t] + offset;
+        float* row = to + t * stride;
+        if (scales[t] == nullptr) {
+            widen_row<kDType>(from, dim, 1.0F, row);
+            continue;
+        }
+        const std::byte* scale_at = scales[t] + scale_offset;
+        for (std::int64_t i = 0; i < dim; i += group) {
+            float scale;
+            __builtin_memcpy(&scale, scale_at, sizeof scale);
+            widen_row<kDType>(from + i * item_size(kDType), group < dim - i ? group : dim - i,
+                              scale, row + i);
+            scale_at += sizeof scale;
+        }
+    }
+}
+
+// to[i][t] = from[t][i] for all 64 keys, t's beyond n being whatever is there.
+inline void transpose(const float* from, std::int64_t stride, std::int64_t n, std::int64_t dim,
+                      float* to) {
+    for (std::int64_t t = 0; t < n; ++t) {
+        for (std::int64_t i = 0; i < dim; ++i) to[i * kTileKeys + t] = from[t * stride + i];
+    }
+}
+
+using StageRows = void (*)(const std::byte* const*, std::int64_t, std::int64_t, std::int64_t,
+                           const std::byte* const*, std::int64_t, std::int64_t, float*,
+                           std::int64_t);
+using Dots = void (*)(std::int64_t, const float*, std::int64_t, const std::byte* const*,
+                      std::int64_t, std::int64_t, std::int64_t, std::int64_t, float*, std::int64_t);
+using AddValues = void (*)(std::int64_t, const float*, std::int64_t, const std::byte* const*,
+                           std::int64_t, std::int64_t, std::int64_t, std::int64_t, Sums);
+
+// sums[m] += weights[m][t] * values[t] for keys begin .. end, straight from their pages.
+template <DType kDType>
+void add_values(std::int64_t n, const float* weights, std::int64_t weight_stride,
+                const std::byte* const* values, std::int64_t offset, std::int64_t dim,
+                std::int64_t begin, std::int64_t end, Sums sums) {
+    add_products_to(n, weights, weight_stride, PointedRows<kDType>{values, offset, dim}, begin, end,
+                    0, (dim + kLanes - 1) / kLanes * kLanes, sums);
+}
+
+// What reads a pool of some dtype.
+struct Readers {
+    StageRows stage_rows;
+    Dots dots;
+    AddValues add_values;
+};
+
+template <DType kDType>
+constexpr Readers readers() noexcept {
+    return {stage_rows<kDType>, dots<kDType>, add_values<kDType>};
+}
+
+constexpr Readers kReaders[kNumDTypes] = {
+    readers<DType::kFloat32>(),      readers<DType::kFloat16>(),    readers<DType::kBFloat16>(),
+    readers<DType::kFloat8E4M3FN>(), readers<DType::kFloat8E5M2>(), readers<DType::kInt8>()};

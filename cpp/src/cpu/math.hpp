@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic on lanes: the same operations in the same order whatever the number of lanes, so that
+// instruction sets with a fused multiply-add agree to the last bit. Included by each ISA's source
+// inside its own unnamed namespace, behind lanes.hpp.
+
+// ---- sixteen floats, in as many registers as they take -----------------------------------------
+
+constexpr int kSixteen = 16 / KVCORE_LANES;  // registers
+
+using F4 = float __attribute__((vector_size(16)));
+
+// Lanes i, i + 4, i + 8, i + 12, added as (0 + 8) + (4 + 12).
+inline F4 fold(const F32* sixteen) {
+#if KVCORE_LANES == 16
+    const auto x = sixteen[0];
+    const auto half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+           __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#elif KVCORE_LANES == 8
+    const auto half = sixteen[0] + sixteen[1];
+    return __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+           __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#else
+    return (sixteen[0] + sixteen[2]) + (sixteen[1] + sixteen[3]);
+#endif
+}
+
+// The sums of four folded registers, (0 + 2) + (1 + 3) each.
+inline F4 sums_of(F4 a, F4 b, F4 c, F4 d) {
+    const F4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) +  // a0+a2 b0+b2 a1+a3 b1+b3
+                  __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const F4 cd =
+        __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) +
+           __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+// The sum of sixteen floats.
+inline float sum_of(const F32* sixteen) {
+    const F4 four = fold(sixteen);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// The greatest of a register's lanes.
+inline float greatest_lane(F32 value) {
+    float lanes[kLanes];
+    store(lanes, value);
+    for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
+        for (std::int64_t i = 0; i < half; ++i) {
+            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+        }
+    }
+    return lanes[0];
+}
+
+// ---- functions ---------------------------------------------------------------------------------
+
+// e^x for x <= 88, to 1e-7 of its value; 0 below -87, NaN of NaN.
+inline F32 exponential(F32 x) {
+    const F32 least = all(-87.0F);
+    const F32 clipped = greater(least, x);
+    // x = n ln 2 + r: adding 1.5 * 2^23 rounds to an integer, ln 2 is taken off in two pieces.
+    const F32 magic = all(12582912.0F);
+    const F32 shifted = fused(clipped, all(1.44269504F), magic);
+    const F32 n = shifted - magic;
+    F32 r = fused(n, all(-0.693359375F), clipped);
+    r = fused(n, all(2.12194440e-4F), r);
+    F32 p = all(1.0F / 5040);
+    p = fused(p, r, all(1.0F / 720));
+    p = fused(p, r, all(1.0F / 120));
+    p = fused(p, r, all(1.0F / 24));
+    p = fused(p, r, all(1.0F / 6));
+    p = fused(p, r, all(0.5F));
+    p = fused(p, r, all(1.0F));
+    p = fused(p, r, all(1.0F));
+    const F32 power = floats((bits(shifted) + 127U) << 23);
+    const F32 value = p * power;
+    return x < least ? F32{} : value;
+}
+
+// tanh x, to 2e-7.
+inline F32 hyperbolic_tangent(F32 x) {
+    const F32 magnitude = floats(bits(x) & ~kSign);
+    const F32 power = exponential(magnitude * -2.0F);
+    const F32 value = (1.0F - power) / (1.0F + power);
+    return floats(bits(value) | (bits(x) & kSign));
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvcore/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "array_args.hpp"
+#include "batch_args.hpp"
+#include "bindings.hpp"
+#include "pool_args.hpp"
+#include "shared_args.hpp"
+
+namespace py = pybind11;
+using kvcore::AttentionInput;
+using kvcore::AttentionOutput;
+using kvcore::AttentionRule;
+using kvcore::AttentionStates;
+using kvcore::DType;
+using kvcore::PageTable;
+using kvcore::PoolView;
+using kvcore::python::BatchArgs;
+using kvcore::python::check_aligned;
+using kvcore::python::check_rank;
+using kvcore::python::check_wide;
+using kvcore::python::concat;
+using kvcore::python::dtype_of;
+using kvcore::python::head_vectors;
+using kvcore::python::integer_arg;
+using kvcore::python::is_overlapping;
+using kvcore::python::paged_tensor;
+using kvcore::python::scale_view;
+using kvcore::python::shape_text;
+using kvcore::python::SharedArgs;
+using kvcore::python::text;
+using kvcore::python::threads_of;
+
+namespace {
+
+// Positions are below: two counts of 32 bits.
+constexpr std::int64_t kFarthest = std::int64_t{1} << 33;
+
+/// (keys, values, rope, key_scales, value_scales): arrays, or None but for the keys. Without values
+/// they are the keys' own first elements.
+struct PoolArgs {
+    PoolArgs(const py::tuple& given, const py::object& v_head_dim)
+        : keys(given[0].cast<py::array>()) {
+        view.k = paged_tensor(keys, "the pool of keys");
+        view.pages = keys.shape(0);
+        view.page_size = keys.shape(1);
+        view.heads = keys.shape(2);
+        if (!given[3].is_none()) {
+            view.k.scales = scale_view(given[3].cast<py::array>(), "key_scales", keys);
+        }
+        view.v = view.k;
+        if (!given[1].is_none()) {
+            const auto values = part(given[1], "the pool of values");
+            view.v = paged_tensor(values, "the pool of values");
+            if (!given[4].is_none()) {
+                view.v.scales = scale_view(given[4].cast<py::array>(), "value_scales", values);
+            }
+        }
+        if (!given[2].is_none()) {
+            view.rope = paged_tensor(part(given[2], "the pool of rope"), "the pool of rope");
+        }
+        if (!v_head_dim.is_none()) narrow_values(integer_arg(v_head_dim, "v_head_dim"));
+    }
+
+    [[nodiscard]] py::array part(const py::handle& given, const char* name) const {
+        auto array = given.cast<py::array>();
+        if (array.ndim() == 4 && std::equal(array.shape(), array.shape() + 3, keys.shape())) {
+            return array;
+        }
+        throw py::value_error(concat(name, " has shape ", shape_text(array), ", that of keys ",
+                                     shape_text(keys), "; all axes but the last must agree"));
+    }
+    void narrow_values(std::int64_t dim) {
+        const std::int64_t group = view.v.scales.data == nullptr ? 1 : view.v.scales.group;
+        if (dim < 1 || dim > view.v.dim || dim % group != 0) {
+            throw py::value_error(
+                concat("v_head_dim is ", dim, ", must be 1 to ", view.v.dim,
+                       ", the elements of a value", group > 1 ? " and a multiple of " : "",
+                       group > 1 ? concat(group, ", those that share a scale") : ""));
+        }
+        view.v.dim = dim;
+    }
+
+    py::array keys;
+    PoolView<const std::byte> view;
+};
+
+/// (lookup_table, cache_lengths, row_offsets), against the pool and each other.
+struct StepArgs {
+    StepArgs(const py::tuple& given, const py::array& pool)
+        : table(given[0].cast<py::array>()),
+          lengths(given[1].cast<py::array>()),
+          offsets(given[2].cast<py::array>()),
+          batch(table, offsets),
+          cached(batch.cached(lengths)) {
+        batch.check_cached_pages(cached, pool);
+        batch.check_pages(batch.ranges(cached), pool);
+    }
+
+    py::array table;
+    py::array lengths;
+    py::array offsets;
+    BatchArgs batch;
+    const std::uint32_t* cached;
+};
+
+/// (scale, causal, window, soft_cap, sinks), each but `causal` None by default.
+struct RuleArgs {
+    RuleArgs(const py::tuple& given, std::int64_t head_dim, std::int64_t heads) {
+        rule.scale = given[0].is_none()
+                         ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))
+                         : finite(given[0], "scale");
+        rule.is_causal = py::bool_(given[1]);
+        if (!given[2].is_none()) {
+            const std::int64_t window = integer_arg(given[2], "window");
+            if (window < 1) {
+                throw py::value_error(concat("window is ", window, ", must be at least 1: the ",
+                                             "token itself; None for no window"));
+            }
+            rule.window = std::min(window, kFarthest);
+        }
+        if (!given[3].is_none()) {
+            rule.soft_cap = finite(given[3], "soft_cap");
+            if (!(rule.soft_cap > 0)) {
+                throw py::value_error(
+                    concat("soft_cap is ", text(given[3]), ", must be above 0; None for no cap"));
+            }
+        }
+        if (!given[4].is_none()) take_sinks(given[4].cast<py::array>(), heads);
+    }
+
+    static float finite(const py::handle& given, const char* name) {
+        const double value = PyFloat_AsDouble(given.ptr());
+        if (value == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+        if (std::isfinite(static_cast<float>(value))) return static_cast<float>(value);
+        throw py::value_error(concat(name, " is ", text(given), ", must be finite in float32"));
+    }
+    void take_sinks(const py::array& given, std::int64_t heads) {
+        check_rank(given, "sinks", "(q_heads,)", 1);
+        check_wide(given, "sinks");
+        if (given.shape(0) != heads) {
+            throw py::value_error(concat("sinks has ", given.shape(0), " entries, must have ",
+                                         heads, ": one for each head of q"));
+        }
+        const py::array_t<float> floats(given.attr("astype")("float32"));
+        for (py::ssize_t head = 0; head < heads; ++head) {
+            sinks.push_back(floats.at(head));
+            if (sinks.back() < std::numeric_limits<float>::infinity()) continue;
+            throw py::value_error(
+                concat("sinks[", head, "] is ", sinks.back(), ", must be below infinity"));
+        }
+        rule.sinks = sinks.data();
+    }
+
+    AttentionRule rule;
+    std::vector<float> sinks;
+};
+
+void check_queries(const py::array& q, const PoolView<const std::byte>& pool, std::int64_t total) {
+    check_rank(q, "q", "(tokens, q_heads, head_dim)", 3);
+    if (q.shape(0) != total) {
+        throw py::value_error(concat("q has ", q.shape(0), " tokens, row_offsets ends at ", total));
+    }
+    if (q.shape(1) < 1 || q.shape(1) % pool.heads != 0) {
+        throw py::value_error(concat("q has ", q.shape(1), " heads, must have a multiple of the ",
+                                     pool.heads, " heads of the pool"));
+    }
+    if (q.shape(2) != pool.k.dim + pool.rope.dim) {
+        throw py::value_error(
+            concat("q has a head_dim of ", q.shape(2), ", keys have ", pool.k.dim + pool.rope.dim));
+    }
+}
+
+/// Whether no two elements of the first two axes share memory, told from the strides.
+bool is_disjoint(const py::array& array) {
+    py::ssize_t near = std::abs(array.strides(0));
+    py::ssize_t far = std::abs(array.strides(1));
+    py::ssize_t count = array.shape(0);  // along the nearer axis
+    if (array.shape(0) <= 1) return array.shape(1) <= 1 || far >= array.shape(2) * array.itemsize();
+    if (array.shape(1) <= 1) return near >= array.shape(2) * array.itemsize();
+    if (far < near) {
+        std::swap(near, far);
+        count = array.shape(1);
+    }
+    return near >= array.shape(2) * array.itemsize() && far >= near * count;
+}
+
+/// Where results go: the caller's array, or a new one.
+py::array results(const py::object& out, const py::array& q, std::int64_t dim,
+                  const std::vector<py::array>& read) {
+    const std::vector<py::ssize_t> shape{q.shape(0), q.shape(1), dim};
+    if (out.is_none()) return py::array(q.dtype(), shape);
+    auto array = out.cast<py::array>();
+    if (array.ndim() != 3 || !std::equal(shape.begin(), shape.end(), array.shape())) {
+        throw py::value_error(concat("out has shape ", shape_text(array), ", must be (", shape[0],
+                                     ", ", shape[1], ", ", shape[2], ")"));
+    }
+    if (!array.dtype().equal(q.dtype())) {
+        throw py::type_error(concat("out has dtype ", text(array.dtype()), ", must be that of q, ",
+                                    text(q.dtype())));
+    }
+    if (!array.writeable()) throw py::value_error("out is read-only");
+    if (array.size() > 0 && !is_disjoint(array)) {
+        throw py::value_error(
+            "out holds elements that share memory; pass one that is not broadcast");
+    }
+    for (const py::array& other : read) {
+        if (!is_overlapping(array, other)) continue;
+        throw py::value_error("out overlaps what is read in memory; pass an array of its own");
+    }
+    return array;
+}
+
+std::vector<py::array> arrays_of(const py::tuple& given) {
+    std::vector<py::array> found;
+    for (const py::handle item : given) {
+        if (!item.is_none()) found.push_back(item.cast<py::array>());
+    }
+    return found;
+}
+
+py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const py::tuple& step,
+                    const py::array& q, const py::tuple& rule, const py::object& shared,
+                    std::int64_t replica, const py::object& out, bool return_lse, int threads) {
+    const int workers = threads_of(threads);
+    const PoolArgs pool(pools, v_head_dim);
+    const StepArgs batch(step, pool.keys);
+    const PageTable table = batch.batch.table();
+    check_queries(q, pool.view, batch.batch.total());
+    const auto queries = head_vectors<const std::byte>(q, "q");
+    const RuleArgs rules(rule, q.shape(2), q.shape(1));
+    const SharedArgs groups(shared, replica, table, batch.cached, pool.view.page_size);
+    std::vector<py::array> read = arrays_of(pools);
+    read.insert(read.end(), {batch.table, batch.lengths, batch.offsets, q});
+    const py::array values = results(out, q, pool.view.v.dim, read);
+    py::object lse = py::none();
+    float* sums = nullptr;
+    if (return_lse) {
+        py::array_t<float> made({q.shape(0), q.shape(1)});
+        sums = made.mutable_data();
+        lse = std::move(made);
+    }
+    const AttentionInput input{pool.view, table,      batch.cached,  batch.batch.offsets_data(),
+                               queries,   rules.rule, groups.data(), groups.size()};
+    const AttentionOutput output{head_vectors<std::byte>(values, "out"), sums};
+    {
+        const py::gil_scoped_release unlocked;
+        const std::int64_t bytes = kvcore::attention_workspace_bytes(input, workers);
+        // Not zeroed, as a vector's would be. After the first calls malloc has such memory
+        // at hand: no step waits for fresh pages, and no scratch need be kept.
+        const std::unique_ptr<std::byte[]> scratch(new std::byte[static_cast<std::size_t>(bytes)]);
+        kvcore::attention(input, output, scratch.get(), workers);
+    }
+    return py::make_tuple(values, lse);
+}
+
+/// Results [..., dim] and the logarithms of their sums, [...], in C order.
+struct StatesArgs {
+    StatesArgs(const py::array& values, const char* name, const py::array& lse,
+               const char* lse_name)
+        : values(values), lse(lse), name(name), dtype(dtype_of(values, name)) {
+        check_wide(values, name);
+        if (!py::isinstance<py::array_t<float>>(lse)) {
+            throw py::type_error(
+                concat(lse_name, " has dtype ", text(lse.dtype()), ", must be float32"));
+        }
+        check_aligned(lse, lse_name);
+        const bool fits = values.ndim() == lse.ndim() + 1 &&
+                          std::equal(lse.shape(), lse.shape() + lse.ndim(), values.shape());
+        if (!fits) {
+            throw py::value_error(concat(lse_name, " has shape ", shape_text(lse), " for ", name,
+                                         " of shape ", shape_text(values),
+                                         ", must be that without its last axis"));
+        }
+        const bool is_dense = (values.flags() & lse.flags() & py::array::c_style) != 0;
+        if (is_dense) return;
+        throw py::value_error(concat(name, " and ", lse_name, " must be in C order"));
+    }
+    void check_like(const StatesArgs& first) const {
+        const bool fits =
+            values.ndim() == first.values.ndim() &&
+            std::equal(values.shape(), values.shape() + values.ndim(), first.values.shape());
+        if (!fits) {
+            throw py::value_error(concat(name, " has shape ", shape_text(values),
+                                         ", must be that of ", first.name, ", ",
+                                         shape_text(first.values)));
+        }
+        if (dtype == first.dtype) return;
+        throw py::type_error(concat(name, " has dtype ", text(values.dtype()), ", must be that of ",
+                                    first.name, ", ", text(first.values.dtype())));
+    }
+    [[nodiscard]] AttentionStates states() const {
+        return {static_cast<const std::byte*>(values.data()),
+                static_cast<const float*>(lse.data())};
+    }
+
+    const py::array& values;
+    const py::array& lse;
+    const char* name;
+    DType dtype;
+};
+
+/// Whether two arrays are the same memory or have none in common.
+bool is_same_or_apart(const py::array& a, const py::array& b) {
+    return a.data() == b.data() || !is_overlapping(a, b);
+}
+
+void merge_states(const py::array& o_a, const py::array& lse_a, const py::array& o_b,
+                  const py::array& lse_b, py::array out, py::array out_lse, int threads) {
+    const int workers = threads_of(threads);
+    const StatesArgs a(o_a, "o_a", lse_a, "lse_a");
+    const StatesArgs b(o_b, "o_b", lse_b, "lse_b");
+    const StatesArgs target(out, "out[0]", out_lse, "out[1]");
+    b.check_like(a);
+    target.check_like(a);
+    if (!out.writeable() || !out_lse.writeable()) throw py::value_error("out is read-only");
+    const bool is_safe = is_same_or_apart(out, o_a) && is_same_or_apart(out_lse, lse_a) &&
+                         !is_overlapping(out, o_b) && !is_overlapping(out_lse, lse_b) &&
+                         !is_overlapping(out, out_lse) && !is_overlapping(out, lse_a) &&
+                         !is_overlapping(out, lse_b) && !is_overlapping(out_lse, o_a) &&
+                         !is_overlapping(out_lse, o_b);
+    if (!is_safe) {
+        throw py::value_error(
+            "out overlaps its sources in memory; it may be (o_a, lse_a), or arrays of its own");
+    }
+    auto* values = static_cast<std::byte*>(out.mutable_data());
+    auto* lse = static_cast<float*>(out_lse.mutable_data());
+    const std::int64_t n = lse_a.size();
+    const std::int64_t dim = o_a.shape(o_a.ndim() - 1);
+    const py::gil_scoped_release unlocked;
+    kvcore::merge_states(n, dim, a.dtype, a.states(), b.states(), values, lse, workers);
+}
+
+}  // namespace
+
+void bind_attention(py::module_& module) {
+    module.def("attention", &attention, py::arg("pools"), py::arg("v_head_dim"), py::arg("step"),
+               py::arg("q"), py::arg("rule"), py::arg("shared"), py::arg("replica"), py::arg("out"),
+               py::arg("return_lse"), py::arg("threads"));
+    module.def("merge_states", &merge_states, py::arg("o_a"), py::arg("lse_a"), py::arg("o_b"),
+               py::arg("lse_b"), py::arg("out"), py::arg("out_lse"), py::arg("threads"));
+}

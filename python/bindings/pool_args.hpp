@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Makes views of one layer's pools and of this step's tokens out of arrays, checked.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "array_args.hpp"
+#include "kvcore/attention.hpp"
+#include "kvcore/kernels.hpp"
+#include "kvcore/pool_view.hpp"
+
+namespace kvcore::python {
+
+/// How an array's elements are stored; TypeError for a dtype that no cache has.
+[[nodiscard]] inline DType dtype_of(const pybind11::array& array, const char* name) {
+    constexpr std::pair<std::string_view, DType> kNames[] = {
+        {"float32", DType::kFloat32},        {"float16", DType::kFloat16},
+        {"bfloat16", DType::kBFloat16},      {"float8_e4m3fn", DType::kFloat8E4M3FN},
+        {"float8_e5m2", DType::kFloat8E5M2}, {"int8", DType::kInt8},
+    };
+    const pybind11::dtype dtype = array.dtype();
+    // The scalar type's name: numpy takes a microsecond to put together the dtype's own.
+    const pybind11::object scalar = dtype.attr("type");
+    std::string_view found = reinterpret_cast<PyTypeObject*>(scalar.ptr())->tp_name;
+    found.remove_prefix(found.rfind('.') + 1);
+    const bool is_native = dtype.byteorder() == '=' || dtype.byteorder() == '|';
+    for (const auto& [known, kind] : kNames) {
+        if (is_native && found == known) return kind;
+    }
+    throw pybind11::type_error(concat(name, " has dtype ", text(dtype),
+                                      ", must be float32, float16, bfloat16, float8_e4m3fn, "
+                                      "float8_e5m2 or int8"));
+}
+
+/// TypeError for what is narrow, or no dtype of a cache.
+inline void check_wide(const pybind11::array& array, const char* name) {
+    if (is_wide(dtype_of(array, name))) return;
+    throw pybind11::type_error(
+        concat(name, " has dtype ", text(array.dtype()), ", must be float32, float16 or bfloat16"));
+}
+
+inline void check_dense_rows(const pybind11::array& array, const char* name) {
+    if (has_dense_rows(array)) return;
+    throw pybind11::value_error(
+        concat(name, " is strided along its last axis; make the elements of a head contiguous"));
+}
+
+/// K, V or what keys end with: an array [pages, page_size, heads, dim] of any strides but the last.
+[[nodiscard]] inline PagedTensor<const std::byte> paged_tensor(const pybind11::array& array,
+                                                               const char* name) {
+    check_rank(array, name, "(pages, page_size, heads, dim)", 4);
+    check_dense_rows(array, name);
+    for (pybind11::ssize_t axis = 1; axis < 4; ++axis) {
+        if (array.shape(axis) > 0) continue;
+        throw pybind11::value_error(concat(name, " has shape ", shape_text(array),
+                                           ", pages must have tokens, heads and elements"));
+    }
+    PagedTensor<const std::byte> tensor;
+    tensor.data = static_cast<const std::byte*>(array.data());
+    tensor.dtype = dtype_of(array, name);
+    tensor.dim = array.shape(3);
+    tensor.page_stride = array.strides(0);
+    tensor.token_stride = array.strides(1);
+    tensor.head_stride = array.strides(2);
+    return tensor;
+}
+
+/// The scales of a pool, float32 [pages, page_size, heads, groups]; strides may be 0.
+[[nodiscard]] inline ScaleView<const std::byte> scale_view(const pybind11::array& scales,
+                                                           const char* name,
+                                                           const pybind11::array& pool) {
+    namespace py = pybind11;
+    check_rank(scales, name, "(pages, page_size, heads, groups)", 4);
+    check_dense_rows(scales, name);
+    check_aligned(scales, name);
+    if (dtype_of(scales, name) != DType::kFloat32) {
+        throw py::type_error(
+            concat(name, " has dtype ", text(scales.dtype()), ", must be float32"));
+    }
+    const bool fits = scales.shape(0) == pool.shape(0) && scales.shape(1) == pool.shape(1) &&
+                      scales.shape(2) == pool.shape(2) && scales.shape(3) > 0 &&
+                      pool.shape(3) % scales.shape(3) == 0;
+    if (!fits) {
+        throw py::value_error(concat(name, " has shape ", shape_text(scales),
+                                     " for a pool of shape ", shape_text(pool),
+                                     ", must agree in all axes but the last, and divide that"));
+    }
+    if (is_wide(dtype_of(pool, "the pool"))) {
+        throw py::type_error(concat(name, " is given for a pool of dtype ", text(pool.dtype()),
+                                    ", which is stored without scales"));
+    }
+    ScaleView<const std::byte> view;
+    view.data = static_cast<const std::byte*>(scales.data());
+    view.page_stride = scales.strides(0);
+    view.token_stride = scales.strides(1);
+    view.head_stride = scales.strides(2);
+    view.group = pool.shape(3) / scales.shape(3);
+    return view;
+}
+
+/// One vector per token and head of this step: an array [tokens, heads, dim].
+template <class Byte>
+[[nodiscard]] HeadVectors<Byte> head_vectors(const pybind11::array& array, const char* name) {
+    check_rank(array, name, "(tokens, heads, head_dim)", 3);
+    check_dense_rows(array, name);
+    check_wide(array, name);
+    return {static_cast<Byte*>(const_cast<void*>(array.data())), dtype_of(array, name),
+            array.shape(1), array.strides(0), array.strides(1)};
+}
+
+}  // namespace kvcore::python

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over the pages of a batch, and the merge of partial results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from kvcore import _core
+from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.arrays import host_array, in_library_of
+from kvcore.ops.batch import PagedBatch, layer_pools
+from kvcore.plans import SharedPrefix
+
+__all__ = ["attention", "cascade_attention", "merge_states"]
+
+
+def attention(
+    inputs: RaggedKVCacheInputs | PagedBatch,
+    layer: SupportsIndex,
+    q: Any,
+    row_offsets: Any,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: SupportsIndex | None = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    v_head_dim: SupportsIndex | None = None,
+    threads: int = 1,
+) -> Any:
+    """Attend over the cached and the new tokens of each row, where they lie.
+
+    Parameters
+    ----------
+    inputs : RaggedKVCacheInputs or PagedBatch
+        What ``fetch`` handed out, or the caller's own pools. K and V of this step are in their
+        pages already (``append``).
+    layer : int
+    q : array float32, float16 or bfloat16 [tokens, q_heads, head_dim]
+        In host memory, any library with DLPack; axes but the last may be strided, as those of a
+        fused QKV are. ``q_heads`` is a multiple of the pool's heads; head h reads K and V of head
+        ``h // (q_heads // heads)``.
+    row_offsets : uint32 [B + 1]
+        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; the j-th stands at position
+        ``cache_lengths[b] + j``.
+    scale : float, optional
+        Of the products of q and K; ``head_dim ** -0.5`` by default. For MLA pass the model's own.
+    causal : bool
+        Whether a token sees only itself and what stands before it in its row.
+    window : int, optional
+        Tokens that a token sees: itself and the ``window - 1`` before it; without `causal` also
+        what stands behind it.
+    soft_cap : float, optional
+        Scores become ``soft_cap * tanh(score / soft_cap)``.
+    sinks : array float32, float16 or bfloat16 [q_heads], optional
+        A score of each head that takes weight and has no value.
+    return_lse : bool
+        Whether to answer the logarithms of the sums of exponentials as well.
+    out : array [tokens, q_heads, v_head_dim], optional
+        Where the result goes: of q's dtype, last axis contiguous.
+    v_head_dim : int, optional
+        Elements of a value to use, the first ones; all by default. DeepSeek's latent rows of 576
+        elements have values of 512.
+    threads : int
+        Threads to use, the caller's included.
+
+    Returns
+    -------
+    o : array [tokens, q_heads, v_head_dim]
+        In q's dtype and library, or `out`. Zeros for a token that sees nothing.
+    lse : array float32 [tokens, q_heads]
+        With `return_lse`: natural logarithms, sinks included; -inf for a token that sees nothing.
+
+    Raises
+    ------
+    IndexError
+        A layer that does not exist, or a cached or new position without a page.
+    ValueError
+        Shapes that do not fit, a window below 1, a soft cap that is not above 0, a scale or sink
+        that is not finite, an `out` that is read-only or overlaps what is read.
+    TypeError
+        Another dtype, or an array on a GPU.
+
+    Notes
+    -----
+    Everything is checked before `out` is written. Scores, weights and sums are float32, and the
+    result is the same for every number of threads. Costs reading the K and V of each row once or,
+    where many query heads share them, their multiplications.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import PagedBatch, ops
+    >>> pool = np.arange(6, dtype=np.float32).reshape(3, 1, 1, 2)  # three pages of a token
+    >>> table, cached = np.array([[2, 0]], np.uint32), np.array([1], np.uint32)
+    >>> ops.attention(PagedBatch(pool, pool, table, cached), 0, np.zeros((1, 1, 2), np.float32),
+    ...               np.array([0, 1], np.uint32)).tolist()
+    [[[2.0, 3.0]]]
+    """
+    rule = (scale, causal, window, soft_cap, _sinks(sinks))
+    groups = (), 0
+    return _attend(
+        inputs, layer, q, row_offsets, rule, groups, out, return_lse, v_head_dim, threads
+    )
+
+
+def cascade_attention(
+    inputs: RaggedKVCacheInputs | PagedBatch,
+    layer: SupportsIndex,
+    q: Any,
+    row_offsets: Any,
+    shared: Sequence[SharedPrefix],
+    *,
+    replica: SupportsIndex = 0,
+    scale: float | None = None,
+    causal: bool = True,
+    window: SupportsIndex | None = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    v_head_dim: SupportsIndex | None = None,
+    threads: int = 1,
+) -> Any:
+    """Attend as ``attention`` does, reading what rows share once for all of them.
+
+    Parameters
+    ----------
+    inputs, layer, q, row_offsets
+        As for ``attention``.
+    shared : sequence of SharedPrefix
+        What ``manager.shared_prefixes(batch)`` answers after the ``fetch`` of `inputs`. Groups may
+        lie in each other.
+    replica : int
+        The replica that `inputs` are of: groups of others are left out.
+    scale, causal, window, soft_cap, sinks, return_lse, out, v_head_dim, threads
+        As for ``attention``.
+
+    Returns
+    -------
+    o, lse
+        As ``attention`` answers them, but for the rounding of float32 sums.
+
+    Raises
+    ------
+    IndexError
+        Rows that the batch does not have or that are not ascending; as for ``attention``.
+    ValueError
+        Rows whose tables name different pages, tokens that a row has not cached, groups that
+        overlap without one lying in the other; as for ``attention``.
+    TypeError
+        Groups that are no SharedPrefix; as for ``attention``.
+
+    Notes
+    -----
+    Checking the groups costs comparing their rows of the table.
+    """
+    rule = (scale, causal, window, soft_cap, _sinks(sinks))
+    groups = shared, replica
+    return _attend(
+        inputs, layer, q, row_offsets, rule, groups, out, return_lse, v_head_dim, threads
+    )
+
+
+def merge_states(
+    o_a: Any,
+    lse_a: Any,
+    o_b: Any,
+    lse_b: Any,
+    *,
+    out: tuple[Any, Any] | None = None,
+    threads: int = 1,
+) -> tuple[Any, Any]:
+    """Merge two partial attentions over different keys into the one over all of them.
+
+    Parameters
+    ----------
+    o_a, o_b : array float32, float16 or bfloat16 [..., v_head_dim]
+        Results, in host memory; copied first where they are not in C order.
+    lse_a, lse_b : array float32 [...]
+        Natural logarithms of their sums of exponentials; -inf or +inf marks an empty one, whose
+        elements do not count.
+    out : (array, array), optional
+        Where result and logarithms go, in C order: arrays of their own, or ``(o_a, lse_a)``.
+    threads : int
+        Threads to use, the caller's included.
+
+    Returns
+    -------
+    o : array [..., v_head_dim]
+    lse : array float32 [...]
+        In the library of `o_a`, or `out`. Two empty ones give zeros and -inf.
+
+    Raises
+    ------
+    ValueError
+        Shapes that differ, an `out` that is read-only, strided or overlaps in another way.
+    TypeError
+        Another dtype, or an array on a GPU.
+
+    Notes
+    -----
+    Costs reading both and writing the result.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import ops
+    >>> one, two = np.float32([[0.0]]), np.float32([[4.0]])
+    >>> o, lse = ops.merge_states(one, np.float32([0.0]), two, np.log(np.float32([3.0])))
+    >>> o.tolist(), np.exp(lse).round(4).tolist()
+    ([[3.0]], [4.0])
+    """
+    given = [("o_a", o_a), ("lse_a", lse_a), ("o_b", o_b), ("lse_b", lse_b)]
+    a, sum_a, b, sum_b = (np.asarray(host_array(x, name), order="C") for name, x in given)
+    if out is None:
+        o, lse = np.empty_like(a), np.empty_like(sum_a)
+        _core.merge_states(a, sum_a, b, sum_b, o, lse, threads)
+        return in_library_of(o_a, o), in_library_of(o_a, lse)
+    o, lse = (host_array(target, f"out[{i}]") for i, target in enumerate(out))
+    _core.merge_states(a, sum_a, b, sum_b, o, lse, threads)
+    return out
+
+
+def _sinks(sinks: Any) -> Any:
+    return None if sinks is None else host_array(sinks, "sinks")
+
+
+def _attend(
+    inputs: RaggedKVCacheInputs | PagedBatch,
+    layer: SupportsIndex,
+    q: Any,
+    row_offsets: Any,
+    rule: tuple[Any, ...],
+    groups: tuple[Any, Any],
+    out: Any,
+    return_lse: Any,
+    v_head_dim: Any,
+    threads: int,
+) -> Any:
+    pools = layer_pools(inputs, layer)
+    step = pools.lookup_table, pools.cache_lengths, host_array(row_offsets, "row_offsets")
+    queries = host_array(q, "q")
+    target = None if out is None else host_array(out, "out")
+    o, lse = _core.attention(
+        pools.parts(), v_head_dim, step, queries, rule, *groups, target, return_lse, threads
+    )
+    result = in_library_of(q, o) if out is None else out
+    return result if lse is None else (result, in_library_of(q, lse))
