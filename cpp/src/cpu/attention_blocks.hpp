@@ -2,10 +2,17 @@
 // The two products of attention, register-blocked. Included by each ISA's source inside its own
 // unnamed namespace, behind math.hpp.
 
-// Elements i .. i + kLanes of n as floats, zeros beyond the end.
-template <DType kDType>
+// Register blocks are arrays: unless their loops are unrolled early they live on the stack.
+#if defined(__clang__)
+#define KVCORE_UNROLL _Pragma("unroll")
+#else
+#define KVCORE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+// Elements i .. i + kLanes of n as floats, zeros beyond the end, which only the last ones may reach.
+template <DType kDType, bool kMayEnd>
 inline F32 load_padded(const std::byte* from, std::int64_t i, std::int64_t n) {
-    if (i + kLanes <= n) return load_elements<kDType>(from, i, kLanes);
+    if (!kMayEnd || i + kLanes <= n) return load_elements<kDType>(from, i, kLanes);
     return i < n ? load_elements<kDType>(from, i, n - i) : F32{};
 }
 
@@ -16,14 +23,17 @@ struct PointedRows {
     std::int64_t offset;  // bytes
     std::int64_t n;       // elements of a row
 
+    template <bool kMayEnd>
     F32 at(std::int64_t row, std::int64_t i) const {
-        return load_padded<kDType>(rows[row] + offset, i, n);
+        return load_padded<kDType, kMayEnd>(rows[row] + offset, i, n);
     }
 };
 struct DenseRows {
     const float* data;
-    std::int64_t stride;  // floats; rows are padded
+    std::int64_t stride;  // floats
+    std::int64_t n;       // padded
 
+    template <bool kMayEnd>
     F32 at(std::int64_t row, std::int64_t i) const { return load<F32>(data + row * stride + i); }
 };
 
@@ -35,11 +45,13 @@ struct Sums {
 };
 
 // sums[m][i ..] += factors[m][r] * rows[r][i ..] over rows begin .. end, one after the other.
-template <int kM, int kN, class Rows>
+template <int kM, int kN, bool kMayEnd, class Rows>
 inline void add_products(const float* factors, std::int64_t factor_stride, const Rows& rows,
                          std::int64_t begin, std::int64_t end, std::int64_t i, const Sums& sums) {
     F32 block[kM][kN];
+    KVCORE_UNROLL
     for (int m = 0; m < kM; ++m) {
+        KVCORE_UNROLL
         for (int n = 0; n < kN; ++n) {
             block[m][n] =
                 sums.keeps == nullptr
@@ -49,13 +61,18 @@ inline void add_products(const float* factors, std::int64_t factor_stride, const
     }
     for (std::int64_t r = begin; r < end; ++r) {
         F32 row[kN];
-        for (int n = 0; n < kN; ++n) row[n] = rows.at(r, i + n * kLanes);
+        KVCORE_UNROLL
+        for (int n = 0; n < kN; ++n) row[n] = rows.template at<kMayEnd>(r, i + n * kLanes);
+        KVCORE_UNROLL
         for (int m = 0; m < kM; ++m) {
             const F32 factor = all(factors[m * factor_stride + r]);
+            KVCORE_UNROLL
             for (int n = 0; n < kN; ++n) block[m][n] = fused(factor, row[n], block[m][n]);
         }
     }
+    KVCORE_UNROLL
     for (int m = 0; m < kM; ++m) {
+        KVCORE_UNROLL
         for (int n = 0; n < kN; ++n) {
             store(sums.data + m * sums.stride + i + n * kLanes, block[m][n]);
         }
@@ -69,12 +86,14 @@ void add_products_of(const float* factors, std::int64_t factor_stride, const Row
                      std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to,
                      const Sums& sums) {
     std::int64_t i = from;
-    for (; i + kBlockColumns * kLanes <= to; i += kBlockColumns * kLanes) {
-        add_products<kM, kBlockColumns>(factors, factor_stride, rows, begin, end, i, sums);
+    const std::int64_t whole = rows.n < to ? rows.n : to;
+    for (; i + kBlockColumns * kLanes <= whole; i += kBlockColumns * kLanes) {
+        add_products<kM, kBlockColumns, false>(factors, factor_stride, rows, begin, end, i, sums);
     }
-    for (; i < to; i += kLanes) {
-        add_products<kM, 1>(factors, factor_stride, rows, begin, end, i, sums);
+    for (; i + kLanes <= whole; i += kLanes) {
+        add_products<kM, 1, false>(factors, factor_stride, rows, begin, end, i, sums);
     }
+    if (i < to) add_products<kM, 1, true>(factors, factor_stride, rows, begin, end, i, sums);
 }
 
 // The same for n vectors of factors and columns from .. to of the sums, which are padded.
@@ -96,6 +115,28 @@ void add_products_to(std::int64_t n, const float* factors, std::int64_t factor_s
     if (n >= 1) step(std::integral_constant<int, 1>());
 }
 
+// sums[t][m] += queries[m] . keys[t] over the sixteen elements from i on.
+template <DType kDType, int kKeys, int kM, bool kMayEnd>
+inline void dot_sixteen(const float* queries, std::int64_t query_stride,
+                        const std::byte* const* keys, std::int64_t dim, std::int64_t i,
+                        F32 (&sums)[kKeys][kM][kSixteen]) {
+    KVCORE_UNROLL
+    for (int part = 0; part < kSixteen; ++part) {
+        const std::int64_t at = i + part * kLanes;
+        F32 key[kKeys];
+        KVCORE_UNROLL
+        for (int t = 0; t < kKeys; ++t) key[t] = load_padded<kDType, kMayEnd>(keys[t], at, dim);
+        KVCORE_UNROLL
+        for (int m = 0; m < kM; ++m) {
+            const F32 query = load<F32>(queries + m * query_stride + at);
+            KVCORE_UNROLL
+            for (int t = 0; t < kKeys; ++t) {
+                sums[t][m][part] = fused(key[t], query, sums[t][m][part]);
+            }
+        }
+    }
+}
+
 // scores[m][t] = queries[m] . keys[t] for four keys, summed in sixteen lanes.
 template <DType kDType, int kM>
 inline void dot_four(const float* queries, std::int64_t query_stride, const std::byte* const* keys,
@@ -103,27 +144,26 @@ inline void dot_four(const float* queries, std::int64_t query_stride, const std:
                      std::int64_t score_stride) {
     constexpr int kKeys = kM * kSixteen <= 4 ? 4 : kM * kSixteen <= 8 ? 2 : 1;  // at a time
     F4 folded[4][kM];
+    KVCORE_UNROLL
     for (int first = 0; first < 4; first += kKeys) {
+        const std::byte* rows[kKeys];
+        KVCORE_UNROLL
+        for (int t = 0; t < kKeys; ++t) rows[t] = keys[first + t] + offset;
         F32 sums[kKeys][kM][kSixteen] = {};
-        for (std::int64_t i = 0; i < dim; i += 16) {
-            for (int part = 0; part < kSixteen; ++part) {
-                const std::int64_t at = i + part * kLanes;
-                F32 key[kKeys];
-                for (int t = 0; t < kKeys; ++t) {
-                    key[t] = load_padded<kDType>(keys[first + t] + offset, at, dim);
-                }
-                for (int m = 0; m < kM; ++m) {
-                    const F32 query = load<F32>(queries + m * query_stride + at);
-                    for (int t = 0; t < kKeys; ++t) {
-                        sums[t][m][part] = fused(key[t], query, sums[t][m][part]);
-                    }
-                }
-            }
+        std::int64_t i = 0;
+        for (; i + 16 <= dim; i += 16) {
+            dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, rows, dim, i, sums);
         }
+        if (i < dim) {
+            dot_sixteen<kDType, kKeys, kM, true>(queries, query_stride, rows, dim, i, sums);
+        }
+        KVCORE_UNROLL
         for (int t = 0; t < kKeys; ++t) {
+            KVCORE_UNROLL
             for (int m = 0; m < kM; ++m) folded[first + t][m] = fold(sums[t][m]);
         }
     }
+    KVCORE_UNROLL
     for (int m = 0; m < kM; ++m) {
         store(scores + m * score_stride,
               sums_of(folded[0][m], folded[1][m], folded[2][m], folded[3][m]));

@@ -164,7 +164,7 @@ inline void attend_run(ItemWork& work, const TileRows& rows, std::int64_t head, 
     const std::int64_t n = (to - from) * sizes.group;
     const float* queries = work.queries + first * sizes.key_floats;
     if (work.is_staged) {
-        add_products_to(n, queries, sizes.key_floats, DenseRows{work.across, kTileKeys}, 0,
+        add_products_to(n, queries, sizes.key_floats, DenseRows{work.across, kTileKeys, kTileKeys}, 0,
                         sizes.key_dim, begin / 16 * 16, (end + 15) / 16 * 16,
                         Sums{work.scores, kTileKeys, nullptr});
     } else {
@@ -179,7 +179,7 @@ inline void attend_run(ItemWork& work, const TileRows& rows, std::int64_t head, 
     const Sums sums{work.sums + first * sizes.value_floats, sizes.value_floats, work.keeps};
     if (work.is_staged) {
         const std::int64_t stride = sizes.values_are_keys ? sizes.key_floats : sizes.value_floats;
-        add_products_to(n, work.scores, kTileKeys, DenseRows{work.values, stride}, begin, end, 0,
+        add_products_to(n, work.scores, kTileKeys, DenseRows{work.values, stride, stride}, begin, end, 0,
                         sizes.value_floats, sums);
     } else {
         kReaders[static_cast<int>(pool.v.dtype)].add_values(n, work.scores, kTileKeys, rows.v,
