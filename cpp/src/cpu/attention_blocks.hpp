@@ -2,31 +2,48 @@
 // The two products of attention, register-blocked. Included by each ISA's source inside its own
 // unnamed namespace, behind math.hpp.
 
-// Register blocks are arrays: unless their loops are unrolled early they live on the stack.
-#if defined(__clang__)
-#define KVCORE_UNROLL _Pragma("unroll")
-#else
-#define KVCORE_UNROLL _Pragma("GCC unroll 16")
-#endif
-
-// Elements i .. i + kLanes of n as floats, zeros beyond the end, which only the last ones may reach.
+// Elements i .. i + kLanes of n as floats, zeros beyond the end, which only the last ones may
+// reach.
 template <DType kDType, bool kMayEnd>
 inline F32 load_padded(const std::byte* from, std::int64_t i, std::int64_t n) {
     if (!kMayEnd || i + kLanes <= n) return load_elements<kDType>(from, i, kLanes);
     return i < n ? load_elements<kDType>(from, i, n - i) : F32{};
 }
 
-/// Rows of elements, of which some lanes are read.
+// Asks for the cache line of some element. No processor foresees where the successor of a page
+// lies; asking bit by bit, while something else is computed, leaves room for what is needed at
+// once.
 template <DType kDType>
-struct PointedRows {
+inline void ask_for(const std::byte* row, std::int64_t i) {
+    __builtin_prefetch(row + i * item_size(kDType), 0, 2);
+}
+
+inline void ask_for_row(const std::byte* row, std::int64_t bytes) {
+    constexpr std::int64_t kLine = 64;
+    for (std::int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(row + i, 0, 2);
+}
+
+/// A head's rows in a tile, wherever they lie.
+struct HeadRowsAt {
     const std::byte* const* rows;
     std::int64_t offset;  // bytes
-    std::int64_t n;       // elements of a row
+
+    const std::byte* at(std::int64_t row) const { return rows[row] + offset; }
+};
+
+/// Elements of such rows, and what is read later.
+template <DType kDType>
+struct PointedRows {
+    HeadRowsAt now;
+    HeadRowsAt next;
+    std::int64_t n;  // elements of a row
 
     template <bool kMayEnd>
     F32 at(std::int64_t row, std::int64_t i) const {
-        return load_padded<kDType, kMayEnd>(rows[row] + offset, i, n);
+        if (!kMayEnd) ask_for<kDType>(next.at(row), i);
+        return load_padded<kDType, kMayEnd>(now.at(row), i, n);
     }
+    void ask_no_more() { next = now; }
 };
 struct DenseRows {
     const float* data;
@@ -34,7 +51,10 @@ struct DenseRows {
     std::int64_t n;       // padded
 
     template <bool kMayEnd>
-    F32 at(std::int64_t row, std::int64_t i) const { return load<F32>(data + row * stride + i); }
+    F32 at(std::int64_t row, std::int64_t i) const {
+        return load<F32>(data + row * stride + i);
+    }
+    void ask_no_more() {}
 };
 
 /// What a block of sums is multiplied by before anything is added; nullptr: it begins at 0.
@@ -79,6 +99,7 @@ inline void add_products(const float* factors, std::int64_t factor_stride, const
     }
 }
 
+constexpr std::int64_t kBlockVectors = 6;                  // at a time, of many
 constexpr int kBlockColumns = KVCORE_LANES == 16 ? 4 : 2;  // registers
 
 template <int kM, class Rows>
@@ -98,9 +119,9 @@ void add_products_of(const float* factors, std::int64_t factor_stride, const Row
 
 // The same for n vectors of factors and columns from .. to of the sums, which are padded.
 template <class Rows>
-void add_products_to(std::int64_t n, const float* factors, std::int64_t factor_stride,
-                     const Rows& rows, std::int64_t begin, std::int64_t end, std::int64_t from,
-                     std::int64_t to, Sums sums) {
+void add_products_to(std::int64_t n, const float* factors, std::int64_t factor_stride, Rows rows,
+                     std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to,
+                     Sums sums) {
     const auto step = [&](auto count) {
         constexpr int kM = decltype(count)::value;
         add_products_of<kM>(factors, factor_stride, rows, begin, end, from, to, sums);
@@ -108,6 +129,7 @@ void add_products_to(std::int64_t n, const float* factors, std::int64_t factor_s
         factors += kM * factor_stride;
         sums.data += kM * sums.stride;
         if (sums.keeps != nullptr) sums.keeps += kM;
+        rows.ask_no_more();
     };
     while (n >= 6) step(std::integral_constant<int, 6>());
     if (n >= 4) step(std::integral_constant<int, 4>());
@@ -118,14 +140,17 @@ void add_products_to(std::int64_t n, const float* factors, std::int64_t factor_s
 // sums[t][m] += queries[m] . keys[t] over the sixteen elements from i on.
 template <DType kDType, int kKeys, int kM, bool kMayEnd>
 inline void dot_sixteen(const float* queries, std::int64_t query_stride,
-                        const std::byte* const* keys, std::int64_t dim, std::int64_t i,
-                        F32 (&sums)[kKeys][kM][kSixteen]) {
+                        const std::byte* const* keys, const std::byte* const* next,
+                        std::int64_t dim, std::int64_t i, F32 (&sums)[kKeys][kM][kSixteen]) {
     KVCORE_UNROLL
     for (int part = 0; part < kSixteen; ++part) {
         const std::int64_t at = i + part * kLanes;
         F32 key[kKeys];
         KVCORE_UNROLL
-        for (int t = 0; t < kKeys; ++t) key[t] = load_padded<kDType, kMayEnd>(keys[t], at, dim);
+        for (int t = 0; t < kKeys; ++t) {
+            if (!kMayEnd) ask_for<kDType>(next[t], at);
+            key[t] = load_padded<kDType, kMayEnd>(keys[t], at, dim);
+        }
         KVCORE_UNROLL
         for (int m = 0; m < kM; ++m) {
             const F32 query = load<F32>(queries + m * query_stride + at);
@@ -139,23 +164,27 @@ inline void dot_sixteen(const float* queries, std::int64_t query_stride,
 
 // scores[m][t] = queries[m] . keys[t] for four keys, summed in sixteen lanes.
 template <DType kDType, int kM>
-inline void dot_four(const float* queries, std::int64_t query_stride, const std::byte* const* keys,
-                     std::int64_t offset, std::int64_t dim, float* scores,
+inline void dot_four(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
+                     HeadRowsAt next, std::int64_t first_key, std::int64_t dim, float* scores,
                      std::int64_t score_stride) {
     constexpr int kKeys = kM * kSixteen <= 4 ? 4 : kM * kSixteen <= 8 ? 2 : 1;  // at a time
     F4 folded[4][kM];
     KVCORE_UNROLL
     for (int first = 0; first < 4; first += kKeys) {
         const std::byte* rows[kKeys];
+        const std::byte* later[kKeys];
         KVCORE_UNROLL
-        for (int t = 0; t < kKeys; ++t) rows[t] = keys[first + t] + offset;
+        for (int t = 0; t < kKeys; ++t) {
+            rows[t] = keys.at(first_key + first + t);
+            later[t] = next.at(first_key + first + t);
+        }
         F32 sums[kKeys][kM][kSixteen] = {};
         std::int64_t i = 0;
         for (; i + 16 <= dim; i += 16) {
-            dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, rows, dim, i, sums);
+            dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, rows, later, dim, i, sums);
         }
         if (i < dim) {
-            dot_sixteen<kDType, kKeys, kM, true>(queries, query_stride, rows, dim, i, sums);
+            dot_sixteen<kDType, kKeys, kM, true>(queries, query_stride, rows, later, dim, i, sums);
         }
         KVCORE_UNROLL
         for (int t = 0; t < kKeys; ++t) {
@@ -173,15 +202,16 @@ inline void dot_four(const float* queries, std::int64_t query_stride, const std:
 // scores[m][begin .. end] = queries[m] . keys[begin .. end]; whole fours are worked out, so keys
 // have pointers up to a multiple of four. `dim` elements, padded with zeros in the queries.
 template <DType kDType>
-void dots(std::int64_t n, const float* queries, std::int64_t query_stride,
-          const std::byte* const* keys, std::int64_t offset, std::int64_t dim, std::int64_t begin,
-          std::int64_t end, float* scores, std::int64_t score_stride) {
+void dots(std::int64_t n, const float* queries, std::int64_t query_stride, HeadRowsAt keys,
+          HeadRowsAt next, std::int64_t dim, std::int64_t begin, std::int64_t end, float* scores,
+          std::int64_t score_stride) {
     const auto step = [&](auto count) {
         constexpr int kM = decltype(count)::value;
         for (std::int64_t t = begin / 4 * 4; t < end; t += 4) {
-            dot_four<kDType, kM>(queries, query_stride, keys + t, offset, dim, scores + t,
+            dot_four<kDType, kM>(queries, query_stride, keys, next, t, dim, scores + t,
                                  score_stride);
         }
+        next = keys;  // once is enough
         n -= kM;
         queries += kM * query_stride;
         scores += kM * score_stride;

@@ -3,6 +3,13 @@
 // instruction sets with a fused multiply-add agree to the last bit. Included by each ISA's source
 // inside its own unnamed namespace, behind lanes.hpp.
 
+// Register blocks are arrays: unless their loops are unrolled early they live on the stack.
+#if defined(__clang__)
+#define KVCORE_UNROLL _Pragma("unroll")
+#else
+#define KVCORE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 // a * b + c, rounded once where the instruction set can.
 inline F32 fused(F32 a, F32 b, F32 c) {
 #if KVCORE_LANES == 16 && defined(__AVX512F__)
@@ -73,15 +80,48 @@ inline float sum_of(const F32* sixteen) {
 }
 
 // The greatest of a register's lanes.
-inline float greatest_lane(F32 value) {
-    float lanes[kLanes];
-    store(lanes, value);
-    for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
-        for (std::int64_t i = 0; i < half; ++i) {
-            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-        }
+inline float greatest_lane(F32 x) {
+    const auto most = [](auto a, auto b) { return a > b ? a : b; };
+#if KVCORE_LANES == 16
+    const auto eight = most(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+                            __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+    const auto eight = x;
+#endif
+#if KVCORE_LANES >= 8
+    const F4 four = most(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+    const F4 four = eight;
+#endif
+    const F4 two = most(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+    return two[0] > two[1] ? two[0] : two[1];
+}
+
+// Lanes 4 * quarter .. + 4.
+inline F4 four_of(F32 x, int quarter) {
+    F4 four[KVCORE_LANES / 4];
+    store(four, x);
+    return four[quarter];
+}
+
+// Four rows as columns: to[i * stride .. + 4] = lane i of each.
+inline void store_across(const F32 (&row)[4], float* to, std::int64_t stride) {
+    KVCORE_UNROLL
+    for (int quarter = 0; quarter < KVCORE_LANES / 4; ++quarter) {
+        F4 a[4];
+        KVCORE_UNROLL
+        for (int k = 0; k < 4; ++k) a[k] = four_of(row[k], quarter);
+        const F4 low = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5);
+        const F4 high = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+        const F4 low2 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
+        const F4 high2 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+        float* at = to + quarter * 4 * stride;
+        store(at, __builtin_shufflevector(low, low2, 0, 1, 4, 5));
+        store(at + stride, __builtin_shufflevector(low, low2, 2, 3, 6, 7));
+        store(at + 2 * stride, __builtin_shufflevector(high, high2, 0, 1, 4, 5));
+        store(at + 3 * stride, __builtin_shufflevector(high, high2, 2, 3, 6, 7));
     }
-    return lanes[0];
 }
 
 // ---- functions ---------------------------------------------------------------------------------
