@@ -40,7 +40,7 @@ inline void attend_direct(const ItemWork& work, std::int64_t first_key, const Pl
                   next.keys(work), pool.k.dim, run.begin, run.end, work.scores, kTileKeys);
         weigh(n, work.scores, run.begin, run.end, work.job.input->rule.soft_cap,
               states_of(work, vector));
-        of_v.add_values(n, work.scores, kTileKeys, now.values(work), next.values(work), pool.v.dim,
+        of_v.add_values(n, Weights{work.scores}, now.values(work), next.values(work), pool.v.dim,
                         run.begin, run.end, sums_of(work, vector));
     });
 }
@@ -92,12 +92,12 @@ inline void attend_staged(const ItemWork& work, std::int64_t first_key, const Pl
             const std::int64_t n = end - m < kBlockVectors ? end - m : kBlockVectors;
             const std::int64_t vector = first_vector + m;
             ask_for_part(work, next, m / kBlockVectors, parts);
-            add_products_to(n, work.queries + vector * sizes.key_floats, sizes.key_floats, keys, 0,
-                            sizes.key_dim, run.begin / 16 * 16, (run.end + 15) / 16 * 16,
+            add_products_to(n, Factors{work.queries + vector * sizes.key_floats, sizes.key_floats},
+                            keys, 0, sizes.key_dim, run.begin / 16 * 16, (run.end + 15) / 16 * 16,
                             Sums{work.scores, kTileKeys, nullptr});
             weigh(n, work.scores, run.begin, run.end, work.job.input->rule.soft_cap,
                   states_of(work, vector));
-            add_products_to(n, work.scores, kTileKeys, values, run.begin, run.end, 0,
+            add_products_to(n, Weights{work.scores}, values, run.begin, run.end, 0,
                             sizes.value_floats, sums_of(work, vector));
         }
     });

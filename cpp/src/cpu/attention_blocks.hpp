@@ -34,6 +34,7 @@ struct HeadRowsAt {
 /// Elements of such rows, and what is read later.
 template <DType kDType>
 struct PointedRows {
+    static constexpr bool kIsConverted = true;  // so better for more vectors at a time
     HeadRowsAt now;
     HeadRowsAt next;
     std::int64_t n;  // elements of a row
@@ -46,6 +47,7 @@ struct PointedRows {
     void ask_no_more() { next = now; }
 };
 struct DenseRows {
+    static constexpr bool kIsConverted = false;
     const float* data;
     std::int64_t stride;  // floats
     std::int64_t n;       // padded
@@ -64,10 +66,26 @@ struct Sums {
     const float* keeps;
 };
 
+/// Rows of numbers that rows of elements are multiplied by: queries.
+struct Factors {
+    const float* data;
+    std::int64_t stride;
+
+    float at(std::int64_t m, std::int64_t r) const { return data[m * stride + r]; }
+    void skip(std::int64_t n) { data += n * stride; }
+};
+/// Weights, of which one register addresses many rows, for it is known how far apart they are.
+struct Weights {
+    const float* data;
+
+    float at(std::int64_t m, std::int64_t r) const { return data[m * kTileKeys + r]; }
+    void skip(std::int64_t n) { data += n * kTileKeys; }
+};
+
 // sums[m][i ..] += factors[m][r] * rows[r][i ..] over rows begin .. end, one after the other.
-template <int kM, int kN, bool kMayEnd, class Rows>
-inline void add_products(const float* factors, std::int64_t factor_stride, const Rows& rows,
-                         std::int64_t begin, std::int64_t end, std::int64_t i, const Sums& sums) {
+template <int kM, int kN, bool kMayEnd, class By, class Rows>
+inline void add_products(const By& factors, const Rows& rows, std::int64_t begin, std::int64_t end,
+                         std::int64_t i, const Sums& sums) {
     F32 block[kM][kN];
     KVCORE_UNROLL
     for (int m = 0; m < kM; ++m) {
@@ -85,7 +103,7 @@ inline void add_products(const float* factors, std::int64_t factor_stride, const
         for (int n = 0; n < kN; ++n) row[n] = rows.template at<kMayEnd>(r, i + n * kLanes);
         KVCORE_UNROLL
         for (int m = 0; m < kM; ++m) {
-            const F32 factor = all(factors[m * factor_stride + r]);
+            const F32 factor = all(factors.at(m, r));
             KVCORE_UNROLL
             for (int n = 0; n < kN; ++n) block[m][n] = fused(factor, row[n], block[m][n]);
         }
@@ -102,37 +120,38 @@ inline void add_products(const float* factors, std::int64_t factor_stride, const
 constexpr std::int64_t kBlockVectors = 6;                  // at a time, of many
 constexpr int kBlockColumns = KVCORE_LANES == 16 ? 4 : 2;  // registers
 
-template <int kM, class Rows>
-void add_products_of(const float* factors, std::int64_t factor_stride, const Rows& rows,
-                     std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to,
-                     const Sums& sums) {
+template <int kM, class By, class Rows>
+void add_products_of(const By& factors, const Rows& rows, std::int64_t begin, std::int64_t end,
+                     std::int64_t from, std::int64_t to, const Sums& sums) {
     std::int64_t i = from;
     const std::int64_t whole = rows.n < to ? rows.n : to;
-    for (; i + kBlockColumns * kLanes <= whole; i += kBlockColumns * kLanes) {
-        add_products<kM, kBlockColumns, false>(factors, factor_stride, rows, begin, end, i, sums);
+    constexpr int kColumns = kM > 6 ? kBlockColumns / 2 : kBlockColumns;
+    for (; i + kColumns * kLanes <= whole; i += kColumns * kLanes) {
+        add_products<kM, kColumns, false>(factors, rows, begin, end, i, sums);
     }
     for (; i + kLanes <= whole; i += kLanes) {
-        add_products<kM, 1, false>(factors, factor_stride, rows, begin, end, i, sums);
+        add_products<kM, 1, false>(factors, rows, begin, end, i, sums);
     }
-    if (i < to) add_products<kM, 1, true>(factors, factor_stride, rows, begin, end, i, sums);
+    if (i < to) add_products<kM, 1, true>(factors, rows, begin, end, i, sums);
 }
 
 // The same for n vectors of factors and columns from .. to of the sums, which are padded.
-template <class Rows>
-void add_products_to(std::int64_t n, const float* factors, std::int64_t factor_stride, Rows rows,
-                     std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to,
-                     Sums sums) {
+template <class By, class Rows>
+void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, std::int64_t end,
+                     std::int64_t from, std::int64_t to, Sums sums) {
     const auto step = [&](auto count) {
         constexpr int kM = decltype(count)::value;
-        add_products_of<kM>(factors, factor_stride, rows, begin, end, from, to, sums);
+        add_products_of<kM>(factors, rows, begin, end, from, to, sums);
         n -= kM;
-        factors += kM * factor_stride;
+        factors.skip(kM);
         sums.data += kM * sums.stride;
         if (sums.keeps != nullptr) sums.keeps += kM;
         rows.ask_no_more();
     };
-    while (n >= 6) step(std::integral_constant<int, 6>());
-    if (n >= 4) step(std::integral_constant<int, 4>());
+    while (Rows::kIsConverted && n >= 8) step(std::integral_constant<int, 8>());
+    while (!Rows::kIsConverted && n >= 6) step(std::integral_constant<int, 6>());
+    if (n >= 4 && n != 5) step(std::integral_constant<int, 4>());
+    if (n >= 3) step(std::integral_constant<int, 3>());
     if (n >= 2) step(std::integral_constant<int, 2>());
     if (n >= 1) step(std::integral_constant<int, 1>());
 }
@@ -153,12 +172,33 @@ inline void dot_sixteen(const float* queries, std::int64_t query_stride,
         }
         KVCORE_UNROLL
         for (int m = 0; m < kM; ++m) {
-            const F32 query = load<F32>(queries + m * query_stride + at);
+            const F32 query = keep_in_register(load<F32>(queries + m * query_stride + at));
             KVCORE_UNROLL
             for (int t = 0; t < kKeys; ++t) {
                 sums[t][m][part] = fused(key[t], query, sums[t][m][part]);
             }
         }
+    }
+}
+
+// sums[t][m] = queries[m] . keys[t], still in sixteen lanes.
+template <DType kDType, int kKeys, int kM>
+inline void dot_rows(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
+                     HeadRowsAt next, std::int64_t first_key, std::int64_t dim,
+                     F32 (&sums)[kKeys][kM][kSixteen]) {
+    const std::byte* rows[kKeys];
+    const std::byte* later[kKeys];
+    KVCORE_UNROLL
+    for (int t = 0; t < kKeys; ++t) {
+        rows[t] = keys.at(first_key + t);
+        later[t] = next.at(first_key + t);
+    }
+    std::int64_t i = 0;
+    for (; i + 16 <= dim; i += 16) {
+        dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, rows, later, dim, i, sums);
+    }
+    if (i < dim) {
+        dot_sixteen<kDType, kKeys, kM, true>(queries, query_stride, rows, later, dim, i, sums);
     }
 }
 
@@ -171,21 +211,8 @@ inline void dot_four(const float* queries, std::int64_t query_stride, HeadRowsAt
     F4 folded[4][kM];
     KVCORE_UNROLL
     for (int first = 0; first < 4; first += kKeys) {
-        const std::byte* rows[kKeys];
-        const std::byte* later[kKeys];
-        KVCORE_UNROLL
-        for (int t = 0; t < kKeys; ++t) {
-            rows[t] = keys.at(first_key + first + t);
-            later[t] = next.at(first_key + first + t);
-        }
         F32 sums[kKeys][kM][kSixteen] = {};
-        std::int64_t i = 0;
-        for (; i + 16 <= dim; i += 16) {
-            dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, rows, later, dim, i, sums);
-        }
-        if (i < dim) {
-            dot_sixteen<kDType, kKeys, kM, true>(queries, query_stride, rows, later, dim, i, sums);
-        }
+        dot_rows<kDType>(queries, query_stride, keys, next, first_key + first, dim, sums);
         KVCORE_UNROLL
         for (int t = 0; t < kKeys; ++t) {
             KVCORE_UNROLL
@@ -199,6 +226,31 @@ inline void dot_four(const float* queries, std::int64_t query_stride, HeadRowsAt
     }
 }
 
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+// The same with as many registers as there are, whose sums are taken together.
+template <DType kDType>
+inline void dot_four_by_four(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
+                             HeadRowsAt next, std::int64_t first_key, std::int64_t dim,
+                             float* scores, std::int64_t score_stride) {
+    F32 sums[4][4][1] = {};
+    dot_rows<kDType>(queries, query_stride, keys, next, first_key, dim, sums);
+    store_quarters(sums_of_sixteen(sums[0], sums[1], sums[2], sums[3]), scores, score_stride);
+}
+template <DType kDType>
+inline void dot_four_by_eight(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
+                              HeadRowsAt next, std::int64_t first_key, std::int64_t dim,
+                              float* scores, std::int64_t score_stride) {
+    F32 halves[2];  // of two keys: a quarter has vectors m and m + 4 of a key, then of the other
+    for (int i = 0; i < 2; ++i) {
+        F32 sums[2][8][1] = {};
+        dot_rows<kDType>(queries, query_stride, keys, next, first_key + 2 * i, dim, sums);
+        halves[i] = sums_of_sixteen(sums[0], sums[0] + 4, sums[1], sums[1] + 4);
+    }
+    store_quarters(shuffled<0x88>(halves[0], halves[1]), scores, score_stride);
+    store_quarters(shuffled<0xdd>(halves[0], halves[1]), scores + 4 * score_stride, score_stride);
+}
+#endif
+
 // scores[m][begin .. end] = queries[m] . keys[begin .. end]; whole fours are worked out, so keys
 // have pointers up to a multiple of four. `dim` elements, padded with zeros in the queries.
 template <DType kDType>
@@ -208,15 +260,24 @@ void dots(std::int64_t n, const float* queries, std::int64_t query_stride, HeadR
     const auto step = [&](auto count) {
         constexpr int kM = decltype(count)::value;
         for (std::int64_t t = begin / 4 * 4; t < end; t += 4) {
-            dot_four<kDType, kM>(queries, query_stride, keys, next, t, dim, scores + t,
-                                 score_stride);
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+            constexpr auto kDot = kM == 8   ? dot_four_by_eight<kDType>
+                                  : kM == 4 ? dot_four_by_four<kDType>
+                                            : dot_four < kDType,
+                           kM < 4 ? kM : 1 > ;
+#else
+            constexpr auto kDot = dot_four<kDType, kM>;
+#endif
+            kDot(queries, query_stride, keys, next, t, dim, scores + t, score_stride);
         }
         next = keys;  // once is enough
         n -= kM;
         queries += kM * query_stride;
         scores += kM * score_stride;
     };
-    while (n >= 4) step(std::integral_constant<int, 4>());
+    while (kLanes == 16 && n >= 8) step(std::integral_constant<int, 8>());
+    while (n >= 4 && n != 5) step(std::integral_constant<int, 4>());
+    if (n >= 3) step(std::integral_constant<int, 3>());
     if (n >= 2) step(std::integral_constant<int, 2>());
     if (n >= 1) step(std::integral_constant<int, 1>());
 }

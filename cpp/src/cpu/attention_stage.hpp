@@ -63,16 +63,15 @@ using StageRows = void (*)(HeadRowsAt, std::int64_t, std::int64_t, const std::by
                            std::int64_t, std::int64_t, float*, std::int64_t);
 using Dots = void (*)(std::int64_t, const float*, std::int64_t, HeadRowsAt, HeadRowsAt,
                       std::int64_t, std::int64_t, std::int64_t, float*, std::int64_t);
-using AddValues = void (*)(std::int64_t, const float*, std::int64_t, HeadRowsAt, HeadRowsAt,
-                           std::int64_t, std::int64_t, std::int64_t, Sums);
+using AddValues = void (*)(std::int64_t, Weights, HeadRowsAt, HeadRowsAt, std::int64_t,
+                           std::int64_t, std::int64_t, Sums);
 
 // sums[m] += weights[m][t] * values[t] for keys begin .. end, straight from their pages.
 template <DType kDType>
-void add_values(std::int64_t n, const float* weights, std::int64_t weight_stride, HeadRowsAt values,
-                HeadRowsAt next, std::int64_t dim, std::int64_t begin, std::int64_t end,
-                Sums sums) {
-    add_products_to(n, weights, weight_stride, PointedRows<kDType>{values, next, dim}, begin, end,
-                    0, (dim + kLanes - 1) / kLanes * kLanes, sums);
+void add_values(std::int64_t n, Weights weights, HeadRowsAt values, HeadRowsAt next,
+                std::int64_t dim, std::int64_t begin, std::int64_t end, Sums sums) {
+    add_products_to(n, weights, PointedRows<kDType>{values, next, dim}, begin, end, 0,
+                    (dim + kLanes - 1) / kLanes * kLanes, sums);
 }
 
 // What reads a pool of some dtype.

@@ -11,24 +11,38 @@ struct RunningStates {
     float* keeps;   // what earlier sums are to be multiplied by; padded
 };
 
-// The greatest score of keys from .. to, which are whole sixteens; scores are capped.
-inline float find_greatest(float* scores, std::int64_t from, std::int64_t to, float soft_cap) {
-    F32 found = all(kNothing);
+// scores = cap * tanh(score / cap) for keys from .. to.
+inline void cap_scores(float* scores, std::int64_t from, std::int64_t to, float soft_cap) {
     for (std::int64_t t = from; t < to; t += kLanes) {
-        F32 score = load<F32>(scores + t);
-        if (soft_cap > 0) {
-            const F32 capped = hyperbolic_tangent(score / soft_cap) * soft_cap;
-            score = score == kNothing ? score : capped;
-            store(scores + t, score);
-        }
-        found = greater(score, found);
+        const F32 score = load<F32>(scores + t);
+        const F32 capped = hyperbolic_tangent(score / soft_cap) * soft_cap;
+        store(scores + t, capped);
     }
+}
+
+// Keys from .. to, which are whole sixteens. Most tiles are whole: their loops have no ends to look
+// for.
+template <bool kIsWhole>
+inline float find_greatest(const float* scores, std::int64_t from, std::int64_t to) {
+    if (kIsWhole) {
+        from = 0;
+        to = kTileKeys;
+    }
+    F32 found = all(kNothing);
+    KVCORE_UNROLL
+    for (std::int64_t t = from; t < to; t += kLanes) found = greater(load<F32>(scores + t), found);
     return greatest_lane(found);
 }
 
 // Replaces scores by weights; answers their sum.
+template <bool kIsWhole>
 inline float exponentiate(float* scores, std::int64_t from, std::int64_t to, float origin) {
+    if (kIsWhole) {
+        from = 0;
+        to = kTileKeys;
+    }
     F32 sums[kSixteen] = {};
+    KVCORE_UNROLL
     for (std::int64_t t = from; t < to; t += 16) {
         KVCORE_UNROLL
         for (int part = 0; part < kSixteen; ++part) {
@@ -41,17 +55,11 @@ inline float exponentiate(float* scores, std::int64_t from, std::int64_t to, flo
     return sum_of(sums);
 }
 
-// Turns the scores of n vectors for keys begin .. end of a tile into weights, those of the other
-// keys into zeros as far as whole sixteens reach.
-inline void weigh(std::int64_t n, float* scores, std::int64_t begin, std::int64_t end,
-                  float soft_cap, const RunningStates& states) {
-    const std::int64_t from = begin / 16 * 16;
-    const std::int64_t to = (end + 15) / 16 * 16;
+template <bool kIsWhole>
+inline void weigh_between(std::int64_t n, float* scores, std::int64_t from, std::int64_t to,
+                          const RunningStates& states) {
     for (std::int64_t m = 0; m < n; ++m) {
-        float* row = scores + m * kTileKeys;
-        for (std::int64_t t = from; t < begin; ++t) row[t] = kNothing;
-        for (std::int64_t t = end; t < to; ++t) row[t] = kNothing;
-        const float greatest = find_greatest(row, from, to, soft_cap);
+        const float greatest = find_greatest<kIsWhole>(scores + m * kTileKeys, from, to);
         const float before = states.maxima[m];
         states.maxima[m] = greatest > before ? greatest : before;
         states.keeps[m] = greatest > before ? before - greatest : 0;
@@ -62,6 +70,25 @@ inline void weigh(std::int64_t n, float* scores, std::int64_t begin, std::int64_
     for (std::int64_t m = 0; m < n; ++m) {
         const float origin = states.maxima[m] == kNothing ? 0 : states.maxima[m];
         states.totals[m] = states.totals[m] * states.keeps[m] +
-                           exponentiate(scores + m * kTileKeys, from, to, origin);
+                           exponentiate<kIsWhole>(scores + m * kTileKeys, from, to, origin);
+    }
+}
+
+// Turns the scores of n vectors for keys begin .. end of a tile into weights, those of the other
+// keys into zeros as far as whole sixteens reach.
+inline void weigh(std::int64_t n, float* scores, std::int64_t begin, std::int64_t end,
+                  float soft_cap, const RunningStates& states) {
+    const std::int64_t from = begin / 16 * 16;
+    const std::int64_t to = (end + 15) / 16 * 16;
+    for (std::int64_t m = 0; m < n; ++m) {
+        float* row = scores + m * kTileKeys;
+        if (soft_cap > 0) cap_scores(row, from, to, soft_cap);
+        for (std::int64_t t = from; t < begin; ++t) row[t] = kNothing;
+        for (std::int64_t t = end; t < to; ++t) row[t] = kNothing;
+    }
+    if (from == 0 && to == kTileKeys) {
+        weigh_between<true>(n, scores, from, to, states);
+    } else {
+        weigh_between<false>(n, scores, from, to, states);
     }
 }
