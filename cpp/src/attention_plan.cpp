@@ -9,7 +9,9 @@ namespace kvcore {
 namespace {
 
 // Of queries and sums of an item: about what a core keeps close to itself beside a tile.
-constexpr std::int64_t kItemFloats = 64 * 1024;
+constexpr std::int64_t kItemFloats = 128 * 1024;
+// Of K and V of a tile: two of them lie in a core's cache.
+constexpr std::int64_t kTileBytes = 256 * 1024;
 constexpr std::int64_t kFewestKeys = 512;  // of an item that is a part of a token's keys
 constexpr std::int64_t kPieces = 32;       // that the whole work is cut into, at least
 constexpr std::int64_t kReadingCost = 16;  // of a key, in queries
@@ -119,6 +121,10 @@ template <class Visit>
 void for_each_tile(const AttentionInput& input, const Visit& visit) noexcept {
     const AttentionSizes sizes(input);
     const std::int64_t token_floats = sizes.group * (sizes.key_floats + sizes.value_floats);
+    const std::int64_t tile_bytes =
+        kTileKeys * (input.pool.k.dim + input.pool.v.dim) * item_size(input.pool.k.dtype);
+    const std::int64_t most_heads =
+        std::clamp<std::int64_t>(kTileBytes / tile_bytes, 1, input.pool.heads);
     for_each_stack(input, [&](const StackRange& range) {
         const std::int64_t most =
             std::clamp<std::int64_t>(kItemFloats / token_floats, 1, range.num_tokens);
@@ -127,7 +133,7 @@ void for_each_tile(const AttentionInput& input, const Visit& visit) noexcept {
             const std::int64_t first = range.num_tokens * i / tiles;
             const std::int64_t n = range.num_tokens * (i + 1) / tiles - first;
             const std::int64_t heads =
-                std::clamp<std::int64_t>(kItemFloats / (token_floats * n), 1, input.pool.heads);
+                std::clamp<std::int64_t>(kItemFloats / (token_floats * n), 1, most_heads);
             visit(Tile{range.stack, first, n, heads, seen_keys(input, range, first, n)});
         }
     });
@@ -211,8 +217,8 @@ ScratchLayout::ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limi
     sums = take(limits.head_vectors * sizes.value_floats);
     maxima = take(limits.head_vectors);
     totals = take(limits.head_vectors);
-    keeps = take(limits.vectors);
-    scores = take(limits.vectors * kTileKeys);
+    keeps = take(limits.scored);
+    scores = take(limits.scored * kTileKeys);
     keys = take(staged * sizes.key_floats);
     across = take(staged * sizes.key_floats);
     values = sizes.values_are_keys ? keys : take(staged * sizes.value_floats);
@@ -229,9 +235,10 @@ PlanCounts count_plan(const AttentionInput& input) noexcept {
         if (chunks > 1 || input.num_shared > 0) counts.parts += chunks * tile.num_tokens;
         ItemLimits& limits = counts.limits;
         limits.tokens = std::max(limits.tokens, tile.num_tokens);
-        limits.vectors = std::max(limits.vectors, vectors);
+        const bool stages = is_staged(input, vectors);
+        limits.scored = std::max(limits.scored, vectors);
         limits.head_vectors = std::max(limits.head_vectors, vectors * tile.heads);
-        limits.stages = limits.stages || is_staged(input, vectors);
+        limits.stages = limits.stages || stages;
     });
     return counts;
 }

@@ -60,13 +60,13 @@ struct AttentionSizes {
 /// Most that an item has.
 struct ItemLimits {
     std::int64_t tokens = 0;
-    std::int64_t vectors = 0;       // queries of one head of the pool
+    std::int64_t scored = 0;        // vectors whose scores are there at the same time
     std::int64_t head_vectors = 0;  // of all heads
     bool stages = false;            // whether any item copies K and V before it computes
 };
 
 /// Queries of one head of the pool from which on K and V are converted once for all of them.
-constexpr std::int64_t kWorthStaging = 9;
+constexpr std::int64_t kWorthStaging = 17;
 
 [[nodiscard]] bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept;
 
@@ -83,7 +83,7 @@ struct AttentionPlan {
     WorkItem* items;       // [counts.items]
     std::int64_t* begins;  // [tokens + 2]: slots[begins[t]] .. [begins[t + 1]] are those of token
                            // t, none where an item writes its results
-    std::int64_t* slots;  // [counts.parts]
+    std::int64_t* slots;   // [counts.parts]
     std::int64_t num_items = 0;
 };
 

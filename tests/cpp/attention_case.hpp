@@ -68,7 +68,7 @@ class Case {
     std::vector<std::uint32_t>& pages() { return pages_; }
     std::vector<kvcore::SharedRows>& shared() { return shared_; }
 
-    /// Everything in bytes that differ from case to case stays where it is for the case's life.
+    /// Points into the case.
     kvcore::AttentionInput input() const {
         kvcore::AttentionInput input;
         input.pool = pool_;
@@ -81,6 +81,17 @@ class Case {
         input.shared = shared_.data();
         input.num_shared = static_cast<std::int64_t>(shared_.size());
         return input;
+    }
+
+    /// Makes NaN of K and V of a token.
+    void poison(std::int64_t row, std::int64_t token) {
+        for (std::int64_t head = 0; head < shape_.heads; ++head) {
+            for (const auto* view : {&pool_.k, &pool_.v}) {
+                std::byte* at =
+                    writable(view->at(page_of(row, token), token % shape_.page_size, head));
+                std::fill(at, at + view->dim * kvcore::item_size(view->dtype), std::byte{255});
+            }
+        }
     }
 
     Result expected() const {

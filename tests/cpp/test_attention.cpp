@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over pages against double precision: layouts, dtypes, scales, windows, caps, sinks.
 #include "attention_run.hpp"
+#include "sparse_copy.hpp"
 
 using attention_case::Case;
 using attention_case::Layout;
@@ -25,7 +26,8 @@ Shape random_shape(Random& random) {
     shape.group = kGroups[random.below(9)];
     shape.key_dim = kDims[random.below(7)];
     shape.value_dim = random.chance(60) ? shape.key_dim : kDims[random.below(7)];
-    if (!(kvcore::item_size(shape.dtype) > 1)) shape.scaling = static_cast<Scaling>(random.below(5));
+    if (!(kvcore::item_size(shape.dtype) > 1))
+        shape.scaling = static_cast<Scaling>(random.below(5));
     if (random.chance(20)) {
         shape.layout = static_cast<Layout>(random.between(2, 4));
         shape.heads = 1;
@@ -78,11 +80,79 @@ void random_batches_are_attended_as_in_double_precision(Random& random) {
         std::vector<float> sinks;
         draw_rule(random, of, sinks);
         const attention_case::Result expected = of.expected();
-        for (const kvcore::cpu::KernelTable* table : attention_case::tables()) {
-            check::verb = table->name;
-            attention_case::check_close(of, expected, attention_case::run(of, table, 1));
+        attention_case::check_all(of, expected);
+        const attention_case::Outcome outcome = attention_case::run(of, {nullptr, 1, true, false});
+        CHECK(outcome.values == attention_case::run(of, {}).values);
+    }
+}
+
+// Contexts of many items, whose parts are merged.
+void long_contexts_are_cut_and_merged(Random& random) {
+    for (const std::int64_t group : {1, 5, 20}) {
+        for (const std::int64_t window : {0, 1500}) {
+            Shape shape;
+            shape.group = group;
+            shape.heads = 1;
+            shape.key_dim = shape.value_dim = 32;
+            shape.cached = {3000, 0, 700};
+            shape.added = {1, 40, 3};
+            Case of(random, shape);
+            of.rule().window = window;
+            std::vector<float> sinks(static_cast<std::size_t>(of.query_heads()), 1.5F);
+            if (group == 5) of.rule().sinks = sinks.data();
+            check::note = text(shape) + " window " + check::text(window);
+            attention_case::check_all(of, of.expected());
         }
-        attention_case::check_close(of, expected, attention_case::run(of, nullptr, 3));
+    }
+}
+
+// Weights of zero do not help against NaN: what a token does not see must not be multiplied.
+void what_a_token_does_not_see_has_no_part_in_it(Random& random) {
+    for (const std::int64_t group : {1, 16}) {
+        Shape shape;
+        shape.group = group;
+        shape.cached = {70};
+        shape.added = {6};
+        Case of(random, shape);
+        of.rule().window = 40;
+        const attention_case::Outcome before = attention_case::run(of, {});
+        of.poison(0, 75);  // the last token's; also what windows have left behind
+        of.poison(0, 30);
+        const attention_case::Outcome after = attention_case::run(of, {});
+        const auto size = static_cast<std::ptrdiff_t>(before.values.size());
+        CHECK(std::equal(before.values.begin(), before.values.begin() + size / 6 * 5,
+                         after.values.begin()));
+        CHECK(std::isnan(read_element(DType::kFloat32, &after.values[after.values.size() - 4])));
+    }
+}
+
+// Weights of almost nothing but one key: neither an overflow nor a NaN.
+void large_scores_do_not_overflow(Random& random) {
+    for (const std::int64_t group : {2, 17}) {
+        Shape shape;
+        shape.group = group;
+        shape.spread = 1e4F;
+        shape.cached = {150, 10};
+        shape.added = {2, 3};
+        Case of(random, shape);
+        attention_case::check_close(of, of.expected(), attention_case::run(of, {}), 2000);
+    }
+}
+
+// Pages whose bytes begin beyond 2^31 and 2^32, in memory that is there only where it is written.
+void pages_may_lie_gigabytes_apart(Random& random) {
+    for (const bool is_quantized : {false, true}) {
+        Shape shape;
+        shape.dtype = is_quantized ? DType::kInt8 : DType::kFloat16;
+        shape.scaling = is_quantized ? Scaling::kTokenHead : Scaling::kNone;
+        shape.cached = {500, 400};
+        shape.added = {1, 1};
+        Case of(random, shape);
+        const attention_case::Outcome near = attention_case::run(of, {});
+        attention_case::SparseCopy k(of.pool().k, of.pool().pages);
+        attention_case::SparseCopy v(of.pool().v, of.pool().pages);
+        CHECK(k.size() > std::int64_t{1} << 32);
+        CHECK(attention_case::run(of, {}) == near);
     }
 }
 
@@ -91,4 +161,8 @@ void random_batches_are_attended_as_in_double_precision(Random& random) {
 int main(int argc, char** argv) {
     Random random(seed_from(argc, argv, 4));
     random_batches_are_attended_as_in_double_precision(random);
+    long_contexts_are_cut_and_merged(random);
+    what_a_token_does_not_see_has_no_part_in_it(random);
+    large_scores_do_not_overflow(random);
+    pages_may_lie_gigabytes_apart(random);
 }

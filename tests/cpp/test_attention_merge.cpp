@@ -121,11 +121,8 @@ void what_rows_share_is_read_for_all_of_them(Random& random) {
         check::note = "rows " + check::text(rows) + " common " + check::text(common) + " page " +
                       check::text(shape.page_size) + " window " + check::text(of.rule().window);
         const attention_case::Result expected = of.expected();
-        for (const kvcore::cpu::KernelTable* table : attention_case::tables()) {
-            attention_case::check_close(of, expected, attention_case::run(of, table, 1));
-        }
-        CHECK(attention_case::run(of, nullptr, 1) == attention_case::run(of, nullptr, 4));
-        attention_case::check_close(of, expected, attention_case::run(of, nullptr, 1, false));
+        attention_case::check_all(of, expected);
+        attention_case::check_close(of, expected, attention_case::run(of, {nullptr, 1, false}));
     }
 }
 

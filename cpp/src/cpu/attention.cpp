@@ -88,10 +88,12 @@ void cpu::attention_by(const AttentionKernels& kernels, const AttentionInput& in
     const std::int64_t tokens = input.offsets[input.table.batch];
     if (job.plan.begins[tokens] == 0) return;
     const std::int64_t bytes = input.queries.heads * input.pool.v.dim * std::int64_t{sizeof(float)};
+    const std::int64_t mergers =
+        std::clamp<std::int64_t>(tokens / cpu::worth_a_thread(bytes), 1, workers);
     cpu::parallel_for(
-        tokens, cpu::worth_a_thread(bytes), workers, [&](std::int64_t begin, std::int64_t end) {
-            float* scratch = scratches + begin * workers / tokens * layout.scratch.size;
-            kernels.merge_parts(job, begin, end, scratch);
+        mergers, 1, static_cast<int>(mergers), [&](std::int64_t merger, std::int64_t next_merger) {
+            kernels.merge_parts(job, tokens * merger / mergers, tokens * next_merger / mergers,
+                                scratches + merger * layout.scratch.size);
         });
 }
 

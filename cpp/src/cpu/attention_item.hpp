@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One item of attention from its queries to its results. Included by each ISA's source inside its
-// own unnamed namespace, behind attention_stage.hpp.
-
-constexpr float kNothing = -__builtin_inff();  // the score of what is not seen
+// own unnamed namespace, behind attention_stage.hpp and attention_weights.hpp.
 
 /// An item at work. Vectors of a head of the pool are numbered token by token, `sizes.group` each.
 struct ItemWork {
@@ -45,7 +43,7 @@ void widen_vector(const std::byte* from, std::int64_t n, float scale, float* to)
 }
 
 // Queries as floats, scaled and padded with zeros; sums of nothing.
-inline void begin_item(ItemWork& work) {
+inline void begin_item(const ItemWork& work) {
     const AttentionInput& input = *work.job.input;
     const AttentionSizes& sizes = work.job.sizes;
     const auto& q = input.queries;
@@ -97,119 +95,40 @@ inline void find_rows(const ItemWork& work, std::int64_t first, std::int64_t n, 
         }
     }
     rows.n = n;
-    for (std::int64_t t = n; t % 4 != 0; ++t) rows.k[t] = rows.k[n - 1];
-}
-
-inline void stage(ItemWork& work, const TileRows& rows, std::int64_t head) {
-    const auto& pool = work.job.input->pool;
-    const AttentionSizes& sizes = work.job.sizes;
-    kReaders[static_cast<int>(pool.k.dtype)].stage_rows(
-        rows.k, rows.n, head * pool.k.head_stride, pool.k.dim, rows.k_scales,
-        head * pool.k.scales.head_stride, pool.k.scales.group, work.keys, sizes.key_floats);
-    if (pool.rope.dim > 0) {
-        constexpr const std::byte* kNone[kTileKeys] = {};
-        kReaders[static_cast<int>(pool.rope.dtype)].stage_rows(
-            rows.rope, rows.n, head * pool.rope.head_stride, pool.rope.dim, kNone, 0, 1,
-            work.keys + pool.k.dim, sizes.key_floats);
-    }
-    transpose(work.keys, sizes.key_floats, rows.n, sizes.key_dim, work.across);
-    if (sizes.values_are_keys) return;
-    kReaders[static_cast<int>(pool.v.dtype)].stage_rows(
-        rows.v, rows.n, head * pool.v.head_stride, pool.v.dim, rows.v_scales,
-        head * pool.v.scales.head_stride, pool.v.scales.group, work.values, sizes.value_floats);
-}
-
-// Turns scores of keys begin .. end into weights, those of the other keys into zeros as far as
-// whole sixteens reach, and brings what was summed before to the new maximum.
-inline void weigh(float* scores, std::int64_t begin, std::int64_t end, float soft_cap, float& most,
-                  float& total, float& keep) {
-    const std::int64_t from = begin / 16 * 16;
-    const std::int64_t to = (end + 15) / 16 * 16;
-    for (std::int64_t t = from; t < begin; ++t) scores[t] = kNothing;
-    for (std::int64_t t = end; t < to; ++t) scores[t] = kNothing;
-    F32 found = all(kNothing);
-    for (std::int64_t t = from; t < to; t += kLanes) {
-        F32 score = load<F32>(scores + t);
-        if (soft_cap > 0) {
-            const F32 capped = hyperbolic_tangent(score / soft_cap) * soft_cap;
-            score = score == kNothing ? score : capped;
-            store(scores + t, score);
-        }
-        found = greater(score, found);
-    }
-    const float highest = greatest_lane(found);
-    const float next = highest > most ? highest : most;
-    const float origin = next == kNothing ? 0 : next;
-    F32 sums[kSixteen] = {};
-    for (std::int64_t t = from; t < to; t += 16) {
-        for (int part = 0; part < kSixteen; ++part) {
-            float* at = scores + t + part * kLanes;
-            const F32 weight = exponential(load<F32>(at) - all(origin));
-            store(at, weight);
-            sums[part] = sums[part] + weight;
-        }
-    }
-    keep = next == most ? 1 : exponential(all(most - origin))[0];
-    total = total * keep + sum_of(sums);
-    most = next;
-}
-
-// Tokens from .. to of an item, of one head, which all see keys begin .. end of the tile.
-inline void attend_run(ItemWork& work, const TileRows& rows, std::int64_t head, std::int64_t from,
-                       std::int64_t to, std::int64_t begin, std::int64_t end) {
-    const auto& pool = work.job.input->pool;
-    const AttentionSizes& sizes = work.job.sizes;
-    const std::int64_t local = head - work.item.first_head;
-    const std::int64_t first = local * work.vectors + from * sizes.group;
-    const std::int64_t n = (to - from) * sizes.group;
-    const float* queries = work.queries + first * sizes.key_floats;
-    if (work.is_staged) {
-        add_products_to(n, queries, sizes.key_floats, DenseRows{work.across, kTileKeys}, 0,
-                        sizes.key_dim, begin / 16 * 16, (end + 15) / 16 * 16,
-                        Sums{work.scores, kTileKeys, nullptr});
-    } else {
-        kReaders[static_cast<int>(pool.k.dtype)].dots(n, queries, sizes.key_floats, rows.k,
-                                                      head * pool.k.head_stride, pool.k.dim, begin,
-                                                      end, work.scores, kTileKeys);
-    }
-    for (std::int64_t m = 0; m < n; ++m) {
-        weigh(work.scores + m * kTileKeys, begin, end, work.job.input->rule.soft_cap,
-              work.maxima[first + m], work.totals[first + m], work.keeps[m]);
-    }
-    const Sums sums{work.sums + first * sizes.value_floats, sizes.value_floats, work.keeps};
-    if (work.is_staged) {
-        const std::int64_t stride = sizes.values_are_keys ? sizes.key_floats : sizes.value_floats;
-        add_products_to(n, work.scores, kTileKeys, DenseRows{work.values, stride}, begin, end, 0,
-                        sizes.value_floats, sums);
-    } else {
-        kReaders[static_cast<int>(pool.v.dtype)].add_values(n, work.scores, kTileKeys, rows.v,
-                                                            head * pool.v.head_stride, pool.v.dim,
-                                                            begin, end, sums);
+    for (std::int64_t t = n; t < kTileKeys; ++t) {
+        rows.k[t] = rows.k[n - 1];
+        rows.v[t] = rows.v[n - 1];
     }
 }
 
-// Tokens that see the same keys of a tile are attended together. There are no masks: a weight of
-// zero would still let in the NaN of a value that a token does not see.
-inline void attend_tile(ItemWork& work, std::int64_t first_key, const TileRows& rows) {
+/// Tokens of an item that see the same keys of a tile.
+struct Run {
+    std::int64_t first_token;
+    std::int64_t end_token;
+    std::int64_t begin;  // key of the tile
+    std::int64_t end;
+};
+
+// Tokens that see the same keys of a tile of n are attended together. There are no masks: a weight
+// of zero would still let in the NaN of a value that a token does not see.
+template <class Visit>
+inline void for_each_run(const ItemWork& work, std::int64_t first_key, std::int64_t n,
+                         const Visit& visit) {
     const auto clipped = [&](std::int64_t key) {
         const std::int64_t at = key - first_key;
-        return at < 0 ? 0 : at < rows.n ? at : rows.n;
+        return at < 0 ? 0 : at < n ? at : n;
     };
-    for (std::int64_t i = 0; i < work.item.num_heads; ++i) {
-        const std::int64_t head = work.item.first_head + i;
-        if (work.is_staged) stage(work, rows, head);
-        std::int64_t from = 0;
-        while (from < work.item.num_tokens) {
-            const std::int64_t begin = clipped(work.tokens[from].begin);
-            const std::int64_t end = clipped(work.tokens[from].end);
-            std::int64_t to = from + 1;
-            while (to < work.item.num_tokens && clipped(work.tokens[to].begin) == begin &&
-                   clipped(work.tokens[to].end) == end) {
-                ++to;
-            }
-            if (begin < end) attend_run(work, rows, head, from, to, begin, end);
-            from = to;
+    std::int64_t from = 0;
+    while (from < work.item.num_tokens) {
+        const std::int64_t begin = clipped(work.tokens[from].begin);
+        const std::int64_t end = clipped(work.tokens[from].end);
+        std::int64_t to = from + 1;
+        while (to < work.item.num_tokens && clipped(work.tokens[to].begin) == begin &&
+               clipped(work.tokens[to].end) == end) {
+            ++to;
         }
+        if (begin < end) visit(Run{from, to, begin, end});
+        from = to;
     }
 }
 
@@ -262,23 +181,4 @@ inline void finish_vector(const ItemWork& work, std::int64_t vector, std::int64_
         sums, dim, totals.factor,
         out.data + token * out.token_stride + query_head * out.head_stride);
     if (job.output->lse != nullptr) job.output->lse[token * q.heads + query_head] = totals.lse;
-}
-
-void attend(const AttentionJob& job, const WorkItem& item, float* scratch) {
-    ItemWork work(job, item, scratch);
-    begin_item(work);
-    TileRows rows;
-    for (std::int64_t key = item.first_key; key < item.end_key; key += kTileKeys) {
-        const std::int64_t left = item.end_key - key;
-        find_rows(work, key, left < kTileKeys ? left : kTileKeys, rows);
-        attend_tile(work, key, rows);
-    }
-    std::int64_t vector = 0;
-    for (std::int64_t head = item.first_head; head < item.first_head + item.num_heads; ++head) {
-        for (std::int64_t i = 0; i < item.num_tokens; ++i) {
-            for (std::int64_t g = 0; g < job.sizes.group; ++g) {
-                finish_vector(work, vector++, i, head * job.sizes.group + g);
-            }
-        }
-    }
 }

@@ -4,8 +4,8 @@
 
 // Where the elements of the keys of a tile lie: of head 0.
 struct TileRows {
-    const std::byte* k[kTileKeys + 4];  // the last one again up to a multiple of four
-    const std::byte* v[kTileKeys + 4];
+    const std::byte* k[kTileKeys];  // behind the last key it stands again
+    const std::byte* v[kTileKeys];
     const std::byte* rope[kTileKeys];
     const std::byte* k_scales[kTileKeys];
     const std::byte* v_scales[kTileKeys];
@@ -25,11 +25,10 @@ inline void widen_row(const std::byte* from, std::int64_t n, float scale, float*
 
 // Elements of one head of `rows` as floats, `stride` apart.
 template <DType kDType>
-void stage_rows(const std::byte* const* rows, std::int64_t n, std::int64_t offset, std::int64_t dim,
-                const std::byte* const* scales, std::int64_t scale_offset, std::int64_t group,
-                float* to, std::int64_t stride) {
+void stage_rows(HeadRowsAt rows, std::int64_t n, std::int64_t dim, const std::byte* const* scales,
+                std::int64_t scale_offset, std::int64_t group, float* to, std::int64_t stride) {
     for (std::int64_t t = 0; t < n; ++t) {
-        const std::byte* from = rows[t] + offset;
+        const std::byte* from = rows.at(t);
         float* row = to + t * stride;
         if (scales[t] == nullptr) {
             widen_row<kDType>(from, dim, 1.0F, row);
@@ -46,29 +45,33 @@ void stage_rows(const std::byte* const* rows, std::int64_t n, std::int64_t offse
     }
 }
 
-// to[i][t] = from[t][i] for all 64 keys, t's beyond n being whatever is there.
+// to[i][t] = from[t][i], four keys by kLanes elements at a time; t beyond n is whatever is there.
 inline void transpose(const float* from, std::int64_t stride, std::int64_t n, std::int64_t dim,
                       float* to) {
-    for (std::int64_t t = 0; t < n; ++t) {
-        for (std::int64_t i = 0; i < dim; ++i) to[i * kTileKeys + t] = from[t * stride + i];
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+        for (std::int64_t t = 0; t < n; t += 4) {
+            const float* at = from + t * stride + i;
+            F32 row[4];
+            KVCORE_UNROLL
+            for (int k = 0; k < 4; ++k) row[k] = load<F32>(at + k * stride);
+            store_across(row, to + i * kTileKeys + t, kTileKeys);
+        }
     }
 }
 
-using StageRows = void (*)(const std::byte* const*, std::int64_t, std::int64_t, std::int64_t,
-                           const std::byte* const*, std::int64_t, std::int64_t, float*,
-                           std::int64_t);
-using Dots = void (*)(std::int64_t, const float*, std::int64_t, const std::byte* const*,
-                      std::int64_t, std::int64_t, std::int64_t, std::int64_t, float*, std::int64_t);
-using AddValues = void (*)(std::int64_t, const float*, std::int64_t, const std::byte* const*,
-                           std::int64_t, std::int64_t, std::int64_t, std::int64_t, Sums);
+using StageRows = void (*)(HeadRowsAt, std::int64_t, std::int64_t, const std::byte* const*,
+                           std::int64_t, std::int64_t, float*, std::int64_t);
+using Dots = void (*)(std::int64_t, const float*, std::int64_t, HeadRowsAt, HeadRowsAt,
+                      std::int64_t, std::int64_t, std::int64_t, float*, std::int64_t);
+using AddValues = void (*)(std::int64_t, Weights, HeadRowsAt, HeadRowsAt, std::int64_t,
+                           std::int64_t, std::int64_t, Sums);
 
 // sums[m] += weights[m][t] * values[t] for keys begin .. end, straight from their pages.
 template <DType kDType>
-void add_values(std::int64_t n, const float* weights, std::int64_t weight_stride,
-                const std::byte* const* values, std::int64_t offset, std::int64_t dim,
-                std::int64_t begin, std::int64_t end, Sums sums) {
-    add_products_to(n, weights, weight_stride, PointedRows<kDType>{values, offset, dim}, begin, end,
-                    0, (dim + kLanes - 1) / kLanes * kLanes, sums);
+void add_values(std::int64_t n, Weights weights, HeadRowsAt values, HeadRowsAt next,
+                std::int64_t dim, std::int64_t begin, std::int64_t end, Sums sums) {
+    add_products_to(n, weights, PointedRows<kDType>{values, next, dim}, begin, end, 0,
+                    (dim + kLanes - 1) / kLanes * kLanes, sums);
 }
 
 // What reads a pool of some dtype.

@@ -32,7 +32,11 @@ namespace {
 
 #include "attention_stage.hpp"
 
+#include "attention_weights.hpp"
+
 #include "attention_item.hpp"
+
+#include "attention_attend.hpp"
 
 #include "attention_merge.hpp"
 

@@ -26,7 +26,7 @@ inline void store(void* to, V value) {
 }
 inline U32 bits(F32 value) { return reinterpret_cast<U32>(value); }
 inline F32 floats(U32 value) { return reinterpret_cast<F32>(value); }
-inline F32 all(float value) { return F32{} + value; }
+inline F32 all(float value) { return value - F32{}; }  // of -0 as well, so nothing is added
 
 // ---- lanes of other widths -----------------------------------------------------------------
 // By hand where compilers take the lanes apart one by one. Codes fit the narrower lanes.

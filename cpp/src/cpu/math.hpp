@@ -3,6 +3,21 @@
 // instruction sets with a fused multiply-add agree to the last bit. Included by each ISA's source
 // inside its own unnamed namespace, behind lanes.hpp.
 
+// Register blocks are arrays: unless their loops are unrolled early they live on the stack.
+#if defined(__clang__)
+#define KVCORE_UNROLL _Pragma("unroll")
+#else
+#define KVCORE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+// The same value, which the compiler may not load anew for each use.
+inline F32 keep_in_register(F32 value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#endif
+    return value;
+}
+
 // ---- sixteen floats, in as many registers as they take -----------------------------------------
 
 constexpr int kSixteen = 16 / KVCORE_LANES;  // registers
@@ -43,15 +58,87 @@ inline float sum_of(const F32* sixteen) {
 }
 
 // The greatest of a register's lanes.
-inline float greatest_lane(F32 value) {
-    float lanes[kLanes];
-    store(lanes, value);
-    for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
-        for (std::int64_t i = 0; i < half; ++i) {
-            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-        }
-    }
-    return lanes[0];
+inline float greatest_lane(F32 x) {
+    const auto most = [](auto a, auto b) { return a > b ? a : b; };
+#if KVCORE_LANES == 16
+    const auto eight = most(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+                            __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+    const auto eight = x;
+#endif
+#if KVCORE_LANES >= 8
+    const F4 four = most(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+    const F4 four = eight;
+#endif
+    const F4 two = most(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+    return two[0] > two[1] ? two[0] : two[1];
+}
+
+#if KVCORE_LANES == 16 && defined(__AVX512F__)
+template <int kWhich>
+inline F32 shuffled(F32 a, F32 b) {  // in each quarter: two of a, two of b
+    return reinterpret_cast<F32>(
+        _mm512_shuffle_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), kWhich));
+}
+template <int kWhich>
+inline F32 quarters(F32 a, F32 b) {  // two of a, two of b
+    return reinterpret_cast<F32>(
+        _mm512_shuffle_f32x4(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), kWhich));
+}
+
+// Quarter q has the sums of a[q], b[q], c[q], d[q], added as `sums_of` does.
+inline F32 sums_of_sixteen(const F32 (*a)[1], const F32 (*b)[1], const F32 (*c)[1],
+                           const F32 (*d)[1]) {
+    const auto folded = [](const F32(*x)[1]) {
+        const F32 low = quarters<0x44>(x[0][0], x[1][0]) + quarters<0xee>(x[0][0], x[1][0]);
+        const F32 high = quarters<0x44>(x[2][0], x[3][0]) + quarters<0xee>(x[2][0], x[3][0]);
+        return quarters<0x88>(low, high) + quarters<0xdd>(low, high);
+    };
+    const auto half = [](F32 x, F32 y) { return shuffled<0x44>(x, y) + shuffled<0xee>(x, y); };
+    const F32 ab = half(folded(a), folded(b));
+    const F32 cd = half(folded(c), folded(d));
+    return shuffled<0x88>(ab, cd) + shuffled<0xdd>(ab, cd);
+}
+
+inline void store_quarters(F32 x, float* to, std::int64_t stride) {
+    const auto all_of = reinterpret_cast<__m512>(x);
+    _mm_storeu_ps(to, _mm512_castps512_ps128(all_of));
+    _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps(all_of, 1));
+    _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps(all_of, 2));
+    _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(all_of, 3));
+}
+#elif KVCORE_LANES == 8 && defined(__AVX__)
+template <int kWhich>
+inline F32 shuffled(F32 a, F32 b) {
+    return reinterpret_cast<F32>(
+        _mm256_shuffle_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), kWhich));
+}
+inline void store_quarters(F32 x, float* to, std::int64_t stride) {
+    const auto all_of = reinterpret_cast<__m256>(x);
+    _mm_storeu_ps(to, _mm256_castps256_ps128(all_of));
+    _mm_storeu_ps(to + stride, _mm256_extractf128_ps(all_of, 1));
+}
+#else
+template <int kWhich>
+inline F32 shuffled(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, kWhich & 3, kWhich >> 2 & 3, 4 + (kWhich >> 4 & 3),
+                                   4 + (kWhich >> 6 & 3));
+}
+inline void store_quarters(F32 x, float* to, std::int64_t) { store(to, x); }
+#endif
+
+// Four rows as columns: to[i * stride .. + 4] = lane i of each.
+inline void store_across(const F32 (&row)[4], float* to, std::int64_t stride) {
+    const F32 even01 = shuffled<0x88>(row[0], row[1]);  // a0 a2 b0 b2 in each quarter
+    const F32 even23 = shuffled<0x88>(row[2], row[3]);
+    const F32 odd01 = shuffled<0xdd>(row[0], row[1]);  // a1 a3 b1 b3
+    const F32 odd23 = shuffled<0xdd>(row[2], row[3]);
+    store_quarters(shuffled<0x88>(even01, even23), to, 4 * stride);
+    store_quarters(shuffled<0x88>(odd01, odd23), to + stride, 4 * stride);
+    store_quarters(shuffled<0xdd>(even01, even23), to + 2 * stride, 4 * stride);
+    store_quarters(shuffled<0xdd>(odd01, odd23), to + 3 * stride, 4 * stride);
 }
 
 // ---- functions ---------------------------------------------------------------------------------
@@ -66,12 +153,12 @@ inline F32 exponential(F32 x) {
     const F32 n = shifted - magic;
     F32 r = fused(n, all(-0.693359375F), clipped);
     r = fused(n, all(2.12194440e-4F), r);
-    F32 p = all(1.0F / 5040);
-    p = fused(p, r, all(1.0F / 720));
-    p = fused(p, r, all(1.0F / 120));
-    p = fused(p, r, all(1.0F / 24));
-    p = fused(p, r, all(1.0F / 6));
-    p = fused(p, r, all(0.5F));
+    // The polynomial whose relative error is nowhere over 1.7e-8 and that is exact at 0.
+    F32 p = all(1.3843635e-3F);
+    p = fused(p, r, all(8.3741713e-3F));
+    p = fused(p, r, all(4.1668002e-2F));
+    p = fused(p, r, all(0.16666432F));
+    p = fused(p, r, all(0.49999994F));
     p = fused(p, r, all(1.0F));
     p = fused(p, r, all(1.0F));
     const F32 power = floats((bits(shifted) + 127U) << 23);
