@@ -53,6 +53,10 @@ def _against(
     return make_row(key, work, spent, limit=float(np.median(least)), limit_name=name)
 
 
+def _key(name: str, threads: int) -> str:
+    return name if threads == 1 else f"{name}.{threads}"
+
+
 class _Scene:
     """Hold pools in which batches of pages lie scattered, and memory of the same size."""
 
@@ -106,7 +110,7 @@ def _moves(page: int, rounds: int, threads: int = 1) -> list[Row]:
         ops.gather(scene.batch(i, _LENGTH), 0, out=(k, v), threads=threads)
 
     jobs = [("append", append, False), ("scatter", scatter, False), ("gather", gather, True)]
-    key = f"{page}" if threads == 1 else f"{page}.{threads}"
+    key = _key(f"{page}", threads)
     return [
         _against(
             f"data.{name}.{key}",
@@ -179,7 +183,8 @@ def _quantised(wide: str, narrow: str, rounds: int, tokens: int, threads: int = 
     limit = _Limit(2 * x.nbytes)
     small, large = values.nbytes + scales.nbytes, x.nbytes
     own: dict[str, Any] = {"threads": threads}
-    key, label = f"{wide}.{narrow}.{threads}", f"{wide} to {narrow}, {threads} thread"
+    key = _key(f"{wide}.{narrow}", threads)
+    label = f"{wide} to {narrow}, {threads} thread"
 
     def quantize(_: int) -> None:
         ops.quantize(x, narrow, _DIM, out=(values, scales), **own)
@@ -228,7 +233,7 @@ def _converted(page: int, wide: str, narrow: str, rounds: int, threads: int = 1)
     def gather(i: int) -> None:
         ops.gather(batch(i, _LENGTH), 0, out=(k, v), threads=threads)
 
-    key = f"{page}.{wide}.{narrow}.{threads}"
+    key = _key(f"{page}.{wide}.{narrow}", threads)
     label = f"{_ROWS} x {_LENGTH} tokens, page {page}, {threads} thread"
     jobs = [
         ("append", f"append {wide} to {narrow}, {label}", append, large, small),
