@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from harness import Row, main, make_row, undisturbed
 from kvcore import PagedBatch, ops
-from limits import fill_us, read_us
+from limits import stream_reader
 
 _HEADS, _DIM = 8, 128
 _POOL_BYTES = 512 << 20
@@ -50,6 +51,10 @@ def _against(
 
     spent = undisturbed(partial(part, *pair) for pair in zip(calls, limits, strict=True))
     return make_row(key, work, spent, limit=float(np.median(least)), limit_name=name)
+
+
+def _key(name: str, threads: int) -> str:
+    return name if threads == 1 else f"{name}.{threads}"
 
 
 class _Scene:
@@ -90,24 +95,31 @@ class _Scene:
         return copy
 
 
-def _moves(page: int, rounds: int) -> list[Row]:
+def _moves(page: int, rounds: int, threads: int = 1) -> list[Row]:
     scene = _Scene(page, ml_dtypes.bfloat16)
-    label = f"{_ROWS} x {_LENGTH} tokens, 8 heads of 128 bf16, page {page}"
+    label = f"{_ROWS} x {_LENGTH} tokens, 8 heads of 128 bf16, page {page}, {threads} thread"
     (k, v), offsets = scene.tokens, scene.offsets
 
     def append(i: int) -> None:
-        ops.append(scene.batch(i, 0), 0, k, v, offsets)
+        ops.append(scene.batch(i, 0), 0, k, v, offsets, threads=threads)
+
+    def scatter(i: int) -> None:
+        ops.scatter(scene.batch(i, _LENGTH), 0, k, v, offsets, threads=threads)
 
     def gather(i: int) -> None:
-        ops.gather(scene.batch(i, _LENGTH), 0, out=(k, v))
+        ops.gather(scene.batch(i, _LENGTH), 0, out=(k, v), threads=threads)
 
-    appends = [partial(append, i) for i in range(rounds)]
-    gathers = [partial(gather, i) for i in range(rounds)]
-    into = [scene.memcpy(i, out=False) for i in range(rounds)]
-    out = [scene.memcpy(i, out=True) for i in range(rounds)]
+    jobs = [("append", append, False), ("scatter", scatter, False), ("gather", gather, True)]
+    key = _key(f"{page}", threads)
     return [
-        _against(f"data.append.{page}", f"append {label}", appends, into, "memcpy"),
-        _against(f"data.gather.{page}", f"gather {label}", gathers, out, "memcpy"),
+        _against(
+            f"data.{name}.{key}",
+            f"{name} {label}",
+            _calls(call, rounds),
+            [scene.memcpy(i, out=out) for i in range(rounds)],
+            "memcpy",
+        )
+        for name, call, out in jobs
     ]
 
 
@@ -133,51 +145,127 @@ def _page_copies(rounds: int) -> Row:
     return _against("data.copy_pages", "copy 128 pages of 128 KiB", calls, limits, "memcpy")
 
 
-def _quantised(wide: str, narrow: str, rounds: int, tokens: int) -> list[Row]:
+class _Limit:
+    """Read as many bytes as an operation reads and write as many as it writes, somewhere else."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = [np.full(size, 1, np.uint8) for _ in range(2)]
+        self._at = 0
+
+    def __call__(self, read: int, written: int) -> Callable[[], object]:
+        source, target = self._memory
+        at = self._at = (self._at + 1) % 7
+        begin = at * (len(source) - max(read, written)) // 7 & -64
+        written_part = target[begin : begin + written]
+        reader = stream_reader(source[begin : begin + read])
+
+        def run() -> None:
+            reader()
+            written_part.fill(at)
+
+        return run
+
+
+def _calls(call: Callable[[int], object], rounds: int) -> list[Callable[[], object]]:
+    return [partial(call, i) for i in range(rounds)]
+
+
+_NAME = "reading + writing"
+
+
+def _quantised(wide: str, narrow: str, rounds: int, tokens: int, threads: int = 1) -> list[Row]:
+    """Quantise and dequantise contiguous arrays, a scale per token and head or per head."""
     kind = np.dtype(getattr(ml_dtypes, wide, wide))
     x = np.random.default_rng(7).normal(size=(tokens, _HEADS, _DIM)).astype(kind)
     values, scales = ops.quantize(x, narrow, _DIM)
-    back_to = np.ones_like(x)
-    codes, written = values.nbytes + scales.nbytes, x.nbytes
-    one = min(read_us(x.nbytes, hot=False)) + fill_us(codes)
-    back = min(read_us(codes, hot=False)) + fill_us(written)
-    label = f"{wide} to {narrow}, a scale per token and head"
-    quantised = undisturbed(
-        lambda: [_us(lambda: ops.quantize(x, narrow, _DIM, out=(values, scales)))]
-        for _ in range(rounds)
-    )
-    widened = undisturbed(
-        lambda: [_us(lambda: ops.dequantize(values, scales, wide, out=back_to))]
-        for _ in range(rounds)
-    )
-    name = "reading + writing"
+    of_heads = ops.quantize(x, narrow, "head")[1]
+    back = np.ones_like(x)
+    limit = _Limit(2 * x.nbytes)
+    small, large = values.nbytes + scales.nbytes, x.nbytes
+    own: dict[str, Any] = {"threads": threads}
+    key = _key(f"{wide}.{narrow}", threads)
+    label = f"{wide} to {narrow}, {threads} thread"
+
+    def quantize(_: int) -> None:
+        ops.quantize(x, narrow, _DIM, out=(values, scales), **own)
+
+    def by_head(_: int) -> None:
+        ops.quantize(x, narrow, "head", out=(values, of_heads), **own)
+
+    def dequantize(_: int) -> None:
+        ops.dequantize(values, scales, wide, out=back, **own)
+
+    jobs = [
+        ("quantize", f"quantise {label}, per token and head", quantize, large, small),
+        ("quantize_head", f"quantise {label}, per head", by_head, 2 * large, values.nbytes),
+        ("dequantize", f"dequantise {label}", dequantize, small, large),
+    ]
     return [
-        make_row(
-            f"data.quantize.{wide}.{narrow}",
-            f"quantise {label}",
-            quantised,
-            limit=one,
-            limit_name=name,
-        ),
-        make_row(
-            f"data.dequantize.{wide}.{narrow}",
-            f"dequantise {label}",
-            widened,
-            limit=back,
-            limit_name=name,
-        ),
+        _against(
+            f"data.{name}.{key}",
+            work,
+            _calls(call, rounds),
+            [limit(read, written) for _ in range(rounds)],
+            _NAME,
+        )
+        for name, work, call, read, written in jobs
+    ]
+
+
+def _converted(page: int, wide: str, narrow: str, rounds: int, threads: int = 1) -> list[Row]:
+    """Append to pools of codes and scales, and gather from them."""
+    scene = _Scene(page, getattr(ml_dtypes, narrow, narrow))
+    scale_pools = [np.ones((*pool.shape[:3], 1), np.float32) for pool in scene.pools]
+    kind = np.dtype(getattr(ml_dtypes, wide, wide))
+    rng = np.random.default_rng(8)
+    k, v = (rng.normal(size=(*t.shape, 1))[..., 0].astype(kind) for t in scene.tokens)
+    limit = _Limit(_POOL_BYTES // 2)
+    large = 2 * k.nbytes
+    small = 2 * (scene.bytes + 4 * _HEADS * len(k))
+
+    def batch(i: int, length: int) -> PagedBatch:
+        plain = scene.batch(i, length)
+        return replace(plain, key_scales=scale_pools[0], value_scales=scale_pools[1])
+
+    def append(i: int) -> None:
+        ops.append(batch(i, 0), 0, k, v, scene.offsets, threads=threads)
+
+    def gather(i: int) -> None:
+        ops.gather(batch(i, _LENGTH), 0, out=(k, v), threads=threads)
+
+    key = _key(f"{page}.{wide}.{narrow}", threads)
+    label = f"{_ROWS} x {_LENGTH} tokens, page {page}, {threads} thread"
+    jobs = [
+        ("append", f"append {wide} to {narrow}, {label}", append, large, small),
+        ("gather", f"gather {narrow} as {wide}, {label}", gather, small, large),
+    ]
+    return [
+        _against(
+            f"data.{name}.{key}",
+            work,
+            _calls(call, rounds),
+            [limit(read, written) for _ in range(rounds)],
+            _NAME,
+        )
+        for name, work, call, read, written in jobs
     ]
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure the moves at three page sizes, page copies, and quantising."""
+    """Measure the moves at three page sizes, page copies, conversions on the way, quantising."""
     rounds = 4 if options.quick else 48
     rows = [row for page in (1, 16, 128) for row in _moves(page, rounds)]
+    rows += _moves(16, rounds, threads=2)
     rows.append(_page_copies(rounds))
     tokens = 4_096 if options.quick else 32_768
     for wide in ("float32", "bfloat16"):
+        for narrow in ("float8_e4m3fn", "float8_e5m2", "int8"):
+            rows += _quantised(wide, narrow, rounds // 2, tokens)
         for narrow in ("float8_e4m3fn", "int8"):
-            rows += _quantised(wide, narrow, rounds // 4, tokens)
+            for page in (16, 128):
+                rows += _converted(page, wide, narrow, rounds // 2)
+    rows += _quantised("bfloat16", "float8_e4m3fn", rounds // 2, tokens, threads=2)
+    rows += _converted(16, "bfloat16", "float8_e4m3fn", rounds // 2, threads=2)
     return rows
 
 

@@ -168,15 +168,10 @@ def read_us(size: int, *, hot: bool, repeats: int = 7) -> list[float]:
     return _per_call(_memchr, [(ctypes.c_void_p(base + s), absent, length) for s in slots], repeats)
 
 
-def fill_us(size: int, repeats: int = 7) -> float:
-    """Return the us of writing ``size`` bytes to memory that is present and not in the caches."""
-    memory = np.ones(size, np.uint8)
-    samples = []
-    for i in range(repeats):
-        start = perf_counter_ns()
-        memory.fill(i)
-        samples.append((perf_counter_ns() - start) / 1e3)
-    return min(samples)
+def stream_reader(data: Any) -> Callable[[], object]:
+    """Return a call that reads an array of ones once (memchr for an absent byte)."""
+    absent = ctypes.c_int(2)
+    return lambda: _memchr(ctypes.c_void_p(data.ctypes.data), absent, ctypes.c_size_t(data.nbytes))
 
 
 def memcmp_limit(tokens: int, *, prompts: int = 0) -> float:

@@ -15,7 +15,6 @@ import conftest
 import kvcore
 from kvcore import ops
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
-from kvcore.ops.latent import latent_fp8_parts
 
 KINDS = ("groups", "heads", "none")
 Array = np.ndarray[Any, Any]
@@ -204,10 +203,9 @@ def test_rows_of_656_bytes(wide: str, threads: int) -> None:
     """Codes, scales and the rotated part in one row, poison around what is written."""
     rng = np.random.default_rng(4)
     rows = np.full((7, 3, 656), 0xFF, np.uint8)
-    codes, rotated, scales = (part[:, :, 0] for part in latent_fp8_parts(rows))
     table = np.array([[5, 1, 7], [0, 6, 2]], np.uint32)
     lengths, offsets = np.array([2, 0], np.uint32), np.array([0, 4, 11], np.uint32)
-    batch = kvcore.PagedBatch(codes, rotated, table, lengths, "MLA", scales)
+    batch = kvcore.PagedBatch(rows, None, table, lengths, "MLA_FP8")
     x = rng.normal(size=(11, 1, 600)).astype(numpy_dtype(wide))[..., 12:588]
     ops.append(batch, 0, x, None, offsets, threads=threads)
 
@@ -321,7 +319,19 @@ def test_refused_gathers() -> None:
     out, lengths = (X.copy(), X.astype(np.int8)), np.array([5, 3], np.uint32)
     with pytest.raises(TypeError, match=r"out\[1\] has dtype int8, the pool has int8 with scales"):
         ops.gather(batch, 0, lengths=lengths, out=out)
-    with pytest.raises(ValueError, match="rows have shape"):
-        latent_fp8_parts(np.zeros((1, 1, 655), np.uint8))
-    with pytest.raises(ValueError, match="multiples of 4"):
-        latent_fp8_parts(np.zeros(2 * 656 + 1, np.uint8)[1:].reshape(1, 2, 656))
+
+
+def test_refused_rows_of_656_bytes() -> None:
+    table, lengths = np.array([[0]], np.uint32), np.array([0], np.uint32)
+    unaligned = np.zeros(2 * 656 + 1, np.uint8)[1:].reshape(1, 2, 656)
+    for rows, match in (
+        (np.zeros((1, 1, 655), np.uint8), r"shape \(1, 1, 655\) and dtype uint8, must be"),
+        (np.zeros((1, 1, 656), np.int8), "dtype int8, must be"),
+        (np.zeros((1, 656), np.uint8), r"shape \(1, 656\)"),
+        (unaligned, "multiples of 4"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            kvcore.PagedBatch(rows, None, table, lengths, "MLA_FP8")
+    rows = np.zeros((1, 2, 656), np.uint8)
+    with pytest.raises(ValueError, match="value_pool is given with layout 'MLA_FP8'"):
+        kvcore.PagedBatch(rows, rows, table, lengths, "MLA_FP8")

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu/isa.hpp"
+#include "elements.hpp"
 #include "kvcore/kernels.hpp"
 #include "random.hpp"
 
@@ -18,49 +19,6 @@ namespace {
 
 constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr DType kNarrow[] = {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8};
-
-float read(DType dtype, const std::byte* at) {
-    std::uint32_t code = 0;
-    std::memcpy(&code, at, static_cast<std::size_t>(kvcore::item_size(dtype)));
-    switch (dtype) {
-        case DType::kFloat16:
-            return kvcore::from_half(static_cast<std::uint16_t>(code));
-        case DType::kBFloat16:
-            return kvcore::from_bfloat16(static_cast<std::uint16_t>(code));
-        case DType::kFloat8E4M3FN:
-            return kvcore::from_e4m3fn(static_cast<std::uint8_t>(code));
-        case DType::kFloat8E5M2:
-            return kvcore::from_e5m2(static_cast<std::uint8_t>(code));
-        case DType::kInt8:
-            return static_cast<float>(static_cast<std::int8_t>(code));
-        default:
-            return kvcore::float_of(code);
-    }
-}
-
-void write(DType dtype, std::byte* at, float value) {
-    std::uint32_t code = kvcore::bits_of(value);
-    switch (dtype) {
-        case DType::kFloat16:
-            code = kvcore::to_half(value);
-            break;
-        case DType::kBFloat16:
-            code = kvcore::to_bfloat16(value);
-            break;
-        case DType::kFloat8E4M3FN:
-            code = kvcore::to_e4m3fn(value);
-            break;
-        case DType::kFloat8E5M2:
-            code = kvcore::to_e5m2(value);
-            break;
-        case DType::kInt8:
-            code = static_cast<std::uint8_t>(kvcore::to_int8(value));
-            break;
-        default:
-            break;
-    }
-    std::memcpy(at, &code, static_cast<std::size_t>(kvcore::item_size(dtype)));
-}
 
 Bytes random_bytes(Random& random, std::int64_t n) {
     Bytes bytes(static_cast<std::size_t>(n));
@@ -74,7 +32,7 @@ Bytes random_elements(Random& random, DType dtype, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) {
         if (random.chance(5)) continue;
         const auto number = static_cast<float>(random.between(-100'000, 100'000));
-        write(dtype, bytes.data() + i * kvcore::item_size(dtype), number / 7777.0F);
+        write_element(dtype, bytes.data() + i * kvcore::item_size(dtype), number / 7777.0F);
     }
     return bytes;
 }
@@ -103,7 +61,8 @@ class Guarded {
 float expected_scale(DType wide, const std::byte* elements, std::int64_t n, DType narrow) {
     float most = 0;
     for (std::int64_t i = 0; i < n; ++i) {
-        const float magnitude = std::fabs(read(wide, elements + i * kvcore::item_size(wide)));
+        const float magnitude =
+            std::fabs(read_element(wide, elements + i * kvcore::item_size(wide)));
         if (std::isfinite(magnitude)) most = std::max(most, magnitude);
     }
     return std::max(most / kvcore::largest(narrow), 1e-12F);
@@ -163,12 +122,13 @@ void every_table_agrees_with_the_scalar_conversions(Random& random) {
                 CHECK(scale == expected_scale(wide, elements.data() + begin, group, narrow));
                 const std::int64_t byte = at * kvcore::item_size(wide);
                 std::byte expected[4] = {};
-                write(narrow, expected, read(wide, elements.data() + byte) * (1.0F / scale));
+                write_element(narrow, expected,
+                              read_element(wide, elements.data() + byte) * (1.0F / scale));
                 CHECK(expected[0] == codes.data()[at]);
-                write(wide, expected, read(narrow, expected) * scale);
+                write_element(wide, expected, read_element(narrow, expected) * scale);
                 const auto size = static_cast<std::size_t>(kvcore::item_size(wide));
-                const bool is_nan = std::isnan(read(wide, expected));
-                CHECK(is_nan ? std::isnan(read(wide, back.data() + byte))
+                const bool is_nan = std::isnan(read_element(wide, expected));
+                CHECK(is_nan ? std::isnan(read_element(wide, back.data() + byte))
                              : std::memcmp(expected, back.data() + byte, size) == 0);
             }
             source.check();
@@ -187,7 +147,7 @@ Bytes all_elements(DType dtype, float largest_magnitude) {
         std::byte element[4];
         const auto code_bits = static_cast<std::uint32_t>(code);
         std::memcpy(element, &code_bits, sizeof element);
-        if (!(std::fabs(read(dtype, element)) <= largest_magnitude)) continue;
+        if (!(std::fabs(read_element(dtype, element)) <= largest_magnitude)) continue;
         found.insert(found.end(), element, element + size);
     }
     return found;
@@ -211,7 +171,8 @@ void every_element_has_the_code_of_the_scalar_conversion() {
                     table->wide[w].quantize_by[q](tile);
                     for (std::int64_t i = 0; i < n; ++i) {
                         std::byte expected[4] = {};
-                        write(kNarrow[q], expected, read(kWide[w], source.data() + i * size));
+                        write_element(kNarrow[q], expected,
+                                      read_element(kWide[w], source.data() + i * size));
                         CHECK(codes[static_cast<std::size_t>(i)] == expected[0]);
                     }
                 }
@@ -239,7 +200,8 @@ void every_code_has_the_value_of_the_scalar_conversion() {
                         const std::byte* value =
                             values.data() + i * static_cast<std::int64_t>(size);
                         std::byte expected[4] = {};
-                        write(kWide[w], expected, read(kNarrow[q], codes.data() + i) * scale);
+                        write_element(kWide[w], expected,
+                                      read_element(kNarrow[q], codes.data() + i) * scale);
                         CHECK(std::memcmp(expected, value, size) == 0);
                     }
                 }

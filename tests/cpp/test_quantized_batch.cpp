@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "elements.hpp"
 #include "kvcore/kernels.hpp"
 #include "kvcore/paged_batch.hpp"
 #include "random.hpp"
@@ -21,13 +22,6 @@ namespace {
 constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr DType kNarrow[] = {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8};
 
-void write(DType dtype, std::byte* at, float value) {
-    std::uint32_t code = dtype == DType::kFloat16    ? kvcore::to_half(value)
-                         : dtype == DType::kBFloat16 ? kvcore::to_bfloat16(value)
-                                                     : kvcore::bits_of(value);
-    std::memcpy(at, &code, static_cast<std::size_t>(kvcore::item_size(dtype)));
-}
-
 /// Numbers [tokens, heads, dim] with some bytes between tokens and heads.
 struct Tokens {
     Tokens(Random& random, DType of, std::int64_t n, std::int64_t num_heads, std::int64_t dim)
@@ -39,9 +33,10 @@ struct Tokens {
           bytes(static_cast<std::size_t>(n * token_stride + 1), std::byte{0x5a}) {
         for (std::int64_t at = 0; at < n * heads * dim; ++at) {
             const std::int64_t run = at / dim;
-            write(of,
-                  bytes.data() + place(run / heads, run % heads) + at % dim * kvcore::item_size(of),
-                  static_cast<float>(random.between(-9999, 9999)) / 777.0F);
+            write_element(
+                of,
+                bytes.data() + place(run / heads, run % heads) + at % dim * kvcore::item_size(of),
+                static_cast<float>(random.between(-9999, 9999)) / 777.0F);
         }
     }
 

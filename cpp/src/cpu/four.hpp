@@ -85,6 +85,60 @@ inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
         }
     }
 }
+#elif KVCORE_LANES == 8 && defined(KVCORE_HALVES)
+template <DType kOut>
+inline void store_four(std::byte* to, const F32 (&values)[4]) {
+    if constexpr (kOut == DType::kInt8) {
+        const auto words = [&](int i) {
+            return _mm256_packs_epi32(reinterpret_cast<__m256i>(nearest(values[i])),
+                                      reinterpret_cast<__m256i>(nearest(values[i + 1])));
+        };
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        const __m256i bytes = _mm256_packs_epi16(words(0), words(2));
+        store(to, _mm256_permutevar8x32_epi32(bytes, order));
+    } else {
+        constexpr int kMantissa = kOut == DType::kFloat8E4M3FN ? 3 : 2;
+        const auto bytes = [&](int i) {
+            U16 words = narrow_to_bits<kMantissa>(values[i]);
+            if (kOut == DType::kFloat8E4M3FN) words = ((words << 1) & 0x7fff) | (words & 0x8000);
+            return reinterpret_cast<__m128i>(words >> 8);
+        };
+        store(to, _mm_packus_epi16(bytes(0), bytes(1)));
+        store(to + 16, _mm_packus_epi16(bytes(2), bytes(3)));
+    }
+}
+template <DType kIn>
+inline bool load_four(const std::byte* from, F32 (&values)[4]) {
+    if constexpr (kIn == DType::kFloat8E4M3FN) {
+        const __m256i sign = _mm256_set1_epi8(static_cast<char>(0x80));
+        const __m256i magnitudes = _mm256_or_si256(load<__m256i>(from), sign);
+        const __m256i is_nan = _mm256_cmpeq_epi8(magnitudes, _mm256_set1_epi8(-1));
+        if (_mm256_movemask_epi8(is_nan) != 0) return false;
+    }
+    for (int i = 0; i < 4; ++i) {
+        const auto codes = load<U8>(from + i * kLanes);
+        values[i] = kIn == DType::kFloat8E4M3FN ? widen_half((signed_words(codes) << 7) & 0xbfff)
+                                                : Element<kIn>::widen(codes);
+    }
+    return true;
+}
+template <DType kOut>
+inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
+    if constexpr (kOut == DType::kBFloat16) {
+        const auto rounded = [&](int i) {
+            const U32 code = bits(values[i]);
+            return reinterpret_cast<__m256i>((code + 0x7fffU + ((code >> 16) & 1)) >> 16);
+        };
+        for (int i = 0; i < 4; i += 2) {
+            const __m256i words = _mm256_packus_epi32(rounded(i), rounded(i + 1));
+            store(to + i * 2 * kLanes, _mm256_permute4x64_epi64(words, 0b11011000));
+        }
+    } else {
+        for (int i = 0; i < 4; ++i) {
+            store(to + i * kLanes * item_size(kOut), Element<kOut>::narrow(values[i]));
+        }
+    }
+}
 #else
 template <DType kOut>
 inline void store_four(std::byte* to, const F32 (&values)[4]) {

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arrays import host_array
 from kvcore.dtypes import NARROW
+from kvcore.ops.latent import latent_fp8_parts
 
 __all__ = ["LayerPools", "PagedBatch", "layer_pools"]
 
-_AXES = {"NHD": 4, "HND": 4, "MLA": 3}
+_AXES = {"NHD": 4, "HND": 4, "MLA": 3, "MLA_FP8": 3}
 
 
 class LayerPools(NamedTuple):
@@ -75,7 +76,9 @@ class PagedBatch:
         Page ids of each row in logical order; ids from ``pages`` on mean "unassigned".
     cache_lengths : uint32 [B]
         Tokens of each row before this step.
-    layout : {"NHD", "HND", "MLA"}
+    layout : {"NHD", "HND", "MLA", "MLA_FP8"}
+        "MLA_FP8": latent rows uint8 [pages, page_size, 656], which hold 512 float8_e4m3fn, their 4
+        float32 scales and 64 bfloat16 that positions rotate.
     key_scales : array float32 like `key_pool`, array float32 [heads] or float, optional
         Of a float8 or int8 pool: a stored code times its scale is the value. The last axis has an
         entry for each group of elements; ``append`` writes such scales and only reads others.
@@ -166,6 +169,8 @@ def _index(layer: SupportsIndex, count: int) -> int:
 
 
 def _of_batch(batch: PagedBatch) -> LayerPools:
+    if batch.layout == "MLA_FP8":
+        return _of_latent_fp8(batch)
     pools = [_with_heads(batch.key_pool, "key_pool", batch.layout)]
     is_latent = batch.value_pool is None or batch.layout == "MLA"
     if batch.value_pool is not None:
@@ -175,6 +180,16 @@ def _of_batch(batch: PagedBatch) -> LayerPools:
     table = host_array(batch.lookup_table, "lookup_table")
     lengths = host_array(batch.cache_lengths, "cache_lengths")
     return LayerPools(pools, scales, table, lengths, is_latent, factors)
+
+
+def _of_latent_fp8(batch: PagedBatch) -> LayerPools:
+    for name in ("value_pool", "key_scales", "value_scales"):
+        if getattr(batch, name) is not None:
+            raise ValueError(f"{name} is given with layout 'MLA_FP8', whose rows hold everything")
+    codes, rotated, scales = latent_fp8_parts(host_array(batch.key_pool, "key_pool"))
+    table = host_array(batch.lookup_table, "lookup_table")
+    lengths = host_array(batch.cache_lengths, "cache_lengths")
+    return LayerPools([codes, rotated], [scales], table, lengths, is_latent=True)
 
 
 def _with_heads(given: Any, name: str, layout: str) -> NDArray[Any]:

@@ -48,11 +48,11 @@ def latent_fp8_parts(
     """
     if rows.dtype != np.uint8 or rows.ndim != 3 or rows.shape[2] != ROW_BYTES:
         raise ValueError(
-            f"rows have shape {rows.shape} and dtype {rows.dtype}, must be (pages, page_size, "
-            f"{ROW_BYTES}) of uint8"
+            f"latent rows have shape {rows.shape} and dtype {rows.dtype}, must be "
+            f"(pages, page_size, {ROW_BYTES}) of uint8"
         )
     if rows.strides[2] != 1 or any(n % 4 for n in (rows.ctypes.data, *rows.strides[:2])):
-        raise ValueError("rows must have contiguous bytes and start at multiples of 4 bytes")
+        raise ValueError("latent rows must have contiguous bytes and start at multiples of 4 bytes")
     wide = rows[:, :, None]
     return (
         wide[..., :_CODES].view(numpy_dtype("float8_e4m3fn")),
