@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "copy_runs.hpp"
 #include "cpu/parallel.hpp"
 
 namespace kvcore {
@@ -44,10 +45,10 @@ void copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs, std::in
                 int threads) {
     cpu::parallel_for(n, cpu::worth_a_thread(pool.page_bytes), threads,
                       [&](std::int64_t begin, std::int64_t end) {
+                          RunCopier copier(n * pool.page_bytes);
                           for (std::int64_t i = begin; i < end; ++i) {
-                              std::memcpy(pool.page(pairs[i].destination),
-                                          pool.page(pairs[i].source),
-                                          static_cast<std::size_t>(pool.page_bytes));
+                              copier.copy(pool.page(pairs[i].destination),
+                                          pool.page(pairs[i].source), pool.page_bytes);
                           }
                       });
 }
@@ -56,9 +57,9 @@ void fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids, std::
                 std::byte value, int threads) {
     cpu::parallel_for(n, cpu::worth_a_thread(pool.page_bytes), threads,
                       [&](std::int64_t begin, std::int64_t end) {
+                          const RunFiller filler(value, n * pool.page_bytes);
                           for (std::int64_t i = begin; i < end; ++i) {
-                              std::memset(pool.page(ids[i]), static_cast<int>(value),
-                                          static_cast<std::size_t>(pool.page_bytes));
+                              filler.fill(pool.page(ids[i]), pool.page_bytes);
                           }
                       });
 }

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the elements of a KV cache lie: the layouts that engines use, as byte strides.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "kvcore/dtype.hpp"
+#include "kvcore/pool_view.hpp"
+
+namespace kvcore {
+
+/// What stands in a row: the K (or V) of one head of one token.
+enum class RowFormat : std::uint8_t {
+    kPlain,        // `dim` elements
+    kInlineScale,  // `dim` one-byte codes, their float32 scale, 12 bytes that nobody reads
+    kLatentFp8,    // `dim` FP8 codes, a float32 scale for each 128, 64 bfloat16 of the rope part
+};
+
+constexpr std::int64_t kInlineScaleBytes = 16;  // the scale and its padding
+constexpr std::int64_t kLatentTile = 128;       // codes that share a scale
+constexpr std::int64_t kLatentRope = 64;        // elements
+constexpr std::int64_t kLatentRopeBytes = 128;  // of bfloat16
+constexpr std::int64_t kLatentFp8Bytes = 656;   // of a whole row of 512 codes
+
+/// Sizes of a cache, each at least 0. `dim_v` 0: rows have no values of their own. Rows of latents
+/// (MLA) have one head; where their rope part is stored apart, it stands in the place of V.
+struct CacheSizes {
+    std::int64_t pages;
+    std::int64_t layers;
+    std::int64_t page_size;  // tokens
+    std::int64_t heads;
+    std::int64_t dim_k;
+    std::int64_t dim_v;
+    DType dtype;
+    RowFormat format = RowFormat::kPlain;
+};
+
+/// The axes outside a row.
+enum class CacheAxis : std::uint8_t { kPage, kKv, kLayer, kToken, kHead };
+constexpr int kNumCacheAxes = 5;
+
+/// Orders of the axes that engines use.
+enum class LayoutName : std::uint8_t {
+    kMax,                  // [page, kv, layer, token, head]
+    kLayerFirstNhd,        // [kv, layer, page, token, head]: K and V apart
+    kLayerFirstNhdPaired,  // [layer, page, kv, token, head]
+    kLayerFirstHnd,        // [kv, layer, page, head, token]
+    kLayerFirstHndPaired,  // [layer, page, kv, head, token]
+    kPageFirst,            // [kv, page, token, layer, head]: token-granular
+    kPageFirstDirect,      // [kv, page, layer, token, head]
+    kPageHead,             // [kv, page, head, token, layer]
+    kPageUnified,          // [page, layer, kv, token, head]
+};
+constexpr int kNumLayouts = 9;
+
+/// The axes of a layout, the outermost first.
+[[nodiscard]] constexpr std::array<CacheAxis, kNumCacheAxes> axes_of(LayoutName name) noexcept {
+    constexpr CacheAxis p = CacheAxis::kPage;
+    constexpr CacheAxis kv = CacheAxis::kKv;
+    constexpr CacheAxis l = CacheAxis::kLayer;
+    constexpr CacheAxis t = CacheAxis::kToken;
+    constexpr CacheAxis h = CacheAxis::kHead;
+    constexpr std::array<CacheAxis, kNumCacheAxes> kOrders[kNumLayouts] = {
+        {p, kv, l, t, h}, {kv, l, p, t, h}, {l, p, kv, t, h}, {kv, l, p, h, t}, {l, p, kv, h, t},
+        {kv, p, t, l, h}, {kv, p, l, t, h}, {kv, p, h, t, l}, {p, l, kv, t, h}};
+    return kOrders[static_cast<int>(name)];
+}
+
+/// Where K (or V) lies: bytes from the cache's first byte, and between neighbours along an axis.
+struct TensorLayout {
+    std::int64_t first = 0;
+    std::int64_t page_stride = 0;
+    std::int64_t layer_stride = 0;
+    std::int64_t token_stride = 0;
+    std::int64_t head_stride = 0;
+    std::int64_t row_bytes = 0;  // 0: there is none
+
+    /// Bytes from the cache's first byte to a row. O(1).
+    [[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t offset(
+        std::int64_t page, std::int64_t layer, std::int64_t token,
+        std::int64_t head) const noexcept {
+        return first + page * page_stride + layer * layer_stride + token * token_stride +
+               head * head_stride;
+    }
+};
+
+/// A cache in one piece of memory.
+struct CacheLayout {
+    CacheSizes sizes;
+    TensorLayout k;
+    TensorLayout v;
+    std::int64_t bytes;
+};
+
+namespace detail {
+
+/// Sums and products of numbers that are not negative; -1 where int64 does not hold one.
+[[nodiscard]] constexpr std::int64_t checked_product(std::int64_t a, std::int64_t b) noexcept {
+    if (a < 0 || b < 0) return -1;
+    return b != 0 && a > std::numeric_limits<std::int64_t>::max() / b ? -1 : a * b;
+}
+[[nodiscard]] constexpr std::int64_t checked_sum(std::int64_t a, std::int64_t b) noexcept {
+    if (a < 0 || b < 0) return -1;
+    return a > std::numeric_limits<std::int64_t>::max() - b ? -1 : a + b;
+}
+
+[[nodiscard]] constexpr std::int64_t count_along(const CacheSizes& sizes, CacheAxis axis) noexcept {
+    switch (axis) {
+        case CacheAxis::kPage:
+            return sizes.pages;
+        case CacheAxis::kLayer:
+            return sizes.layers;
+        case CacheAxis::kToken:
+            return sizes.page_size;
+        default:
+            return sizes.heads;
+    }
+}
+
+[[nodiscard]] constexpr std::int64_t& stride_along(TensorLayout& tensor, CacheAxis axis) noexcept {
+    switch (axis) {
+        case CacheAxis::kPage:
+            return tensor.page_stride;
+        case CacheAxis::kLayer:
+            return tensor.layer_stride;
+        case CacheAxis::kToken:
+            return tensor.token_stride;
+        default:
+            return tensor.head_stride;
+    }
+}
+
+}  // namespace detail
+
+/// Bytes of a row of `dim` elements or codes; 0 for none, -1 where int64 does not hold it.
+[[nodiscard]] constexpr std::int64_t row_bytes(RowFormat format, DType dtype,
+                                               std::int64_t dim) noexcept {
+    if (dim == 0) return 0;
+    switch (format) {
+        case RowFormat::kInlineScale:
+            return detail::checked_sum(dim, kInlineScaleBytes);
+        case RowFormat::kLatentFp8:
+            return detail::checked_sum(
+                dim,
+                dim / kLatentTile * static_cast<std::int64_t>(sizeof(float)) + kLatentRopeBytes);
+        default:
+            return detail::checked_product(dim, item_size(dtype));
+    }
+}
+
+/// Lays a cache out without gaps: nothing for negative sizes, and where int64 does not hold the
+/// bytes. O(1).
+[[nodiscard]] constexpr std::optional<CacheLayout> layout_of(LayoutName name,
+                                                             const CacheSizes& sizes) noexcept {
+    CacheLayout layout{sizes, {}, {}, 0};
+    layout.k.row_bytes = row_bytes(sizes.format, sizes.dtype, sizes.dim_k);
+    layout.v.row_bytes = row_bytes(sizes.format, sizes.dtype, sizes.dim_v);
+    std::int64_t of_k = layout.k.row_bytes;  // bytes of a block of K inside the present axis
+    std::int64_t of_v = layout.v.row_bytes;
+    if (of_k < 0 || of_v < 0) return std::nullopt;
+    const auto order = axes_of(name);
+    for (int i = kNumCacheAxes - 1; i >= 0; --i) {
+        const CacheAxis axis = order[static_cast<std::size_t>(i)];
+        if (axis == CacheAxis::kKv) {
+            layout.v.first = of_k;
+            of_k = of_v = detail::checked_sum(of_k, of_v);
+        } else {
+            detail::stride_along(layout.k, axis) = of_k;
+            detail::stride_along(layout.v, axis) = of_v;
+            of_k = detail::checked_product(of_k, detail::count_along(sizes, axis));
+            of_v = detail::checked_product(of_v, detail::count_along(sizes, axis));
+        }
+        if (of_k < 0 || of_v < 0) return std::nullopt;
+    }
+    layout.bytes = of_k;
+    return layout;
+}
+
+namespace detail {
+
+template <class Byte>
+[[nodiscard]] constexpr PagedTensor<Byte> tensor_of(const CacheLayout& layout,
+                                                    const TensorLayout& tensor, std::int64_t dim,
+                                                    Byte* data, std::int64_t layer) noexcept {
+    const CacheSizes& sizes = layout.sizes;
+    Byte* first = data + tensor.offset(0, layer, 0, 0);
+    PagedTensor<Byte> found{
+        first, sizes.dtype, dim, tensor.page_stride, tensor.token_stride, tensor.head_stride, {}};
+    if (sizes.format != RowFormat::kPlain) {
+        const bool is_latent = sizes.format == RowFormat::kLatentFp8;
+        found.scales = {first + dim, tensor.page_stride, tensor.token_stride, tensor.head_stride,
+                        is_latent ? kLatentTile : dim};
+    }
+    return found;
+}
+
+}  // namespace detail
+
+/// One layer of a cache of keys and values at `data`, with its scales where rows carry them.
+/// 0 <= layer < layers. O(1).
+template <class Byte>
+[[nodiscard]] constexpr PoolView<Byte> layer_view(const CacheLayout& layout, Byte* data,
+                                                  std::int64_t layer) noexcept {
+    const CacheSizes& sizes = layout.sizes;
+    PoolView<Byte> view{sizes.pages, sizes.page_size, sizes.heads, {}, {}, {}};
+    view.k = detail::tensor_of(layout, layout.k, sizes.dim_k, data, layer);
+    if (sizes.dim_v > 0) {
+        view.v = detail::tensor_of(layout, layout.v, sizes.dim_v, data, layer);
+    }
+    return view;
+}
+
+/// One layer of a cache of latents at `data`: values are the first `rank` elements of a row, the
+/// rope part what is left of it, or what stands in the place of V. Rows of `kLatentFp8` have their
+/// own rope part, and rank dim_k. 0 <= layer < layers, 0 < rank <= dim_k. O(1).
+template <class Byte>
+[[nodiscard]] constexpr PoolView<Byte> latent_view(const CacheLayout& layout, Byte* data,
+                                                   std::int64_t layer, std::int64_t rank) noexcept {
+    const CacheSizes& sizes = layout.sizes;
+    PoolView<Byte> view{sizes.pages, sizes.page_size, sizes.heads, {}, {}, {}};
+    view.k = detail::tensor_of(layout, layout.k, rank, data, layer);
+    view.v = view.k;
+    if (sizes.format == RowFormat::kLatentFp8) {
+        view.rope = view.k;
+        view.rope.data += layout.k.row_bytes - kLatentRopeBytes;
+        view.rope.dtype = DType::kBFloat16;
+        view.rope.dim = kLatentRope;
+        view.rope.scales = {};
+    } else if (sizes.dim_v > 0) {
+        view.rope = detail::tensor_of(layout, layout.v, sizes.dim_v, data, layer);
+        view.rope.scales = {};
+    } else if (rank < sizes.dim_k) {
+        view.rope = view.k;
+        view.rope.data += rank * item_size(sizes.dtype);
+        view.rope.dim = sizes.dim_k - rank;
+        view.rope.scales = {};
+    }
+    return view;
+}
+
+}  // namespace kvcore
