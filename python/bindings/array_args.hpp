@@ -161,24 +161,28 @@ inline void check_aligned(const pybind11::array& array, const char* name) {
     throw pybind11::value_error(concat(name, " is not aligned in memory; pass a copy"));
 }
 
+/// The memory between an array's first and last bytes.
+struct Extent {
+    explicit Extent(const pybind11::array& array) {
+        low = high = reinterpret_cast<std::intptr_t>(array.data());
+        if (array.size() == 0) return;
+        for (pybind11::ssize_t axis = 0; axis < array.ndim(); ++axis) {
+            const auto reach = (array.shape(axis) - 1) * array.strides(axis);
+            (reach < 0 ? low : high) += reach;
+        }
+        high += array.itemsize();
+    }
+    [[nodiscard]] bool overlaps(const Extent& other) const noexcept {
+        return low < other.high && other.low < high && low < high && other.low < other.high;
+    }
+
+    std::intptr_t low;
+    std::intptr_t high;
+};
+
 /// Whether the memory between two arrays' first and last bytes overlaps.
 [[nodiscard]] inline bool is_overlapping(const pybind11::array& a, const pybind11::array& b) {
-    struct Extent {
-        explicit Extent(const pybind11::array& array) {
-            low = high = reinterpret_cast<std::intptr_t>(array.data());
-            for (pybind11::ssize_t axis = 0; axis < array.ndim(); ++axis) {
-                const auto reach = (array.shape(axis) - 1) * array.strides(axis);
-                (reach < 0 ? low : high) += reach;
-            }
-            high += array.itemsize();
-        }
-        std::intptr_t low;
-        std::intptr_t high;
-    };
-    if (a.size() == 0 || b.size() == 0) return false;
-    const Extent of_a(a);
-    const Extent of_b(b);
-    return of_a.low < of_b.high && of_b.low < of_a.high;
+    return Extent(a).overlaps(Extent(b));
 }
 
 }  // namespace kvcore::python

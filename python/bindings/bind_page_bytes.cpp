@@ -5,16 +5,17 @@
 
 #include "array_args.hpp"
 #include "bindings.hpp"
+#include "page_ids.hpp"
 
 namespace py = pybind11;
 using kvcore::PageBytes;
+using kvcore::python::check_page;
 using kvcore::python::check_rank;
 using kvcore::python::concat;
+using kvcore::python::Ids;
 using kvcore::python::threads_of;
 
 namespace {
-
-using Ids = py::array_t<std::int64_t, py::array::c_style>;
 
 /// A pool whose first axis are the pages, each of them one run of bytes.
 PageBytes<const std::byte> pages_of(const py::array& pool) {
@@ -37,12 +38,7 @@ PageBytes<std::byte> writable_pages_of(py::array& pool) {
 }
 
 void check_ids(const Ids& ids, const py::array& pool) {
-    const std::int64_t* values = ids.data();
-    for (py::ssize_t i = 0; i < ids.size(); ++i) {
-        if (values[i] >= 0 && values[i] < pool.shape(0)) continue;
-        throw py::index_error(
-            concat("page ", values[i], " is outside the pool of ", pool.shape(0), " pages"));
-    }
+    for (py::ssize_t i = 0; i < ids.size(); ++i) check_page(ids.data()[i], pool.shape(0));
 }
 
 void copy_pages(py::array pool, const Ids& pairs, int threads) {
@@ -50,48 +46,37 @@ void copy_pages(py::array pool, const Ids& pairs, int threads) {
     check_rank(pairs, "pairs", "(n, 2)", 2);
     if (pairs.shape(1) != 2) throw py::value_error("pairs must have two columns");
     check_ids(pairs, pool);
-    enum : std::uint8_t { kRead = 1, kWritten = 2 };
-    std::vector<std::uint8_t> uses(static_cast<std::size_t>(pool.shape(0)));
+    kvcore::python::PageUses uses(pool.shape(0));
     std::vector<kvcore::PagePair> all;
     for (py::ssize_t i = 0; i < pairs.shape(0); ++i) {
         all.push_back({pairs.at(i, 0), pairs.at(i, 1)});
-        std::uint8_t& source = uses[static_cast<std::size_t>(all.back().source)];
-        source = static_cast<std::uint8_t>(source | kRead);
-        std::uint8_t& destination = uses[static_cast<std::size_t>(all.back().destination)];
-        if ((destination & kWritten) != 0) {
-            throw py::value_error(concat("pages are copied to page ", all.back().destination,
-                                         " twice; name each destination once"));
-        }
-        destination = static_cast<std::uint8_t>(destination | kWritten);
+        uses.read(all.back().source);
+        uses.write(all.back().destination);
     }
-    for (std::size_t page = 0; page < uses.size(); ++page) {
-        if (uses[page] != (kRead | kWritten)) continue;
-        throw py::value_error(
-            concat("page ", page, " is a source and a destination; copy in two calls"));
-    }
-    threads_of(threads);
+    uses.check_apart();
+    const int workers = threads_of(threads);
     const py::gil_scoped_release unlocked;
-    kvcore::copy_pages(pages, all.data(), static_cast<std::int64_t>(all.size()), threads);
+    kvcore::copy_pages(pages, all.data(), static_cast<std::int64_t>(all.size()), workers);
 }
 
 void fill_pages(py::array pool, const Ids& ids, int value, int threads) {
     const PageBytes<std::byte> pages = writable_pages_of(pool);
     check_rank(ids, "ids", "(n,)", 1);
     check_ids(ids, pool);
-    threads_of(threads);
+    const int workers = threads_of(threads);
     const py::gil_scoped_release unlocked;
-    kvcore::fill_pages(pages, ids.data(), ids.size(), static_cast<std::byte>(value), threads);
+    kvcore::fill_pages(pages, ids.data(), ids.size(), static_cast<std::byte>(value), workers);
 }
 
 py::array_t<std::uint64_t> digest_pages(const py::array& pool, const Ids& ids, int threads) {
     const PageBytes<const std::byte> pages = pages_of(pool);
     check_rank(ids, "ids", "(n,)", 1);
     check_ids(ids, pool);
-    threads_of(threads);
+    const int workers = threads_of(threads);
     py::array_t<std::uint64_t> digests(ids.size());
     std::uint64_t* out = digests.mutable_data();
     const py::gil_scoped_release unlocked;
-    kvcore::digest_pages(pages, ids.data(), ids.size(), out, threads);
+    kvcore::digest_pages(pages, ids.data(), ids.size(), out, workers);
     return digests;
 }
 

@@ -10,3 +10,5 @@ void bind_kernels(pybind11::module_& module);
 void bind_page_bytes(pybind11::module_& module);
 void bind_paged_batch(pybind11::module_& module);
 void bind_paged_rows(pybind11::module_& module);
+void bind_slots(pybind11::module_& module);
+void bind_transfer(pybind11::module_& module);

@@ -42,4 +42,6 @@ PYBIND11_MODULE(_core, module) {
     bind_page_bytes(module);
     bind_paged_batch(module);
     bind_paged_rows(module);
+    bind_slots(module);
+    bind_transfer(module);
 }

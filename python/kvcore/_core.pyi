@@ -211,6 +211,33 @@ def merge_states(
     out_lse: NDArray[np.float32],
     threads: int,
 ) -> None: ...
+def build_slots(
+    pool: _Array,
+    table: NDArray[np.uint32],
+    lengths: NDArray[np.uint32],
+    offsets: NDArray[np.uint32],
+    out: _Array | None,
+) -> _Array: ...
+def append_slots(pools: list[_Array], slots: _Array, tokens: list[_Array], threads: int) -> int: ...
+def advance_lengths(
+    lengths: NDArray[np.uint32],
+    offsets: NDArray[np.uint32],
+    active: NDArray[np.bool_] | None,
+    out: NDArray[np.uint32],
+) -> None: ...
+def layout_axes() -> dict[str, tuple[str, ...]]: ...
+def transfer(
+    source: list[list[_Array]],
+    source_is_packed: bool,
+    destination: list[list[_Array]],
+    destination_is_packed: bool,
+    source_ids: NDArray[np.int64],
+    destination_ids: NDArray[np.int64],
+    first_layer: int,
+    num_layers: int,
+    threads: int,
+) -> None: ...
+def copy_partial(pool: list[list[_Array]], copies: NDArray[np.int64], threads: int) -> None: ...
 def copy_pages(pool: _Array, pairs: NDArray[np.int64], threads: int) -> None: ...
 def fill_pages(pool: _Array, ids: NDArray[np.int64], value: int, threads: int) -> None: ...
 def digest_pages(pool: _Array, ids: NDArray[np.int64], threads: int) -> NDArray[np.uint64]: ...

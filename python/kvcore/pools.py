@@ -10,6 +10,7 @@ import numpy as np
 from kvcore.arrays import host_array
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
+from kvcore.ops.transfer import copy_partial
 from kvcore.params import KVCacheParams
 
 __all__ = [
@@ -82,6 +83,8 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> An
         )
     if not seen.flags.writeable:
         raise ValueError("blocks is read-only, must be writable: pages are copied in it")
+    if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize:
+        raise ValueError("blocks is strided along its last axis, must be contiguous there")
     return seen
 
 
@@ -134,11 +137,7 @@ def copy_page_starts(shards: list[Shard], copies: np.ndarray[Any, np.dtype[np.in
     shards : list of Shard
         Of the replica that the copies belong to.
     copies : int32 [n, 3]
-        Source page, destination page, tokens.
+        Source page, destination page, tokens; done in this order.
     """
-    arrays: list[Any] = []
     for part in (part for shard in shards for part in shard if part is not None):
-        arrays.extend(part if isinstance(part, tuple) else [part])
-    for source, destination, tokens in copies.tolist():
-        for array in arrays:
-            array[destination, :, :, :tokens] = array[source, :, :, :tokens]
+        copy_partial(part, copies)

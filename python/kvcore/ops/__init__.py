@@ -4,20 +4,29 @@
 from __future__ import annotations
 
 from kvcore.ops.attention import attention, cascade_attention, merge_states
-from kvcore.ops.pages import checksum, copy_pages, zero_pages
+from kvcore.ops.pages import checksum, copy_pages, fill_pages, zero_pages
 from kvcore.ops.paging import append, gather, scatter
 from kvcore.ops.quantization import dequantize, quantize
+from kvcore.ops.slots import advance_lengths, append_slots, build_slots
+from kvcore.ops.transfer import PoolLayout, copy_partial, transfer
 
 __all__ = [
+    "PoolLayout",
+    "advance_lengths",
     "append",
+    "append_slots",
     "attention",
+    "build_slots",
     "cascade_attention",
     "checksum",
     "copy_pages",
+    "copy_partial",
     "dequantize",
+    "fill_pages",
     "gather",
     "merge_states",
     "quantize",
     "scatter",
+    "transfer",
     "zero_pages",
 ]

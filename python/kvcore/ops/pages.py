@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole pages of a pool: copies, zeros, digests."""
+"""Whole pages of a pool: copies, fills, digests."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from kvcore import _core
 from kvcore.arrays import host_array
 
-__all__ = ["checksum", "copy_pages", "zero_pages"]
+__all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"]
 
 
 def _parts(blocks: Any) -> list[NDArray[Any]]:
@@ -20,12 +21,19 @@ def _parts(blocks: Any) -> list[NDArray[Any]]:
     return [host_array(part, "blocks") for part in given]
 
 
-def _integers(name: str, values: Any, rank: int) -> NDArray[np.int64]:
+def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
+    """Answer integers as int64 [n], or [n, columns] for more than one.
+
+    Raises
+    ------
+    TypeError
+        Other dtypes.
+    """
     array = np.asarray(values)
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}, must be integers")
     if array.size == 0:
-        array = array.reshape((0, 2)[:rank])
+        array = array.reshape((0,) if columns == 1 else (0, columns))
     return np.ascontiguousarray(array, np.int64)
 
 
@@ -58,7 +66,7 @@ def copy_pages(blocks: Any, pairs: Any, *, threads: int = 1) -> None:
     >>> pool.tolist()
     [[0, 1], [2, 3], [0, 1]]
     """
-    wanted = _integers("pairs", pairs, 2)
+    wanted = integer_array("pairs", pairs, 2)
     for part in _parts(blocks):
         _core.copy_pages(part, wanted, threads)
 
@@ -78,9 +86,42 @@ def zero_pages(blocks: Any, ids: Any, *, threads: int = 1) -> None:
     IndexError, ValueError
         As for ``copy_pages``.
     """
-    wanted = _integers("ids", ids, 1)
+    fill_pages(blocks, ids, 0, threads=threads)
+
+
+def fill_pages(blocks: Any, ids: Any, byte: SupportsIndex, *, threads: int = 1) -> None:
+    """Fill pages of a pool with a byte.
+
+    Parameters
+    ----------
+    blocks : array [pages, ...], or pair of arrays
+    ids : integers [n]
+    byte : int
+        0 .. 255. 0xff is NaN in every floating dtype of a cache: poison free pages with it, and
+        whatever reads beyond a sequence's end shows.
+    threads : int
+        Threads to use, the caller's included.
+
+    Raises
+    ------
+    IndexError, ValueError
+        As for ``copy_pages``, or another byte.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import ops
+    >>> pool = np.zeros((2, 3), np.float16)
+    >>> ops.fill_pages(pool, [1], 0xff)
+    >>> pool.tolist()
+    [[0.0, 0.0, 0.0], [nan, nan, nan]]
+    """
+    value = operator.index(byte)
+    if not 0 <= value <= 255:
+        raise ValueError(f"byte is {value}, must be 0 .. 255")
+    wanted = integer_array("ids", ids, 1)
     for part in _parts(blocks):
-        _core.fill_pages(part, wanted, 0, threads)
+        _core.fill_pages(part, wanted, value, threads)
 
 
 def checksum(blocks: Any, ids: Any, *, threads: int = 1) -> NDArray[np.uint64]:
@@ -104,7 +145,7 @@ def checksum(blocks: Any, ids: Any, *, threads: int = 1) -> NDArray[np.uint64]:
     IndexError, ValueError
         As for ``copy_pages``.
     """
-    wanted = _integers("ids", ids, 1)
+    wanted = integer_array("ids", ids, 1)
     digests = [_core.digest_pages(part, wanted, threads) for part in _parts(blocks)]
     # Weighed, so that K and V that changed places are noticed.
     return digests[0] if len(digests) == 1 else digests[0] + np.uint64(3) * digests[1]
