@@ -171,7 +171,7 @@ def test_pages_move_between_layouts(case: Any) -> None:
 def test_a_large_cache_goes_and_comes_back(name: str) -> None:
     """Enough bytes to be written around the caches, on one thread and on two."""
     rng = np.random.default_rng(3)
-    sizes = {"pages": 40, "layers": 2, "page_size": 16, "heads": 4, "head_dim": 256}
+    sizes: dict[str, Any] = {"pages": 40, "layers": 2, "page_size": 16, "heads": 4, "head_dim": 256}
     source = PoolLayout(random_bytes(rng, (40, 2, 2, 16, 4, 256), "bfloat16"), "max")
     other, back = (PoolLayout.allocate(n, **sizes) for n in (name, "max"))
     order = rng.permutation(40)
@@ -222,7 +222,7 @@ def test_any_strides_but_those_of_a_row() -> None:
 
 
 def test_bits_may_be_called_unsigned_integers() -> None:
-    sizes = {"pages": 2, "layers": 1, "page_size": 2, "heads": 1, "head_dim": 2}
+    sizes: dict[str, Any] = {"pages": 2, "layers": 1, "page_size": 2, "heads": 1, "head_dim": 2}
     source = PoolLayout.allocate("max", dtype="bfloat16", **sizes)
     target = PoolLayout(np.ones(source.arrays.shape, np.uint16), "max")
     ops.transfer(source, target, [0], [1])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 
 from kvcore.dtypes import numpy_dtype
 
-__all__ = ["host_array", "in_library_of"]
+__all__ = ["host_array", "in_library_of", "present_zeros"]
 
+_LINE = 64  # bytes of a line of the caches
 _DLPACK_CUDA = 2  # DLDeviceType of the DLPack header
 _NO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes
 
@@ -106,3 +108,16 @@ def in_library_of(given: Any, result: NDArray[Any]) -> Any:
     if jax is not None and isinstance(given, jax.Array):
         return jax.numpy.asarray(result)
     return result
+
+
+def present_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Allocate zeros that begin on a line of the caches, in memory that is present.
+
+    Writing the zeros makes the memory present now, not during the first steps. Whole lines are
+    written faster than parts of them: numpy's own large arrays begin 16 bytes behind a line.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    memory[begin : begin + size] = 0
+    return memory[begin : begin + size].view(dtype).reshape(shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arrays import host_array
+from kvcore.arrays import host_array, present_zeros
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
 from kvcore.ops.transfer import copy_partial
@@ -43,14 +43,7 @@ def _allocate_scales(params: KVCacheParams, num_pages: int) -> Any:
     if granularity is None:
         return None
     shapes = [(*shape[:-1], shape[-1] // granularity) for shape in shard_shapes(params, num_pages)]
-    return _one_or_pair([_zeroed(shape, np.dtype(np.float32)) for shape in shapes])
-
-
-def _zeroed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
-    # Writing the zeros makes the memory present now, not during the first steps.
-    pool = np.empty(shape, dtype=dtype)
-    pool.view(np.uint8).fill(0)
-    return pool
+    return _one_or_pair([present_zeros(shape, np.dtype(np.float32)) for shape in shapes])
 
 
 def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Shard:
@@ -67,7 +60,7 @@ def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Sha
             f"pass blocks=None to manage page ids for a pool of your own"
         )
     dtype = numpy_dtype(params.dtype)
-    arrays = [_zeroed(shape, dtype) for shape in shard_shapes(params, num_pages)]
+    arrays = [present_zeros(shape, dtype) for shape in shard_shapes(params, num_pages)]
     return _one_or_pair(arrays), _allocate_scales(params, num_pages)
 
 

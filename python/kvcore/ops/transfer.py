@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
-from kvcore.arrays import host_array
+from kvcore.arrays import host_array, present_zeros
 from kvcore.dtypes import numpy_dtype
 from kvcore.ops.pages import integer_array
 
@@ -144,7 +144,7 @@ class PoolLayout:
             shapes = _packed_shapes(counts, head_dim, values, kind.itemsize)
         else:
             shapes = _shapes(_AXES.get(layout, ()), counts, head_dim, values)
-        arrays = [np.zeros(shape, kind) for shape in shapes]
+        arrays = [present_zeros(shape, kind) for shape in shapes]
         return cls(arrays[0] if len(arrays) == 1 else tuple(arrays), layout)
 
 
