@@ -9,9 +9,7 @@
 #include "random.hpp"
 
 using kvcore::DType;
-using kvcore::PageTable;
 using kvcore::PoolView;
-using kvcore::TokenRanges;
 using Bytes = std::vector<std::byte>;
 
 namespace {
@@ -160,9 +158,11 @@ void many_tokens_are_the_same_for_all_threads(Random& random) {
     constexpr std::int32_t kTokens = 4096;
     Bytes memory(std::size_t{1} << 23);
     PoolView<std::byte> pool{kTokens / 16, 16, 2, {}, {}, {}};
-    pool.k = {memory.data(), DType::kFloat16, 256, 16 * 1024, 1024, 512, {}};
-    pool.v = {memory.data() + (1 << 22), DType::kFloat16, 256, 16 * 1024, 512, 16 * 512, {}};
-    const Bytes rows = random_bytes(random, kTokens * 1024);
+    constexpr std::int64_t kHead = 512;
+    constexpr std::int64_t kPage = 32 * kHead;
+    pool.k = {memory.data(), DType::kFloat16, 256, kPage, 2 * kHead, kHead, {}};
+    pool.v = {memory.data() + (1 << 22), DType::kFloat16, 256, kPage, kHead, 16 * kHead, {}};
+    const Bytes rows = random_bytes(random, std::int64_t{kTokens} * 1024);
     std::vector<std::int32_t> slots;
     for (std::int32_t i = 0; i < kTokens; ++i) slots.push_back(i * 1027 % kTokens);
     Bytes expected;

@@ -43,7 +43,7 @@ std::vector<std::int64_t> shuffled(Random& random, std::int64_t n) {
 /// A cache at an odd address, perhaps with a table of its layers.
 struct Cache {
     Cache(Random& random, const CacheSizes& sizes, LayoutName name)
-        : layout(*kvcore::layout_of(name, sizes)),
+        : layout(kvcore::layout_of(name, sizes).value_or(CacheLayout{})),
           offset(random.below(70)),
           memory(random_bytes(random, layout.bytes + offset + 70)),
           has_tables(random.chance(30)) {}

@@ -59,14 +59,15 @@ constexpr int kNumLayouts = 9;
 
 /// The axes of a layout, the outermost first.
 [[nodiscard]] constexpr std::array<CacheAxis, kNumCacheAxes> axes_of(LayoutName name) noexcept {
-    constexpr CacheAxis p = CacheAxis::kPage;
-    constexpr CacheAxis kv = CacheAxis::kKv;
-    constexpr CacheAxis l = CacheAxis::kLayer;
-    constexpr CacheAxis t = CacheAxis::kToken;
-    constexpr CacheAxis h = CacheAxis::kHead;
+    constexpr CacheAxis kP = CacheAxis::kPage;
+    constexpr CacheAxis kKv = CacheAxis::kKv;
+    constexpr CacheAxis kL = CacheAxis::kLayer;
+    constexpr CacheAxis kT = CacheAxis::kToken;
+    constexpr CacheAxis kH = CacheAxis::kHead;
     constexpr std::array<CacheAxis, kNumCacheAxes> kOrders[kNumLayouts] = {
-        {p, kv, l, t, h}, {kv, l, p, t, h}, {l, p, kv, t, h}, {kv, l, p, h, t}, {l, p, kv, h, t},
-        {kv, p, t, l, h}, {kv, p, l, t, h}, {kv, p, h, t, l}, {p, l, kv, t, h}};
+        {kP, kKv, kL, kT, kH}, {kKv, kL, kP, kT, kH}, {kL, kP, kKv, kT, kH},
+        {kKv, kL, kP, kH, kT}, {kL, kP, kKv, kH, kT}, {kKv, kP, kT, kL, kH},
+        {kKv, kP, kL, kT, kH}, {kKv, kP, kH, kT, kL}, {kP, kL, kKv, kT, kH}};
     return kOrders[static_cast<int>(name)];
 }
 
