@@ -51,7 +51,8 @@ def appends(draw: st.DrawFn) -> Any:
     )
     slots = rng.permutation(pages * page)[: draw(st.integers(0, pages * page))]
     slots = np.concatenate([slots, -1 - rng.integers(0, 5, 2), pages * page + np.arange(2)])
-    slots = rng.permutation(slots).astype(draw(st.sampled_from([np.int32, np.int64])))
+    slots = rng.permutation(slots) if draw(st.booleans()) else np.sort(slots)
+    slots = slots.astype(draw(st.sampled_from([np.int32, np.int64])))
     tokens = fused(rng, len(slots) + draw(st.integers(0, 3)), heads, dims, dtype)
     return batch, tokens, slots, draw(st.integers(1, 3))
 

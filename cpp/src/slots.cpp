@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "copy_runs.hpp"
+#include "copy_nest.hpp"
 #include "cpu/parallel.hpp"
 
 namespace kvcore {
@@ -37,33 +37,36 @@ void write_slots(const PageTable& table, const TokenRanges& ranges, std::int64_t
     std::fill(out, slots + capacity, Slot{-1});
 }
 
-// Writes the rows of one of K and V, and counts the slots that are beyond the pool.
-template <class Slot>
-std::int64_t append_tensor(const PagedTensor<std::byte>& to, const PoolView<std::byte>& pool,
-                           const TokenRows<const std::byte>& from, const Slot* slots,
-                           std::int64_t begin, std::int64_t end, RunCopier& copier) noexcept {
-    const std::int64_t row = to.dim * item_size(to.dtype);
-    const bool is_dense = pool.heads == 1 || (to.head_stride == row && from.head_stride == row);
-    const std::int64_t heads = is_dense ? 1 : pool.heads;
-    const std::int64_t run = is_dense ? row * pool.heads : row;
-    const std::int64_t capacity = pool.pages * pool.page_size;
-    std::int64_t beyond = 0;
-    for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t slot = slots[i];
-        if (slot < 0) continue;
-        if (slot >= capacity) {
-            ++beyond;
-            continue;
+// Writes rows of K or V to slots that follow each other in a page. Keeps the nest of the last
+// block, which most blocks repeat.
+class BlockWriter {
+   public:
+    BlockWriter(const PagedTensor<std::byte>& to, const TokenRows<const std::byte>& from,
+                std::int64_t heads) noexcept
+        : to_(to), from_(from), heads_(heads) {}
+
+    void write(std::int64_t page, std::int64_t in_page, std::int64_t token, std::int64_t count,
+               RunCopier& copier) noexcept {
+        if (to_.dim == 0) return;
+        if (count != count_) {
+            count_ = count;
+            nest_ = {to_.dim * item_size(to_.dtype),
+                     {{{count, to_.token_stride, from_.token_stride},
+                       {heads_, to_.head_stride, from_.head_stride},
+                       {1, 0, 0},
+                       {1, 0, 0},
+                       {1, 0, 0}}}};
         }
-        const std::int64_t page = slot / pool.page_size;
-        std::byte* target = to.at(page, slot - page * pool.page_size, 0);
-        const std::byte* source = from.data + i * from.token_stride;
-        for (std::int64_t head = 0; head < heads; ++head) {
-            copier.copy(target + head * to.head_stride, source + head * from.head_stride, run);
-        }
+        nest_.copy(to_.at(page, in_page, 0), from_.data + token * from_.token_stride, copier);
     }
-    return beyond;
-}
+
+   private:
+    const PagedTensor<std::byte>& to_;
+    const TokenRows<const std::byte>& from_;
+    std::int64_t heads_;
+    std::int64_t count_ = 0;
+    CopyNest nest_;
+};
 
 template <class Slot>
 std::int64_t append_to(const PoolView<std::byte>& pool, const TokenRows<const std::byte>& k,
@@ -71,13 +74,28 @@ std::int64_t append_to(const PoolView<std::byte>& pool, const TokenRows<const st
                        int threads) {
     const std::int64_t token_bytes =
         pool.heads * (pool.k.dim * item_size(pool.k.dtype) + pool.v.dim * item_size(pool.v.dtype));
+    const std::int64_t capacity = pool.pages * pool.page_size;
     std::atomic<std::int64_t> beyond{0};
     cpu::parallel_for(n, cpu::worth_a_thread(token_bytes), threads,
                       [&](std::int64_t begin, std::int64_t end) {
                           RunCopier copier(n * token_bytes);
-                          beyond += append_tensor(pool.k, pool, k, slots, begin, end, copier);
-                          if (pool.v.dim > 0) {
-                              append_tensor(pool.v, pool, v, slots, begin, end, copier);
+                          BlockWriter keys(pool.k, k, pool.heads);
+                          BlockWriter values(pool.v, v, pool.heads);
+                          for (std::int64_t i = begin; i < end;) {
+                              const std::int64_t slot = slots[i];
+                              if (slot < 0 || slot >= capacity) {
+                                  if (slot >= capacity) ++beyond;
+                                  ++i;
+                                  continue;
+                              }
+                              const std::int64_t page = slot / pool.page_size;
+                              const std::int64_t in_page = slot - page * pool.page_size;
+                              const std::int64_t room = std::min(end - i, pool.page_size - in_page);
+                              std::int64_t count = 1;
+                              while (count < room && slots[i + count] == slot + count) ++count;
+                              keys.write(page, in_page, i, count, copier);
+                              values.write(page, in_page, i, count, copier);
+                              i += count;
                           }
                       });
     return beyond;

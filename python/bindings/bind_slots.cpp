@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcore/slots.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -130,20 +131,15 @@ struct Target {
             throw py::value_error("pool and tokens overlap in memory; pass a copy of the tokens");
         }
     }
-    /// As keys without values, of one-byte elements.
-    [[nodiscard]] PoolView<std::byte> view() {
-        PoolView<std::byte> view;
-        view.pages = pool.shape(0);
-        view.page_size = pool.shape(1);
-        view.heads = pool.shape(2);
-        view.k = {static_cast<std::byte*>(pool.mutable_data()),
-                  kvcore::DType::kInt8,
-                  pool.shape(3) * pool.itemsize(),
-                  pool.strides(0),
-                  pool.strides(1),
-                  pool.strides(2),
-                  {}};
-        return view;
+    /// As one-byte elements.
+    [[nodiscard]] kvcore::PagedTensor<std::byte> tensor() {
+        return {static_cast<std::byte*>(pool.mutable_data()),
+                kvcore::DType::kInt8,
+                pool.shape(3) * pool.itemsize(),
+                pool.strides(0),
+                pool.strides(1),
+                pool.strides(2),
+                {}};
     }
     [[nodiscard]] TokenRows<const std::byte> rows() const {
         return {static_cast<const std::byte*>(tokens.data()), tokens.strides(0), tokens.strides(1)};
@@ -153,32 +149,32 @@ struct Target {
 template <class Slot>
 std::int64_t append_to(std::vector<Target>& targets, const Slot* slots, std::int64_t n,
                        int threads) {
-    std::int64_t beyond = 0;
-    for (Target& target : targets) {
-        const PoolView<std::byte> view = target.view();
-        if (&target == &targets.front()) {
-            check_named_once(slots, n, view.pages * view.page_size);
-        }
-        const TokenRows<const std::byte> rows = target.rows();
-        const py::gil_scoped_release unlocked;
-        beyond = kvcore::append_slots(view, rows, {}, slots, n, threads);
-    }
-    return beyond;
+    const py::array& pool = targets.front().pool;
+    PoolView<std::byte> view{pool.shape(0), pool.shape(1), pool.shape(2), {}, {}, {}};
+    check_named_once(slots, n, view.pages * view.page_size);
+    view.k = targets.front().tensor();
+    if (targets.size() == 2) view.v = targets.back().tensor();
+    const TokenRows<const std::byte> k = targets.front().rows();
+    const TokenRows<const std::byte> v = targets.back().rows();
+    const py::gil_scoped_release unlocked;
+    return kvcore::append_slots(view, k, v, slots, n, threads);
 }
 
 std::int64_t append_slots(const py::list& pools, const py::array& slots, const py::list& tokens,
                           int threads) {
     const bool is_wide = check_slots(slots, "slots");
     const int workers = threads_of(threads);
-    if (pools.size() != tokens.size()) throw py::value_error("as many tokens as pools are needed");
+    if (pools.empty() || pools.size() > 2 || pools.size() != tokens.size()) {
+        throw py::value_error("pools and tokens must be those of K, or of K and V");
+    }
     std::vector<Target> targets;
     for (std::size_t i = 0; i < pools.size(); ++i) {
         targets.push_back({pools[i].cast<py::array>(), tokens[i].cast<py::array>()});
         targets.back().check(slots.size());
         const py::array& pool = targets.back().pool;
         const py::array& first = targets.front().pool;
-        if (pool.shape(0) != first.shape(0) || pool.shape(1) != first.shape(1)) {
-            throw py::value_error("the pools of K and V differ in pages or page size");
+        if (!std::equal(pool.shape(), pool.shape() + 3, first.shape())) {
+            throw py::value_error("the pools of K and V differ in pages, page size or heads");
         }
     }
     if (is_wide) {

@@ -117,7 +117,8 @@ void tokens_go_to_their_slots(Random& random) {
                 ++beyond;
             }
         }
-        for (std::size_t j = slots.size(); j > 1; --j) {
+        const bool is_shuffled = random.chance(60);  // else most follow each other
+        for (std::size_t j = slots.size(); j > 1 && is_shuffled; --j) {
             std::swap(slots[j - 1],
                       slots[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(j)))]);
         }
