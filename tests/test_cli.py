@@ -37,7 +37,7 @@ def test_options_print_version_and_paths(capsys: pytest.CaptureFixture[str]) -> 
     assert shown(capsys, "--includes") == f"{kvcore.get_include()}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["replay"], ["plan"], ["info"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["replay"], ["plan"], ["info"]])
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert f"Example: kvcore {' '.join(command)}" in shown(capsys, *command, "--help")
 

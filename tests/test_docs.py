@@ -124,6 +124,7 @@ def test_command_line_page_names_every_command_and_option() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["demo", "--chats", "1", "--turns", "1"],
         ["replay", "--limit", "3"],
         ["plan", "llama-3.1-8b", "--memory", "8GiB", "--max-seq-len", "8k"],
         ["info"],

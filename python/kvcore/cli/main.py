@@ -8,6 +8,7 @@ from typing import Annotated, cast
 import typer
 
 import kvcore
+from kvcore.cli.demo import demo
 from kvcore.cli.info import info
 from kvcore.cli.plan import plan
 from kvcore.cli.replay import replay
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command()(demo)
 app.command()(replay)
 app.command()(plan)
 app.command()(info)
@@ -42,7 +44,7 @@ def _options(
 ) -> None:
     """KV-cache core of an LLM inference engine.
 
-    Example: kvcore replay --mode admission
+    Example: kvcore demo
     """
     if version:
         typer.echo(f"kvcore {kvcore.__version__}")
