@@ -9,6 +9,7 @@
 
 #include "elements.hpp"
 #include "kvcore/kernels.hpp"
+#include "kvcore/layout.hpp"
 #include "kvcore/paged_batch.hpp"
 #include "random.hpp"
 
@@ -199,15 +200,16 @@ void threads_do_not_change_a_byte(Random& random) {
     const std::vector<std::uint32_t> begin{0, 0, 100};
     const TokenRanges ranges{begin.data(), offsets.data()};
     const Tokens source(random, DType::kBFloat16, kTokens, 1, 576);
+    constexpr kvcore::CacheSizes kSizes{
+        kTokens, 1, 1, 1, 512, 0, DType::kFloat8E4M3FN, kvcore::RowFormat::kLatentFp8};
+    constexpr kvcore::CacheLayout layout = *kvcore::layout_of(kvcore::LayoutName::kMax, kSizes);
     Bytes rows[2];
     Bytes read[2];
     for (int i = 0; i < 2; ++i) {
         rows[i].assign(kTokens * kvcore::kLatentFp8Bytes, std::byte{0xff});
-        const auto pool = kvcore::latent_fp8_view(rows[i].data(), kTokens, 1,
-                                                  kvcore::kLatentFp8Bytes, kvcore::kLatentFp8Bytes);
+        const auto pool = kvcore::latent_view(layout, rows[i].data(), 0, 512);
         kvcore::append_latent(pool, pages, ranges, source.rows(), DType::kBFloat16, 1 + 3 * i);
-        const auto seen = kvcore::latent_fp8_view<const std::byte>(
-            rows[i].data(), kTokens, 1, kvcore::kLatentFp8Bytes, kvcore::kLatentFp8Bytes);
+        const auto seen = kvcore::latent_view<const std::byte>(layout, rows[i].data(), 0, 512);
         read[i].resize(kTokens * 576 * 4);
         kvcore::gather_latent(seen, pages, ranges, {read[i].data(), 576 * 4, 0}, DType::kFloat32,
                               1 + 3 * i);

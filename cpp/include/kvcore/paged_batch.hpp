@@ -68,7 +68,8 @@ enum class Scales : std::uint8_t { kFound, kGiven };
 
 /// Writes tokens of a wide dtype to the ranges' places in a pool: quantised as by `quantize` or
 /// `quantize_by`, with 1 for scales that there are none of, where the pool is narrow; to the
-/// nearest where it is wide; `Scales::kFound` takes a narrow pool with scales. As `append_batch` of bytes otherwise.
+/// nearest where it is wide; `Scales::kFound` takes a narrow pool with scales. As `append_batch` of
+/// bytes otherwise.
 void append_batch(PageShape shape, const PagedTensor<std::byte>& pool, const PageTable& table,
                   const TokenRanges& ranges, const TokenRows<const std::byte>& source, DType wide,
                   Scales scales, int threads = 1);
@@ -78,39 +79,10 @@ void gather_batch(PageShape shape, const PagedTensor<const std::byte>& pool, con
                   const TokenRanges& ranges, const TokenRows<std::byte>& destination, DType wide,
                   int threads = 1);
 
-// ---- the 656-byte row of latent caches ----------------------------------------------------------
-
-/// Latent rows of 576 elements in 656 bytes: 512 codes of e4m3fn, a float scale for each 128 of
-/// them, and the 64 elements that positions rotate as bfloat16.
-constexpr std::int64_t kLatentFp8Bytes = 656;
-
-/// Such rows [pages, page_size, 656] as a view. Strides count bytes and are multiples of 4, as is
-/// the address.
-template <class Byte>
-[[nodiscard]] constexpr PoolView<Byte> latent_fp8_view(Byte* rows, std::int64_t pages,
-                                                       std::int64_t page_size,
-                                                       std::int64_t page_stride,
-                                                       std::int64_t token_stride) noexcept {
-    constexpr std::int64_t kCodes = 512;
-    constexpr std::int64_t kGroup = 128;
-    constexpr std::int64_t kScales = kCodes / kGroup * 4;
-    PoolView<Byte> view;
-    view.pages = pages;
-    view.page_size = page_size;
-    view.heads = 1;
-    view.k = {rows,
-              DType::kFloat8E4M3FN,
-              kCodes,
-              page_stride,
-              token_stride,
-              0,
-              {rows + kCodes, page_stride, token_stride, 0, kGroup}};
-    view.rope = {rows + kCodes + kScales, DType::kBFloat16, 64, page_stride, token_stride, 0, {}};
-    return view;
-}
+// ---- latent rows ------------------------------------------------------------------------------
 
 /// Appends latent rows [tokens, dim of k + dim of rope] of a wide dtype to `k` and `rope` of a
-/// view.
+/// view, as `latent_view` of kvcore/layout.hpp gives it.
 void append_latent(const PoolView<std::byte>& pool, const PageTable& table,
                    const TokenRanges& ranges, const TokenRows<const std::byte>& source, DType wide,
                    int threads = 1);
