@@ -361,6 +361,13 @@ def test_arrays_that_are_no_such_cache_are_refused(
         PoolLayout(arrays, layout)
 
 
+def test_elements_that_no_cache_has_are_not_packed() -> None:
+    packed = PoolLayout((np.zeros((1, 2, 1, 2, 4, 2)), np.zeros((1, 2, 1, 4, 4))), "vllm")
+    plain = PoolLayout(np.zeros((2, 2, 1, 4, 1, 4)), "max")
+    with pytest.raises(ValueError, match="units of 8 bytes"):
+        ops.transfer(packed, plain, [0], [0])
+
+
 def test_vllm_layout_needs_heads_of_whole_units() -> None:
     with pytest.raises(ValueError, match="head_dim is 12, must be a multiple of 8"):
         PoolLayout.allocate("vllm", pages=1, layers=1, page_size=1, heads=1, head_dim=12)

@@ -2,7 +2,7 @@
 #include "kvcore/transfer.hpp"
 
 #include <cstdint>
-#include <string_view>
+#include <iterator>
 #include <unordered_set>
 #include <utility>
 #include <vector>

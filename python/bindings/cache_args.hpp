@@ -130,6 +130,7 @@ class CacheArg {
                     concat("K and V of ", name, " differ in pages, layers, page size or heads"));
             }
             sizes_ = sizes;
+            if (is_packed) check_unit(added);
             row_bytes_.push_back(added.shape().back() * added.item_size() *
                                  (is_packed ? added.shape()[2] : 1));
         }
@@ -193,6 +194,13 @@ class CacheArg {
         tensor.layers = from.table();
         tensor.page_stride = from.stride(0);
         tensor.layer_stride = from.layer_stride();
+    }
+
+    static void check_unit(const LayeredArg<Byte>& tensor) {
+        const std::int64_t bytes = tensor.shape()[4] * tensor.item_size();
+        if (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 16) return;
+        throw pybind11::value_error(
+            concat(tensor.name(), " has units of ", bytes, " bytes, must be 1, 2, 4 or 16"));
     }
 
     static Sizes sizes_of(const LayeredArg<Byte>& tensor, bool is_packed) {

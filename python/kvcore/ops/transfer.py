@@ -24,7 +24,7 @@ _UNIT = 16  # bytes of K that vLLM keeps together
 _Tensor = list[NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PoolLayout:
     """Name the memory of a whole cache and how its elements lie there.
 
@@ -80,7 +80,7 @@ class PoolLayout:
     head_dim: int = field(init=False)
     v_head_dim: int = field(init=False)
     dtype: np.dtype[Any] = field(init=False)
-    _tensors: list[_Tensor] = field(init=False, repr=False, compare=False)
+    _tensors: list[_Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.layout != _PACKED and self.layout not in _AXES:
