@@ -98,6 +98,22 @@ GOALS = (
     ),
     Goal("data.copy_pages", 0.0, per_limit=1 / 0.9),
     *(
+        Goal(f"transfer.{key}", 0.0, per_limit=1 / 0.9)  # runs of 1 KiB and more
+        for key in (
+            "max.page_first_direct.pages.16.8x128",
+            "max.page_first_direct.layer.16.8x128",
+            "layer_first_nhd.page_first_direct.layer.16.8x128",
+            "layer_first_nhd.page_first.pages.16.8x128",
+            "layer_first_nhd.max.pages.1.8x128",
+            "copy_partial.16",
+            "copy_partial.1",
+            "append_slots.NHD.16.8x128",
+            "append_slots.NHD.1.8x128",
+            "fill.16",
+            "fill.1",
+        )
+    ),
+    *(
         Goal(f"data.{verb}.{wide}.{narrow}", 0.0, per_limit=1 / 0.8)
         for wide in ("float32", "bfloat16")
         for narrow in ("float8_e4m3fn", "int8")

@@ -39,7 +39,7 @@ SUITES = {
         "replay",
         "startup",
     ),
-    "data-path": ("data_path",),
+    "data-path": ("data_path", "transfer"),
 }
 
 
