@@ -201,8 +201,11 @@ AttentionSizes::AttentionSizes(const AttentionInput& input) noexcept
 }
 
 bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept {
-    return vectors >= kWorthStaging || input.pool.rope.dim > 0 ||
-           input.pool.k.scales.data != nullptr || input.pool.v.scales.data != nullptr;
+    const auto is_plain = [](const PagedTensor<const std::byte>& tensor) {
+        return item_size(tensor.dtype) > 1 && tensor.scales.data == nullptr;
+    };
+    return vectors >= kWorthStaging || input.pool.rope.dim > 0 || !is_plain(input.pool.k) ||
+           !is_plain(input.pool.v);
 }
 
 ScratchLayout::ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limits) noexcept
