@@ -220,8 +220,8 @@ ScratchLayout::ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limi
     sums = take(limits.head_vectors * sizes.value_floats);
     maxima = take(limits.head_vectors);
     totals = take(limits.head_vectors);
-    keeps = take(limits.scored);
-    scores = take(limits.scored * kTileKeys);
+    keeps = take(limits.vectors);
+    scores = take(limits.vectors * kTileKeys);
     keys = take(staged * sizes.key_floats);
     across = take(staged * sizes.key_floats);
     values = sizes.values_are_keys ? keys : take(staged * sizes.value_floats);
@@ -239,7 +239,7 @@ PlanCounts count_plan(const AttentionInput& input) noexcept {
         ItemLimits& limits = counts.limits;
         limits.tokens = std::max(limits.tokens, tile.num_tokens);
         const bool stages = is_staged(input, vectors);
-        limits.scored = std::max(limits.scored, vectors);
+        limits.vectors = std::max(limits.vectors, vectors);
         limits.head_vectors = std::max(limits.head_vectors, vectors * tile.heads);
         limits.stages = limits.stages || stages;
     });
