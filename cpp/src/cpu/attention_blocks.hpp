@@ -142,19 +142,19 @@ void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, 
     const auto step = [&](auto count) {
         constexpr int kM = decltype(count)::value;
         add_products_of<kM>(factors, rows, begin, end, from, to, sums);
-        n -= kM;
         factors.skip(kM);
         sums.data += kM * sums.stride;
         if (sums.keeps != nullptr) sums.keeps += kM;
         rows.ask_no_more();
+        return std::int64_t{kM};
     };
     // What is converted as it is read is better read for more vectors at a time.
     using Most = std::integral_constant<int, Rows::kIsConverted ? 8 : kBlockVectors>;
-    while (n >= Most::value) step(Most());
-    while (n >= 4 && n != 5) step(std::integral_constant<int, 4>());
-    if (n >= 3) step(std::integral_constant<int, 3>());
-    if (n >= 2) step(std::integral_constant<int, 2>());
-    if (n >= 1) step(std::integral_constant<int, 1>());
+    while (n >= Most::value) n -= step(Most());
+    while (n >= 4 && n != 5) n -= step(std::integral_constant<int, 4>());
+    if (n >= 3) n -= step(std::integral_constant<int, 3>());
+    if (n >= 2) n -= step(std::integral_constant<int, 2>());
+    if (n >= 1) n -= step(std::integral_constant<int, 1>());
 }
 
 // sums[t][m] += queries[m] . keys[t] over the sixteen elements from i on.
@@ -272,15 +272,15 @@ void dots(std::int64_t n, const float* queries, std::int64_t query_stride, HeadR
             kDot(queries, query_stride, keys, next, t, dim, scores + t, score_stride);
         }
         next = keys;  // once is enough
-        n -= kM;
         queries += kM * query_stride;
         scores += kM * score_stride;
+        return std::int64_t{kM};
     };
     if constexpr (kLanes == 16) {
-        while (n >= 8) step(std::integral_constant<int, 8>());
+        while (n >= 8) n -= step(std::integral_constant<int, 8>());
     }
-    while (n >= 4 && n != 5) step(std::integral_constant<int, 4>());
-    if (n >= 3) step(std::integral_constant<int, 3>());
-    if (n >= 2) step(std::integral_constant<int, 2>());
-    if (n >= 1) step(std::integral_constant<int, 1>());
+    while (n >= 4 && n != 5) n -= step(std::integral_constant<int, 4>());
+    if (n >= 3) n -= step(std::integral_constant<int, 3>());
+    if (n >= 2) n -= step(std::integral_constant<int, 2>());
+    if (n >= 1) n -= step(std::integral_constant<int, 1>());
 }
