@@ -154,7 +154,7 @@ void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, 
     while (n >= 4 && n != 5) n -= step(std::integral_constant<int, 4>());
     if (n >= 3) n -= step(std::integral_constant<int, 3>());
     if (n >= 2) n -= step(std::integral_constant<int, 2>());
-    if (n >= 1) n -= step(std::integral_constant<int, 1>());
+    if (n >= 1) step(std::integral_constant<int, 1>());
 }
 
 // sums[t][m] += queries[m] . keys[t] over the sixteen elements from i on.
@@ -282,5 +282,5 @@ void dots(std::int64_t n, const float* queries, std::int64_t query_stride, HeadR
     while (n >= 4 && n != 5) n -= step(std::integral_constant<int, 4>());
     if (n >= 3) n -= step(std::integral_constant<int, 3>());
     if (n >= 2) n -= step(std::integral_constant<int, 2>());
-    if (n >= 1) n -= step(std::integral_constant<int, 1>());
+    if (n >= 1) step(std::integral_constant<int, 1>());
 }
