@@ -201,8 +201,11 @@ AttentionSizes::AttentionSizes(const AttentionInput& input) noexcept
 }
 
 bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept {
-    return vectors >= kWorthStaging || input.pool.rope.dim > 0 ||
-           input.pool.k.scales.data != nullptr || input.pool.v.scales.data != nullptr;
+    const auto is_plain = [](const PagedTensor<const std::byte>& tensor) {
+        return item_size(tensor.dtype) > 1 && tensor.scales.data == nullptr;
+    };
+    return vectors >= kWorthStaging || input.pool.rope.dim > 0 || !is_plain(input.pool.k) ||
+           !is_plain(input.pool.v);
 }
 
 ScratchLayout::ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limits) noexcept
@@ -217,8 +220,8 @@ ScratchLayout::ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limi
     sums = take(limits.head_vectors * sizes.value_floats);
     maxima = take(limits.head_vectors);
     totals = take(limits.head_vectors);
-    keeps = take(limits.scored);
-    scores = take(limits.scored * kTileKeys);
+    keeps = take(limits.vectors);
+    scores = take(limits.vectors * kTileKeys);
     keys = take(staged * sizes.key_floats);
     across = take(staged * sizes.key_floats);
     values = sizes.values_are_keys ? keys : take(staged * sizes.value_floats);
@@ -236,7 +239,7 @@ PlanCounts count_plan(const AttentionInput& input) noexcept {
         ItemLimits& limits = counts.limits;
         limits.tokens = std::max(limits.tokens, tile.num_tokens);
         const bool stages = is_staged(input, vectors);
-        limits.scored = std::max(limits.scored, vectors);
+        limits.vectors = std::max(limits.vectors, vectors);
         limits.head_vectors = std::max(limits.head_vectors, vectors * tile.heads);
         limits.stages = limits.stages || stages;
     });

@@ -60,21 +60,23 @@ struct AttentionSizes {
 /// Most that an item has.
 struct ItemLimits {
     std::int64_t tokens = 0;
-    std::int64_t scored = 0;        // vectors whose scores are there at the same time
-    std::int64_t head_vectors = 0;  // of all heads
+    std::int64_t vectors = 0;       // queries of one head of the pool
+    std::int64_t head_vectors = 0;  // of all its heads
     bool stages = false;            // whether any item copies K and V before it computes
 };
 
-/// Queries of one head of the pool from which on K and V are converted once for all of them.
+/// Queries of one head of the pool from which on K and V are better converted once for all of them.
 constexpr std::int64_t kWorthStaging = 17;
 
+/// Whether K and V become floats in scratch first: for many queries, and where they have scales,
+/// are narrow or lie in more than one place.
 [[nodiscard]] bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept;
 
 /// What a plan needs room for.
 struct PlanCounts {
     std::int64_t items = 0;
     std::int64_t parts = 0;  // partial results, at most
-    std::int64_t cost = 0;   // about the float operations
+    std::int64_t cost = 0;   // keys times queries, about
     ItemLimits limits;
 };
 
@@ -101,7 +103,7 @@ struct ScratchLayout {
     std::int64_t maxima;  // of scores
     std::int64_t totals;  // of weights
     std::int64_t keeps;   // what earlier sums are multiplied by
-    std::int64_t scores;
+    std::int64_t scores;  // then weights
     std::int64_t keys;    // staged, a key a row
     std::int64_t across;  // the same, a key a column
     std::int64_t values;  // staged

@@ -63,7 +63,7 @@ void states_merge_as_in_double_precision(Random& random) {
         for (std::int64_t i = 0; i < n; ++i) {
             const float lse_a = a.lse[static_cast<std::size_t>(i)];
             const float lse_b = b.lse[static_cast<std::size_t>(i)];
-            double most = -kInfinite;
+            double most = -std::numeric_limits<double>::infinity();
             if (!std::isinf(lse_a)) most = lse_a;
             if (!std::isinf(lse_b) && lse_b > most) most = lse_b;
             const double of_a = weight_of(lse_a, most);

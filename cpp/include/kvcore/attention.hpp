@@ -65,7 +65,8 @@ struct AttentionOutput {
     float* lse;
 };
 
-/// Bytes of scratch that `attention` needs for this input and number of threads. O(batch).
+/// Bytes of scratch, aligned to nothing, that `attention` needs for this input and number of
+/// threads. O(tokens of this step, and rows times groups).
 [[nodiscard]] std::int64_t attention_workspace_bytes(const AttentionInput& input, int threads);
 
 /// Token j of row b stands at position cached[b] + j and attends over its row's tokens, those of

@@ -30,18 +30,18 @@ inline void attend_direct(const ItemWork& work, std::int64_t first_key, const Pl
                           const Place& next) {
     const auto& pool = work.job.input->pool;
     const AttentionSizes& sizes = work.job.sizes;
-    const Readers& of_k = kReaders[static_cast<int>(pool.k.dtype)];
-    const Readers& of_v = kReaders[static_cast<int>(pool.v.dtype)];
+    const Dots dots_of = kDots[static_cast<int>(pool.k.dtype)];
+    const AddValues add_values_of = kAddValues[static_cast<int>(pool.v.dtype)];
     const std::int64_t first_vector = (now.head - work.item.first_head) * work.vectors;
     for_each_run(work, first_key, now.tile.n, [&](const Run& run) {
         const std::int64_t n = (run.end_token - run.first_token) * sizes.group;
         const std::int64_t vector = first_vector + run.first_token * sizes.group;
-        of_k.dots(n, work.queries + vector * sizes.key_floats, sizes.key_floats, now.keys(work),
-                  next.keys(work), pool.k.dim, run.begin, run.end, work.scores, kTileKeys);
+        dots_of(n, work.queries + vector * sizes.key_floats, sizes.key_floats, now.keys(work),
+                next.keys(work), pool.k.dim, run.begin, run.end, work.scores, kTileKeys);
         weigh(n, work.scores, run.begin, run.end, work.job.input->rule.soft_cap,
               states_of(work, vector));
-        of_v.add_values(n, Weights{work.scores}, now.values(work), next.values(work), pool.v.dim,
-                        run.begin, run.end, sums_of(work, vector));
+        add_values_of(n, Weights{work.scores}, now.values(work), next.values(work), pool.v.dim,
+                      run.begin, run.end, sums_of(work, vector));
     });
 }
 
@@ -51,18 +51,18 @@ inline void stage(const ItemWork& work, const Place& now) {
     const auto& pool = work.job.input->pool;
     const AttentionSizes& sizes = work.job.sizes;
     const TileRows& rows = now.tile;
-    kReaders[static_cast<int>(pool.k.dtype)].stage_rows(
-        now.keys(work), rows.n, pool.k.dim, rows.k_scales, now.head * pool.k.scales.head_stride,
-        pool.k.scales.group, work.keys, sizes.key_floats);
+    kStageRows[static_cast<int>(pool.k.dtype)](now.keys(work), rows.n, pool.k.dim, rows.k_scales,
+                                               now.head * pool.k.scales.head_stride,
+                                               pool.k.scales.group, work.keys, sizes.key_floats);
     if (pool.rope.dim > 0) {
         constexpr const std::byte* kNone[kTileKeys] = {};
-        kReaders[static_cast<int>(pool.rope.dtype)].stage_rows(
-            {rows.rope, now.head * pool.rope.head_stride}, rows.n, pool.rope.dim, kNone, 0, 1,
-            work.keys + pool.k.dim, sizes.key_floats);
+        kStageRows[static_cast<int>(pool.rope.dtype)]({rows.rope, now.head * pool.rope.head_stride},
+                                                      rows.n, pool.rope.dim, kNone, 0, 1,
+                                                      work.keys + pool.k.dim, sizes.key_floats);
     }
     transpose(work.keys, sizes.key_floats, rows.n, sizes.key_dim, work.across);
     if (sizes.values_are_keys) return;
-    kReaders[static_cast<int>(pool.v.dtype)].stage_rows(
+    kStageRows[static_cast<int>(pool.v.dtype)](
         now.values(work), rows.n, pool.v.dim, rows.v_scales, now.head * pool.v.scales.head_stride,
         pool.v.scales.group, work.values, sizes.value_floats);
 }

@@ -34,7 +34,7 @@ struct HeadRowsAt {
 /// Elements of such rows, and what is read later.
 template <DType kDType>
 struct PointedRows {
-    static constexpr bool kIsConverted = true;  // so better for more vectors at a time
+    static constexpr bool kIsConverted = true;
     HeadRowsAt now;
     HeadRowsAt next;
     std::int64_t n;  // elements of a row
@@ -117,7 +117,7 @@ inline void add_products(const By& factors, const Rows& rows, std::int64_t begin
     }
 }
 
-constexpr std::int64_t kBlockVectors = 6;                  // at a time, of many
+constexpr int kBlockVectors = 6;                           // at a time, of many
 constexpr int kBlockColumns = KVCORE_LANES == 16 ? 4 : 2;  // registers
 
 template <int kM, class By, class Rows>
@@ -142,17 +142,18 @@ void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, 
     const auto step = [&](auto count) {
         constexpr int kM = decltype(count)::value;
         add_products_of<kM>(factors, rows, begin, end, from, to, sums);
-        n -= kM;
         factors.skip(kM);
         sums.data += kM * sums.stride;
         if (sums.keeps != nullptr) sums.keeps += kM;
         rows.ask_no_more();
+        return std::int64_t{kM};
     };
-    while (Rows::kIsConverted && n >= 8) step(std::integral_constant<int, 8>());
-    while (!Rows::kIsConverted && n >= 6) step(std::integral_constant<int, 6>());
-    if (n >= 4 && n != 5) step(std::integral_constant<int, 4>());
-    if (n >= 3) step(std::integral_constant<int, 3>());
-    if (n >= 2) step(std::integral_constant<int, 2>());
+    // What is converted as it is read is better read for more vectors at a time.
+    using Most = std::integral_constant<int, Rows::kIsConverted ? 8 : kBlockVectors>;
+    while (n >= Most::value) n -= step(Most());
+    while (n >= 4 && n != 5) n -= step(std::integral_constant<int, 4>());
+    if (n >= 3) n -= step(std::integral_constant<int, 3>());
+    if (n >= 2) n -= step(std::integral_constant<int, 2>());
     if (n >= 1) step(std::integral_constant<int, 1>());
 }
 
@@ -271,13 +272,15 @@ void dots(std::int64_t n, const float* queries, std::int64_t query_stride, HeadR
             kDot(queries, query_stride, keys, next, t, dim, scores + t, score_stride);
         }
         next = keys;  // once is enough
-        n -= kM;
         queries += kM * query_stride;
         scores += kM * score_stride;
+        return std::int64_t{kM};
     };
-    while (kLanes == 16 && n >= 8) step(std::integral_constant<int, 8>());
-    while (n >= 4 && n != 5) step(std::integral_constant<int, 4>());
-    if (n >= 3) step(std::integral_constant<int, 3>());
-    if (n >= 2) step(std::integral_constant<int, 2>());
+    if constexpr (kLanes == 16) {
+        while (n >= 8) n -= step(std::integral_constant<int, 8>());
+    }
+    while (n >= 4 && n != 5) n -= step(std::integral_constant<int, 4>());
+    if (n >= 3) n -= step(std::integral_constant<int, 3>());
+    if (n >= 2) n -= step(std::integral_constant<int, 2>());
     if (n >= 1) step(std::integral_constant<int, 1>());
 }

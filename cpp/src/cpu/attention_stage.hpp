@@ -74,18 +74,12 @@ void add_values(std::int64_t n, Weights weights, HeadRowsAt values, HeadRowsAt n
                     (dim + kLanes - 1) / kLanes * kLanes, sums);
 }
 
-// What reads a pool of some dtype.
-struct Readers {
-    StageRows stage_rows;
-    Dots dots;
-    AddValues add_values;
-};
+constexpr StageRows kStageRows[kNumDTypes] = {
+    stage_rows<DType::kFloat32>,      stage_rows<DType::kFloat16>,    stage_rows<DType::kBFloat16>,
+    stage_rows<DType::kFloat8E4M3FN>, stage_rows<DType::kFloat8E5M2>, stage_rows<DType::kInt8>};
 
-template <DType kDType>
-constexpr Readers readers() noexcept {
-    return {stage_rows<kDType>, dots<kDType>, add_values<kDType>};
-}
-
-constexpr Readers kReaders[kNumDTypes] = {
-    readers<DType::kFloat32>(),      readers<DType::kFloat16>(),    readers<DType::kBFloat16>(),
-    readers<DType::kFloat8E4M3FN>(), readers<DType::kFloat8E5M2>(), readers<DType::kInt8>()};
+// Narrow codes are always staged: most have scales.
+constexpr Dots kDots[kNumWide] = {dots<DType::kFloat32>, dots<DType::kFloat16>,
+                                  dots<DType::kBFloat16>};
+constexpr AddValues kAddValues[kNumWide] = {
+    add_values<DType::kFloat32>, add_values<DType::kFloat16>, add_values<DType::kBFloat16>};
