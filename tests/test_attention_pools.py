@@ -18,7 +18,6 @@ from attention_scenes import DTYPES, Scene
 from builders import make_context, make_params
 from kvcore import ops
 from kvcore.dtypes import NARROW, numpy_dtype
-from kvcore.ops.latent import latent_fp8_parts
 
 
 # -- latent rows ---------------------------------------------------------------------------------
@@ -105,12 +104,10 @@ def test_rows_of_656_bytes(heads: int) -> None:
     """Codes, scales and the rotated part in one row, poison around what is written."""
     latent = Latent(30, 2, rank=512, rope=64, page=3, heads=heads)
     rows = np.full((*latent.pool.shape[:2], 656), 0xFF, np.uint8)
-    codes, rotated, scales = (part[:, :, 0] for part in latent_fp8_parts(rows))
-    pages = latent.table, np.zeros(1, np.uint32)
-    batch = kvcore.PagedBatch(codes, rotated, *pages, "MLA", key_scales=scales)
+    batch = kvcore.PagedBatch(rows, None, latent.table, np.zeros(1, np.uint32), "MLA_FP8")
     ops.append(batch, 0, latent.rows[:, None], None, np.array([0, 32], np.uint32))
     stored, _, _ = ops.gather(batch, 0, lengths=np.array([32], np.uint32))
-    batch = kvcore.PagedBatch(codes, rotated, latent.table, latent.cached, "MLA", key_scales=scales)
+    batch = kvcore.PagedBatch(rows, None, latent.table, latent.cached, "MLA_FP8")
     for threads in (1, 2):
         o = ops.attention(batch, 0, latent.q, latent.offsets, scale=0.06, threads=threads)
         assert_close(o, latent.expected(stored[:, 0], scale=0.06)[0], "float32")
