@@ -68,7 +68,8 @@ enum class Scales : std::uint8_t { kFound, kGiven };
 
 /// Writes tokens of a wide dtype to the ranges' places in a pool: quantised as by `quantize` or
 /// `quantize_by`, with 1 for scales that there are none of, where the pool is narrow; to the
-/// nearest where it is wide; `Scales::kFound` takes a narrow pool with scales. As `append_batch` of bytes otherwise.
+/// nearest where it is wide; `Scales::kFound` takes a narrow pool with scales. As `append_batch` of
+/// bytes otherwise.
 void append_batch(PageShape shape, const PagedTensor<std::byte>& pool, const PageTable& table,
                   const TokenRanges& ranges, const TokenRows<const std::byte>& source, DType wide,
                   Scales scales, int threads = 1);
