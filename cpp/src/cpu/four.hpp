@@ -16,7 +16,7 @@ inline void store_four_high_bytes(std::byte* to, __m512i a, __m512i b) {
 template <DType kOut>
 inline void store_four(std::byte* to, const F32 (&values)[4]) {
     if constexpr (kOut == DType::kInt8) {
-        const auto words = [&](int i) {
+        const auto words = [&](std::int64_t i) {
             return _mm512_packs_epi32(reinterpret_cast<__m512i>(nearest(values[i])),
                                       reinterpret_cast<__m512i>(nearest(values[i + 1])));
         };
@@ -45,7 +45,8 @@ template <DType kIn>
 inline bool load_four(const std::byte* from, F32 (&values)[4]) {
     const __m512i codes = _mm512_loadu_si512(from);
     if constexpr (kIn == DType::kInt8) {
-        for (int i = 0; i < 4; ++i) values[i] = Element<kIn>::widen(load<U8>(from + i * kLanes));
+        for (std::int64_t i = 0; i < 4; ++i)
+            values[i] = Element<kIn>::widen(load<U8>(from + i * kLanes));
         return true;
     }
     if constexpr (kIn == DType::kFloat8E4M3FN) {
@@ -54,7 +55,7 @@ inline bool load_four(const std::byte* from, F32 (&values)[4]) {
             _mm512_or_si512(codes, _mm512_set1_epi8(static_cast<char>(0x80)));
         if (_mm512_cmpeq_epi8_mask(magnitudes, all) != 0) return false;
     }
-    for (int i = 0; i < 2; ++i) {
+    for (std::int64_t i = 0; i < 2; ++i) {
         const __m512i words = _mm512_cvtepi8_epi16(load<__m256i>(from + 2 * i * kLanes));
         const __m512i halves = kIn == DType::kFloat8E4M3FN
                                    ? _mm512_and_si512(_mm512_slli_epi16(words, 7),
@@ -70,17 +71,17 @@ inline bool load_four(const std::byte* from, F32 (&values)[4]) {
 template <DType kOut>
 inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
     if constexpr (kOut == DType::kBFloat16) {
-        const auto rounded = [&](int i) {
+        const auto rounded = [&](std::int64_t i) {
             const U32 code = bits(values[i]);
             return reinterpret_cast<__m512i>((code + 0x7fffU + ((code >> 16) & 1)) >> 16);
         };
         const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-        for (int i = 0; i < 4; i += 2) {
+        for (std::int64_t i = 0; i < 4; i += 2) {
             const __m512i words = _mm512_packus_epi32(rounded(i), rounded(i + 1));
             _mm512_storeu_si512(to + i * 2 * kLanes, _mm512_permutexvar_epi64(order, words));
         }
     } else {
-        for (int i = 0; i < 4; ++i) {
+        for (std::int64_t i = 0; i < 4; ++i) {
             store(to + i * kLanes * item_size(kOut), Element<kOut>::narrow(values[i]));
         }
     }
@@ -89,7 +90,7 @@ inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
 template <DType kOut>
 inline void store_four(std::byte* to, const F32 (&values)[4]) {
     if constexpr (kOut == DType::kInt8) {
-        const auto words = [&](int i) {
+        const auto words = [&](std::int64_t i) {
             return _mm256_packs_epi32(reinterpret_cast<__m256i>(nearest(values[i])),
                                       reinterpret_cast<__m256i>(nearest(values[i + 1])));
         };
@@ -98,7 +99,7 @@ inline void store_four(std::byte* to, const F32 (&values)[4]) {
         store(to, _mm256_permutevar8x32_epi32(bytes, order));
     } else {
         constexpr int kMantissa = kOut == DType::kFloat8E4M3FN ? 3 : 2;
-        const auto bytes = [&](int i) {
+        const auto bytes = [&](std::int64_t i) {
             U16 words = narrow_to_bits<kMantissa>(values[i]);
             if (kOut == DType::kFloat8E4M3FN) words = ((words << 1) & 0x7fff) | (words & 0x8000);
             return reinterpret_cast<__m128i>(words >> 8);
@@ -115,7 +116,7 @@ inline bool load_four(const std::byte* from, F32 (&values)[4]) {
         const __m256i is_nan = _mm256_cmpeq_epi8(magnitudes, _mm256_set1_epi8(-1));
         if (_mm256_movemask_epi8(is_nan) != 0) return false;
     }
-    for (int i = 0; i < 4; ++i) {
+    for (std::int64_t i = 0; i < 4; ++i) {
         const auto codes = load<U8>(from + i * kLanes);
         values[i] = kIn == DType::kFloat8E4M3FN ? widen_half((signed_words(codes) << 7) & 0xbfff)
                                                 : Element<kIn>::widen(codes);
@@ -125,16 +126,16 @@ inline bool load_four(const std::byte* from, F32 (&values)[4]) {
 template <DType kOut>
 inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
     if constexpr (kOut == DType::kBFloat16) {
-        const auto rounded = [&](int i) {
+        const auto rounded = [&](std::int64_t i) {
             const U32 code = bits(values[i]);
             return reinterpret_cast<__m256i>((code + 0x7fffU + ((code >> 16) & 1)) >> 16);
         };
-        for (int i = 0; i < 4; i += 2) {
+        for (std::int64_t i = 0; i < 4; i += 2) {
             const __m256i words = _mm256_packus_epi32(rounded(i), rounded(i + 1));
             store(to + i * 2 * kLanes, _mm256_permute4x64_epi64(words, 0b11011000));
         }
     } else {
-        for (int i = 0; i < 4; ++i) {
+        for (std::int64_t i = 0; i < 4; ++i) {
             store(to + i * kLanes * item_size(kOut), Element<kOut>::narrow(values[i]));
         }
     }
@@ -142,19 +143,20 @@ inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
 #else
 template <DType kOut>
 inline void store_four(std::byte* to, const F32 (&values)[4]) {
-    for (int i = 0; i < 4; ++i) store(to + i * kLanes, Element<kOut>::narrow_plain(values[i]));
+    for (std::int64_t i = 0; i < 4; ++i)
+        store(to + i * kLanes, Element<kOut>::narrow_plain(values[i]));
 }
 template <DType kIn>
 inline bool load_four(const std::byte* from, F32 (&values)[4]) {
     constexpr float kFactor = Element<kIn>::kPlainFactor;
-    for (int i = 0; i < 4; ++i) {
+    for (std::int64_t i = 0; i < 4; ++i) {
         values[i] = Element<kIn>::widen(load<U8>(from + i * kLanes)) * kFactor;
     }
     return true;
 }
 template <DType kOut>
 inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
-    for (int i = 0; i < 4; ++i) {
+    for (std::int64_t i = 0; i < 4; ++i) {
         store(to + i * kLanes * item_size(kOut), Element<kOut>::narrow(values[i]));
     }
 }

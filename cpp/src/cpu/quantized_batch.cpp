@@ -30,7 +30,7 @@ TokenShape bytes_of(PageShape shape, const PagedTensor<Byte>& pool) noexcept {
 
 template <class Byte>
 PagedRows<Byte> rows_of(PageShape shape, const PagedTensor<Byte>& pool) noexcept {
-    return {pool.data,         pool.page_stride, pool.token_stride,
+    return {pool.data,        pool.page_stride, pool.token_stride,
             pool.head_stride, shape.page_size,  nullptr};
 }
 
