@@ -119,6 +119,9 @@ GOALS = (
         for narrow in ("float8_e4m3fn", "int8")
         for verb in ("quantize", "dequantize")
     ),
+    Goal("generate.padded", 0.0, per_limit=1.0),
+    Goal("generate.generate_batch", 0.0, per_limit=1.0),
+    Goal("generate.outside", 5.0),
 )
 
 

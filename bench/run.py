@@ -2,7 +2,7 @@
 """Run the benches of a suite, each in a fresh process, and set them beside the goals.
 
 ``python bench/run.py SUITE [--trace PATH] [--json OUT] [--readme]``, where SUITE is
-``control-path`` or ``data-path``, prints the table, writes the rows to
+``control-path``, ``data-path`` or ``generate``, prints the table, writes the rows to
 ``bench/results/SUITE.json`` and, with ``--readme``, the table into README.md between
 ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``. ``--only`` names benches to run; the rows
 of the others are kept as stored.
@@ -39,7 +39,8 @@ SUITES = {
         "replay",
         "startup",
     ),
-    "data-path": ("data_path", "transfer"),
+    "data-path": ("data_path", "transfer", "attention"),
+    "generate": ("generate",),
 }
 
 

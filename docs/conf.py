@@ -23,6 +23,8 @@ add_module_names = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
+# An optional part is described without what it needs.
+autodoc_mock_imports = ["torch", "transformers"]
 
 # The bases of the errors are Python's.
 nitpick_ignore_regex = [("py:class", r"(RuntimeError|ValueError|KeyError|MemoryError)")]

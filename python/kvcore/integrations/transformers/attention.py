@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention implementation "kvcore" of transformers."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from kvcore.integrations.transformers.dense import dense_attention
+from kvcore.integrations.transformers.rules import rule_of
+
+__all__ = ["MASK_WINDOWS", "NAME", "attention_forward", "padding_mask", "register"]
+
+NAME = "kvcore"
+
+#: Where set: takes the windows and chunk sizes of the masks that a model asks for.
+MASK_WINDOWS: ContextVar[set[int] | None] = ContextVar("MASK_WINDOWS", default=None)
+
+
+def register() -> None:
+    """Make "kvcore" known to ``attn_implementation=`` and ``model.set_attn_implementation``."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, padding_mask)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend for one layer of a model, in the form that transformers calls.
+
+    With ``kvcore_batch=`` given to the model, the new k and v go into their pages and the queries
+    attend over all pages of their rows. Without it, over the k and v that arrive.
+
+    Parameters
+    ----------
+    module : Module
+        The layer's attention: its ``layer_idx`` names the layer of the pool.
+    query, key, value : tensor [1, heads, T, head_dim]
+        T new tokens of all rows of a packed batch; [B, heads, T or S, head_dim] without one.
+    attention_mask : tensor, optional
+        None for a packed batch: its pages tell who sees what.
+    scaling, dropout, **kwargs
+        As the model passes them.
+
+    Returns
+    -------
+    out : tensor [1 or B, T, q_heads, v_head_dim]
+    weights : None
+
+    Raises
+    ------
+    ValueError
+        A mask in a packed batch, or what `kwargs` ask for and kvcore does not know.
+    """
+    rule = rule_of(module, scaling, dropout, kwargs)
+    batch = kwargs.get("kvcore_batch")
+    if batch is None:
+        return dense_attention(query, key, value, attention_mask, rule), None
+    if attention_mask is not None:
+        raise ValueError(
+            f"{type(module).__name__} brings an attention mask of its own, which a packed batch "
+            f"cannot follow; keep the model's own attention"
+        )
+    return batch.attend(module, query, key, value, rule), None
+
+
+def padding_mask(
+    *_: Any,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    local_size: int | None = None,
+    **__: Any,
+) -> torch.Tensor | None:
+    """Hand the caller's padding on: ``attention_forward`` adds what is causal by itself.
+
+    Raises
+    ------
+    ValueError
+        The model wants more than causal attention: tokens of an image that see each other, rows
+        packed by their positions, masks of its own. Or the last query does not stand where the last
+        key does, as with a static cache.
+    """
+    if not allow_is_causal_skip:
+        raise ValueError(
+            "the model asks for an attention mask of its own, beyond causal and padding, which "
+            "kvcore's attention cannot follow; keep the model's own attention"
+        )
+    windows = MASK_WINDOWS.get()
+    if windows is not None and local_size is not None:
+        windows.add(local_size)
+    if int(q_offset) + q_length != kv_offset + kv_length:
+        raise ValueError(
+            f"the keys end at {kv_offset + kv_length}, the queries at {int(q_offset) + q_length}, "
+            f"must be the same for kvcore's attention; use a dynamic cache"
+        )
+    if attention_mask is None:
+        return None
+    return attention_mask[:, kv_offset : kv_offset + kv_length]

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of different lengths as one forward: the tokens, the positions and the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvcore import ops
+from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.context import ContextLike, TextGenerationContext
+from kvcore.integrations.transformers.latents import LatentLayer, LatentTray, keeps_latents
+from kvcore.integrations.transformers.rules import AttentionRule
+from kvcore.integrations.transformers.tensors import array_of, tensor_of
+
+__all__ = ["PackedBatch"]
+
+
+class PackedBatch:
+    """Run the active tokens of a batch through a model in one forward, over paged K and V.
+
+    Parameters
+    ----------
+    inputs : RaggedKVCacheInputs
+        What ``fetch`` handed out for `contexts`.
+    contexts : sequence of contexts
+        The batch, in the same order, not updated since.
+    threads : int, optional
+        Threads that attention may use; as many as torch uses by default.
+
+    Raises
+    ------
+    ValueError
+        No contexts, or not as many as were fetched.
+
+    Attributes
+    ----------
+    row_offsets : uint32 array [B + 1]
+        Where each row's tokens begin in the forward.
+    last_rows : int64 array [B]
+        The last token of each row, whose logits tell what comes next.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
+    >>> from kvcore.integrations.transformers import PackedBatch
+    >>> params = KVCacheParams("float32", 1, 8, 1, page_size=4)
+    >>> mgr = PagedKVCacheManager(params, max_batch_size=2, max_seq_len=16, num_pages=4)
+    >>> batch = [TextGenerationContext("a", [5, 6, 7]), TextGenerationContext("b", [8])]
+    >>> for ctx in batch:
+    ...     mgr.claim(ctx.request_id)
+    >>> packed = PackedBatch(mgr.fetch(batch)[0], batch)
+    >>> packed.model_inputs()["position_ids"].tolist()
+    [[0, 1, 2, 0]]
+    """
+
+    __slots__ = (
+        "_inputs",
+        "_latents",
+        "_positions",
+        "_threads",
+        "_tokens",
+        "_tray",
+        "last_rows",
+        "row_offsets",
+    )
+
+    def __init__(
+        self,
+        inputs: RaggedKVCacheInputs,
+        contexts: Sequence[TextGenerationContext | ContextLike],
+        *,
+        threads: int | None = None,
+    ) -> None:
+        parts = [np.asarray(c.tokens)[c.start_idx : c.active_idx] for c in contexts]
+        counts = np.fromiter(map(len, parts), np.int64, len(parts))
+        if not parts or len(parts) != len(inputs.cache_lengths):
+            raise ValueError(
+                f"the batch has {len(parts)} contexts, inputs are of {len(inputs.cache_lengths)}; "
+                f"pass at least one, those that were fetched"
+            )
+        ends = np.cumsum(counts)
+        self._inputs = inputs
+        self._threads = torch.get_num_threads() if threads is None else threads
+        self._tokens = np.concatenate(parts).astype(np.int64)
+        # Position of a token = its place in the forward, less that of its row, plus what is cached.
+        shifts = inputs.cache_lengths.astype(np.int64) - (ends - counts)
+        self._positions = np.arange(len(self._tokens)) + np.repeat(shifts, counts)
+        self.last_rows = ends - 1
+        self.row_offsets = np.zeros(len(parts) + 1, np.uint32)
+        self.row_offsets[1:] = ends
+        self._tray = LatentTray()
+
+    def model_inputs(self, rows: Any = None) -> dict[str, Any]:
+        """Name the arguments for ``model(**packed.model_inputs())``.
+
+        Parameters
+        ----------
+        rows : int array, optional
+            Tokens whose logits are wanted; ``last_rows`` by default.
+
+        Returns
+        -------
+        dict
+            ``input_ids`` and ``position_ids`` int64 [1, T], ``logits_to_keep`` int64 [n] and what
+            carries the pages to the layers.
+        """
+        return {
+            "input_ids": torch.from_numpy(self._tokens)[None],
+            "position_ids": torch.from_numpy(self._positions)[None],
+            "logits_to_keep": torch.from_numpy(self.last_rows if rows is None else rows),
+            "past_key_values": self._tray,
+            "use_cache": False,
+            "kvcore_batch": self,
+        }
+
+    def attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        """Write a layer's new K and V into their pages and attend over all of them.
+
+        Parameters
+        ----------
+        module : Module
+            Its ``layer_idx`` names the layer.
+        query, key, value : tensor [1, heads, T, head_dim]
+        rule : AttentionRule
+
+        Returns
+        -------
+        tensor [1, T, q_heads, v_head_dim]
+
+        Raises
+        ------
+        ValueError, TypeError, IndexError
+            What does not fit the pool.
+        """
+        if keeps_latents(module):
+            return self._attend_latents(module, query[0], rule)
+        self._append(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return self._over_pages(module.layer_idx, query[0].transpose(0, 1), rule)[None]
+
+    def _attend_latents(
+        self, module: Any, query: torch.Tensor, rule: AttentionRule
+    ) -> torch.Tensor:
+        layer = LatentLayer.of(module)
+        self._append(module.layer_idx, self._tray.take(), None)
+        out = self._over_pages(module.layer_idx, layer.query(query), rule, module.kv_lora_rank)
+        return layer.values(out)[None]
+
+    def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor | None) -> None:
+        values = None if v is None else array_of(v)
+        ops.append(
+            self._inputs, layer, array_of(k), values, self.row_offsets, threads=self._threads
+        )
+
+    def _over_pages(
+        self, layer: int, q: torch.Tensor, rule: AttentionRule, v_head_dim: int | None = None
+    ) -> torch.Tensor:
+        out = ops.attention(
+            self._inputs,
+            layer,
+            array_of(q),
+            self.row_offsets,
+            scale=rule.scale,
+            window=rule.window,
+            soft_cap=rule.soft_cap,
+            sinks=None if rule.sinks is None else array_of(rule.sinks),
+            v_head_dim=v_head_dim,
+            threads=self._threads,
+        )
+        return tensor_of(out)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one attention call asks for beside q, k and v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+__all__ = ["AttentionRule", "rule_of"]
+
+# Sent by some model or other, without meaning for what is attended to.
+_NOISE = frozenset(
+    {
+        "cache_position",
+        "kvcore_batch",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "token_type_ids",
+        "use_cache",
+    }
+)
+_MEANT = frozenset({"is_causal", "s_aux", "sliding_window", "softcap"})
+_KNOWN = _NOISE | _MEANT
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """Say how a layer attends.
+
+    Attributes
+    ----------
+    scale : float, or None
+        Of the products of q and k; ``head_dim ** -0.5`` where the model names none.
+    window : int, or None
+        Tokens that a token sees: itself and the ``window - 1`` before it.
+    soft_cap : float, or None
+        Scores become ``soft_cap * tanh(score / soft_cap)``.
+    sinks : tensor [q_heads], or None
+        A score of each head that takes weight and has no value.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+def rule_of(
+    module: torch.nn.Module, scaling: float | None, dropout: float, kwargs: dict[str, Any]
+) -> AttentionRule:
+    """Read the arguments of an attention call.
+
+    Raises
+    ------
+    ValueError
+        Dropout, attention that is not causal, or an argument that kvcore does not know and that may
+        change the result: a tensor or a number.
+    """
+    if dropout:
+        raise ValueError(f"attention dropout is {dropout}, must be 0; call model.eval() first")
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ValueError(
+            f"{type(module).__name__} attends to later tokens too (is_causal=False), "
+            f"kvcore's attention is causal; keep the model's own attention"
+        )
+    for name in kwargs.keys() - _KNOWN:
+        _refuse_meaning(module, name, kwargs[name])
+    window = kwargs["sliding_window"] if "sliding_window" in kwargs else config_window(module)
+    cap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    return AttentionRule(scaling, window, cap, None if sinks is None else sinks.detach())
+
+
+def config_window(module: torch.nn.Module) -> int | None:
+    """Answer the window of a layer whose model does not pass it, from the config."""
+    config: Any = getattr(module, "config", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if window is None or types is None:
+        return window
+    return window if types[module.layer_idx] == "sliding_attention" else None
+
+
+def _refuse_meaning(module: torch.nn.Module, name: str, value: Any) -> None:
+    if value is None or isinstance(value, (bool, str)):
+        return
+    raise ValueError(
+        f"{type(module).__name__} of transformers {transformers.__version__} passes {name} "
+        f"({type(value).__name__}) to its attention, which kvcore does not know; "
+        f"keep the model's own attention"
+    )

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny random models of transformers, and what they generate without kvcore.
+
+Weights are wide, so that attention matters, and embeddings untied: a tied tiny model only echoes
+its input. Windows are shorter than the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 199
+WINDOW = 7
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_HALVES = ["sliding_attention", "full_attention"] * 2
+
+#: Family: name of the classes, fields of the config.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-mha": ("Llama", {"num_key_value_heads": 4}),
+    "qwen2": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": _HALVES,
+            "query_pre_attn_scalar": 5,
+            "attn_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": _HALVES,
+            "query_pre_attn_scalar": 9,
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": WINDOW}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": _HALVES,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "cohere2": ("Cohere2", {"sliding_window": WINDOW, "layer_types": _HALVES}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"attention_multiplier": 0.4, "logits_scaling": 0.5}),
+    "gpt2": ("GPT2", {}),
+    "deepseek-v2": ("DeepseekV2", _MLA),
+    "deepseek-v3": ("DeepseekV3", _MLA),
+    "llama4": (
+        "Llama4",
+        {
+            "head_dim": 16,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "attention_chunk_size": 80,
+            "floor_scale": 80,
+            "intermediate_size_mlp": 64,
+        },
+    ),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            **_MOE,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 2,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+}
+
+
+def build(family: str, seed: int = 0, **fields: Any) -> Any:
+    """Make a model of a family in f32 on the CPU that never stops by itself."""
+    name, own = FAMILIES[family]
+    kind = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text"}.get(name, name)
+    config = getattr(transformers, f"{kind}Config")(**(_COMMON | own | fields))
+    torch.manual_seed(seed)
+    maker = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
+    model = getattr(transformers, maker)(config).eval()
+    if name == "Gemma2":
+        model.set_attn_implementation("eager")  # others of transformers' own leave out the cap
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0.0, 0.25)
+            elif "sinks" in parameter_name:
+                parameter.uniform_(-1.0, 3.0)
+            elif "norm" not in parameter_name and "ln" not in parameter_name:
+                parameter.normal_(0.0, 0.1)
+    return model
+
+
+@cache
+def model_of(family: str) -> Any:
+    """Answer the one model of a family that tests share; they leave it as it is."""
+    return build(family)
+
+
+def prompts_of(shared: int = 33, longest: int = 53, seed: int = 1) -> list[list[int]]:
+    """Answer prompts of 1 to `longest` tokens, half of them with a common beginning."""
+    numbers = torch.Generator().manual_seed(seed)
+
+    def tokens(count: int) -> list[int]:
+        drawn: list[int] = torch.randint(1, VOCABULARY, (count,), generator=numbers).tolist()
+        return drawn
+
+    prefix = tokens(shared)
+    alone = [tokens(n) for n in (1, 7, 16, 30)]
+    return alone + [prefix + tokens(n) for n in (1, 5, longest - shared)]
+
+
+def plain(model: Any, prompts: Sequence[list[int]], new: int) -> list[list[int]]:
+    """Answer what model.generate makes of each prompt by itself, greedily."""
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        answers.append(whole[0, len(prompt) :].tolist())
+    return answers
+
+
+@cache
+def expected_of(family: str, new: int) -> list[list[int]]:
+    """Answer ``plain`` of a family's shared model for ``prompts_of()``."""
+    return plain(model_of(family), prompts_of(), new)
