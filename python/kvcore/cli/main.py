@@ -9,6 +9,7 @@ import typer
 
 import kvcore
 from kvcore.cli.demo import demo
+from kvcore.cli.generate import generate
 from kvcore.cli.info import info
 from kvcore.cli.plan import plan
 from kvcore.cli.replay import replay
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(replay)
 app.command()(plan)
+app.command()(generate)
 app.command()(info)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvcore.integrations.transformers.attention import register
 from kvcore.integrations.transformers.batch import PackedBatch
+from kvcore.integrations.transformers.cache import KVCoreCache
 from kvcore.integrations.transformers.checks import cache_params
 from kvcore.integrations.transformers.generation import generate
 from kvcore.integrations.transformers.requests import GenerationResult
@@ -15,6 +16,7 @@ from kvcore.integrations.transformers.session import paged_attention
 
 __all__ = [
     "GenerationResult",
+    "KVCoreCache",
     "PackedBatch",
     "cache_params",
     "generate",

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kvcore generate``: text of a local model over pages."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvcore.cli import options
+from kvcore.cli.live_text import LiveText
+from kvcore.cli.local_model import Conversation, LocalModel
+from kvcore.cli.sizes import format_size, parse_size
+from kvcore.paged import PagedKVCacheManager
+
+if TYPE_CHECKING:
+    from kvcore.params import KVCacheParams
+
+ModelDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL_DIR", help="Folder with config.json, *.safetensors and a tokenizer."
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PROMPT...", help="Run together; equal beginnings share pages.", show_default=False
+    ),
+]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="A conversation: the PROMPTs, then each line of the input, is a turn, and finds the "
+        "pages of the turns before.",
+    ),
+]
+MaxNewTokens = Annotated[
+    int, typer.Option(metavar="N", callback=options.count, help="Per prompt or turn, at most.")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        metavar="T",
+        callback=options.within(0, math.inf),
+        help="Draw from the distribution at this temperature; 0 takes the likeliest token.",
+        show_default="0",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="N", callback=options.within(0, math.inf), help="Makes drawing repeat."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of the model and its pages.", show_default="the model's"),
+]
+Memory = Annotated[
+    str, typer.Option(metavar="SIZE", help="For pages at most, such as 4GiB; no more is used.")
+]
+
+
+def generate(
+    *,
+    model_dir: ModelDir,
+    prompts: Prompts = None,
+    chat: Chat = False,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    page_size: options.PageSize = 16,
+    memory: Memory = "1GiB",
+    as_json: options.AsJson = False,
+) -> None:
+    """Generate text with a local model, in pages, as it comes.
+
+    Needs torch and transformers: pip install 'kvcore[transformers]'.
+
+    Example: kvcore generate ./Qwen3-0.6B "The capital of France is" --max-new-tokens 20
+
+    Example: kvcore generate ./Qwen3-0.6B --chat --temperature 0.7
+    """
+    if not prompts and not chat:
+        raise typer.BadParameter("expected a prompt, or --chat", param_hint="'PROMPT'")
+    size = options.checked("--memory", parse_size, memory)
+    local = options.checked("MODEL_DIR", LocalModel.load, model_dir, dtype)
+    drawing = {"do_sample": bool(temperature), "temperature": temperature or 1.0, "seed": seed}
+    writer = Writer(local, size, page_size, max_new_tokens, drawing, is_live=not as_json)
+    started = time.perf_counter()
+    answers = _talk(writer, prompts or []) if chat else writer.complete(prompts or [])
+    summary = writer.summary(answers, time.perf_counter() - started)
+    if as_json:
+        typer.echo(json.dumps({"model": str(model_dir)} | summary | {"results": answers}))
+    else:
+        typer.echo(f"\n{_told(summary)}")
+
+
+Answer = dict[str, Any]
+
+
+@dataclass
+class Writer:
+    """Generate with one model, in the pages of one manager.
+
+    Attributes
+    ----------
+    local : LocalModel
+    memory : int
+        Bytes of the pool, at most.
+    page_size : int
+        Tokens per page.
+    max_new_tokens : int
+    drawing : dict
+        do_sample, temperature and seed.
+    is_live : bool
+        Write texts to the terminal as they come.
+    manager : PagedKVCacheManager, or None
+        None before the first prompt.
+    """
+
+    local: LocalModel
+    memory: int
+    page_size: int
+    max_new_tokens: int
+    drawing: dict[str, Any]
+    is_live: bool
+    manager: PagedKVCacheManager | None = None
+
+    def complete(self, texts: Sequence[str]) -> list[Answer]:
+        """Answer what follows each text; all of them run together."""
+        prompts = [self.local.token_ids(text) for text in texts]
+        longest = [len(prompt) + self.max_new_tokens for prompt in prompts]
+        self._allocate(sum(-(-length // self.page_size) for length in longest), len(prompts))
+        titles = [f"> {text}" for text in texts] if len(texts) > 1 else [""]
+        return self.run(texts, prompts, titles)
+
+    def converse(self, lines: Iterator[str]) -> Iterator[Answer]:
+        """Answer each line in turn."""
+        self._allocate(-(-self.local.context // self.page_size), 1)
+        conversation = Conversation(self.local)
+        for line in lines:
+            prompt = options.checked("PROMPT", conversation.prompt, line)
+            (answer,) = self.run([line], [prompt], [""])
+            conversation.answered(prompt, answer["token_ids"])
+            yield answer
+
+    def _allocate(self, pages: int, sequences: int) -> None:
+        """Make the manager, with as many pages as could be of use."""
+        params = self._params()
+        affordable = options.fitting_pages(self.memory, 1, params.bytes_per_page)
+        pages = min(pages, affordable)
+        self.manager = PagedKVCacheManager(
+            params,
+            max_batch_size=sequences,
+            max_seq_len=min(pages * params.page_size, self.local.context),
+            num_pages=pages,
+        )
+
+    def _params(self) -> KVCacheParams:
+        from kvcore.integrations.transformers import cache_params
+
+        return options.checked("MODEL_DIR", cache_params, self.local.model, self.page_size)
+
+    def run(
+        self, texts: Sequence[str], prompts: list[list[int]], titles: Sequence[str]
+    ) -> list[Answer]:
+        """Generate from tokens; write texts under their titles while they come."""
+        live = LiveText(titles, self.local.text, self._has_ended, _write) if self.is_live else None
+        results = options.checked("PROMPT", self._generate, prompts, live)
+        return [
+            {
+                "prompt": texts[result.prompt_index],
+                "text": self.local.text(result.token_ids),
+                "token_ids": result.token_ids,
+                "prompt_tokens": len(prompts[result.prompt_index]),
+                "cached_tokens": result.cached_tokens,
+                "finish_reason": result.finish_reason,
+            }
+            for result in results
+        ]
+
+    def _generate(self, prompts: list[list[int]], live: LiveText | None) -> list[Any]:
+        from kvcore.integrations.transformers import generate as generate_tokens
+
+        return generate_tokens(
+            self.local.model,
+            prompts,
+            manager=self.manager,
+            max_new_tokens=self.max_new_tokens,
+            stream=None if live is None else live.add,
+            **self.drawing,
+        )
+
+    def _has_ended(self, count: int, token: int) -> bool:
+        return count == self.max_new_tokens or token in self.local.eos
+
+    def summary(self, answers: list[Answer], seconds: float) -> dict[str, Any]:
+        """Sum up what was generated, and in which memory."""
+        assert self.manager is not None
+        params, generated = self.manager.params, sum(len(a["token_ids"]) for a in answers)
+        prompt_tokens = sum(a["prompt_tokens"] for a in answers)
+        cached = sum(a["cached_tokens"] for a in answers)
+        peak = self.manager.metrics.peak_used_pages
+        return {
+            "dtype": params.dtype,
+            "page_size": params.page_size,
+            "pages": self.manager.total_num_pages,
+            "peak_used_pages": peak,
+            "peak_bytes": peak * params.bytes_per_page,
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached,
+            "hit_rate": cached / prompt_tokens if prompt_tokens else 0.0,
+            "generated_tokens": generated,
+            "seconds": seconds,
+            "tokens_per_second": generated / seconds,
+        }
+
+
+def _talk(writer: Writer, first: Sequence[str]) -> list[Answer]:
+    return list(writer.converse(_lines(first, is_asked=writer.is_live and sys.stdin.isatty())))
+
+
+def _lines(first: Sequence[str], *, is_asked: bool) -> Iterator[str]:
+    """Yield the turns given, then the lines of the input that are not blank."""
+    yield from first
+    while True:
+        if is_asked:
+            _write("> ")
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _told(summary: dict[str, Any]) -> str:
+    return (
+        f"{summary['generated_tokens']} tokens at {summary['tokens_per_second']:.1f} per second; "
+        f"{summary['cached_tokens']} of {summary['prompt_tokens']} prompt tokens from the cache "
+        f"(hit rate {summary['hit_rate']:.1%}); K/V memory {format_size(summary['peak_bytes'])} "
+        f"in {summary['peak_used_pages']} pages of {summary['page_size']}"
+    )

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KVCoreCache: a cache for ``model.generate(past_key_values=...)`` whose K and V lie in pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import NDArray
+from transformers import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, cache_utils
+
+from kvcore.integrations.transformers.cache_pool import PoolPlan
+from kvcore.integrations.transformers.cache_rows import CacheRows
+from kvcore.integrations.transformers.tensors import array_of
+from kvcore.params import require_count
+
+if TYPE_CHECKING:
+    from kvcore.paged import PagedKVCacheManager
+
+__all__ = ["KVCoreCache", "KVCoreCacheLayer"]
+
+# A layer without K and V of its own; before transformers 5.16 such a layer was left out.
+_DUMMY = getattr(cache_utils, "DummyLayer", ())
+
+
+class KVCoreCache(Cache):
+    """Hold the K and V of a batch in pages, for any attention implementation of a model.
+
+    Parameters
+    ----------
+    config : transformers config
+        ``model.config``; of a multimodal model its language model is cached.
+    page_size : int
+        Tokens per page.
+    num_pages : int, optional
+        Pages of the pool.
+    available_cache_memory : int, optional
+        Bytes of the pool, in place of `num_pages`. With neither it may grow to half of the host
+        memory that is free when the first tokens come, at most 2**20 tokens; memory is taken as
+        pages are first written.
+    threads : int
+        Threads that copy K and V.
+
+    Raises
+    ------
+    ValueError
+        A model that keeps more than K and V of one shape: a recurrent state, indexer keys, cross
+        attention, or layers whose heads differ.
+    TypeError
+        No config.
+
+    Notes
+    -----
+    Works wherever DynamicCache does: greedy search with padding, beams, sampling, assisted
+    generation, prompt lookup, several turns. Every layer keeps every token; masks apply windows.
+    Latents of MLA models are stored as they come. Beams, ``batch_repeat_interleave`` and
+    ``copy.deepcopy`` share pages, and copy one when they write into it. K and V must be in host
+    memory. One thread at a time uses a cache.
+
+    A forward pass costs the append of its tokens and a gather of all K and V into new tensors.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from kvcore.integrations.transformers import KVCoreCache
+    >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, pad_token_id=0,
+    ...                      num_hidden_layers=1, num_attention_heads=2, eos_token_id=None)
+    >>> model, cache = LlamaForCausalLM(config).eval(), KVCoreCache(config, page_size=4)
+    >>> out = model.generate(torch.tensor([[1, 2, 3]]), past_key_values=cache, max_new_tokens=4,
+    ...                      do_sample=False)
+    >>> cache.get_seq_length(), cache.held_pages
+    (6, 2)
+    """
+
+    is_croppable = True  # not of the base before transformers 5.16
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        page_size: int = 16,
+        num_pages: int | None = None,
+        available_cache_memory: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        require_count(threads=threads)
+        shared = _dummies_of(config)
+        plan = PoolPlan(shared.count(None), page_size, num_pages, available_cache_memory)
+        self._rows = CacheRows(plan, threads)
+        indices = iter(range(plan.num_layers))
+        super().__init__(
+            layers=[
+                KVCoreCacheLayer(self._rows, next(indices)) if dummy is None else dummy
+                for dummy in shared
+            ]
+        )
+
+    @property
+    def manager(self) -> PagedKVCacheManager | None:
+        """The PagedKVCacheManager that owns the pages; None before the first tokens."""
+        return self._rows.manager
+
+    @property
+    def held_pages(self) -> int:
+        """Pages that the rows hold, each counted once however many rows share it."""
+        return len({page for row in self._rows.pages() for page in row})
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' name
+        """Answer -1: no fixed length. The name that ``get_max_length`` had up to 5.17."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget tokens at the end of every row; pages that are empty then are free.
+
+        Parameters
+        ----------
+        tokens_to_remove : int
+            ``-n`` forgets n tokens, 0 none. A positive number is the length to keep, as it was up
+            to transformers 5.17.
+        """
+        change = int(tokens_to_remove)  # some versions pass a tensor
+        self._rows.crop(change if change > 0 else max(0, self._rows.length + change))
+        for layer in self._own_layers():
+            layer.length = min(layer.length, self._rows.length)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Make row i what row ``beam_idx[i]`` was: pages are shared, none is copied now.
+
+        Parameters
+        ----------
+        beam_idx : int tensor [rows]
+        """
+        if len(self._rows):
+            self._rows.select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Put `repeats` copies of each row behind one another; they share their pages."""
+        require_count(repeats=repeats)
+        self._rows.select([row for row in range(len(self._rows)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the rows that an index or a mask names, in its order.
+
+        Parameters
+        ----------
+        indices : int or bool tensor [n]
+        """
+        if len(self._rows):
+            self._rows.select(torch.arange(len(self._rows))[indices].tolist())
+
+    def reset(self) -> None:
+        """Give all pages back; the pool stays for what comes next."""
+        self._rows.release()
+        for layer in self._own_layers():
+            layer.length = 0
+            layer.is_initialized = False
+
+    def _own_layers(self) -> list[KVCoreCacheLayer]:
+        return [layer for layer in self.layers if isinstance(layer, KVCoreCacheLayer)]
+
+
+class KVCoreCacheLayer(CacheLayerMixin):
+    """Be one layer of a KVCoreCache.
+
+    Attributes
+    ----------
+    length : int
+        Tokens that this layer has of each row.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, rows: CacheRows, index: int) -> None:
+        # Not the base's: keys and values are properties here.
+        self._rows = rows
+        self._index = index
+        self.length = 0
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:  # noqa: ARG002
+        """Count as initialized; pages are taken when there are tokens."""
+        self.is_initialized = True
+
+    # A compiled model leaves its graph here.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002 - what other caches take
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the K and V of new tokens to the pages and answer all of them.
+
+        Parameters
+        ----------
+        key_states, value_states : tensor [rows, heads, new tokens, dim]
+            In host memory; the last dimensions may differ.
+
+        Returns
+        -------
+        tensor, tensor [rows, heads, all tokens, dim]
+
+        Raises
+        ------
+        InsufficientBlocksError, CapacityError
+            The pool is full; the cache is as it was before the forward pass.
+        ValueError, TypeError
+            K and V that do not fit what the cache holds.
+        """
+        _check(key_states, value_states)
+        before = self.length
+        self._begin(key_states, value_states)
+        self._rows.append(self._index, _flat(key_states), _flat(value_states))
+        self.length, self.is_initialized = self._rows.length, True
+        return (key_states, value_states) if before == 0 else self._read()
+
+    def _begin(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Begin a forward pass of the rows if this is its first layer."""
+        tokens, length = k.shape[2], self._rows.length
+        if self.length == length:
+            dtype = str(k.dtype).removeprefix("torch.")
+            self._rows.begin(len(k), tokens, dtype, k.shape[1], (k.shape[3], v.shape[3]))
+        elif self.length + tokens != length:
+            raise ValueError(
+                f"layer {self._index} has {self.length} tokens and gets {tokens}, another one has "
+                f"{length}; crop() the cache after a forward pass that failed"
+            )
+
+    def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather all tokens into new tensors."""
+        assert self._rows.manager is not None
+        params = self._rows.manager.params
+        dtype = getattr(torch, params.dtype)
+        shape = (len(self._rows), self.length, params.n_kv_heads)
+        k, v = (torch.empty((*shape, width), dtype=dtype) for width in params.row_widths)
+        flat = array_of(k.flatten(0, 1)), array_of(v.flatten(0, 1))
+        self._rows.gather(self._index, self.length, flat)
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """All K, [rows, heads, tokens, dim], gathered for the reader; None of an empty layer."""
+        return self._read()[0] if self.length else None
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """All V, as `keys`."""
+        return self._read()[1] if self.length else None
+
+    def get_seq_length(self) -> int:
+        """Answer the tokens of each row."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Answer the length of what ``update`` will return, and where it begins: 0."""
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Answer -1: no fixed length."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        """Refuse: the layers of a cache share their pages."""
+        self._refuse("reset")
+
+    def crop(self, tokens_to_remove: int) -> None:  # noqa: ARG002 - transformers' name
+        """Refuse: the layers of a cache share their pages."""
+        self._refuse("crop")
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:  # noqa: ARG002
+        """Refuse: the layers of a cache share their pages."""
+        self._refuse("reorder_cache")
+
+    def _refuse(self, verb: str) -> None:
+        raise NotImplementedError(
+            f"{verb} of a single layer: all layers share their pages, call it on the KVCoreCache"
+        )
+
+
+def _check(k: torch.Tensor, v: torch.Tensor) -> None:
+    """Refuse K and V that no pool of the host can hold."""
+    if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3] or k.dtype != v.dtype:
+        raise ValueError(
+            f"K is {k.dtype} {tuple(k.shape)} and V {v.dtype} {tuple(v.shape)}, must be of one "
+            f"dtype and [rows, heads, tokens, dim], equal but for dim"
+        )
+    if k.shape[2] == 0:
+        raise ValueError("K has 0 tokens, must have at least 1")
+    if k.device.type != "cpu":
+        raise TypeError(f"K is on {k.device}, this version caches in host memory; use a CPU model")
+    if k.requires_grad or v.requires_grad:
+        raise ValueError("K or V requires grad, which pages do not keep; use torch.no_grad()")
+
+
+def _flat(states: torch.Tensor) -> NDArray[Any]:
+    """See [rows, heads, tokens, dim] as [rows * tokens, heads, dim]; copy where no view does."""
+    rows, heads, tokens, dim = states.shape
+    flat = states.transpose(1, 2).reshape(rows * tokens, heads, dim)
+    return array_of(flat if flat.stride(-1) == 1 else flat.contiguous())
+
+
+def _dummies_of(config: Any) -> list[Any]:
+    """Answer for each layer of a model None, or what stands for one without K and V of its own.
+
+    Taken from what transformers itself would cache.
+    """
+    if not hasattr(config, "get_text_config"):
+        raise TypeError(
+            f"config is a {type(config).__name__}, must be that of a transformers model"
+        )
+    if config.is_encoder_decoder:
+        raise ValueError(f"{config.model_type} caches cross attention too, which kvcore does not")
+    text = config.get_text_config(decoder=True)
+    shapes = {
+        (getattr(layer, "head_dim", None), getattr(layer, "num_key_value_heads", None))
+        for layer in getattr(text, "per_layer_config", ())
+    }
+    if len(shapes) > 1:
+        raise ValueError(
+            f"the layers of {config.model_type} differ in head_dim and K/V heads "
+            f"({', '.join(map(str, sorted(shapes, key=str)))}), a page holds K and V of one shape"
+        )
+    return [_dummy_of(layer, config.model_type) for layer in DynamicCache(config=config).layers]
+
+
+def _dummy_of(layer: Any, model_type: str) -> Any:
+    if type(layer) in (DynamicLayer, cache_utils.DynamicSlidingWindowLayer):
+        return None
+    if isinstance(layer, _DUMMY):
+        return layer
+    raise ValueError(
+        f"{model_type} keeps more than K and V ({type(layer).__name__}), such as a recurrent state "
+        f"or indexer keys, which kvcore does not cache"
+    )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool under a KVCoreCache: sized from what is free, shaped by the first K and V it gets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvcore.dtypes import numpy_dtype
+from kvcore.paged import PagedKVCacheManager
+from kvcore.params import KVCacheParams, require_count
+from kvcore.pools import shard_shapes
+from kvcore.sizing import chosen_pages, pages_per_replica
+
+__all__ = ["PoolPlan", "free_memory"]
+
+_MOST_TOKENS = 1 << 20  # of a pool that nobody gave a size
+_MOST_ROWS = 1 << 20  # claims cost nothing until they are made
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int:
+    """Answer the bytes of host memory that this process may still take.
+
+    Returns
+    -------
+    int
+        What the system calls available, within the limit of the process' control group.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) << 10 if "MemAvailable" in fields else free
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        bound = _CGROUP / limit
+        if bound.is_file() and (text := bound.read_text().strip()).isdecimal():
+            free = min(free, max(0, int(text) - int((_CGROUP / used).read_text())))
+    return free
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """Say how large the pool will be, before the shape of its pages is known.
+
+    Parameters
+    ----------
+    num_layers : int
+        That write K and V.
+    page_size : int
+        Tokens per page.
+    num_pages : int, optional
+    available_cache_memory : int, optional
+        Bytes; of this and `num_pages` at most one is given. With neither the pool has half of the
+        memory that is free, at most 2**20 tokens.
+
+    Raises
+    ------
+    ValueError, TypeError
+    """
+
+    num_layers: int
+    page_size: int
+    num_pages: int | None
+    available_cache_memory: int | None
+
+    def __post_init__(self) -> None:
+        require_count(page_size=self.page_size)
+        if self.num_pages is not None:
+            require_count(num_pages=self.num_pages)
+        if self.num_pages is not None and self.available_cache_memory is not None:
+            raise ValueError(
+                f"num_pages is {self.num_pages} and available_cache_memory "
+                f"{self.available_cache_memory}, at most one of them may be given"
+            )
+
+    def params(self, dtype: str, heads: int, k_dim: int, v_dim: int) -> KVCacheParams:
+        """Answer what describes pages of K [heads, k_dim] and V [heads, v_dim] per token."""
+        return KVCacheParams(
+            dtype,
+            n_kv_heads=heads,
+            head_dim=k_dim,
+            v_head_dim=None if v_dim == k_dim else v_dim,
+            num_layers=self.num_layers,
+            page_size=self.page_size,
+        )
+
+    def manager(self, params: KVCacheParams) -> PagedKVCacheManager:
+        """Make the manager and its pool.
+
+        Raises
+        ------
+        CapacityError
+            The memory does not hold one page.
+
+        Notes
+        -----
+        The pool is address space: the system hands memory out as pages are first written.
+        """
+        pages = self._pages(params)
+        shapes = shard_shapes(params, pages)
+        arrays: list[Any] = [np.empty(shape, numpy_dtype(params.dtype)) for shape in shapes]
+        return PagedKVCacheManager(
+            params,
+            max_batch_size=_MOST_ROWS,
+            max_seq_len=min(pages * params.page_size, 2**31 - 1),
+            num_pages=pages,
+            blocks=[arrays[0] if len(arrays) == 1 else tuple(arrays)],
+        )
+
+    def _pages(self, params: KVCacheParams) -> int:
+        if self.num_pages is not None or self.available_cache_memory is not None:
+            return chosen_pages(params, self.available_cache_memory, self.num_pages)
+        affordable = pages_per_replica(params, free_memory() // 2)
+        return max(1, min(affordable, _MOST_TOKENS // params.page_size))

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a KVCoreCache: one request of a PagedKVCacheManager for each sequence of a batch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore import ops
+from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.context import TextGenerationContext, update_batch
+from kvcore.errors import KVCacheError
+from kvcore.params import KVCacheParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvcore.integrations.transformers.cache_pool import PoolPlan
+    from kvcore.paged import PagedKVCacheManager
+
+__all__ = ["CacheRows"]
+
+
+class CacheRows:
+    """Own the pages of a batch of sequences that are all of one length.
+
+    Parameters
+    ----------
+    plan : PoolPlan
+        Of the pool, which is made when the first tokens come.
+    threads : int
+        That copy K and V.
+
+    Attributes
+    ----------
+    manager : PagedKVCacheManager, or None
+        None before the first tokens. Copies of the rows share it.
+    length : int
+        Tokens of each row, those of the forward pass under way included.
+
+    Notes
+    -----
+    A cache is never told its tokens, so all of them are 0 and the manager caches no prefixes: what
+    it does here is to own, share and copy pages. Between two forward passes each context stands
+    behind its written tokens with one more to run, as `fork` and `truncate` want it. A call that
+    raises changes nothing. One thread at a time.
+    """
+
+    def __init__(self, plan: PoolPlan, threads: int) -> None:
+        self._plan = plan
+        self._threads = threads
+        self._names: Iterator[int] = itertools.count()
+        self._contexts: list[TextGenerationContext] = []
+        self._inputs: RaggedKVCacheInputs | None = None  # of the forward pass under way
+        self._offsets = np.zeros(1, np.uint32)
+        self._blocks: Any = None
+        self.manager: PagedKVCacheManager | None = None
+        self.length = 0
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    # ---- forward passes ------------------------------------------------------------------
+
+    def begin(
+        self, batch: int, tokens: int, dtype: str, heads: int, widths: tuple[int, int]
+    ) -> None:
+        """Reserve the pages of a forward pass.
+
+        Parameters
+        ----------
+        batch, tokens : int
+            Rows, and new tokens of each.
+        dtype : str
+        heads : int
+        widths : (int, int)
+            Of the K and V to come: their heads and the elements of each.
+
+        Raises
+        ------
+        InsufficientBlocksError, CapacityError
+            The pool does not hold them.
+        ValueError
+            Another number of rows, or K and V of another shape than those before.
+        """
+        self._settle()
+        self._open(batch, self._plan.params(dtype, heads, *widths))
+        assert self.manager is not None
+        more = _placeholders(tokens - 1)
+        try:
+            for context in self._contexts:
+                context.extend(more)
+            (self._inputs,) = self.manager.fetch(self._contexts)
+            self._blocks = self._inputs.blocks
+        except KVCacheError:
+            self._rewind(self.length)
+            if self.length == 0:
+                self.release()
+            raise
+        self._offsets = np.arange(batch + 1, dtype=np.uint32) * np.uint32(tokens)
+        self.length += tokens
+
+    def _open(self, batch: int, shape: KVCacheParams) -> None:
+        """Claim the rows of an empty cache; of another one check that they fit."""
+        if self.manager is None:
+            self.manager = self._plan.manager(shape)
+        if shape != self.manager.params:
+            raise ValueError(
+                f"K and V are {_told(shape)}, the pool is {_told(self.manager.params)}"
+            )
+        if not self._contexts:
+            self._contexts = [self._context(1) for _ in range(batch)]
+            for context in self._contexts:
+                self.manager.claim(context.request_id)
+        elif batch != len(self._contexts):
+            raise ValueError(
+                f"K and V have {batch} rows, the cache holds {len(self._contexts)}; "
+                f"reset() it, or call batch_repeat_interleave or batch_select_indices first"
+            )
+
+    def _context(self, tokens: int) -> TextGenerationContext:
+        return TextGenerationContext(f"row {next(self._names)}", _placeholders(tokens))
+
+    def _settle(self) -> None:
+        """End the forward pass under way: what it was to write counts as written."""
+        if self._inputs is None:
+            return
+        assert self.manager is not None
+        self._inputs = None
+        update_batch(self._contexts, _placeholders(len(self._contexts)))
+        self.manager.step(self._contexts)
+
+    def _rewind(self, length: int) -> None:
+        for context in self._contexts:
+            context.rewind(length + 1)
+
+    # ---- elements ------------------------------------------------------------------------
+
+    def append(self, layer: int, k: Any, v: Any) -> None:
+        """Write the K and V, [rows * new tokens, heads, dim] each, of the forward pass."""
+        assert self._inputs is not None
+        ops.append(self._inputs, layer, k, v, self._offsets, threads=self._threads)
+
+    def gather(self, layer: int, length: int, out: tuple[Any, Any]) -> None:
+        """Read the first K and V of each row into `out`, [rows * length, heads, dim] each."""
+        inputs = self._settled_inputs() if self._inputs is None else self._inputs
+        lengths = np.full(len(self), length, np.uint32)
+        ops.gather(inputs, layer, lengths=lengths, out=out, threads=self._threads)
+
+    def _settled_inputs(self) -> RaggedKVCacheInputs:
+        """Name the pages between two forward passes; a fetch would reserve the next ones."""
+        table = np.array(self.pages(), np.uint32)
+        lengths = np.full(len(self), self.length, np.uint32)
+        limits = np.zeros((1, 2), np.uint32)
+        return RaggedKVCacheInputs(self._blocks, lengths, table, limits, None)
+
+    # ---- rows ----------------------------------------------------------------------------
+
+    def pages(self) -> list[list[int]]:
+        """Answer the page ids of each row, in the order of its tokens."""
+        if self.manager is None:
+            return []
+        return [self.manager.get_req_blocks(context.request_id) for context in self._contexts]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Make row i what row ``rows[i]`` was; pages are shared until one of them writes.
+
+        Raises
+        ------
+        IndexError
+            A row that does not exist.
+        """
+        self._settle()
+        count = len(self._contexts)
+        wrong = [row for row in rows if not -count <= row < count]
+        if wrong:
+            raise IndexError(f"row is {wrong[0]}, must be {-count} .. {count - 1}")
+        kept: set[int] = set()
+        chosen = []
+        for row in (row % count for row in rows):
+            parent = self._contexts[row]
+            chosen.append(self._forked(parent) if row in kept else parent)
+            kept.add(row)
+        dropped = [c for row, c in enumerate(self._contexts) if row not in kept]
+        self._contexts = chosen
+        self._drop(dropped)
+        if not chosen:
+            self.length = 0
+
+    def _forked(self, parent: TextGenerationContext) -> TextGenerationContext:
+        assert self.manager is not None
+        child = self._context(self.length + 1)
+        self.manager.fork(parent.request_id, child)
+        return child
+
+    def crop(self, length: int) -> None:
+        """Forget the tokens of each row behind the first `length`, and the pages they filled."""
+        self._settle()
+        if length >= self.length:
+            return
+        assert self.manager is not None
+        for context in self._contexts:
+            self.manager.truncate(context.request_id, length)
+        self._rewind(length)
+        self.length = length
+
+    def release(self) -> None:
+        """Give all pages back."""
+        dropped, self._contexts = self._contexts, []
+        self._inputs = None
+        self.length = 0
+        self._drop(dropped)
+
+    def _drop(self, contexts: list[TextGenerationContext]) -> None:
+        for context in contexts:
+            assert self.manager is not None
+            self.manager.release(context.request_id)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CacheRows:
+        """Answer rows that begin alike, over the same pages until one of them writes."""
+        self._settle()
+        copy = CacheRows(self._plan, self._threads)
+        copy.manager, copy._blocks, copy._names = self.manager, self._blocks, self._names
+        copy.length = self.length
+        copy._contexts = [self._forked(context) for context in self._contexts]
+        memo[id(self)] = copy
+        return copy
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _placeholders(tokens: int) -> NDArray[np.int32]:
+    return np.zeros(tokens, np.int32)
+
+
+def _told(params: KVCacheParams) -> str:
+    widths = " and ".join(str(width) for width in params.row_widths)
+    return f"{params.dtype} with {params.n_kv_heads} heads of {widths}"
