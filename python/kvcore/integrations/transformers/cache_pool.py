@@ -3,47 +3,22 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvcore.dtypes import numpy_dtype
+from kvcore.integrations.transformers.memory import free_memory
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams, require_count
 from kvcore.pools import shard_shapes
 from kvcore.sizing import chosen_pages, pages_per_replica
 
-__all__ = ["PoolPlan", "free_memory"]
+__all__ = ["PoolPlan"]
 
 _MOST_TOKENS = 1 << 20  # of a pool that nobody gave a size
 _MOST_ROWS = 1 << 20  # claims cost nothing until they are made
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def free_memory() -> int:
-    """Answer the bytes of host memory that this process may still take.
-
-    Returns
-    -------
-    int
-        What the system calls available, within the limit of the process' control group.
-    """
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) << 10 if "MemAvailable" in fields else free
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        bound = _CGROUP / limit
-        if bound.is_file() and (text := bound.read_text().strip()).isdecimal():
-            free = min(free, max(0, int(text) - int((_CGROUP / used).read_text())))
-    return free
 
 
 @dataclass(frozen=True, slots=True)

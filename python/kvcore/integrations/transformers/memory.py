@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager for one call of ``generate``, and whether requests fit the one that is given."""
+"""Free memory, a manager for one call of ``generate``, and whether requests fit a given one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
 from kvcore.integrations.transformers.requests import Request
 
-__all__ = ["check_capacity", "make_manager"]
+__all__ = ["check_capacity", "free_memory", "make_manager"]
 
 _MOST_SEQUENCES = 256
 _SHARE = 0.5  # of the free memory
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def make_manager(params: KVCacheParams, requests: Sequence[Request]) -> PagedKVCacheManager:
@@ -25,7 +27,7 @@ def make_manager(params: KVCacheParams, requests: Sequence[Request]) -> PagedKVC
     """
     lengths = [written_tokens(r) for r in requests for _ in range(1 + len(r.siblings))]
     pages = [-(-length // params.page_size) for length in lengths]
-    budget = int(free_bytes() * _SHARE) // params.bytes_per_page
+    budget = int(free_memory() * _SHARE) // params.bytes_per_page
     if budget < max(pages):
         raise CapacityError(
             f"the longest sequence needs {max(pages)} pages of {params.bytes_per_page} bytes, half "
@@ -62,13 +64,24 @@ def written_tokens(request: Request) -> int:
     return request.num_prompt + request.left - 1
 
 
-def free_bytes() -> int:
-    """Answer the memory that the system could hand out without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def free_memory() -> int:
+    """Answer the bytes of host memory that this process may still take.
+
+    Returns
+    -------
+    int
+        What the system calls available, within the limit of the process' control group.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) << 10 if "MemAvailable" in fields else free
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        bound = _CGROUP / limit
+        if bound.is_file() and (text := bound.read_text().strip()).isdecimal():
+            free = min(free, max(0, int(text) - int((_CGROUP / used).read_text())))
+    return free
