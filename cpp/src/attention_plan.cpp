@@ -9,9 +9,9 @@ namespace kvcore {
 namespace {
 
 // Of queries and sums of an item: about what a core keeps close to itself beside a tile.
-constexpr std::int64_t kItemFloats = 128 * 1024;
+constexpr std::int64_t kItemFloats = std::int64_t{128} * 1024;
 // Of K and V of a tile: two of them lie in a core's cache.
-constexpr std::int64_t kTileBytes = 256 * 1024;
+constexpr std::int64_t kTileBytes = std::int64_t{256} * 1024;
 constexpr std::int64_t kFewestKeys = 512;  // of an item that is a part of a token's keys
 constexpr std::int64_t kPieces = 32;       // that the whole work is cut into, at least
 constexpr std::int64_t kReadingCost = 16;  // of a key, in queries
