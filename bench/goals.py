@@ -9,13 +9,14 @@ tests them; ``run.py`` prints beside each row whether it is met.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from harness import Row, number
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Bound one statistic of a row."""
+    """Bound one statistic of the rows whose key matches `key`, a pattern as of a shell."""
 
     key: str
     bound: float
@@ -94,7 +95,7 @@ GOALS = (
     *(
         Goal(f"data.{verb}.{page}", 0.0, per_limit=1 / 0.9)
         for page in (1, 16, 128)
-        for verb in ("append", "gather")
+        for verb in ("append", "scatter", "gather")
     ),
     Goal("data.copy_pages", 0.0, per_limit=1 / 0.9),
     *(
@@ -114,11 +115,20 @@ GOALS = (
         )
     ),
     *(
-        Goal(f"data.{verb}.{wide}.{narrow}", 0.0, per_limit=1 / 0.8)
+        Goal(f"data.{verb}.*{wide}.{narrow}", 0.0, per_limit=1 / 0.8)
         for wide in ("float32", "bfloat16")
-        for narrow in ("float8_e4m3fn", "int8")
-        for verb in ("quantize", "dequantize")
+        for narrow in ("float8_e4m3fn", "float8_e5m2", "int8")
+        for verb in ("quantize", "quantize_head", "dequantize", "append", "gather")
     ),
+    *(
+        Goal(f"attention.{work}.{dtype}.*", 0.0, per_limit=1 / 0.85)
+        for dtype in ("float32", "float16", "bfloat16")
+        for work in ("decode", "prefill")
+    ),
+    *(Goal(f"attention.{peer}.*", 0.0, per_limit=1.0) for peer in ("torch", "gather")),
+    Goal("attention.prefill.torch.*", 0.0, per_limit=1.0),
+    Goal("attention.threads.*", 1.8, at_least=True),
+    Goal("attention.cascade.*.gain", 4.0, at_least=True),
     Goal("generate.padded", 0.0, per_limit=1.0),
     Goal("generate.generate_batch", 0.0, per_limit=1.0),
     Goal("generate.outside", 5.0),
@@ -127,4 +137,4 @@ GOALS = (
 
 def goals_of(row: Row) -> list[Goal]:
     """Return the goals of a row; none for rows that only inform."""
-    return [goal for goal in GOALS if goal.key == row.key]
+    return [goal for goal in GOALS if fnmatchcase(row.key, goal.key)]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the benches of a suite, each in a fresh process, and set them beside the goals.
 
-``python bench/run.py SUITE [--trace PATH] [--json OUT] [--readme]``, where SUITE is
+``python bench/run.py SUITE [--trace PATH] [--json OUT] [--page]``, where SUITE is
 ``control-path``, ``data-path`` or ``generate``, prints the table, writes the rows to
-``bench/results/SUITE.json`` and, with ``--readme``, the table into README.md between
-``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``. ``--only`` names benches to run; the rows
-of the others are kept as stored.
+``bench/results/SUITE.json`` and, with ``--page``, the rows with goals into the page of the
+suite, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``. ``--only`` names benches to
+run; the rows of the others are kept as stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from harness import PACE, Row, best_pace, machine, number
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-README = HERE.parent / "README.md"
+PAGES = {
+    "control-path": HERE.parent / "README.md",
+    "data-path": HERE.parent / "docs" / "data-path.md",
+    "generate": HERE.parent / "docs" / "transformers.md",
+}
 SUITES = {
     "control-path": (
         "limits",
@@ -86,15 +90,16 @@ def _line(row: Row, goal: Goal | None, *, first: bool) -> str:
     return "| " + " | ".join([*head, *tail]) + " |"
 
 
-def write_readme(suite: str, text: str) -> None:
-    """Replace what stands between the suite's two marks in README.md."""
+def write_page(suite: str, text: str) -> None:
+    """Replace what stands between the suite's two marks in its page."""
     begin, end = f"<!-- {suite}:begin -->", f"<!-- {suite}:end -->"
-    page = README.read_text()
+    path = PAGES[suite]
+    page = path.read_text()
     if begin not in page or end not in page:
-        raise SystemExit(f"{README} has no {begin} ... {end} to write the table to")
+        raise SystemExit(f"{path} has no {begin} ... {end} to write the table to")
     head, rest = page.split(begin, 1)
     tail = rest.split(end, 1)[1]
-    README.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
+    path.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
 
 def stored(path: Path) -> dict[str, list[Row]]:
@@ -125,7 +130,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--trace", type=Path, help="trace for the replay rows (default: built in)")
     parser.add_argument("--json", type=Path, help="where the rows go (default: bench/results)")
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    parser.add_argument("--page", action="store_true", help="write the table into its page")
     parser.add_argument("--only", nargs="+", metavar="BENCH", help="benches of the suite")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     options = parser.parse_args(arguments)
@@ -150,8 +155,8 @@ def main(arguments: list[str] | None = None) -> int:
             store(path, facts, {name: found[name] for name in benches if name in found})
     rows = [row for name in benches for row in found.get(name, [])]
     print(table(rows, facts))
-    if options.readme:
-        write_readme(options.suite, table([row for row in rows if goals_of(row)], facts))
+    if options.page:
+        write_page(options.suite, table([row for row in rows if goals_of(row)], facts))
     return 0
 
 
