@@ -10,6 +10,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_manager, put_in_cache
+from kvcore.dtypes import numpy_dtype
 
 SHAPE = (8, 2, 2, 4, 1, 2)
 
@@ -189,3 +190,16 @@ def test_batch_of_partial_hits_is_reserved_to_its_end(blocks: Any) -> None:
     assert manager.maybe_reserve_batch(batch) == 5
     assert [context.start_idx for context in batch] == [7, 6, 5, 8, 3]
     assert len(manager.take_copies()) == (4 if blocks is None else 0)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", np.uint16), ("float8_e4m3fn", np.uint8)])
+def test_pool_of_bits_holds_elements_of_the_dtype(dtype: str, bits: Any) -> None:
+    memory = np.zeros((8, 2, 2, 4, 1, 2), bits)
+    manager = adopt(memory, params={"dtype": dtype})
+    (inputs,) = manager.fetch([claimed(manager, [5])])
+    assert inputs.blocks.dtype == numpy_dtype(dtype)
+    ones = np.ones((1, 1, 2), numpy_dtype(dtype))
+    kvcore.ops.append(inputs, 1, ones, ones, np.array([0, 1], np.uint32))
+    page = inputs.lookup_table[0, 0]
+    assert (memory[page, :, 1, 0] == ones.view(bits)[0, 0, 0]).all()
+    assert np.count_nonzero(memory) == 4

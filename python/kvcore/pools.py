@@ -78,7 +78,7 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> An
         raise ValueError("blocks is read-only, must be writable: pages are copied in it")
     if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize:
         raise ValueError("blocks is strided along its last axis, must be contiguous there")
-    return seen
+    return seen.view(dtype)
 
 
 def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any) -> Shard:

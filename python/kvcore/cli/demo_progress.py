@@ -77,4 +77,5 @@ class _Bars(Watcher):
         self._show(self._tasks[2], done, f"{done} chats recomputed without a cache")
 
     def _show(self, task: TaskID, done: int, seen: str) -> None:
-        self._progress.update(task, completed=done, seen=seen)
+        # Drawn at once: what is told comes as rarely as the bars would be drawn by themselves.
+        self._progress.update(task, completed=done, seen=seen, refresh=True)
