@@ -41,7 +41,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"q": Q.astype(np.int8)}, TypeError, "q has dtype int8, must be float32, float16 or bfloat"),
     ({"q": Q.astype(">f4")}, TypeError, "q has dtype >f4"),
     ({"q": Q.astype(ml_dtypes.float8_e4m3)}, TypeError, "q has dtype float8_e4m3"),
-    ({"q": [[[1.0]]]}, TypeError, "q is a list, must be a numpy array or one with DLPack"),
+    ({"q": [[[1.0]]]}, TypeError, "q is a list, must be a numpy array, or one with DLPack"),
     # the batch
     ({"row_offsets": u32(0, 5)}, ValueError, "row_offsets has 2 entries for 2 rows"),
     ({"row_offsets": u32(1, 4, 5)}, ValueError, r"row_offsets\[0\] is 1, must be 0"),

@@ -25,8 +25,8 @@ def host_array(value: Any, name: str) -> NDArray[Any]:
     Parameters
     ----------
     value : array
-        numpy, or any library with DLPack: torch, jax, ... bfloat16 and float8 come out with the
-        dtypes of ml_dtypes.
+        numpy, any library with DLPack (torch, jax, ...), or an object with the buffer protocol.
+        bfloat16 and float8 come out with the dtypes of ml_dtypes.
     name : str
         What error texts call it.
 
@@ -51,9 +51,7 @@ def host_array(value: Any, name: str) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     if not hasattr(value, "__dlpack__"):
-        raise TypeError(
-            f"{name} is a {type(value).__name__}, must be a numpy array or one with DLPack"
-        )
+        return _of_buffer(value, name)
     kind, index = value.__dlpack_device__()
     if kind == _DLPACK_CUDA:
         raise TypeError(
@@ -64,6 +62,16 @@ def host_array(value: Any, name: str) -> NDArray[Any]:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"{name} is a {type(value).__name__} that cannot be seen from numpy: {error}"
+        ) from error
+
+
+def _of_buffer(value: Any, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(memoryview(value))
+    except TypeError as error:
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, must be a numpy array, or one with DLPack or the "
+            f"buffer protocol"
         ) from error
 
 
