@@ -141,8 +141,8 @@ void all_codes_are_read_exactly(Random& random) {
             shape.dtype = dtype;
             shape.group = group;
             shape.value_dim = 256;
-            shape.cached = {0};
-            shape.added = {1};
+            shape.cached.push_back(0);
+            shape.added.push_back(1);
             Case of(random, shape);
             auto* codes = const_cast<std::byte*>(of.pool().v.at(of.pages()[0], 0, 1));
             for (int code = 0; code < 256; ++code) codes[code] = static_cast<std::byte>(code);
