@@ -201,11 +201,11 @@ AttentionSizes::AttentionSizes(const AttentionInput& input) noexcept
 }
 
 bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept {
-    const auto is_plain = [](const PagedTensor<const std::byte>& tensor) {
-        return item_size(tensor.dtype) > 1 && tensor.scales.data == nullptr;
+    const auto has_one_scale = [](const PagedTensor<const std::byte>& tensor) {
+        return tensor.scales.data == nullptr || tensor.scales.group >= tensor.dim;
     };
-    return vectors >= kWorthStaging || input.pool.rope.dim > 0 || !is_plain(input.pool.k) ||
-           !is_plain(input.pool.v);
+    return vectors >= kWorthStaging || input.pool.rope.dim > 0 || !has_one_scale(input.pool.k) ||
+           !has_one_scale(input.pool.v);
 }
 
 ScratchLayout::ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limits) noexcept

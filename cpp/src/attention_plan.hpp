@@ -68,8 +68,8 @@ struct ItemLimits {
 /// Queries of one head of the pool from which on K and V are better converted once for all of them.
 constexpr std::int64_t kWorthStaging = 17;
 
-/// Whether K and V become floats in scratch first: for many queries, and where they have scales,
-/// are narrow or lie in more than one place.
+/// Whether K and V become floats in scratch first: for many queries, and where a head of a token
+/// has more than one scale or lies in more than one place.
 [[nodiscard]] bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept;
 
 /// What a plan needs room for.

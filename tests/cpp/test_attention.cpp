@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over pages against double precision: layouts, dtypes, scales, windows, caps, sinks.
+#include <cstdlib>
+
 #include "attention_run.hpp"
 #include "sparse_copy.hpp"
 
@@ -108,9 +110,13 @@ void long_contexts_are_cut_and_merged(Random& random) {
 
 // Weights of zero do not help against NaN: what a token does not see must not be multiplied.
 void what_a_token_does_not_see_has_no_part_in_it(Random& random) {
-    for (const std::int64_t group : {1, 16}) {
+    for (const std::int64_t group : {1, 16, 20, -1, -16}) {  // those below zero: of scaled codes
         Shape shape;
-        shape.group = group;
+        shape.group = std::abs(group);
+        if (group < 0) {
+            shape.dtype = DType::kFloat8E4M3FN;
+            shape.scaling = Scaling::kTokenHead;
+        }
         shape.cached = {70};
         shape.added = {6};
         Case of(random, shape);
@@ -123,6 +129,33 @@ void what_a_token_does_not_see_has_no_part_in_it(Random& random) {
         CHECK(std::equal(before.values.begin(), before.values.begin() + size / 6 * 5,
                          after.values.begin()));
         CHECK(std::isnan(read_element(DType::kFloat32, &after.values[after.values.size() - 4])));
+    }
+}
+
+// A token that sees one key answers its value: of every code, read directly or staged, NaN
+// included.
+void all_codes_are_read_exactly(Random& random) {
+    for (const DType dtype : {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8}) {
+        for (const std::int64_t group : {1, 8, 20}) {
+            Shape shape;
+            shape.dtype = dtype;
+            shape.group = group;
+            shape.value_dim = 256;
+            shape.cached.push_back(0);
+            shape.added.push_back(1);
+            Case of(random, shape);
+            auto* codes = const_cast<std::byte*>(of.pool().v.at(of.pages()[0], 0, 1));
+            for (int code = 0; code < 256; ++code) codes[code] = static_cast<std::byte>(code);
+            for (const auto* table : attention_case::tables()) {
+                const attention_case::Outcome outcome = attention_case::run(of, {table});
+                for (std::int64_t code = 0; code < 256; ++code) {
+                    const double expected = read_element(dtype, codes + code);
+                    const std::byte* at = outcome.values.data() + (group * 256 + code) * 4;
+                    const double actual = read_element(DType::kFloat32, at);
+                    CHECK(actual == expected || (std::isnan(actual) && std::isnan(expected)));
+                }
+            }
+        }
     }
 }
 
@@ -163,6 +196,7 @@ int main(int argc, char** argv) {
     random_batches_are_attended_as_in_double_precision(random);
     long_contexts_are_cut_and_merged(random);
     what_a_token_does_not_see_has_no_part_in_it(random);
+    all_codes_are_read_exactly(random);
     large_scores_do_not_overflow(random);
     pages_may_lie_gigabytes_apart(random);
 }

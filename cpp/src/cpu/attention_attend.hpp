@@ -26,6 +26,41 @@ struct Place {
 
 // ---- few queries: K and V are read where they lie ----------------------------------------------
 
+// What the codes of each key of a tile are multiplied by to be its elements: its scale, if any, and
+// what reading leaves out. They are few: scores and weights take them, not the elements.
+struct KeyFactors {
+    bool are_ones;
+    float of[kTileKeys];
+
+    KeyFactors(const PagedTensor<const std::byte>& tensor, const std::byte* const* scales,
+               std::int64_t n, std::int64_t head) {
+        const float constant = kReadFactor[static_cast<int>(tensor.dtype)];
+        const bool has_scales = tensor.scales.data != nullptr;
+        are_ones = !has_scales && constant == 1;
+        if (are_ones) return;
+        for (std::int64_t t = 0; t < kTileKeys; ++t) {
+            float scale = 1;
+            if (has_scales && t < n) {
+                __builtin_memcpy(&scale, scales[t] + head * tensor.scales.head_stride,
+                                 sizeof scale);
+            }
+            of[t] = scale * constant;
+        }
+    }
+
+    // rows[m][t] *= of[t] for n rows and whole sixteens around keys begin .. end
+    void apply(std::int64_t n, float* rows, std::int64_t begin, std::int64_t end) const {
+        if (are_ones) return;
+        for (std::int64_t t = begin / 16 * 16; t < end; t += kLanes) {
+            const F32 factor = load<F32>(of + t);
+            for (std::int64_t m = 0; m < n; ++m) {
+                float* at = rows + m * kTileKeys + t;
+                store(at, load<F32>(at) * factor);
+            }
+        }
+    }
+};
+
 inline void attend_direct(const ItemWork& work, std::int64_t first_key, const Place& now,
                           const Place& next) {
     const auto& pool = work.job.input->pool;
@@ -33,13 +68,17 @@ inline void attend_direct(const ItemWork& work, std::int64_t first_key, const Pl
     const Dots dots_of = kDots[static_cast<int>(pool.k.dtype)];
     const AddValues add_values_of = kAddValues[static_cast<int>(pool.v.dtype)];
     const std::int64_t first_vector = (now.head - work.item.first_head) * work.vectors;
+    const KeyFactors of_keys(pool.k, now.tile.k_scales, now.tile.n, now.head);
+    const KeyFactors of_values(pool.v, now.tile.v_scales, now.tile.n, now.head);
     for_each_run(work, first_key, now.tile.n, [&](const Run& run) {
         const std::int64_t n = (run.end_token - run.first_token) * sizes.group;
         const std::int64_t vector = first_vector + run.first_token * sizes.group;
         dots_of(n, work.queries + vector * sizes.key_floats, sizes.key_floats, now.keys(work),
                 next.keys(work), pool.k.dim, run.begin, run.end, work.scores, kTileKeys);
+        of_keys.apply(n, work.scores, run.begin, run.end);
         weigh(n, work.scores, run.begin, run.end, work.job.input->rule.soft_cap,
               states_of(work, vector));
+        of_values.apply(n, work.scores, run.begin, run.end);
         add_values_of(n, Weights{work.scores}, now.values(work), next.values(work), pool.v.dim,
                       run.begin, run.end, sums_of(work, vector));
     });

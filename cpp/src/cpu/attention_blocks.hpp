@@ -2,12 +2,38 @@
 // The two products of attention, register-blocked. Included by each ISA's source inside its own
 // unnamed namespace, behind math.hpp.
 
+// How elements are read. Codes whose value is off by a power of two are faster to widen: kFactor,
+// which goes into a scale, makes up for it.
+template <DType kDType>
+struct Read : Element<kDType> {
+    static constexpr float kFactor = 1;
+};
+#if defined(KVCORE_HALVES)
+template <>
+struct Read<DType::kFloat8E4M3FN> : Element<DType::kFloat8E4M3FN> {
+    static constexpr float kFactor = 0x1p8F;
+    // The bits of a half whose exponent is too low by eight. Only a NaN's carry into bit 14, which
+    // then makes it the NaN of a half.
+    static F32 widen(U8 codes) {
+        const U16 half = (signed_words(codes) << 7) & 0xbfff;
+        return widen_half(half | ((half + 0x80) & 0x4000));
+    }
+};
+#endif
+
+template <DType kDType>
+inline F32 read_elements(const std::byte* from, std::int64_t i, std::int64_t n) {
+    using Storage = typename Read<kDType>::Storage;
+    const std::byte* at = from + i * item_size(kDType);
+    return Read<kDType>::widen(n == kLanes ? load<Storage>(at) : load_some<Storage>(at, n));
+}
+
 // Elements i .. i + kLanes of n as floats, zeros beyond the end, which only the last ones may
 // reach.
 template <DType kDType, bool kMayEnd>
 inline F32 load_padded(const std::byte* from, std::int64_t i, std::int64_t n) {
-    if (!kMayEnd || i + kLanes <= n) return load_elements<kDType>(from, i, kLanes);
-    return i < n ? load_elements<kDType>(from, i, n - i) : F32{};
+    if (!kMayEnd || i + kLanes <= n) return read_elements<kDType>(from, i, kLanes);
+    return i < n ? read_elements<kDType>(from, i, n - i) : F32{};
 }
 
 // Asks for the cache line of some element. No processor foresees where the successor of a page

@@ -15,12 +15,12 @@ struct TileRows {
 // to[0 .. n] = from[0 .. n] * scale
 template <DType kDType>
 inline void widen_row(const std::byte* from, std::int64_t n, float scale, float* to) {
-    const F32 factor = all(scale);
+    const F32 factor = all(scale * Read<kDType>::kFactor);
     std::int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
-        store(to + i, load_elements<kDType>(from, i, kLanes) * factor);
+        store(to + i, read_elements<kDType>(from, i, kLanes) * factor);
     }
-    if (i < n) store_some(to + i, load_elements<kDType>(from, i, n - i) * factor, n - i);
+    if (i < n) store_some(to + i, read_elements<kDType>(from, i, n - i) * factor, n - i);
 }
 
 // Elements of one head of `rows` as floats, `stride` apart.
@@ -78,8 +78,13 @@ constexpr StageRows kStageRows[kNumDTypes] = {
     stage_rows<DType::kFloat32>,      stage_rows<DType::kFloat16>,    stage_rows<DType::kBFloat16>,
     stage_rows<DType::kFloat8E4M3FN>, stage_rows<DType::kFloat8E5M2>, stage_rows<DType::kInt8>};
 
-// Narrow codes are always staged: most have scales.
-constexpr Dots kDots[kNumWide] = {dots<DType::kFloat32>, dots<DType::kFloat16>,
-                                  dots<DType::kBFloat16>};
-constexpr AddValues kAddValues[kNumWide] = {
-    add_values<DType::kFloat32>, add_values<DType::kFloat16>, add_values<DType::kBFloat16>};
+constexpr Dots kDots[kNumDTypes] = {dots<DType::kFloat32>,    dots<DType::kFloat16>,
+                                    dots<DType::kBFloat16>,   dots<DType::kFloat8E4M3FN>,
+                                    dots<DType::kFloat8E5M2>, dots<DType::kInt8>};
+constexpr AddValues kAddValues[kNumDTypes] = {
+    add_values<DType::kFloat32>,      add_values<DType::kFloat16>,    add_values<DType::kBFloat16>,
+    add_values<DType::kFloat8E4M3FN>, add_values<DType::kFloat8E5M2>, add_values<DType::kInt8>};
+constexpr float kReadFactor[kNumDTypes] = {
+    Read<DType::kFloat32>::kFactor,    Read<DType::kFloat16>::kFactor,
+    Read<DType::kBFloat16>::kFactor,   Read<DType::kFloat8E4M3FN>::kFactor,
+    Read<DType::kFloat8E5M2>::kFactor, Read<DType::kInt8>::kFactor};
