@@ -202,7 +202,9 @@ void threads_do_not_change_a_byte(Random& random) {
     const Tokens source(random, DType::kBFloat16, kTokens, 1, 576);
     constexpr kvcore::CacheSizes kSizes{
         kTokens, 1, 1, 1, 512, 0, DType::kFloat8E4M3FN, kvcore::RowFormat::kLatentFp8};
-    constexpr kvcore::CacheLayout layout = *kvcore::layout_of(kvcore::LayoutName::kMax, kSizes);
+    const kvcore::CacheLayout layout =
+        kvcore::layout_of(kvcore::LayoutName::kMax, kSizes).value_or(kvcore::CacheLayout{});
+    constexpr std::int64_t kReadBytes = std::int64_t{576} * 4;
     Bytes rows[2];
     Bytes read[2];
     for (int i = 0; i < 2; ++i) {
@@ -210,8 +212,8 @@ void threads_do_not_change_a_byte(Random& random) {
         const auto pool = kvcore::latent_view(layout, rows[i].data(), 0, 512);
         kvcore::append_latent(pool, pages, ranges, source.rows(), DType::kBFloat16, 1 + 3 * i);
         const auto seen = kvcore::latent_view<const std::byte>(layout, rows[i].data(), 0, 512);
-        read[i].resize(kTokens * 576 * 4);
-        kvcore::gather_latent(seen, pages, ranges, {read[i].data(), 576 * 4, 0}, DType::kFloat32,
+        read[i].resize(kTokens * kReadBytes);
+        kvcore::gather_latent(seen, pages, ranges, {read[i].data(), kReadBytes, 0}, DType::kFloat32,
                               1 + 3 * i);
     }
     CHECK(rows[0] == rows[1]);

@@ -270,7 +270,8 @@ inline void dot_four_by_eight(const float* queries, std::int64_t query_stride, H
     F32 halves[2];  // of two keys: a quarter has vectors m and m + 4 of a key, then of the other
     for (int i = 0; i < 2; ++i) {
         F32 sums[2][8][1] = {};
-        dot_rows<kDType>(queries, query_stride, keys, next, first_key + 2 * i, dim, sums);
+        dot_rows<kDType>(queries, query_stride, keys, next, first_key + std::int64_t{2} * i, dim,
+                         sums);
         halves[i] = sums_of_sixteen(sums[0], sums[0] + 4, sums[1], sums[1] + 4);
     }
     store_quarters(shuffled<0x88>(halves[0], halves[1]), scores, score_stride);

@@ -20,7 +20,7 @@ inline F32 keep_in_register(F32 value) {
 
 // ---- sixteen floats, in as many registers as they take -----------------------------------------
 
-constexpr int kSixteen = 16 / KVCORE_LANES;  // registers
+constexpr int kSixteen = 16 / static_cast<int>(kLanes);  // registers
 
 using F4 = float __attribute__((vector_size(16)));
 
