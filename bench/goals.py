@@ -128,7 +128,6 @@ GOALS = (
     *(Goal(f"attention.{peer}.*", 0.0, per_limit=1.0) for peer in ("torch", "gather")),
     Goal("attention.prefill.torch.*", 0.0, per_limit=1.0),
     Goal("attention.threads.*", 1.8, at_least=True),
-    Goal("attention.cascade.*.gain", 4.0, at_least=True),
     Goal("generate.padded", 0.0, per_limit=1.0),
     Goal("generate.generate_batch", 0.0, per_limit=1.0),
     Goal("generate.outside", 5.0),
