@@ -172,6 +172,23 @@ def _calls(call: Callable[[int], object], rounds: int) -> list[Callable[[], obje
 
 _NAME = "reading + writing"
 
+# Its name and what it does, the call of a round, bytes read and written.
+_Job = tuple[str, str, Callable[[int], object], int, int]
+
+
+def _converting(key: str, jobs: Sequence[_Job], limit: _Limit, rounds: int) -> list[Row]:
+    """Time jobs beside reading and writing the bytes that each reads and writes."""
+    return [
+        _against(
+            f"data.{name}.{key}",
+            work,
+            _calls(call, rounds),
+            [limit(read, written) for _ in range(rounds)],
+            _NAME,
+        )
+        for name, work, call, read, written in jobs
+    ]
+
 
 def _quantised(wide: str, narrow: str, rounds: int, tokens: int, threads: int = 1) -> list[Row]:
     """Quantise and dequantise contiguous arrays, a scale per token and head or per head."""
@@ -200,16 +217,7 @@ def _quantised(wide: str, narrow: str, rounds: int, tokens: int, threads: int = 
         ("quantize_head", f"quantise {label}, per head", by_head, 2 * large, values.nbytes),
         ("dequantize", f"dequantise {label}", dequantize, small, large),
     ]
-    return [
-        _against(
-            f"data.{name}.{key}",
-            work,
-            _calls(call, rounds),
-            [limit(read, written) for _ in range(rounds)],
-            _NAME,
-        )
-        for name, work, call, read, written in jobs
-    ]
+    return _converting(key, jobs, limit, rounds)
 
 
 def _converted(page: int, wide: str, narrow: str, rounds: int, threads: int = 1) -> list[Row]:
@@ -239,16 +247,7 @@ def _converted(page: int, wide: str, narrow: str, rounds: int, threads: int = 1)
         ("append", f"append {wide} to {narrow}, {label}", append, large, small),
         ("gather", f"gather {narrow} as {wide}, {label}", gather, small, large),
     ]
-    return [
-        _against(
-            f"data.{name}.{key}",
-            work,
-            _calls(call, rounds),
-            [limit(read, written) for _ in range(rounds)],
-            _NAME,
-        )
-        for name, work, call, read, written in jobs
-    ]
+    return _converting(key, jobs, limit, rounds)
 
 
 def measure(options: Namespace) -> list[Row]:

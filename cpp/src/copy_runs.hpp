@@ -4,9 +4,8 @@
 // What scattered rows lose against one long memcpy is waiting: a processor fetches ahead within a
 // run, not across its end, and it reads each line of the destination before overwriting it. So a
 // copier looks some kilobytes ahead in the order in which runs are handed to it, fetches those
-// sources while it copies, and writes whole lines around the caches. Of memcpy's speed, one by one
-// and so, rows that are scattered on both sides of 512 MiB reach: 2 KiB 0.56 and 0.94, 1 KiB 0.47
-// and 0.71, 256 bytes 0.43 and 0.55; 2-KiB rows read in order 0.74 and 1.3; runs of pages 1.5.
+// sources while it copies, and writes whole lines around the caches. `bench/data_path.py` and
+// `bench/transfer.py` set that beside memcpy.
 #pragma once
 
 #include <algorithm>
