@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// How kernel bodies run: on a GPU where nvcc compiles this, otherwise one lane after the other on
+// the CPU, as tasks of the emulated streams.
+//
+// A body is a struct of pointers, sizes and byte strides; its call operator, for host and device,
+// does what one lane does. It has no barrier and no shared memory, so lanes may run in any order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "kvcore/cuda_device.hpp"
+#include "kvcore/dtype.hpp"
+
+#if defined(__CUDACC__)
+#include "device_guard.cuh"
+#else
+#include "emulation/emulation.hpp"
+#endif
+
+namespace kvcore::cuda {
+
+/// Thread blocks, and threads of each.
+struct Grid {
+    std::int64_t blocks;
+    std::int32_t threads;
+};
+constexpr std::int32_t kThreads = 256;  // of a block, for bodies that have no reason for others
+constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kWarp = 32;
+
+/// Which lane of a grid a body runs as.
+struct Lane {
+    std::int64_t block;
+    std::int32_t thread;
+    Grid grid;
+
+    /// Its number among all lanes, and their number.
+    [[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t index() const noexcept {
+        return block * grid.threads + thread;
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t count() const noexcept {
+        return grid.blocks * grid.threads;
+    }
+};
+
+/// A grid with a lane for each of `items` >= 0, or with as many lanes as a grid can have: bodies go
+/// on in strides of Lane::count(). `max_blocks` 0: no limit.
+[[nodiscard]] constexpr Grid grid_for(std::int64_t items, std::int64_t max_blocks = 0,
+                                      std::int32_t threads = kThreads) noexcept {
+    const std::int64_t limit = max_blocks > 0 && max_blocks < kMaxBlocks ? max_blocks : kMaxBlocks;
+    const std::int64_t wanted = items / threads + (items % threads != 0 ? 1 : 0);
+    return {wanted < limit ? wanted : limit, threads};
+}
+
+#if defined(__CUDACC__)
+
+template <class Body>
+__global__ void run_lanes(const Body body, const Grid grid) {
+    body(Lane{static_cast<std::int64_t>(blockIdx.x), static_cast<std::int32_t>(threadIdx.x), grid});
+}
+
+/// Enqueues body(lane) for every lane of the grid. An empty grid is nothing to do.
+template <class Body>
+[[nodiscard]] Status launch(const Body& body, Grid grid, Stream stream) noexcept {
+    static_assert(std::is_trivially_copyable_v<Body>, "bodies are arguments of kernels");
+    if (grid.blocks == 0) return kSuccess;
+    const DeviceGuard guard(stream.device);
+    if (guard.status() != kSuccess) return guard.status();
+    run_lanes<<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads), 0,
+                static_cast<cudaStream_t>(stream.handle)>>>(body, grid);
+    return cudaGetLastError();
+}
+
+#else
+
+/// body(lane) for every lane of the grid, now, one after the other.
+template <class Body>
+void emulate(const Body& body, Grid grid) {
+    for (std::int64_t block = 0; block < grid.blocks; ++block) {
+        for (std::int32_t thread = 0; thread < grid.threads; ++thread) {
+            body(Lane{block, thread, grid});
+        }
+    }
+}
+
+/// Enqueues body(lane) for every lane of the grid. An empty grid is nothing to do.
+template <class Body>
+[[nodiscard]] Status launch(const Body& body, Grid grid, Stream stream) noexcept {
+    static_assert(std::is_trivially_copyable_v<Body>, "bodies are arguments of kernels");
+    if (grid.blocks == 0) return kSuccess;
+    return emulation::enqueue(stream, [body, grid] { emulate(body, grid); });
+}
+
+#endif
+
+}  // namespace kvcore::cuda

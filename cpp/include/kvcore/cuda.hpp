@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verbs of the CPU's kernels on NVIDIA GPUs, with the same bytes as result.
+//
+// Common to all: every pointer of a view, a table or a list names memory of the stream's device (or
+// pinned host memory); scalars are the host's. The caller has checked sizes and dtypes; sources and
+// destinations do not overlap. A call enqueues work on its stream and answers a status: it
+// allocates nothing, waits for nothing, reads nothing back, leaves the thread's current device as it
+// was, and may be captured into a graph. No work is success without a launch. Pages and slots are
+// read on the device, so what lies outside the pool is skipped there, and counted in `bad` where
+// that is not nullptr: a page or a slot beyond the pool, but not a slot below 0, which is padding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcore/attention.hpp"
+#include "kvcore/cuda_device.hpp"
+#include "kvcore/kernels.hpp"
+#include "kvcore/page_bytes.hpp"
+#include "kvcore/paged_batch.hpp"
+#include "kvcore/pool_view.hpp"
+#include "kvcore/slots.hpp"
+#include "kvcore/transfer.hpp"
+
+namespace kvcore::cuda {
+
+// ---- tokens into pages, and out of them ---------------------------------------------------------
+
+/// As kvcore::append_slots: token i of k and v (not read where the pool has no values) to slots[i],
+/// i < n. k and v may be longer than the slots. Cost: the bytes.
+[[nodiscard]] Status append_slots(const PoolView<std::byte>& pool,
+                                  const TokenRows<const std::byte>& k,
+                                  const TokenRows<const std::byte>& v, const std::int64_t* slots,
+                                  std::int64_t n, std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status append_slots(const PoolView<std::byte>& pool,
+                                  const TokenRows<const std::byte>& k,
+                                  const TokenRows<const std::byte>& v, const std::int32_t* slots,
+                                  std::int64_t n, std::int32_t* bad, Stream stream) noexcept;
+
+/// Batches whose table and ranges lie on the device. `num_tokens` bounds offsets[batch] from above:
+/// tokens behind that are padding, so a captured graph may serve smaller batches.
+struct DeviceBatch {
+    PageTable table;
+    TokenRanges ranges;
+    std::int64_t num_tokens;
+    std::int64_t num_pages;  // of the pool
+};
+
+/// As kvcore::append_batch of bytes; `pool.blocks` are not read.
+[[nodiscard]] Status append_batch(TokenShape shape, const PagedRows<std::byte>& pool,
+                                  const DeviceBatch& batch,
+                                  const TokenRows<const std::byte>& source, std::int32_t* bad,
+                                  Stream stream) noexcept;
+/// As kvcore::gather_batch of bytes. Tokens without a page are left as they were.
+[[nodiscard]] Status gather_batch(TokenShape shape, const PagedRows<const std::byte>& pool,
+                                  const DeviceBatch& batch, const TokenRows<std::byte>& destination,
+                                  std::int32_t* bad, Stream stream) noexcept;
+
+/// As kvcore::append_batch and gather_batch with another dtype, and of latent rows.
+[[nodiscard]] Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool,
+                                  const DeviceBatch& batch,
+                                  const TokenRows<const std::byte>& source, DType wide,
+                                  Scales scales, std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status gather_batch(PageShape shape, const PagedTensor<const std::byte>& pool,
+                                  const DeviceBatch& batch, const TokenRows<std::byte>& destination,
+                                  DType wide, std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status append_latent(const PoolView<std::byte>& pool, const DeviceBatch& batch,
+                                   const TokenRows<const std::byte>& source, DType wide,
+                                   std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status gather_latent(const PoolView<const std::byte>& pool, const DeviceBatch& batch,
+                                   const TokenRows<std::byte>& destination, DType wide,
+                                   std::int32_t* bad, Stream stream) noexcept;
+
+// ---- pages --------------------------------------------------------------------------------------
+
+/// As kvcore::copy_pages; `pairs` [n] on the device, ids in range.
+[[nodiscard]] Status copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs,
+                                std::int64_t n, Stream stream) noexcept;
+/// As kvcore::fill_pages; `ids` [n] on the device.
+[[nodiscard]] Status fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids,
+                                std::int64_t n, std::byte value, Stream stream) noexcept;
+/// As kvcore::digest_pages; `ids` and `digests` [n] on the device.
+[[nodiscard]] Status digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids,
+                                  std::int64_t n, std::uint64_t* digests, Stream stream) noexcept;
+/// As kvcore::copy_partial; `copies` [n] on the device.
+[[nodiscard]] Status copy_partial(const CacheView<std::byte>& pool, const PageStart* copies,
+                                  std::int64_t n, Stream stream) noexcept;
+/// As kvcore::transfer; `pairs` [n] on the device, and so are the `layers` of a view that has them.
+/// Either cache may lie in pinned host memory. At most `max_blocks` thread blocks are used, so that
+/// a model can run beside the copy; 0: as many as are of use.
+[[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
+                              const CacheView<std::byte>& destination, const PagePair* pairs,
+                              std::int64_t n, LayerRange layers, std::int64_t max_blocks,
+                              Stream stream) noexcept;
+
+// ---- tables and lengths of a step ---------------------------------------------------------------
+
+/// As kvcore::build_slots.
+[[nodiscard]] Status build_slots(const PageTable& table, const TokenRanges& ranges,
+                                 std::int64_t page_size, std::int64_t num_pages,
+                                 std::int64_t* slots, std::int64_t capacity,
+                                 Stream stream) noexcept;
+[[nodiscard]] Status build_slots(const PageTable& table, const TokenRanges& ranges,
+                                 std::int64_t page_size, std::int64_t num_pages,
+                                 std::int32_t* slots, std::int64_t capacity,
+                                 Stream stream) noexcept;
+/// As kvcore::advance_lengths.
+[[nodiscard]] Status advance_lengths(const std::uint32_t* lengths, const std::uint32_t* offsets,
+                                     const std::uint8_t* active, std::uint32_t* advanced,
+                                     std::int64_t batch, Stream stream) noexcept;
+
+/// An entry of a page table that changes.
+struct TableEdit {
+    std::uint32_t row;
+    std::uint32_t column;
+    std::uint32_t page;
+};
+/// Writes edits [n] to a table [rows, columns] in its place, none an entry twice; edits outside the
+/// table are skipped and counted.
+[[nodiscard]] Status update_table(std::uint32_t* table, std::int64_t row_stride, std::int64_t rows,
+                                  std::int64_t columns, const TableEdit* edits, std::int64_t n,
+                                  std::int32_t* bad, Stream stream) noexcept;
+
+// ---- dtypes -------------------------------------------------------------------------------------
+
+/// As the functions of kvcore/kernels.hpp.
+[[nodiscard]] Status quantize(Groups shape, DType wide, const std::byte* source, DType narrow,
+                              std::byte* codes, float* scales, Stream stream) noexcept;
+[[nodiscard]] Status quantize(HeadRows shape, DType wide, const std::byte* source, DType narrow,
+                              std::byte* codes, float* scales, Stream stream) noexcept;
+[[nodiscard]] Status quantize_by(HeadRows shape, DType wide, const std::byte* source, DType narrow,
+                                 std::byte* codes, const float* scales, Stream stream) noexcept;
+[[nodiscard]] Status dequantize(Groups shape, DType narrow, const std::byte* codes,
+                                const float* scales, DType wide, std::byte* destination,
+                                Stream stream) noexcept;
+[[nodiscard]] Status dequantize(HeadRows shape, DType narrow, const std::byte* codes,
+                                const float* scales, DType wide, std::byte* destination,
+                                Stream stream) noexcept;
+
+// ---- attention ----------------------------------------------------------------------------------
+
+/// As kvcore::merge_states, within rounding.
+[[nodiscard]] Status merge_states(std::int64_t n, std::int64_t dim, DType dtype, AttentionStates a,
+                                  AttentionStates b, std::byte* values, float* lse,
+                                  Stream stream) noexcept;
+
+}  // namespace kvcore::cuda
