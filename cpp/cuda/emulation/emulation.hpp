@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPUs made of host memory and queues, for tests on machines that have none.
 //
-// Streams are queues of tasks. Order::kAtOnce runs a task when it is given; Order::kAny leaves tasks
-// in their queues until the host waits for something, and then runs those whose turn it is in an
-// order drawn from a seed. Whatever is not ordered by streams and events so shows as wrong bytes.
-// Threads: any number; one task runs at a time. State is the process's, as a driver's is.
+// Streams are queues of tasks. Order::kAtOnce runs a task when it is given; Order::kAny leaves
+// tasks in their queues until the host waits for something, and then runs those whose turn it is in
+// an order drawn from a seed. Whatever is not ordered by streams and events so shows as wrong
+// bytes. Threads: any number; one task runs at a time. State is the process's, as a driver's is.
 #pragma once
 
 #include <cstdint>

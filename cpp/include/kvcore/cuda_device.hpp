@@ -17,10 +17,12 @@ constexpr Status kSuccess = 0;
 /// Sizes that no kernel takes: more work than a grid holds, a negative count.
 constexpr Status kInvalidCall = -1;
 
-/// What a status means, for error texts: CUDA's words and its number. Never nullptr; valid for ever.
+/// What a status means, for error texts: CUDA's words and its number. Never nullptr; valid for
+/// ever.
 [[nodiscard]] const char* status_text(Status status) noexcept;
 
-/// A stream of a device: cudaStream_t, nullptr for the device's legacy default stream. Owns nothing.
+/// A stream of a device: cudaStream_t, nullptr for the device's legacy default stream. Owns
+/// nothing.
 struct Stream {
     int device = 0;
     void* handle = nullptr;
@@ -66,8 +68,8 @@ Status destroy_event(Event event) noexcept;
 /// Blocks the host until an event's work is done.
 [[nodiscard]] Status synchronize(Event event) noexcept;
 
-/// Copies bytes in stream order, between any two of host and devices. Host memory that is not pinned
-/// makes the host wait.
+/// Copies bytes in stream order, between any two of host and devices. Host memory that is not
+/// pinned makes the host wait.
 [[nodiscard]] Status copy(void* destination, const void* source, std::int64_t bytes,
                           Stream stream) noexcept;
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvcore/dtype.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
@@ -16,7 +17,7 @@ struct PageBytes {
     std::int64_t page_stride;  // bytes
     std::int64_t page_bytes;
 
-    [[nodiscard]] constexpr Byte* page(std::int64_t id) const noexcept {
+    [[nodiscard]] KVCORE_HOST_DEVICE constexpr Byte* page(std::int64_t id) const noexcept {
         return data + id * page_stride;
     }
 };

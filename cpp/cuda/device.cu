@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "device_guard.cuh"
+#include "kvcore/cuda_device.hpp"
+
+namespace kvcore::cuda {
+
+namespace {
+
+cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+// What `call` answers with a device current.
+template <class Call>
+Status on_device(int device, Call&& call) noexcept {
+    const DeviceGuard guard(device);
+    return guard.status() != kSuccess ? guard.status() : call();
+}
+
+}  // namespace
+
+Status count_devices(int* count) noexcept {
+    *count = 0;
+    int found = 0;  // not written without a driver
+    const Status status = cudaGetDeviceCount(&found);
+    if (status == kSuccess) *count = found;
+    return status;
+}
+
+Status device_of(const void* pointer, int* device) noexcept {
+    cudaPointerAttributes attributes{};
+    const Status status = cudaPointerGetAttributes(&attributes, pointer);
+    const bool is_device =
+        attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    *device = status == kSuccess && is_device ? attributes.device : -1;
+    return status;
+}
+
+Status memory_info(int device, std::int64_t* free, std::int64_t* total) noexcept {
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    const Status status =
+        on_device(device, [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
+    if (status != kSuccess) return status;
+    *free = static_cast<std::int64_t>(free_bytes);
+    *total = static_cast<std::int64_t>(total_bytes);
+    return status;
+}
+
+Status allocate(int device, std::int64_t bytes, void** pointer) noexcept {
+    *pointer = nullptr;
+    if (bytes < 0) return kInvalidCall;
+    return on_device(device, [&] {
+        return bytes == 0 ? cudaSuccess : cudaMalloc(pointer, static_cast<std::size_t>(bytes));
+    });
+}
+
+Status free_memory(int device, void* pointer) noexcept {
+    return on_device(device, [&] { return cudaFree(pointer); });
+}
+
+Status pin_memory(void* pointer, std::int64_t bytes) noexcept {
+    if (bytes <= 0) return kInvalidCall;
+    return cudaHostRegister(pointer, static_cast<std::size_t>(bytes),
+                            cudaHostRegisterPortable | cudaHostRegisterMapped);
+}
+
+Status unpin_memory(void* pointer) noexcept { return cudaHostUnregister(pointer); }
+
+Status create_stream(int device, Stream* stream) noexcept {
+    cudaStream_t made = nullptr;
+    const Status status =
+        on_device(device, [&] { return cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking); });
+    *stream = {device, made};
+    return status;
+}
+
+Status destroy_stream(Stream stream) noexcept {
+    return on_device(stream.device, [&] { return cudaStreamDestroy(handle_of(stream)); });
+}
+
+Status synchronize(Stream stream) noexcept {
+    return on_device(stream.device, [&] { return cudaStreamSynchronize(handle_of(stream)); });
+}
+
+Status create_event(int device, Event* event) noexcept {
+    cudaEvent_t made = nullptr;
+    const Status status =
+        on_device(device, [&] { return cudaEventCreateWithFlags(&made, cudaEventDisableTiming); });
+    *event = made;
+    return status;
+}
+
+Status destroy_event(Event event) noexcept {
+    return cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+Status record(Event event, Stream stream) noexcept {
+    return on_device(stream.device, [&] {
+        return cudaEventRecord(static_cast<cudaEvent_t>(event), handle_of(stream));
+    });
+}
+
+Status wait(Stream stream, Event event) noexcept {
+    return on_device(stream.device, [&] {
+        return cudaStreamWaitEvent(handle_of(stream), static_cast<cudaEvent_t>(event), 0);
+    });
+}
+
+Status query(Event event, bool* is_done) noexcept {
+    const Status status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    *is_done = status == kSuccess;
+    return status == cudaErrorNotReady ? kSuccess : status;
+}
+
+Status synchronize(Event event) noexcept {
+    return cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+}
+
+Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {
+    if (bytes < 0) return kInvalidCall;
+    if (bytes == 0) return kSuccess;
+    return on_device(stream.device, [&] {
+        return cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes),
+                               cudaMemcpyDefault, handle_of(stream));
+    });
+}
+
+}  // namespace kvcore::cuda

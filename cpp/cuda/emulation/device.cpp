@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kvcore/cuda_device.hpp"
+#include "machine.hpp"
+
+namespace kvcore::cuda {
+
+using emulation::kInvalidHandle;
+using emulation::kInvalidValue;
+using emulation::kNoDriver;
+using emulation::Lock;
+using emulation::machine;
+using emulation::Marker;
+
+const char* status_text(Status status) noexcept {
+    switch (status) {
+        case kSuccess:
+            return "no error (code 0)";
+        case kInvalidCall:
+            return "sizes that no kernel takes (code -1)";
+        case kInvalidValue:
+            return "invalid argument (code 1)";
+        case emulation::kOutOfMemory:
+            return "out of memory (code 2)";
+        case kNoDriver:
+            return "CUDA driver version is insufficient for CUDA runtime version (code 35)";
+        case emulation::kInvalidDevice:
+            return "invalid device ordinal (code 101)";
+        default:
+            return "invalid resource handle (code 400)";
+    }
+}
+
+Status count_devices(int* count) noexcept {
+    const Lock lock(machine().mutex);
+    *count = machine().count();
+    return *count > 0 ? kSuccess : kNoDriver;
+}
+
+Status device_of(const void* pointer, int* device) noexcept {
+    const Lock lock(machine().mutex);
+    *device = machine().device_of(pointer);
+    return machine().count() > 0 ? kSuccess : kNoDriver;
+}
+
+Status memory_info(int device, std::int64_t* free, std::int64_t* total) noexcept {
+    const Lock lock(machine().mutex);
+    const Status status = machine().check(device);
+    if (status != kSuccess) return status;
+    *free = machine().free_bytes(device);
+    *total = machine().total_bytes();
+    return kSuccess;
+}
+
+Status allocate(int device, std::int64_t bytes, void** pointer) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().allocate(device, bytes, pointer);
+}
+
+Status free_memory(int /*device*/, void* pointer) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().free(pointer);
+}
+
+Status pin_memory(void* pointer, std::int64_t bytes) noexcept {
+    const Lock lock(machine().mutex);
+    return bytes <= 0 ? kInvalidValue : machine().pin(pointer);
+}
+
+Status unpin_memory(void* pointer) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().unpin(pointer);
+}
+
+Status create_stream(int device, Stream* stream) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().create_stream(device, stream);
+}
+
+Status destroy_stream(Stream stream) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().destroy_stream(stream);
+}
+
+Status synchronize(Stream stream) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().finish(stream);
+}
+
+Status create_event(int device, Event* event) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().create_event(device, event);
+}
+
+Status destroy_event(Event event) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().destroy_event(event);
+}
+
+Status record(Event event, Stream stream) noexcept {
+    const Lock lock(machine().mutex);
+    const auto marker = machine().marker_of(event);
+    if (marker == nullptr) return kInvalidHandle;
+    return machine().give(stream, {nullptr, marker, ++marker->recorded, false});
+}
+
+Status wait(Stream stream, Event event) noexcept {
+    const Lock lock(machine().mutex);
+    const auto marker = machine().marker_of(event);
+    if (marker == nullptr) return kInvalidHandle;
+    return machine().give(stream, {nullptr, marker, marker->recorded, true});
+}
+
+Status query(Event event, bool* is_done) noexcept {
+    const Lock lock(machine().mutex);
+    const auto marker = machine().marker_of(event);
+    if (marker == nullptr) return kInvalidHandle;
+    *is_done = marker->done >= marker->recorded;
+    return kSuccess;
+}
+
+Status synchronize(Event event) noexcept {
+    const Lock lock(machine().mutex);
+    const auto marker = machine().marker_of(event);
+    if (marker == nullptr) return kInvalidHandle;
+    machine().finish(*marker);
+    return kSuccess;
+}
+
+Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {
+    if (bytes < 0) return kInvalidValue;
+    if (bytes == 0) return kSuccess;
+    return emulation::enqueue(stream, [destination, source, bytes] {
+        std::memmove(destination, source, static_cast<std::size_t>(bytes));
+    });
+}
+
+}  // namespace kvcore::cuda

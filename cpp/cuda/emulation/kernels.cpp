@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kernel of kvcore::cuda with lanes that run on the CPU.
+#include "../fill.hpp"

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an emulated driver knows. Private to the emulation.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "emulation.hpp"
+
+namespace kvcore::cuda::emulation {
+
+inline constexpr Status kInvalidValue = 1;
+inline constexpr Status kOutOfMemory = 2;
+inline constexpr Status kNoDriver = 35;
+inline constexpr Status kInvalidDevice = 101;
+inline constexpr Status kInvalidHandle = 400;
+inline constexpr std::size_t kAlignment = 256;
+
+struct Marker {
+    std::uint64_t recorded = 0;  // how often it was given to a stream
+    std::uint64_t done = 0;      // the last of those that ran
+    bool is_alive = true;
+};
+
+// Work, or waiting for an event, or telling one.
+struct Task {
+    std::function<void()> work;
+    std::shared_ptr<Marker> marker = nullptr;
+    std::uint64_t version = 0;
+    bool is_wait = false;
+
+    [[nodiscard]] bool is_ready() const { return !is_wait || marker->done >= version; }
+    void run() const {
+        if (work) work();
+        if (marker != nullptr && !is_wait) marker->done = std::max(marker->done, version);
+    }
+};
+
+struct Queue {
+    int device;
+    std::deque<Task> tasks;
+};
+
+struct Block {
+    int device;
+    std::size_t bytes;
+};
+
+// What a driver knows. Streams that are nullptr are a device's own.
+class Machine {
+   public:
+    void reset(int devices, std::int64_t bytes) {
+        for (const auto& [pointer, block] : blocks_) release(pointer);
+        blocks_.clear();
+        pinned_.clear();
+        streams_.clear();
+        events_.clear();
+        defaults_.clear();
+        for (int device = 0; device < devices; ++device) defaults_.push_back({device, {}});
+        free_.assign(static_cast<std::size_t>(devices), bytes);
+        total_ = bytes;
+        order_ = Order::kAtOnce;
+    }
+    void set_order(Order order, std::uint64_t seed) {
+        run_all();
+        order_ = order;
+        random_.seed(seed);
+    }
+    [[nodiscard]] Status check(int device) const {
+        if (defaults_.empty()) return kNoDriver;
+        return device >= 0 && device < count() ? kSuccess : kInvalidDevice;
+    }
+    [[nodiscard]] int count() const { return static_cast<int>(defaults_.size()); }
+
+    [[nodiscard]] Status give(Stream stream, Task task) {
+        const Status status = check(stream.device);
+        if (status != kSuccess) return status;
+        Queue* queue = queue_of(stream);
+        if (queue == nullptr) return kInvalidHandle;
+        queue->tasks.push_back(std::move(task));
+        if (order_ == Order::kAtOnce) run_all();
+        return kSuccess;
+    }
+    [[nodiscard]] Status finish(Stream stream) {
+        const Status status = check(stream.device);
+        if (status != kSuccess) return status;
+        const Queue* queue = queue_of(stream);
+        if (queue == nullptr) return kInvalidHandle;
+        while (!queue->tasks.empty()) run_one();
+        return kSuccess;
+    }
+    void finish(const Marker& marker) {
+        while (marker.done < marker.recorded) run_one();
+    }
+    void run_all() {
+        while (num_waiting() > 0) run_one();
+    }
+    [[nodiscard]] std::int64_t num_waiting() const {
+        std::int64_t n = 0;
+        for (const Queue& queue : defaults_) n += static_cast<std::int64_t>(queue.tasks.size());
+        for (const auto& [key, queue] : streams_) {
+            n += static_cast<std::int64_t>(queue->tasks.size());
+        }
+        return n;
+    }
+
+    [[nodiscard]] Status allocate(int device, std::int64_t bytes, void** pointer) {
+        *pointer = nullptr;
+        const Status status = check(device);
+        if (status != kSuccess || bytes == 0) return status;
+        if (bytes < 0) return kInvalidValue;
+        std::int64_t& left = free_[static_cast<std::size_t>(device)];
+        if (bytes > left) return kOutOfMemory;
+        const auto size = static_cast<std::size_t>(bytes);
+        *pointer = ::operator new(size, std::align_val_t{kAlignment}, std::nothrow);
+        if (*pointer == nullptr) return kOutOfMemory;
+        std::memset(*pointer, 0xff, size);  // nobody may count on zeros
+        blocks_[*pointer] = {device, size};
+        left -= bytes;
+        return kSuccess;
+    }
+    [[nodiscard]] Status free(void* pointer) {
+        if (pointer == nullptr) return kSuccess;
+        const auto found = blocks_.find(pointer);
+        if (found == blocks_.end()) return kInvalidValue;
+        run_all();  // as cudaFree does
+        free_[static_cast<std::size_t>(found->second.device)] +=
+            static_cast<std::int64_t>(found->second.bytes);
+        release(pointer);
+        blocks_.erase(found);
+        return kSuccess;
+    }
+    [[nodiscard]] std::int64_t free_bytes(int device) const {
+        return free_[static_cast<std::size_t>(device)];
+    }
+    [[nodiscard]] std::int64_t total_bytes() const { return total_; }
+    [[nodiscard]] int device_of(const void* pointer) const {
+        auto after = blocks_.upper_bound(const_cast<void*>(pointer));
+        if (after == blocks_.begin()) return -1;
+        --after;
+        const auto offset =
+            static_cast<const std::byte*>(pointer) - static_cast<const std::byte*>(after->first);
+        return static_cast<std::size_t>(offset) < after->second.bytes ? after->second.device : -1;
+    }
+    [[nodiscard]] Status pin(void* pointer) {
+        if (defaults_.empty()) return kNoDriver;
+        return pinned_.emplace(pointer, 0).second ? kSuccess : kInvalidValue;
+    }
+    [[nodiscard]] Status unpin(void* pointer) {
+        run_all();  // copies of the range are done
+        return pinned_.erase(pointer) == 1 ? kSuccess : kInvalidValue;
+    }
+
+    [[nodiscard]] Status create_stream(int device, Stream* stream) {
+        const Status status = check(device);
+        if (status != kSuccess) return status;
+        auto queue = std::make_unique<Queue>(Queue{device, {}});
+        *stream = {device, queue.get()};
+        streams_[queue.get()] = std::move(queue);
+        return kSuccess;
+    }
+    [[nodiscard]] Status destroy_stream(Stream stream) {
+        const Status status = finish(stream);
+        if (status != kSuccess) return status;
+        return streams_.erase(stream.handle) == 1 ? kSuccess : kInvalidHandle;
+    }
+    [[nodiscard]] Status create_event(int device, Event* event) {
+        const Status status = check(device);
+        if (status != kSuccess) return status;
+        auto marker = std::make_shared<Marker>();
+        *event = marker.get();
+        events_[*event] = std::move(marker);
+        return kSuccess;
+    }
+    [[nodiscard]] Status destroy_event(Event event) {
+        return events_.erase(event) == 1 ? kSuccess : kInvalidHandle;
+    }
+    [[nodiscard]] std::shared_ptr<Marker> marker_of(Event event) const {
+        const auto found = events_.find(event);
+        return found == events_.end() ? nullptr : found->second;
+    }
+
+    [[nodiscard]] Alive alive() const {
+        return {
+            static_cast<std::int64_t>(blocks_.size()), static_cast<std::int64_t>(streams_.size()),
+            static_cast<std::int64_t>(events_.size()), static_cast<std::int64_t>(pinned_.size())};
+    }
+
+    std::mutex mutex;
+
+   private:
+    static void release(void* pointer) { ::operator delete(pointer, std::align_val_t{kAlignment}); }
+    [[nodiscard]] Queue* queue_of(Stream stream) {
+        if (stream.handle == nullptr) return &defaults_[static_cast<std::size_t>(stream.device)];
+        const auto found = streams_.find(stream.handle);
+        if (found == streams_.end() || found->second->device != stream.device) return nullptr;
+        return found->second.get();
+    }
+    // The first task of a queue whose turn it is. A task that waits for what nobody gave cannot be
+    // made: events are recorded before they are waited for.
+    void run_one() {
+        std::vector<Queue*> ready;
+        const auto consider = [&ready](Queue& queue) {
+            if (!queue.tasks.empty() && queue.tasks.front().is_ready()) ready.push_back(&queue);
+        };
+        for (Queue& queue : defaults_) consider(queue);
+        for (auto& [key, queue] : streams_) consider(*queue);
+        Queue& chosen = *ready[random_() % ready.size()];
+        const Task task = std::move(chosen.tasks.front());
+        chosen.tasks.pop_front();
+        task.run();
+    }
+
+    std::map<void*, Block> blocks_;
+    std::map<void*, int> pinned_;
+    std::map<void*, std::unique_ptr<Queue>> streams_;
+    std::map<Event, std::shared_ptr<Marker>> events_;
+    std::deque<Queue> defaults_;
+    std::vector<std::int64_t> free_;
+    std::int64_t total_ = 0;
+    Order order_ = Order::kAtOnce;
+    std::mt19937_64 random_;
+};
+
+/// The process's.
+[[nodiscard]] Machine& machine();
+
+using Lock = std::lock_guard<std::mutex>;
+
+}  // namespace kvcore::cuda::emulation

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// K13: pages filled with a byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcore/cuda.hpp"
+#include "launch.hpp"
+#include "units.hpp"
+
+namespace kvcore::cuda {
+
+/// A lane writes a unit of a page; lanes of a page are neighbours.
+template <class Unit>
+struct FillBody {
+    PageBytes<std::byte> pool;
+    const std::int64_t* ids;  // [n]
+    std::int64_t n;
+    Divider units;  // of a page
+    Unit value;
+    static constexpr std::int64_t kSize = sizeof(Unit);
+
+    KVCORE_HOST_DEVICE void operator()(Lane lane) const {
+        for (std::int64_t i = lane.index(); i < n * units.divisor(); i += lane.count()) {
+            const std::int64_t page = units.quotient(i);
+            store_unit(pool.page(ids[page]) + units.remainder(i, page) * kSize, value);
+        }
+    }
+};
+
+Status fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids, std::int64_t n,
+                  std::byte value, Stream stream) noexcept {
+    return with_unit(alignment_of(pool.data, pool.page_stride, pool.page_bytes), [&](auto unit) {
+        using Unit = decltype(unit);
+        std::memset(&unit, std::to_integer<int>(value), sizeof unit);
+        const std::int64_t units = pool.page_bytes / FillBody<Unit>::kSize;
+        return launch(FillBody<Unit>{pool, ids, n, Divider(units), unit}, grid_for(n * units),
+                      stream);
+    });
+}
+
+}  // namespace kvcore::cuda

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The widest pieces that addresses and strides allow to be moved at once, and how lanes find
+// theirs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kvcore/dtype.hpp"
+
+namespace kvcore::cuda {
+
+/// 16 bytes that a lane loads and stores in one instruction.
+struct alignas(16) Unit16 {
+    std::uint32_t words[4];
+};
+
+/// The largest power of two up to 16 that divides every argument: addresses, strides, sizes.
+[[nodiscard]] inline std::int64_t alignment_of(const void* pointer) noexcept {
+    const auto bits = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer) % 16U);
+    return bits == 0 ? 16 : bits & -bits;
+}
+[[nodiscard]] constexpr std::int64_t alignment_of(std::int64_t bytes) noexcept {
+    return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+template <class First, class Second, class... Rest>
+[[nodiscard]] std::int64_t alignment_of(First first, Second second, Rest... rest) noexcept {
+    const std::int64_t a = alignment_of(first);
+    const std::int64_t b = alignment_of(second, rest...);
+    return a < b ? a : b;
+}
+
+/// Calls function(a unit of so many bytes): 1, 2, 4, 8 or 16.
+template <class Function>
+auto with_unit(std::int64_t bytes, Function&& function) {
+    switch (bytes) {
+        case 16:
+            return function(Unit16{});
+        case 8:
+            return function(std::uint64_t{});
+        case 4:
+            return function(std::uint32_t{});
+        case 2:
+            return function(std::uint16_t{});
+        default:
+            return function(std::uint8_t{});
+    }
+}
+
+/// Units at addresses that their size divides.
+template <class Unit>
+[[nodiscard]] KVCORE_HOST_DEVICE inline Unit load_unit(const std::byte* at) noexcept {
+    return *reinterpret_cast<const Unit*>(at);
+}
+template <class Unit>
+KVCORE_HOST_DEVICE inline void store_unit(std::byte* at, Unit unit) noexcept {
+    *reinterpret_cast<Unit*>(at) = unit;
+}
+
+/// Division by a number known only when a kernel starts, without a division: dividends are at least
+/// 0 and below 2^63, the divisor at least 1.
+class Divider {
+   public:
+    explicit Divider(std::int64_t divisor) noexcept : divisor_(divisor) {}
+
+    [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t divisor() const noexcept { return divisor_; }
+    [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t quotient(std::int64_t dividend) const noexcept {
+        return dividend / divisor_;
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t remainder(std::int64_t dividend,
+                                                            std::int64_t quotient) const noexcept {
+        return dividend - quotient * divisor_;
+    }
+
+   private:
+    std::int64_t divisor_;
+};
+
+}  // namespace kvcore::cuda
