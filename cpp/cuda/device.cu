@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "device_guard.cuh"
 #include "kvcore/cuda_device.hpp"
@@ -12,26 +15,36 @@ namespace {
 
 cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-// What `call` answers with a device current.
-template <class Call>
-Status on_device(int device, Call&& call) noexcept {
-    const DeviceGuard guard(device);
-    return guard.status() != kSuccess ? guard.status() : call();
+// Texts of all statuses that CUDA numbers one by one, the last of which is cudaErrorUnknown.
+std::vector<std::string> texts() {
+    std::vector<std::string> found;
+    for (int status = 0; status <= cudaErrorUnknown; ++status) {
+        const std::string words = cudaGetErrorString(static_cast<cudaError_t>(status));
+        found.push_back(words + " (code " + std::to_string(status) + ")");
+    }
+    return found;
 }
 
 }  // namespace
 
+const char* status_text(Status status) noexcept {
+    if (status == kInvalidCall) return "sizes that no kernel takes (code -1)";
+    if (status < 0 || status > cudaErrorUnknown) return "unknown status of CUDA";
+    static const std::vector<std::string>& all = *new std::vector<std::string>(texts());
+    return all[static_cast<std::size_t>(status)].c_str();
+}
+
 Status count_devices(int* count) noexcept {
     *count = 0;
     int found = 0;  // not written without a driver
-    const Status status = cudaGetDeviceCount(&found);
+    const Status status = told(cudaGetDeviceCount(&found));
     if (status == kSuccess) *count = found;
     return status;
 }
 
 Status device_of(const void* pointer, int* device) noexcept {
     cudaPointerAttributes attributes{};
-    const Status status = cudaPointerGetAttributes(&attributes, pointer);
+    const Status status = told(cudaPointerGetAttributes(&attributes, pointer));
     const bool is_device =
         attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
     *device = status == kSuccess && is_device ? attributes.device : -1;
@@ -63,11 +76,11 @@ Status free_memory(int device, void* pointer) noexcept {
 
 Status pin_memory(void* pointer, std::int64_t bytes) noexcept {
     if (bytes <= 0) return kInvalidCall;
-    return cudaHostRegister(pointer, static_cast<std::size_t>(bytes),
-                            cudaHostRegisterPortable | cudaHostRegisterMapped);
+    return told(cudaHostRegister(pointer, static_cast<std::size_t>(bytes),
+                                 cudaHostRegisterPortable | cudaHostRegisterMapped));
 }
 
-Status unpin_memory(void* pointer) noexcept { return cudaHostUnregister(pointer); }
+Status unpin_memory(void* pointer) noexcept { return told(cudaHostUnregister(pointer)); }
 
 Status create_stream(int device, Stream* stream) noexcept {
     cudaStream_t made = nullptr;
@@ -94,7 +107,7 @@ Status create_event(int device, Event* event) noexcept {
 }
 
 Status destroy_event(Event event) noexcept {
-    return cudaEventDestroy(static_cast<cudaEvent_t>(event));
+    return told(cudaEventDestroy(static_cast<cudaEvent_t>(event)));
 }
 
 Status record(Event event, Stream stream) noexcept {
@@ -110,13 +123,13 @@ Status wait(Stream stream, Event event) noexcept {
 }
 
 Status query(Event event, bool* is_done) noexcept {
-    const Status status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    const Status status = told(cudaEventQuery(static_cast<cudaEvent_t>(event)));
     *is_done = status == kSuccess;
     return status == cudaErrorNotReady ? kSuccess : status;
 }
 
 Status synchronize(Event event) noexcept {
-    return cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+    return told(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }
 
 Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes a device the calling thread's current one, and the one before current again.
+// Calls of the CUDA runtime with a device as the calling thread's current one, and the one before
+// current again afterwards.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,5 +30,19 @@ class DeviceGuard {
     bool has_moved_ = false;
     Status status_ = kSuccess;
 };
+
+/// What a call of the runtime answered. Failure is told by the status alone: left behind as the
+/// thread's last error, other libraries would take it for their own.
+inline Status told(Status status) noexcept {
+    if (status != kSuccess) static_cast<void>(cudaGetLastError());
+    return status;
+}
+
+/// What `call` answers with a device current.
+template <class Call>
+[[nodiscard]] Status on_device(int device, const Call& call) noexcept {
+    const DeviceGuard guard(device);
+    return told(guard.status() != kSuccess ? guard.status() : static_cast<Status>(call()));
+}
 
 }  // namespace kvcore::cuda

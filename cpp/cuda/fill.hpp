@@ -31,6 +31,8 @@ struct FillBody {
 
 Status fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids, std::int64_t n,
                   std::byte value, Stream stream) noexcept {
+    if (n < 0) return kInvalidCall;
+    if (pool.page_bytes == 0) return kSuccess;
     return with_unit(alignment_of(pool.data, pool.page_stride, pool.page_bytes), [&](auto unit) {
         using Unit = decltype(unit);
         std::memset(&unit, std::to_integer<int>(value), sizeof unit);

@@ -58,8 +58,9 @@ struct Lane {
 
 #if defined(__CUDACC__)
 
+// Bodies stay where arguments are: an array of theirs is indexed without a copy for each lane.
 template <class Body>
-__global__ void run_lanes(const Body body, const Grid grid) {
+__global__ void run_lanes(const __grid_constant__ Body body, const __grid_constant__ Grid grid) {
     body(Lane{static_cast<std::int64_t>(blockIdx.x), static_cast<std::int32_t>(threadIdx.x), grid});
 }
 
@@ -68,11 +69,13 @@ template <class Body>
 [[nodiscard]] Status launch(const Body& body, Grid grid, Stream stream) noexcept {
     static_assert(std::is_trivially_copyable_v<Body>, "bodies are arguments of kernels");
     if (grid.blocks == 0) return kSuccess;
-    const DeviceGuard guard(stream.device);
-    if (guard.status() != kSuccess) return guard.status();
-    run_lanes<<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads), 0,
-                static_cast<cudaStream_t>(stream.handle)>>>(body, grid);
-    return cudaGetLastError();
+    return on_device(stream.device, [&] {
+        // Not <<<...>>>, which tells failure by the thread's last error, other people's included.
+        void* arguments[] = {const_cast<Body*>(&body), &grid};
+        return cudaLaunchKernel(run_lanes<Body>, dim3(static_cast<unsigned>(grid.blocks)),
+                                dim3(static_cast<unsigned>(grid.threads)), arguments, 0,
+                                static_cast<cudaStream_t>(stream.handle));
+    });
 }
 
 #else

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "high_product.hpp"
 #include "kvcore/dtype.hpp"
 
 namespace kvcore::cuda {
@@ -48,25 +49,40 @@ auto with_unit(std::int64_t bytes, Function&& function) {
     }
 }
 
-/// Units at addresses that their size divides.
+/// Units at addresses that their size divides, of a device's memory or of pinned host memory.
 template <class Unit>
 [[nodiscard]] KVCORE_HOST_DEVICE inline Unit load_unit(const std::byte* at) noexcept {
+#if defined(__CUDA_ARCH__)
+    __builtin_assume(__isGlobal(at));  // no look at which kind of memory an address is
+#endif
     return *reinterpret_cast<const Unit*>(at);
 }
 template <class Unit>
 KVCORE_HOST_DEVICE inline void store_unit(std::byte* at, Unit unit) noexcept {
+#if defined(__CUDA_ARCH__)
+    __builtin_assume(__isGlobal(at));
+#endif
     *reinterpret_cast<Unit*>(at) = unit;
 }
 
-/// Division by a number known only when a kernel starts, without a division: dividends are at least
-/// 0 and below 2^63, the divisor at least 1.
+/// Division by a number known only when a kernel starts, by a multiplication and a shift: dividends
+/// are at least 0 and below 2^63, the divisor at least 1.
+///
+/// With 2^(shift - 1) < divisor <= 2^shift and the multiplier 2^(63 + shift) / divisor, rounded up,
+/// what the rounding adds to a quotient is less than 1 / divisor, so its whole part is exact.
 class Divider {
    public:
-    explicit Divider(std::int64_t divisor) noexcept : divisor_(divisor) {}
+    explicit Divider(std::int64_t divisor) noexcept : divisor_(divisor) {
+        __extension__ using Wide = unsigned __int128;
+        const auto by = static_cast<std::uint64_t>(divisor);
+        while (shift_ < 63 && std::uint64_t{1} << shift_ < by) ++shift_;
+        multiplier_ = static_cast<std::uint64_t>(((Wide{1} << (63 + shift_)) + by - 1) / by);
+    }
 
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t divisor() const noexcept { return divisor_; }
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t quotient(std::int64_t dividend) const noexcept {
-        return dividend / divisor_;
+        const std::uint64_t twice = static_cast<std::uint64_t>(dividend) * 2;
+        return static_cast<std::int64_t>(high_product(multiplier_, twice) >> shift_);
     }
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t remainder(std::int64_t dividend,
                                                             std::int64_t quotient) const noexcept {
@@ -75,6 +91,8 @@ class Divider {
 
    private:
     std::int64_t divisor_;
+    std::uint64_t multiplier_;
+    std::uint32_t shift_ = 0;
 };
 
 }  // namespace kvcore::cuda

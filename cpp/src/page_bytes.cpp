@@ -6,19 +6,10 @@
 
 #include "copy_runs.hpp"
 #include "cpu/parallel.hpp"
+#include "digest_word.hpp"
 
 namespace kvcore {
 namespace {
-
-constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15ULL;
-constexpr std::uint64_t kFactor = 0xd6e8feb86659fd93ULL;
-
-// Both halves of a 128-bit product.
-std::uint64_t mix(std::uint64_t word) noexcept {
-    __extension__ using Wide = unsigned __int128;
-    const Wide product = Wide{word} * kFactor;
-    return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-}
 
 // Little-endian whatever the machine.
 std::uint64_t load_word(const std::byte* from, std::int64_t bytes = 8) noexcept {
@@ -34,8 +25,9 @@ std::uint64_t digest(const std::byte* page, std::int64_t bytes) noexcept {
     std::uint64_t sum = 0;
     std::uint64_t counter = 0;
     std::int64_t at = 0;
-    for (; at + 8 <= bytes; at += 8) sum += mix(load_word(page + at) ^ (counter += kStep));
-    if (at < bytes) sum += mix(load_word(page + at, bytes - at) ^ (counter + kStep));
+    for (; at + 8 <= bytes; at += 8)
+        sum += digest_word(load_word(page + at), counter += kDigestStep);
+    if (at < bytes) sum += digest_word(load_word(page + at, bytes - at), counter + kDigestStep);
     return sum;
 }
 

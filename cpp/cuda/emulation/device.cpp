@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "copy_chunks.hpp"
 #include "kvcore/cuda_device.hpp"
 #include "machine.hpp"
 
@@ -131,10 +132,21 @@ Status synchronize(Event event) noexcept {
 }
 
 Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {
-    if (bytes < 0) return kInvalidValue;
+    if (bytes < 0) return kInvalidCall;
     if (bytes == 0) return kSuccess;
     return emulation::enqueue(stream, [destination, source, bytes] {
         std::memmove(destination, source, static_cast<std::size_t>(bytes));
+    });
+}
+
+Status copy_batch(void* const* destinations, const void* const* sources, const std::int64_t* bytes,
+                  std::int64_t n, Stream stream) noexcept {
+    return for_each_chunk(destinations, sources, bytes, n, [&](const RunChunk& runs) {
+        return emulation::enqueue(stream, [runs] {
+            for (std::size_t i = runs.count; i > 0; --i) {  // in any order
+                std::memcpy(runs.destinations[i - 1], runs.sources[i - 1], runs.bytes[i - 1]);
+            }
+        });
     });
 }
 

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// One body for every kernel that moves bytes: items, each of them runs of bytes along two axes.
+//
+// Items are cut into pieces of kUnroll units for each lane of a team, and teams take pieces. So
+// whatever is looked up (a slot, a pair, the row of a token) is looked up once for a piece; the
+// lanes of a team move neighbouring units; and a lane has kUnroll loads under way before it stores.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "kvcore/types.hpp"
+#include "launch.hpp"
+#include "teams.hpp"
+#include "units.hpp"
+
+namespace kvcore::cuda {
+
+/// Where an item's bytes go. `to` nullptr: nowhere.
+struct Place {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    std::int64_t bytes = std::numeric_limits<std::int64_t>::max();  // of the item, from its start
+};
+
+/// Steps of an axis, in bytes.
+struct CopyAxis {
+    std::int64_t count = 1;
+    std::int64_t to = 0;
+    std::int64_t from = 0;
+};
+
+/// What items of a tensor have in common: runs along two axes, the outer one first.
+struct CopyShape {
+    std::int64_t run = 0;  // bytes
+    CopyAxis outer = {};
+    CopyAxis inner = {};
+
+    [[nodiscard]] std::int64_t bytes() const noexcept { return outer.count * inner.count * run; }
+
+    /// The same bytes in the same order, in the longest runs.
+    [[nodiscard]] CopyShape merged() const noexcept {
+        CopyShape shape = *this;
+        if (shape.take(shape.inner)) static_cast<void>(shape.take(shape.outer));
+        if (shape.outer.count == 1) shape.outer = {};
+        return shape;
+    }
+    /// The same bytes in any order, in the longest runs.
+    [[nodiscard]] CopyShape reordered() const noexcept {
+        const CopyShape shape = merged();
+        const CopyShape other = CopyShape{run, inner, outer}.merged();
+        return other.run > shape.run ? other : shape;
+    }
+    [[nodiscard]] std::int64_t alignment() const noexcept {
+        return alignment_of(run, outer.to, outer.from, inner.to, inner.from);
+    }
+
+   private:
+    // Takes an axis into the run, if its steps are runs.
+    [[nodiscard]] bool take(CopyAxis& axis) noexcept {
+        if (axis.count != 1 && (axis.to != run || axis.from != run)) return false;
+        run *= axis.count;
+        axis = {};
+        return true;
+    }
+};
+
+/// A shape in units, and how items of it are cut.
+struct CopyPart {
+    std::int64_t count;  // units of an item
+    Divider run;         // units
+    Divider inner;       // runs
+    Divider pieces;      // of an item
+    CopyShape shape;
+};
+
+/// Items are found by items.find(part, item, counts); `counts` in one lane for each item.
+template <class Items, class Unit>
+struct CopyBody {
+    Items items;
+    CopyPart parts[2];          // of K and V, say
+    std::int64_t first_pieces;  // of all items of the first part
+    std::int64_t all_pieces;
+    std::int32_t shift;  // teams of 2^shift lanes
+
+    static constexpr std::int32_t kUnroll = 4;
+    static constexpr std::int64_t kSize = sizeof(Unit);
+
+    KVCORE_HOST_DEVICE void operator()(Lane lane) const {
+        const std::int64_t stride = lane.count() >> shift;
+        const std::int32_t in_team = lane.thread & ((1 << shift) - 1);
+        for (std::int64_t at = lane.index() >> shift; at < all_pieces; at += stride) {
+            const int which = at < first_pieces ? 0 : 1;
+            const CopyPart& part = parts[which];
+            const std::int64_t index = which == 0 ? at : at - first_pieces;
+            const std::int64_t item = part.pieces.quotient(index);
+            const std::int64_t piece = part.pieces.remainder(index, item);
+            const bool counts = which == 0 && piece == 0 && in_team == 0;
+            const Place place = items.find(which, item, counts);
+            if (place.to == nullptr) continue;
+            move(part, place, (piece * kUnroll << shift) + in_team);
+        }
+    }
+
+   private:
+    KVCORE_HOST_DEVICE void move(const CopyPart& part, const Place& place,
+                                 std::int64_t first) const {
+        const std::int64_t end = min_of(part.count, place.bytes / kSize);
+        const std::byte* from[kUnroll];
+        std::byte* to[kUnroll];
+        for (std::int32_t i = 0; i < kUnroll; ++i) {
+            const std::int64_t unit = first + (i << shift);
+            from[i] = nullptr;
+            if (unit >= end) continue;
+            const std::int64_t run = part.run.quotient(unit);
+            const std::int64_t in_run = part.run.remainder(unit, run) * kSize;
+            const std::int64_t outer = part.inner.quotient(run);
+            const std::int64_t inner = part.inner.remainder(run, outer);
+            const CopyShape& shape = part.shape;
+            from[i] = place.from + outer * shape.outer.from + inner * shape.inner.from + in_run;
+            to[i] = place.to + outer * shape.outer.to + inner * shape.inner.to + in_run;
+        }
+        if (Items::kMayBeUnaligned && !is_aligned(place)) {
+            for (std::int32_t i = 0; i < kUnroll; ++i) {
+                for (std::int64_t byte = 0; byte < kSize && from[i] != nullptr; ++byte) {
+                    to[i][byte] = from[i][byte];
+                }
+            }
+            return;
+        }
+        Unit held[kUnroll];
+        for (std::int32_t i = 0; i < kUnroll; ++i) {
+            if (from[i] != nullptr) held[i] = load_unit<Unit>(from[i]);
+        }
+        for (std::int32_t i = 0; i < kUnroll; ++i) {
+            if (from[i] != nullptr) store_unit(to[i], held[i]);
+        }
+    }
+
+    [[nodiscard]] KVCORE_HOST_DEVICE static bool is_aligned(const Place& place) noexcept {
+        const auto bits = reinterpret_cast<std::uintptr_t>(place.to) |
+                          reinterpret_cast<std::uintptr_t>(place.from);
+        return bits % static_cast<std::uintptr_t>(kSize) == 0;
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static std::int64_t min_of(std::int64_t a,
+                                                                std::int64_t b) noexcept {
+        return a < b ? a : b;
+    }
+};
+
+/// Items without bytes have one piece.
+[[nodiscard]] inline CopyPart part_of(const CopyShape& shape, std::int64_t unit_bytes,
+                                      std::int64_t piece_units) noexcept {
+    const std::int64_t count = shape.bytes() / unit_bytes;
+    const auto divider = [](std::int64_t by) { return Divider(by < 1 ? 1 : by); };
+    return {count, divider(shape.run / unit_bytes), divider(shape.inner.count),
+            divider(ceil_div(count, piece_units)), shape};
+}
+
+/// Moves `n` items of two shapes, the second of which may have no bytes. `alignment` divides all
+/// addresses of items. Items that count are looked at even where they have no bytes.
+template <class Items>
+[[nodiscard]] Status launch_copy(const Items& items, std::int64_t n, const CopyShape& first,
+                                 const CopyShape& second, std::int64_t alignment, Stream stream,
+                                 std::int64_t max_blocks = 0) noexcept {
+    const std::int64_t bytes = first.bytes() + second.bytes();
+    if (n < 0 || max_blocks < 0) return kInvalidCall;
+    if (n == 0 || (bytes == 0 && !items.counts())) return kSuccess;
+    const std::int64_t common = alignment_of(alignment, first.alignment(), second.alignment());
+    return with_unit(common, [&](auto unit) {
+        using Body = CopyBody<Items, decltype(unit)>;
+        const std::int64_t longest =
+            first.bytes() > second.bytes() ? first.bytes() : second.bytes();
+        const Teams team{1, team_for(ceil_div(longest, Body::kSize * Body::kUnroll))};
+        const std::int64_t piece = team.lanes * Body::kUnroll;
+        const CopyPart parts[2] = {part_of(first, Body::kSize, piece),
+                                   part_of(second, Body::kSize, piece)};
+        const std::int64_t of_first = n * parts[0].pieces.divisor();
+        const std::int64_t of_second = second.bytes() == 0 ? 0 : n * parts[1].pieces.divisor();
+        const std::int64_t all = of_first + of_second;
+        return launch(Body{items, {parts[0], parts[1]}, of_first, all, team.shift()},
+                      grid_for(all * team.lanes, max_blocks), stream);
+    });
+}
+
+}  // namespace kvcore::cuda
