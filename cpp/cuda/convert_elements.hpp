@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pieces of elements in registers, and their conversions from and to float: those of
+// kvcore/dtype.hpp, or instructions of the GPU that answer the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kvcore/dtype.hpp"
+#include "units.hpp"
+
+// Pieces are arrays: only where their loops are unrolled do they live in registers.
+#if defined(__CUDA_ARCH__)
+#define KVCORE_UNROLL _Pragma("unroll")
+#else
+#define KVCORE_UNROLL
+#endif
+
+namespace kvcore::cuda {
+
+constexpr float kSmallestScale = 1e-12F;
+
+// ---- floats from codes, and codes from floats ---------------------------------------------------
+
+/// The value of a code, exactly.
+template <DType kDType>
+[[nodiscard]] KVCORE_HOST_DEVICE inline float widened(std::uint32_t code) noexcept {
+    if constexpr (kDType == DType::kFloat32) {
+        return float_of(code);
+    } else if constexpr (kDType == DType::kFloat16) {
+#if defined(__CUDA_ARCH__)
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<std::uint16_t>(code)));
+        if (value == value) return value;  // of NaN, GPUs do not say which one they answer
+#endif
+        return from_half(static_cast<std::uint16_t>(code));
+    } else if constexpr (kDType == DType::kBFloat16) {
+        return from_bfloat16(static_cast<std::uint16_t>(code));
+    } else if constexpr (kDType == DType::kFloat8E4M3FN) {
+        return from_e4m3fn(static_cast<std::uint8_t>(code));
+    } else if constexpr (kDType == DType::kFloat8E5M2) {
+        return from_e5m2(static_cast<std::uint8_t>(code));
+    } else {
+        return static_cast<float>(static_cast<std::int8_t>(code));
+    }
+}
+
+/// The code of the nearest value.
+template <DType kDType>
+[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed(float value) noexcept {
+    if constexpr (kDType == DType::kFloat32) {
+        return bits_of(value);
+    } else if constexpr (kDType == DType::kFloat16) {
+#if defined(__CUDA_ARCH__)
+        std::uint16_t code;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
+        if (value == value) return code;
+#endif
+        return to_half(value);
+    } else if constexpr (kDType == DType::kBFloat16) {
+        return to_bfloat16(value);
+    } else if constexpr (kDType == DType::kFloat8E4M3FN) {
+        return to_e4m3fn(value);
+    } else if constexpr (kDType == DType::kFloat8E5M2) {
+        return to_e5m2(value);
+    } else {
+        return static_cast<std::uint8_t>(to_int8(value));
+    }
+}
+
+/// The codes of two values, the first one in the lower byte.
+template <DType kDType>
+[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed_pair(float first,
+                                                                    float second) noexcept {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    // Saturates infinities, and answers 0x7f of NaN, as to_e4m3fn and to_e5m2 do.
+    std::uint16_t codes;
+    if constexpr (kDType == DType::kFloat8E4M3FN) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+        return codes;
+    } else if constexpr (kDType == DType::kFloat8E5M2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+        return codes;
+    }
+#endif
+    return narrowed<kDType>(first) | narrowed<kDType>(second) << 8;
+}
+
+/// value * scale, with the NaN that processors answer: that of a factor. GPUs have one for all.
+[[nodiscard]] KVCORE_HOST_DEVICE inline float product(float value, float scale) noexcept {
+    const float found = value * scale;
+#if defined(__CUDA_ARCH__)
+    if (found != found) {
+        constexpr std::uint32_t kQuiet = 0x400000U;
+        if (value != value) return float_of(bits_of(value) | kQuiet);
+        return float_of(scale != scale ? bits_of(scale) | kQuiet : 0xffc00000U);
+    }
+#endif
+    return found;
+}
+
+/// The bits of a magnitude, 0 of what is not finite.
+[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t finite_magnitude(float value) noexcept {
+    const std::uint32_t magnitude = bits_of(value) & ~detail::kFloatSign;
+    return magnitude < detail::kFloatInfinity ? magnitude : 0;
+}
+
+/// The scale of elements whose largest finite magnitude has these bits.
+[[nodiscard]] KVCORE_HOST_DEVICE inline float scale_for(std::uint32_t largest_bits,
+                                                        DType narrow) noexcept {
+    const float ratio = float_of(largest_bits) / largest(narrow);
+    return ratio > kSmallestScale ? ratio : kSmallestScale;
+}
+
+// ---- memory ---------------------------------------------------------------------------------
+
+/// A word of 1, 2 or 4 bytes at any address.
+template <int kBytes>
+[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t load_word(const std::byte* at) noexcept {
+    using Word = std::conditional_t<kBytes == 1, std::uint8_t,
+                                    std::conditional_t<kBytes == 2, std::uint16_t, std::uint32_t>>;
+    if (reinterpret_cast<std::uintptr_t>(at) % kBytes == 0) return load_unit<Word>(at);
+    std::uint32_t word = 0;
+    for (int i = 0; i < kBytes; ++i) word |= static_cast<std::uint32_t>(at[i]) << 8 * i;
+    return word;
+}
+template <int kBytes>
+KVCORE_HOST_DEVICE inline void store_word(std::byte* at, std::uint32_t word) noexcept {
+    using Word = std::conditional_t<kBytes == 1, std::uint8_t,
+                                    std::conditional_t<kBytes == 2, std::uint16_t, std::uint32_t>>;
+    if (reinterpret_cast<std::uintptr_t>(at) % kBytes == 0) {
+        store_unit(at, static_cast<Word>(word));
+        return;
+    }
+    for (int i = 0; i < kBytes; ++i) at[i] = static_cast<std::byte>(word >> 8 * i & 0xffU);
+}
+
+/// Neighbouring elements as they lie in memory. More than one: at an address that their bytes, or
+/// 16, divide; one: anywhere.
+template <DType kDType, int kCount>
+struct Piece {
+    static constexpr int kItem = static_cast<int>(item_size(kDType));
+    static constexpr int kBytes = kItem * kCount;
+    static constexpr int kWords = (kBytes + 3) / 4;
+    static_assert(kCount == 1 || kBytes % 4 == 0, "whole words, or one element");
+    using Unit = std::conditional_t<(kBytes >= 16), Unit16,
+                                    std::conditional_t<kBytes == 8, std::uint64_t, std::uint32_t>>;
+
+    std::uint32_t words[kWords];
+
+    KVCORE_HOST_DEVICE void load(const std::byte* from) noexcept {
+        if constexpr (kCount == 1) {
+            words[0] = load_word<kItem>(from);
+        } else {
+            for (std::size_t i = 0; i < kBytes / sizeof(Unit); ++i) {
+                const Unit unit = load_unit<Unit>(from + i * sizeof(Unit));
+                std::memcpy(words + i * sizeof(Unit) / 4, &unit, sizeof unit);
+            }
+        }
+    }
+    KVCORE_HOST_DEVICE void store(std::byte* to) const noexcept {
+        if constexpr (kCount == 1) {
+            store_word<kItem>(to, words[0]);
+        } else {
+            for (std::size_t i = 0; i < kBytes / sizeof(Unit); ++i) {
+                Unit unit;
+                std::memcpy(&unit, words + i * sizeof(Unit) / 4, sizeof unit);
+                store_unit(to + i * sizeof(Unit), unit);
+            }
+        }
+    }
+
+    /// The value of an element; its index is a constant once loops are unrolled.
+    [[nodiscard]] KVCORE_HOST_DEVICE float value(int i) const noexcept {
+        return widened<kDType>(words[i * kItem / 4] >> i * kItem % 4 * 8);
+    }
+
+    /// The nearest elements to floats.
+    [[nodiscard]] KVCORE_HOST_DEVICE static Piece of(const float (&values)[kCount]) noexcept {
+        Piece piece{};
+        if constexpr (kItem == 1 && kCount > 1) {
+            for (int i = 0; i < kCount; i += 2) {
+                piece.words[i / 4] |= narrowed_pair<kDType>(values[i], values[i + 1]) << i % 4 * 8;
+            }
+        } else {
+            for (int i = 0; i < kCount; ++i) {
+                piece.words[i * kItem / 4] |= narrowed<kDType>(values[i]) << i * kItem % 4 * 8;
+            }
+        }
+        return piece;
+    }
+};
+
+}  // namespace kvcore::cuda

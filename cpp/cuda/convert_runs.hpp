@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements on their way to another dtype, as runs that share a scale: of contiguous memory, or of a
+// batch's tokens in the pages of a pool.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "batch_tokens.hpp"
+#include "kvcore/cuda.hpp"
+#include "units.hpp"
+
+namespace kvcore::cuda {
+
+/// Where the run of a token, a head and a group begins. Memory of pages has no `token`, contiguous
+/// memory neither `page` nor `entry`.
+struct RunStrides {  // bytes
+    std::int64_t page = 0;
+    std::int64_t entry = 0;
+    std::int64_t token = 0;
+    std::int64_t head = 0;
+    std::int64_t group = 0;
+
+    [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t offset(const TokenPlace& place, std::int64_t at,
+                                                         std::int64_t of_head,
+                                                         std::int64_t of_group) const noexcept {
+        return place.page * page + place.entry * entry + at * token + of_head * head +
+               of_group * group;
+    }
+    /// The widest unit at which every run begins.
+    [[nodiscard]] std::int64_t alignment(const std::byte* data) const noexcept {
+        return alignment_of(data, page, entry, token, head, group);
+    }
+};
+
+/// Elements [tokens, heads, groups, group].
+struct Runs {
+    std::int64_t tokens = 0;
+    std::int64_t heads = 1;
+    std::int64_t groups = 1;  // of a head
+    std::int64_t group = 0;   // elements
+    const std::byte* source = nullptr;
+    RunStrides from;
+    std::byte* destination = nullptr;
+    RunStrides to;
+    const std::byte* scales = nullptr;  // float32, at any address; nullptr: all are 1
+    std::byte* new_scales = nullptr;    // where scales are found: in the place of `scales`
+    RunStrides of_scales;
+    BatchTokens places{{}, 1, nullptr};
+    bool is_paged = false;
+
+    [[nodiscard]] std::int64_t elements() const noexcept { return tokens * heads * groups * group; }
+};
+
+/// Writes the codes of wide elements; finds their scales where there are `new_scales`.
+[[nodiscard]] Status quantize_runs(const Runs& runs, DType wide, DType narrow,
+                                   Stream stream) noexcept;
+/// Writes elements of any dtype, times their scales where it is narrow, as those of another, wide
+/// one.
+[[nodiscard]] Status widen_runs(const Runs& runs, DType from, DType wide, Stream stream) noexcept;
+
+// ---- inside -------------------------------------------------------------------------------------
+
+/// A part of a run: what a team of lanes has to do.
+struct RunPart {
+    const std::byte* source = nullptr;  // nullptr: nothing
+    std::byte* destination = nullptr;
+    std::int64_t scale = 0;   // offset
+    std::int64_t pieces = 0;  // of elements
+};
+
+/// Cuts runs into parts of at most so many pieces, and numbers them.
+class RunParts {
+   public:
+    /// `piece`: elements; `item_from`, `item_to`: bytes of one.
+    RunParts(const Runs& runs, std::int64_t piece, std::int64_t item_from, std::int64_t item_to,
+             std::int64_t pieces_of_part) noexcept
+        : runs_(runs),
+          pieces_(runs.group / piece),
+          of_part_(pieces_of_part),
+          from_bytes_(pieces_of_part * piece * item_from),
+          to_bytes_(pieces_of_part * piece * item_to),
+          of_run_((pieces_ + pieces_of_part - 1) / pieces_of_part),
+          of_head_(of_run_.divisor() * runs.groups),
+          of_token_(of_head_.divisor() * runs.heads) {}
+
+    [[nodiscard]] std::int64_t count() const noexcept { return runs_.tokens * of_token_.divisor(); }
+    [[nodiscard]] KVCORE_HOST_DEVICE const Runs& runs() const noexcept { return runs_; }
+
+    /// Part i; `counts`: this caller is the one of its team that counts tokens without a page.
+    [[nodiscard]] KVCORE_HOST_DEVICE RunPart find(std::int64_t i, bool counts) const noexcept {
+        const std::int64_t token = of_token_.quotient(i);
+        const std::int64_t in_token = of_token_.remainder(i, token);
+        const std::int64_t head = of_head_.quotient(in_token);
+        const std::int64_t in_head = of_head_.remainder(in_token, head);
+        const std::int64_t group = of_run_.quotient(in_head);
+        const std::int64_t part = of_run_.remainder(in_head, group);
+        TokenPlace place{0, 0};
+        if (runs_.is_paged) place = runs_.places.find(token, counts && in_token == 0);
+        if (place.page < 0) return {};
+        const std::int64_t left = pieces_ - part * of_part_;
+        return {runs_.source + runs_.from.offset(place, token, head, group) + part * from_bytes_,
+                runs_.destination + runs_.to.offset(place, token, head, group) + part * to_bytes_,
+                runs_.of_scales.offset(place, token, head, group),
+                left < of_part_ ? left : of_part_};
+    }
+
+   private:
+    Runs runs_;
+    std::int64_t pieces_;  // of a run
+    std::int64_t of_part_;
+    std::int64_t from_bytes_;  // of a whole part
+    std::int64_t to_bytes_;
+    Divider of_run_;  // parts
+    Divider of_head_;
+    Divider of_token_;
+};
+
+/// Whether runs may be moved in pieces of `count` elements.
+[[nodiscard]] inline bool takes_pieces(const Runs& runs, std::int64_t count, std::int64_t item_from,
+                                       std::int64_t item_to) noexcept {
+    const auto needed = [&](std::int64_t item) { return count * item < 16 ? count * item : 16; };
+    return runs.group % count == 0 && runs.from.alignment(runs.source) >= needed(item_from) &&
+           runs.to.alignment(runs.destination) >= needed(item_to);
+}
+
+}  // namespace kvcore::cuda

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements of any dtype to wide ones: codes times their scales, or the nearest of another format.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "convert_elements.hpp"
+#include "convert_runs.hpp"
+#include "teams.hpp"
+
+namespace kvcore::cuda {
+
+/// A team writes a part of a run, every lane as many elements as it holds.
+template <DType kWide, int kCount>
+struct WidenBody {
+    static constexpr int kHeld = kCount == 8 ? 2 : 4;  // pieces of a lane
+
+    struct Held {
+        RunPart run;
+        float values[kHeld][kCount];
+    };
+    using Part = NoPart;
+
+    RunParts parts;
+    DType from;
+
+    [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane of,
+                                               Held& held) const noexcept {
+        held.run = parts.find(team, of.lane == 0);
+        if (held.run.source == nullptr) return {};
+        switch (from) {
+            case DType::kFloat32:
+                load<DType::kFloat32>(of, held);
+                break;
+            case DType::kFloat16:
+                load<DType::kFloat16>(of, held);
+                break;
+            case DType::kBFloat16:
+                load<DType::kBFloat16>(of, held);
+                break;
+            case DType::kFloat8E4M3FN:
+                load<DType::kFloat8E4M3FN>(of, held);
+                break;
+            case DType::kFloat8E5M2:
+                load<DType::kFloat8E5M2>(of, held);
+                break;
+            default:
+                load<DType::kInt8>(of, held);
+        }
+        return {};
+    }
+
+    KVCORE_HOST_DEVICE void finish(std::int64_t, TeamLane of, Part, Held& held) const noexcept {
+        if (held.run.source == nullptr) return;
+        const std::byte* scales = parts.runs().scales;
+        if (scales != nullptr) {
+            const float scale = float_of(load_word<4>(scales + held.run.scale));
+            for (auto& values : held.values) {
+                for (float& value : values) value = product(value, scale);
+            }
+        }
+        KVCORE_UNROLL
+        for (int i = 0; i < kHeld; ++i) {
+            const std::int32_t at = of.lane + i * of.lanes;
+            if (at >= held.run.pieces) break;
+            using Elements = Piece<kWide, kCount>;
+            Elements::of(held.values[i]).store(held.run.destination + at * Elements::kBytes);
+        }
+    }
+
+   private:
+    template <DType kFrom>
+    KVCORE_HOST_DEVICE void load(TeamLane of, Held& held) const noexcept {
+        using Elements = Piece<kFrom, kCount>;
+        Elements pieces[kHeld];
+        KVCORE_UNROLL
+        for (int i = 0; i < kHeld; ++i) {
+            const std::int32_t at = of.lane + i * of.lanes;
+            pieces[i] = {};
+            if (at < held.run.pieces) pieces[i].load(held.run.source + at * Elements::kBytes);
+        }
+        KVCORE_UNROLL
+        for (int i = 0; i < kHeld; ++i) {
+            for (int j = 0; j < kCount; ++j) held.values[i][j] = pieces[i].value(j);
+        }
+    }
+};
+
+template <DType kWide, int kCount>
+[[nodiscard]] Status widen_pieces(const Runs& runs, DType from, Stream stream) noexcept {
+    using Body = WidenBody<kWide, kCount>;
+    constexpr std::int64_t kHeld = Body::kHeld;
+    const std::int32_t lanes = team_for((runs.group / kCount + kHeld - 1) / kHeld);
+    const RunParts parts(runs, kCount, item_size(from), item_size(kWide), lanes * kHeld);
+    return launch_teams(Body{parts, from}, {parts.count(), lanes}, stream);
+}
+
+template <DType kWide>
+[[nodiscard]] Status widen_to(const Runs& runs, DType from, Stream stream) noexcept {
+    constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
+    return takes_pieces(runs, kCount, item_size(from), item_size(kWide))
+               ? widen_pieces<kWide, kCount>(runs, from, stream)
+               : widen_pieces<kWide, 1>(runs, from, stream);
+}
+
+Status widen_runs(const Runs& runs, DType from, DType wide, Stream stream) noexcept {
+    if (runs.elements() == 0) return kSuccess;
+    switch (wide) {
+        case DType::kFloat32:
+            return widen_to<DType::kFloat32>(runs, from, stream);
+        case DType::kFloat16:
+            return widen_to<DType::kFloat16>(runs, from, stream);
+        default:
+            return widen_to<DType::kBFloat16>(runs, from, stream);
+    }
+}
+
+}  // namespace kvcore::cuda

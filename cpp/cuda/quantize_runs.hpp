@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wide elements to narrow codes, with scales that are found or given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "convert_elements.hpp"
+#include "convert_runs.hpp"
+#include "teams.hpp"
+
+namespace kvcore::cuda {
+
+/// A team makes the codes of a part of a run. It holds the elements in registers between looking
+/// for the largest and dividing by it; what a long run has beyond those is read twice.
+template <DType kWide, int kCount>
+struct QuantizeBody {
+    using Elements = Piece<kWide, kCount>;
+    static constexpr int kHeld = 4;  // pieces of a lane
+
+    struct Held {
+        RunPart run;
+        Elements pieces[kHeld];
+    };
+    using Part = std::uint32_t;  // bits of the largest finite magnitude
+
+    RunParts parts;
+    DType narrow;
+
+    [[nodiscard]] KVCORE_HOST_DEVICE static Part join(Part a, Part b) noexcept {
+        return a > b ? a : b;
+    }
+
+    [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane of,
+                                               Held& held) const noexcept {
+        held.run = parts.find(team, of.lane == 0);
+        if (held.run.source == nullptr) return 0;
+        const std::int64_t n = held.run.pieces;
+        KVCORE_UNROLL
+        for (int i = 0; i < kHeld; ++i) {
+            const std::int32_t at = of.lane + i * of.lanes;
+            held.pieces[i] = {};
+            if (at < n) held.pieces[i].load(held.run.source + at * Elements::kBytes);
+        }
+        Part most = 0;
+        if (parts.runs().new_scales == nullptr) return most;
+        KVCORE_UNROLL
+        for (int i = 0; i < kHeld; ++i) most = join(most, largest_of(held.pieces[i]));
+        for (std::int64_t at = of.lane + kHeld * of.lanes; at < n; at += of.lanes) {
+            most = join(most, largest_of(loaded(held.run, at)));
+        }
+        return most;
+    }
+
+    KVCORE_HOST_DEVICE void finish(std::int64_t, TeamLane of, Part most,
+                                   const Held& held) const noexcept {
+        if (held.run.source == nullptr) return;
+        const float factor = 1.0F / scale_of(of, most, held.run);
+        const std::int64_t n = held.run.pieces;
+        KVCORE_UNROLL
+        for (int i = 0; i < kHeld; ++i) {
+            const std::int32_t at = of.lane + i * of.lanes;
+            if (at < n) store(held.run, at, held.pieces[i], factor);
+        }
+        for (std::int64_t at = of.lane + kHeld * of.lanes; at < n; at += of.lanes) {
+            store(held.run, at, loaded(held.run, at), factor);
+        }
+    }
+
+   private:
+    [[nodiscard]] KVCORE_HOST_DEVICE static Part largest_of(const Elements& piece) noexcept {
+        Part most = 0;
+        for (int i = 0; i < kCount; ++i) most = join(most, finite_magnitude(piece.value(i)));
+        return most;
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Elements loaded(const RunPart& run,
+                                                            std::int64_t at) noexcept {
+        Elements piece;
+        piece.load(run.source + at * Elements::kBytes);
+        return piece;
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE float scale_of(TeamLane of, Part most,
+                                                    const RunPart& run) const noexcept {
+        const Runs& runs = parts.runs();
+        if (runs.new_scales != nullptr) {
+            const float scale = scale_for(most, narrow);
+            if (of.lane == 0) store_word<4>(runs.new_scales + run.scale, bits_of(scale));
+            return scale;
+        }
+        return runs.scales == nullptr ? 1.0F : float_of(load_word<4>(runs.scales + run.scale));
+    }
+    KVCORE_HOST_DEVICE void store(const RunPart& run, std::int64_t at, const Elements& piece,
+                                  float factor) const noexcept {
+        float values[kCount];
+        for (int i = 0; i < kCount; ++i) values[i] = piece.value(i) * factor;
+        std::byte* to = run.destination + at * kCount;
+        switch (narrow) {
+            case DType::kFloat8E4M3FN:
+                return Piece<DType::kFloat8E4M3FN, kCount>::of(values).store(to);
+            case DType::kFloat8E5M2:
+                return Piece<DType::kFloat8E5M2, kCount>::of(values).store(to);
+            default:
+                return Piece<DType::kInt8, kCount>::of(values).store(to);
+        }
+    }
+};
+
+template <DType kWide, int kCount>
+[[nodiscard]] Status quantize_pieces(const Runs& runs, DType narrow, Stream stream) noexcept {
+    using Body = QuantizeBody<kWide, kCount>;
+    constexpr std::int64_t kHeld = Body::kHeld;
+    const std::int64_t pieces = runs.group / kCount;
+    const std::int32_t lanes = team_for((pieces + kHeld - 1) / kHeld);
+    // Scales are those of whole runs; where they are given, long runs may be cut.
+    const std::int64_t of_part = runs.new_scales != nullptr ? pieces : lanes * kHeld;
+    const RunParts parts(runs, kCount, item_size(kWide), 1, of_part);
+    return launch_teams(Body{parts, narrow}, {parts.count(), lanes}, stream);
+}
+
+template <DType kWide>
+[[nodiscard]] Status quantize_from(const Runs& runs, DType narrow, Stream stream) noexcept {
+    constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
+    return takes_pieces(runs, kCount, item_size(kWide), 1)
+               ? quantize_pieces<kWide, kCount>(runs, narrow, stream)
+               : quantize_pieces<kWide, 1>(runs, narrow, stream);
+}
+
+Status quantize_runs(const Runs& runs, DType wide, DType narrow, Stream stream) noexcept {
+    if (runs.elements() == 0) return kSuccess;
+    switch (wide) {
+        case DType::kFloat32:
+            return quantize_from<DType::kFloat32>(runs, narrow, stream);
+        case DType::kFloat16:
+            return quantize_from<DType::kFloat16>(runs, narrow, stream);
+        default:
+            return quantize_from<DType::kBFloat16>(runs, narrow, stream);
+    }
+}
+
+}  // namespace kvcore::cuda
