@@ -107,11 +107,10 @@ struct CopyBody {
     KVCORE_HOST_DEVICE void move(const CopyPart& part, const Place& place,
                                  std::int64_t first) const {
         const std::int64_t end = min_of(part.count, place.bytes / kSize);
-        const std::byte* from[kUnroll];
-        std::byte* to[kUnroll];
+        const std::byte* from[kUnroll] = {};
+        std::byte* to[kUnroll] = {};
         for (std::int32_t i = 0; i < kUnroll; ++i) {
             const std::int64_t unit = first + (i << shift);
-            from[i] = nullptr;
             if (unit >= end) continue;
             const std::int64_t run = part.run.quotient(unit);
             const std::int64_t in_run = part.run.remainder(unit, run) * kSize;
@@ -129,7 +128,7 @@ struct CopyBody {
             }
             return;
         }
-        Unit held[kUnroll];
+        Unit held[kUnroll] = {};
         for (std::int32_t i = 0; i < kUnroll; ++i) {
             if (from[i] != nullptr) held[i] = load_unit<Unit>(from[i]);
         }

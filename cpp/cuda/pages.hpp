@@ -82,8 +82,14 @@ template <class Pair>
         const CopyShape shape{to.row_bytes,
                               {source.page_size, to.token_stride, from.token_stride},
                               {source.heads, to.head_stride, from.head_stride}};
-        // The first tokens of a page are its first bytes only in their own order.
-        return std::is_same_v<Pair, PageStart> ? shape.merged() : shape.reordered();
+        if constexpr (std::is_same_v<Pair, PageStart>) {
+            // The first tokens of a page are its first bytes in their own order alone, and whole
+            // units of them.
+            alignment = alignment_of(alignment, source.heads * from.row_bytes);
+            return shape.merged();
+        } else {
+            return shape.reordered();
+        }
     };
     const CopyShape of_k = shape_of(source.k, destination.k);
     const CopyShape of_v = shape_of(source.v, destination.v);
