@@ -50,8 +50,7 @@ cudaError_t copy_runs(RunChunk& runs, cudaStream_t stream) noexcept {
     if (runs.count == 1 || !takes_batches(stream)) return copy_each(runs, stream);
     const cudaError_t status = copy_together(runs, stream);
     const bool is_too_new = status == cudaErrorCallRequiresNewerDriver ||
-                            status == cudaErrorNotSupported ||
-                            status == cudaErrorSymbolNotFound;
+                            status == cudaErrorNotSupported || status == cudaErrorSymbolNotFound;
     return is_too_new ? copy_each(runs, stream) : status;
 }
 

@@ -79,7 +79,8 @@ struct DigestBody {
             return digest_word(word, static_cast<std::uint64_t>(grain + 1) * kDigestStep);
         }
     }
-    [[nodiscard]] KVCORE_HOST_DEVICE static std::uint64_t word_of(const Unit16& unit, int half) {
+    [[nodiscard]] KVCORE_HOST_DEVICE static std::uint64_t word_of(const Unit16& unit,
+                                                                  std::int64_t half) {
         return unit.words[half * 2] | std::uint64_t{unit.words[half * 2 + 1]} << 32;
     }
 };
