@@ -42,16 +42,18 @@ cudaError_t copy_together(RunChunk& runs, cudaStream_t stream) noexcept {
 bool takes_batches(cudaStream_t stream) noexcept {
     if (stream == nullptr || stream == cudaStreamLegacy) return false;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
+    return told(cudaStreamIsCapturing(stream, &capture)) == kSuccess &&
            capture == cudaStreamCaptureStatusNone;
 }
 
 cudaError_t copy_runs(RunChunk& runs, cudaStream_t stream) noexcept {
     if (runs.count == 1 || !takes_batches(stream)) return copy_each(runs, stream);
     const cudaError_t status = copy_together(runs, stream);
-    const bool is_too_new = status == cudaErrorCallRequiresNewerDriver ||
-                            status == cudaErrorNotSupported || status == cudaErrorSymbolNotFound;
-    return is_too_new ? copy_each(runs, stream) : status;
+    const bool is_too_old =
+        status == cudaErrorCallRequiresNewerDriver || status == cudaErrorNotSupported;
+    if (!is_too_old) return status;
+    static_cast<void>(told(status));
+    return copy_each(runs, stream);
 }
 
 #else

@@ -11,7 +11,9 @@
 #include "cuda_scene.hpp"
 #include "kvcore/cuda.hpp"
 
-using namespace cuda_scene;
+using cuda_scene::Bytes;
+using cuda_scene::kDefault;
+using cuda_scene::random_bytes;
 namespace cuda = kvcore::cuda;
 
 namespace {

@@ -7,7 +7,10 @@
 #include "cuda_scene.hpp"
 #include "kvcore/cuda.hpp"
 
-using namespace cuda_scene;
+using cuda_scene::kDefault;
+using cuda_scene::random_page_size;
+using cuda_scene::shuffled;
+using cuda_scene::size_of;
 namespace cuda = kvcore::cuda;
 
 namespace {

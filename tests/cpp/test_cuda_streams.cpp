@@ -9,7 +9,8 @@
 #include "cuda_scene.hpp"
 #include "kvcore/cuda.hpp"
 
-using namespace cuda_scene;
+using cuda_scene::Bytes;
+using cuda_scene::kDefault;
 namespace cuda = kvcore::cuda;
 namespace emulation = kvcore::cuda::emulation;
 

@@ -9,7 +9,15 @@
 #include "cuda_scene.hpp"
 #include "kvcore/cuda.hpp"
 
-using namespace cuda_scene;
+using cuda_scene::Bytes;
+using cuda_scene::kDefault;
+using cuda_scene::random_alignment;
+using cuda_scene::random_bytes;
+using cuda_scene::random_dim;
+using cuda_scene::random_page_size;
+using cuda_scene::round_up;
+using cuda_scene::shuffled;
+using cuda_scene::size_of;
 using kvcore::DType;
 using kvcore::PagedTensor;
 using kvcore::PoolView;
