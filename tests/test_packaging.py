@@ -101,15 +101,35 @@ def test_import_loads_no_accelerator_library(tmp_path: Path) -> None:
 def test_embedding_against_the_installed_package(tmp_path: Path) -> None:
     output = build_and_run_embed(tmp_path, kvcore_DIR=kvcore.get_cmake_dir())
     assert output == expected_embed_output()
+    has_cuda = (Path(kvcore.get_cmake_dir()) / "kvcoreCudaTargets.cmake").is_file()
+    assert (tmp_path / "embed_cuda").is_file() == has_cuda
+    if has_cuda:
+        done = run(tmp_path / "embed_cuda")
+        without_driver = r"CUDA unavailable: .+ \(code \d+\)\n"
+        assert re.fullmatch(rf"no error \(code 0\); page 0 ends with 42\n|{without_driver}", done)
+
+
+CUDA_USER = """
+cmake_minimum_required(VERSION 3.24)
+project(user LANGUAGES CXX)
+find_package(kvcore CONFIG REQUIRED COMPONENTS cuda)
+"""
 
 
 def test_embedding_against_an_install_prefix(tmp_path: Path) -> None:
+    """Built without GPU kernels: who asks for these is told so."""
     build, prefix = tmp_path / "build", tmp_path / "prefix"
-    cmake(ROOT, build, KVCORE_BUILD_TESTS="OFF", CMAKE_BUILD_TYPE="Release")
+    without = {"KVCORE_BUILD_TESTS": "OFF", "KVCORE_CUDA": "OFF"}
+    cmake(ROOT, build, CMAKE_BUILD_TYPE="Release", **without)
     run("cmake", "--build", build)
     run("cmake", "--install", build, "--prefix", prefix)
     output = build_and_run_embed(tmp_path / "embed", CMAKE_PREFIX_PATH=prefix)
     assert output == expected_embed_output()
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "CMakeLists.txt").write_text(CUDA_USER)
+    with pytest.raises(AssertionError, match=r"was built without GPU\s+kernels"):
+        cmake(user, tmp_path / "user-build", CMAKE_PREFIX_PATH=prefix)
 
 
 def expected_embed_output() -> str:
