@@ -107,11 +107,15 @@ struct CopyBody {
     KVCORE_HOST_DEVICE void move(const CopyPart& part, const Place& place,
                                  std::int64_t first) const {
         const std::int64_t end = min_of(part.count, place.bytes / kSize);
+        const bool is_one_run = part.run.divisor() == part.count;
         const std::byte* from[kUnroll] = {};
         std::byte* to[kUnroll] = {};
         for (std::int32_t i = 0; i < kUnroll; ++i) {
             const std::int64_t unit = first + (i << shift);
             if (unit >= end) continue;
+            from[i] = place.from + unit * kSize;
+            to[i] = place.to + unit * kSize;
+            if (is_one_run) continue;
             const std::int64_t run = part.run.quotient(unit);
             const std::int64_t in_run = part.run.remainder(unit, run) * kSize;
             const std::int64_t outer = part.inner.quotient(run);
