@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokens of a batch into pools of another dtype and back by emulated lanes: the CPU's bytes in the
 // whole pool and in all of the tokens' memory.
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "conversion_scene.hpp"
@@ -126,6 +130,55 @@ void tokens_without_a_page_are_skipped_and_counted() {
     }
 }
 
+/// Zeros that take no memory until they are written.
+class Sparse {
+   public:
+    explicit Sparse(std::int64_t size)
+        : size_(static_cast<std::size_t>(size)),
+          memory_(mmap(nullptr, size_, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+        CHECK(memory_ != MAP_FAILED);
+    }
+    ~Sparse() { munmap(memory_, size_); }
+    Sparse(const Sparse&) = delete;
+    Sparse& operator=(const Sparse&) = delete;
+
+    [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(memory_); }
+
+   private:
+    std::size_t size_;
+    void* memory_;
+};
+
+// Pages, tokens of the source and scales that begin beyond 2^32 bytes.
+void offsets_do_not_wrap_around(Random& random) {
+    constexpr std::int64_t kDim = 128;
+    constexpr std::int64_t kFar = (std::int64_t{1} << 32) + 4096;
+    const Sparse source(kFar + 4096);
+    const Sparse pool(kFar + 4096);
+    const Sparse scales(kFar + 4096);
+    const std::uint32_t table[] = {1};
+    const std::uint32_t offsets[] = {0, 2};
+    conversion::fill_elements(random, DType::kBFloat16, source.data(), kDim);
+    conversion::fill_elements(random, DType::kBFloat16, source.data() + kFar, kDim);
+    const kvcore::PagedTensor<std::byte> view{
+        pool.data(), DType::kInt8, kDim, kFar, kDim, 0, {scales.data(), kFar, 4, 0, kDim}};
+    CHECK(cuda::append_batch({2, 1}, view, {{table, 1, 1, 1}, {nullptr, offsets}, 2, 2},
+                             {source.data(), kFar, 0}, DType::kBFloat16, Scales::kFound, nullptr,
+                             kStream) == cuda::kSuccess);
+    Bytes codes(2 * kDim);
+    float found[2] = {};
+    for (const std::int64_t token : {0, 1}) {
+        kvcore::quantize(kvcore::Groups{1, kDim}, DType::kBFloat16, source.data() + token * kFar,
+                         DType::kInt8, codes.data() + token * kDim, found + token);
+    }
+    CHECK(std::memcmp(pool.data() + kFar, codes.data(), codes.size()) == 0);
+    CHECK(std::memcmp(scales.data() + kFar, found, sizeof found) == 0);
+    const Bytes zeros(4096);
+    CHECK(std::memcmp(pool.data(), zeros.data(), zeros.size()) == 0);
+    CHECK(std::memcmp(scales.data(), zeros.data(), zeros.size()) == 0);
+}
+
 void calls_run_in_stream_order_and_nothing_is_not_enqueued(Random& random) {
     Scene scene(random);
     while (scene.end() == 0 || scene.begin.empty()) scene = Scene(random);
@@ -163,5 +216,6 @@ int main(int argc, char** argv) {
     wide_pools_have_the_cpu_s_bytes(random);
     scales_of_heads_serve_all_tokens(random);
     tokens_without_a_page_are_skipped_and_counted();
+    offsets_do_not_wrap_around(random);
     calls_run_in_stream_order_and_nothing_is_not_enqueued(random);
 }
