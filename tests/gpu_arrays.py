@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same work on host memory and on a GPU, and the bytes that both leave."""
+"""The same work on host memory and on a GPU, and the bytes that both leave.
+
+Environment: ``KVCORE_GPU_TESTS_UNPOOLED`` gives each array memory of its own, for sanitizers.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +28,10 @@ def require_gpu() -> Any:
         raise RuntimeError(f"KVCORE_REQUIRE names gpu, but CUDA is unavailable: {reason}")
     if reason:
         pytest.skip(f"CUDA unavailable: {reason}", allow_module_level=True)
-    return conftest.require("cupy")
+    cupy = conftest.require("cupy")
+    if os.environ.get("KVCORE_GPU_TESTS_UNPOOLED"):
+        cupy.cuda.set_allocator(None)
+    return cupy
 
 
 def _why_not() -> str:
@@ -32,7 +39,7 @@ def _why_not() -> str:
         from kvcore.cuda import why_unavailable
     except ImportError as error:
         return str(error)
-    return why_unavailable()
+    return str(why_unavailable())
 
 
 def on_host(array: Any) -> Any:
@@ -61,8 +68,8 @@ def same_bytes(expected: Any, found: Any) -> bool:
     """Compare shape, dtype and bytes."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return False
-    pair = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (expected, found)]
-    return bool(np.array_equal(*pair))
+    a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (expected, found))
+    return bool(np.array_equal(a, b))
 
 
 def check_both(work: Work, seed: int = 0) -> None:

@@ -24,8 +24,15 @@ ATOL = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("narrow", NARROW)
 @pytest.mark.parametrize("granularity", ["group", "row", "head", "tensor"])
-@pytest.mark.parametrize("shape", [(77, 3, 128), (5, 2, 59), (1, 1, 4096), (300, 8, 80)])
-@pytest.mark.reduced
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((77, 3, 128), marks=pytest.mark.reduced),
+        (5, 2, 59),
+        (1, 1, 4096),
+        (300, 8, 80),
+    ],
+)
 def test_quantising_and_back_have_the_host_s_bytes(
     shape: tuple[int, ...], granularity: Any, narrow: str, wide: str
 ) -> None:
