@@ -57,10 +57,13 @@ def on_gpu(array: Any) -> Any:
 
 
 def to_host(array: Any) -> Any:
-    """Copy a contiguous array of the GPU, when its stream's work is done; others as they are."""
+    """Copy an array of the GPU, when its stream's work is done; others are what they are."""
     if isinstance(array, np.ndarray | np.generic | int):
         return np.asarray(array)
-    raw = array.reshape(-1).view(np.uint8).get()
+    import cupy
+
+    dense = cupy.ascontiguousarray(array)
+    raw = dense.reshape(-1).view(np.uint8).get()
     return raw.view(array.dtype).reshape(array.shape)
 
 
