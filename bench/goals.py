@@ -128,6 +128,26 @@ GOALS = (
     *(Goal(f"attention.{peer}.*", 0.0, per_limit=1.0) for peer in ("torch", "gather")),
     Goal("attention.prefill.torch.*", 0.0, per_limit=1.0),
     Goal("attention.threads.*", 1.8, at_least=True),
+    # On a GPU, over a copy of its own: what is required.
+    *(
+        Goal(f"gpu.{verb}.*", 0.0, per_limit=1 / share)
+        for verb, share in (
+            ("append", 0.75),
+            ("append_slots", 0.75),
+            ("gather", 0.85),
+            ("scatter", 0.85),
+            ("copy_pages", 0.85),
+            ("zero_pages", 0.85),
+            ("quantize", 0.75),
+            ("dequantize", 0.75),
+        )
+    ),
+    Goal("gpu.graph.append.*", 6.0),
+    *(
+        Goal(f"gpu.{way}.{piece}", 0.0, per_limit=1 / share)
+        for way in ("d2h", "h2d")
+        for piece, share in ((2097152, 0.9), (8192, 0.6), (4096, 0.6))
+    ),
     Goal("generate.padded", 0.0, per_limit=1.0),
     Goal("generate.generate_batch", 0.0, per_limit=1.0),
     Goal("generate.outside", 5.0),

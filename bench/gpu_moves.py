@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask what moving and converting K and V on a GPU costs beside a copy of as many bytes.
+
+Pages lie scattered in pools much larger than the caches, and every round works on others. The limit
+of what reads r and writes w bytes is the driver's copy of (r + w) / 2 bytes.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from gpu_limits import random_bytes
+from gpu_timing import Call, against, captured, copy_call, gpu_us, library
+from harness import Row, make_row
+from kvcore import PagedBatch, ops
+from kvcore.dtypes import numpy_dtype
+
+_HEADS, _DIM = 8, 128
+_ROWS, _LENGTH = 8, 2048
+_POOL_BYTES = 2 << 30  # of K, and of V
+_GRAPH_NODES = 64
+
+
+class _Copies:
+    """Copies of any size between two pieces of memory, another place each round."""
+
+    def __init__(self) -> None:
+        self.bytes = [random_bytes(1 << 30) for _ in range(2)]
+
+    def of(self, size: int, i: int) -> Call:
+        begin = i * size % (len(self.bytes[0]) - size + 1) // 256 * 256
+        target, source = (each[begin : begin + size] for each in self.bytes)
+        return copy_call(target, source)
+
+
+class _Scene:
+    """Pools in which the pages of batches lie scattered, and the tokens of a batch."""
+
+    def __init__(self, page: int, dtype: str, layout: str = "NHD", narrow: str = "") -> None:
+        kind, stored = numpy_dtype(dtype), numpy_dtype(narrow or dtype)
+        inner = (page, _HEADS) if layout == "NHD" else (_HEADS, page)
+        page_bytes = page * _HEADS * _DIM * stored.itemsize
+        pages = _POOL_BYTES // page_bytes
+        cp = library()
+        self.pools = [
+            random_bytes(pages * page_bytes).view(stored).reshape(pages, *inner, _DIM)
+            for _ in range(2)
+        ]
+        self.scales = [
+            cp.ones((pages, page, _HEADS, 1), cp.float32) for _ in range(2 * bool(narrow))
+        ]
+        columns = _LENGTH // page
+        order = np.random.default_rng(5).permutation(pages).astype(np.uint32)
+        count = pages // (_ROWS * columns)
+        self.tables = cp.asarray(order[: count * _ROWS * columns].reshape(count, _ROWS, columns))
+        self.lengths = {n: cp.full(_ROWS, n, cp.uint32) for n in (0, _LENGTH)}
+        self.offsets = cp.arange(_ROWS + 1, dtype=cp.uint32) * cp.uint32(_LENGTH)
+        numbers = cp.random.standard_normal((_ROWS * _LENGTH, 3 * _HEADS, _DIM), cp.float32)
+        bits = numbers.view(cp.uint32) >> (0 if kind.itemsize == 4 else 16)
+        fused = bits.astype(f"u{kind.itemsize}").view(kind)  # float32, or its upper half: bfloat16
+        self.tokens = [fused[:, _HEADS : 2 * _HEADS], fused[:, 2 * _HEADS :]]
+        self.out = [cp.empty((_ROWS * _LENGTH, _HEADS, _DIM), self.tokens[0].dtype) for _ in "kv"]
+        self.layout = layout
+        self.token_bytes = 2 * _HEADS * _DIM * kind.itemsize
+        self.stored_bytes = 2 * _HEADS * (_DIM * stored.itemsize + 4 * bool(narrow))
+
+    def batch(self, i: int, length: int) -> PagedBatch:
+        scales = dict(zip(("key_scales", "value_scales"), self.scales, strict=False))
+        return PagedBatch(
+            self.pools[0],
+            self.pools[1],
+            self.tables[i % len(self.tables)],
+            self.lengths[length],
+            layout=self.layout,
+            **scales,
+        )
+
+    @property
+    def half(self) -> int:
+        """Half of the bytes that a round reads and writes."""
+        return _ROWS * _LENGTH * (self.token_bytes + self.stored_bytes) // 2
+
+
+def _moves(copies: _Copies, page: int, layout: str, rounds: int) -> list[Row]:
+    scene = _Scene(page, "bfloat16", layout)
+    k, v = scene.tokens
+    lengths = np.full(_ROWS, _LENGTH, np.uint32)
+    out = scene.out[0], scene.out[1]
+    calls: dict[str, list[Call]] = {
+        "append": [
+            partial(ops.append, scene.batch(i, 0), 0, k, v, scene.offsets) for i in range(rounds)
+        ],
+        "scatter": [
+            partial(ops.scatter, scene.batch(i, _LENGTH), 0, k, v, scene.offsets)
+            for i in range(rounds)
+        ],
+        "gather": [
+            partial(ops.gather, scene.batch(i, _LENGTH), 0, lengths=lengths, out=out)
+            for i in range(rounds)
+        ],
+    }
+    label = f"{scene.half >> 20} MiB, {_HEADS} heads of {_DIM} bf16, {layout}, page {page}"
+    limits = [copies.of(scene.half, i) for i in range(rounds)]
+    return [
+        against(f"gpu.{name}.{layout}.{page}", f"{name}, {label}", each, limits, "copy")
+        for name, each in calls.items()
+    ]
+
+
+def _slots(copies: _Copies, rounds: int) -> Row:
+    scene = _Scene(16, "bfloat16")
+    k, v = scene.tokens
+    cp = library()
+    within = cp.arange(16, dtype=cp.int64)
+    slots = [
+        (scene.tables[i % len(scene.tables)].astype(cp.int64)[..., None] * 16 + within).ravel()
+        for i in range(rounds)
+    ]
+    calls = [partial(ops.append_slots, scene.batch(i, 0), 0, k, v, slots[i]) for i in range(rounds)]
+    limits = [copies.of(scene.half, i) for i in range(rounds)]
+    work = f"append_slots, {scene.half >> 20} MiB, page 16"
+    return against("gpu.append_slots.NHD.16", work, calls, limits, "copy")
+
+
+def _pages(copies: _Copies, rounds: int) -> list[Row]:
+    """Copy, fill and digest scattered pages, 64 MiB a round."""
+    rows = []
+    cp = library()
+    for page_bytes in (2 << 10, 128 << 10):
+        count = (64 << 20) // page_bytes
+        pool = random_bytes(_POOL_BYTES).reshape(-1, page_bytes)
+        order = np.random.default_rng(6).permutation(len(pool))
+        ids = [np.roll(order, -2 * count * i)[: 2 * count] for i in range(rounds)]
+        pairs = [cp.asarray(each.reshape(count, 2)) for each in ids]
+        lists = [cp.asarray(each[:count]) for each in ids]
+        size = f"{page_bytes >> 10} KiB"
+        jobs: list[tuple[str, Sequence[Call], int]] = [
+            ("copy_pages", [partial(ops.copy_pages, pool, each) for each in pairs], 2),
+            ("zero_pages", [partial(ops.zero_pages, pool, each) for each in lists], 1),
+            ("checksum", [partial(ops.checksum, pool, each) for each in lists], 1),
+        ]
+        for name, calls, ways in jobs:
+            limits = [copies.of(count * page_bytes * ways // 2, i) for i in range(rounds)]
+            work = f"{name}, 64 MiB of pages of {size}"
+            rows.append(against(f"gpu.{name}.{page_bytes}", work, calls, limits, "copy"))
+    return rows
+
+
+def _single_tokens(rounds: int) -> list[Row]:
+    """Append a token to each row of a batch, as a node of a graph."""
+    rows = []
+    cp = library()
+    for batch in (1, 64, 256):
+        shape = (4096, 16, _HEADS, _DIM)
+        kind = numpy_dtype("bfloat16")
+        pools = [cp.zeros(shape, cp.uint16).view(kind) for _ in range(2)]
+        table = cp.arange(batch * 8, dtype=cp.uint32).reshape(batch, 8)
+        lengths = cp.full(batch, 77, cp.uint32)
+        offsets = cp.arange(batch + 1, dtype=cp.uint32)
+        k = cp.zeros((batch, _HEADS, _DIM), cp.uint16).view(kind)
+        view = PagedBatch(pools[0], pools[1], table, lengths)
+        graph = captured([partial(ops.append, view, 0, k, k, offsets)] * _GRAPH_NODES)
+        stream = cp.cuda.get_current_stream()
+        spent = gpu_us([partial(graph.launch, stream)] * rounds)
+        each = [us / _GRAPH_NODES for us in spent]
+        work = f"append, a token of each of {batch} rows, per node of a graph of {_GRAPH_NODES}"
+        rows.append(make_row(f"gpu.graph.append.{batch}", work, each))
+    return rows
+
+
+def _quantised(copies: _Copies, narrow: str, rounds: int) -> list[Row]:
+    scene = _Scene(16, "bfloat16", narrow=narrow)
+    k, v = scene.tokens
+    cp = library()
+    lengths = np.full(_ROWS, _LENGTH, np.uint32)
+    out = scene.out[0], scene.out[1]
+    appends = [
+        partial(ops.append, scene.batch(i, 0), 0, k, v, scene.offsets) for i in range(rounds)
+    ]
+    gathers = [
+        partial(ops.gather, scene.batch(i, _LENGTH), 0, lengths=lengths, out=out)
+        for i in range(rounds)
+    ]
+    limits = [copies.of(scene.half, i) for i in range(rounds)]
+    label = f"{scene.half >> 20} MiB, bf16 and {narrow}, page 16"
+    rows = [
+        against(f"gpu.append.{narrow}", f"append, {label}", appends, limits, "copy"),
+        against(f"gpu.gather.{narrow}", f"gather, {label}", gathers, limits, "copy"),
+    ]
+    tokens = 1 << 15
+    x = [
+        cp.ascontiguousarray(
+            random_bytes(2 * tokens * _HEADS * _DIM).reshape(tokens, _HEADS, -1)
+        ).view(numpy_dtype("bfloat16"))
+        for _ in range(4)
+    ]
+    size = tokens * _HEADS
+    codes = cp.empty((tokens, _HEADS, _DIM), cp.uint8).view(numpy_dtype(narrow))
+    scales = cp.empty((tokens, _HEADS, 1), cp.float32)
+    back = cp.empty((tokens, _HEADS, _DIM), cp.uint16).view(numpy_dtype("bfloat16"))
+    forth = [
+        partial(ops.quantize, x[i % 4], narrow, _DIM, out=(codes, scales)) for i in range(rounds)
+    ]
+    again = [partial(ops.dequantize, codes, scales, "bfloat16", out=back) for _ in range(rounds)]
+    half = size * (3 * _DIM + 4) // 2
+    limits = [copies.of(half, i) for i in range(rounds)]
+    label = f"{half >> 20} MiB, bf16 and {narrow}"
+    return [
+        *rows,
+        against(f"gpu.quantize.{narrow}", f"quantize, {label}", forth, limits, "copy"),
+        against(f"gpu.dequantize.{narrow}", f"dequantize, {label}", again, limits, "copy"),
+    ]
+
+
+def _merges(copies: _Copies, rounds: int) -> Row:
+    cp = library()
+    n = 1 << 17
+    kind = numpy_dtype("bfloat16")
+    a, b, o = (cp.zeros((n, _DIM), cp.uint16).view(kind) for _ in range(3))
+    sums = [cp.random.standard_normal(n, cp.float32) for _ in range(3)]
+    call = partial(ops.merge_states, a, sums[0], b, sums[1], out=(o, sums[2]))
+    limits = [copies.of(n * (6 * _DIM + 12) // 2, i) for i in range(rounds)]
+    work = f"merge_states, {n} states of {_DIM} bf16"
+    return against("gpu.merge_states", work, [call] * rounds, limits, "copy")
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure moves, then conversions, then nodes of graphs."""
+    rounds = 4 if options.quick else 24
+    copies = _Copies()
+    rows = []
+    for page, layout in ((16, "NHD"), (1, "NHD"), (16, "HND"), (128, "NHD")):
+        rows += _moves(copies, page, layout, rounds)
+    rows += [_slots(copies, rounds), *_pages(copies, rounds)]
+    for narrow in ("float8_e4m3fn", "int8"):
+        rows += _quantised(copies, narrow, rounds)
+    rows += [_merges(copies, rounds), *_single_tokens(rounds)]
+    return rows

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the benches of a GPU and write one JSON: the machine, limits, rows, goals, earlier steps.
+
+``bench/gpu.sh`` calls this after the tests; alone, ``python bench/gpu_run.py --json OUT`` runs the
+benches. Exit code 2: there is no GPU here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import gpu_hosts
+import gpu_limits
+import gpu_moves
+from gpu_result import check, result
+from gpu_timing import library
+from harness import Row, show
+
+BENCHES = {"limits": gpu_limits, "moves": gpu_moves, "hosts": gpu_hosts}
+EXAMPLE = Path(__file__).resolve().parent.parent / "tests" / "gpu_result.json"
+
+
+def why_no_gpu() -> str:
+    """Answer why no GPU can be used, "" where one can."""
+    try:
+        from kvcore.cuda import why_unavailable
+    except ImportError as error:
+        return str(error)
+    return str(why_unavailable())
+
+
+def facts() -> dict[str, Any]:
+    """Describe the GPU and the versions that the numbers belong to."""
+    cp = library()
+    found = cp.cuda.runtime.getDeviceProperties(0)
+    return {
+        "device": found["name"].decode(),
+        "compute_capability": f"{found['major']}.{found['minor']}",
+        "memory_bytes": int(found["totalGlobalMem"]),
+        "driver": int(cp.cuda.runtime.driverGetVersion()),
+        "runtime": int(cp.cuda.runtime.runtimeGetVersion()),
+        "python": platform.python_version(),
+        "numpy": metadata.version("numpy"),
+        "cupy": cp.__version__,
+        "kvcore": metadata.version("kvcore"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def read_steps(path: Path | None) -> list[dict[str, Any]]:
+    """Read what the script noted of its steps: name, exit code, seconds, last line."""
+    if path is None:
+        return []
+    rows = [line.split("\t", 3) for line in path.read_text().splitlines()]
+    return [
+        {"name": name, "exit_code": int(code), "seconds": float(seconds), "summary": summary}
+        for name, code, seconds, summary in rows
+    ]
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Run the benches on a stream of their own."""
+    cp = library()
+    rows: list[Row] = []
+    with cp.cuda.Stream(non_blocking=True):
+        for name in options.only or BENCHES:
+            print(f"== {name}", flush=True)
+            found = BENCHES[name].measure(options)
+            show(found)
+            rows += found
+            cp.get_default_memory_pool().free_all_blocks()
+    return rows
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    parser.add_argument("--steps", type=Path, help="what the script noted of its steps")
+    parser.add_argument("--only", nargs="+", choices=list(BENCHES), help="benches to run")
+    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
+    parser.add_argument("--dry-run", action="store_true", help="check what needs no GPU, and stop")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benches, print the tables, write the result."""
+    options = options_of(arguments)
+    if options.dry_run:
+        check(json.loads(EXAMPLE.read_text()))
+        read_steps(options.steps)
+        print("ready: the modules are there, and the stored example is a result")
+        return 0
+    reason = why_no_gpu()
+    if reason:
+        print(f"no GPU: {reason}", file=sys.stderr)
+        return 2
+    found = result(facts(), read_steps(options.steps), measure(options))
+    check(found)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    missed = [each for each in found["goals"] if not each["met"]]
+    for each in missed:
+        print(f"missed: {each['key']} {each['goal']}")
+    print(f"{len(found['goals']) - len(missed)} of {len(found['goals'])} goals met; {options.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same work on host memory and on a GPU, and the bytes that both leave.
+
+Environment: ``KVCORE_GPU_TESTS_UNPOOLED`` gives each array memory of its own, for sanitizers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conftest
+
+#: Puts an array where the work is done.
+Put = Callable[[Any], Any]
+#: Does the work with arrays that it puts there, and answers those to compare.
+Work = Callable[[Put, np.random.Generator], Sequence[Any]]
+
+
+def require_gpu() -> Any:
+    """Answer cupy; skip the calling file where there is no GPU, or fail if one is required."""
+    reason = _why_not()
+    if reason and "gpu" in conftest.REQUIRED:
+        raise RuntimeError(f"KVCORE_REQUIRE names gpu, but CUDA is unavailable: {reason}")
+    if reason:
+        pytest.skip(f"CUDA unavailable: {reason}", allow_module_level=True)
+    cupy = conftest.require("cupy")
+    if os.environ.get("KVCORE_GPU_TESTS_UNPOOLED"):
+        cupy.cuda.set_allocator(None)
+    return cupy
+
+
+def _why_not() -> str:
+    try:
+        from kvcore.cuda import why_unavailable
+    except ImportError as error:
+        return str(error)
+    return str(why_unavailable())
+
+
+def on_host(array: Any) -> Any:
+    """Copy an array that the work may write to."""
+    return np.array(array, order="C")
+
+
+def on_gpu(array: Any) -> Any:
+    """Copy an array of any dtype to the GPU, by its bytes."""
+    import cupy
+
+    dense = np.ascontiguousarray(array)
+    raw = cupy.asarray(dense.reshape(-1).view(np.uint8))
+    return raw.view(dense.dtype).reshape(dense.shape)
+
+
+def to_host(array: Any) -> Any:
+    """Copy an array of the GPU, when its stream's work is done; others are what they are."""
+    if isinstance(array, np.ndarray | np.generic | int):
+        return np.asarray(array)
+    import cupy
+
+    dense = cupy.ascontiguousarray(array)
+    raw = dense.reshape(-1).view(np.uint8).get()
+    return raw.view(array.dtype).reshape(array.shape)
+
+
+def same_bytes(expected: Any, found: Any) -> bool:
+    """Compare shape, dtype and bytes."""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return False
+    a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (expected, found))
+    return bool(np.array_equal(a, b))
+
+
+def check_both(work: Work, seed: int = 0) -> None:
+    """Do the work on the host and on the GPU, from the same random numbers, and compare."""
+    expected = [to_host(x) for x in work(on_host, np.random.default_rng(seed))]
+    found = [to_host(x) for x in work(on_gpu, np.random.default_rng(seed))]
+    assert len(expected) == len(found)
+    for i, pair in enumerate(zip(expected, found, strict=True)):
+        assert same_bytes(*pair), f"array {i} of seed {seed} differs"
+
+
+def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Elements of any bits: NaN and infinities among them."""
+    kind = np.dtype(dtype)
+    raw = rng.integers(0, 256, int(np.prod(shape)) * kind.itemsize, dtype=np.uint8)
+    return raw.view(kind).reshape(shape)
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Moderate numbers."""
+    return rng.normal(0, 2, shape).astype(np.float32).astype(dtype)
