@@ -38,6 +38,7 @@ class Claim:
     hit: int = 0
     counted: int = 0  # positions below are in the metrics
     started: bool = False  # fetched or written: its pages must not change any more
+    host: list[Key] | None = None  # of its path, what it knows to be in the host tier
 
 
 @dataclasses.dataclass
@@ -52,6 +53,7 @@ class Admission:
     partial: int
     sources: list[Key]  # equally good pages to copy `partial` tokens from
     total: int  # tokens of the hit
+    below: int = 0  # pages of the hit in the host tier, where it goes on there
     new: int = 0
     given_back: int = 0
 
@@ -124,11 +126,25 @@ class Manager:
             return self.find(ctx.request_id).replica
 
         def rank(replica: int) -> tuple[int, int, int]:
-            ns = (ctx.extra_key, ctx.cache_salt)
-            hit = len(self.match(replica, ctx.ids, ns, ctx.end_idx))
+            hit = self.hit_of(ctx, replica)
             return -hit, -self.num_free(replica), len(self.claims_of(replica))
 
         return min(range(len(self.cache)), key=rank)
+
+    def hit_of(self, ctx: Context, replica: int) -> int:
+        return len(self.match(replica, ctx.ids, (ctx.extra_key, ctx.cache_salt), ctx.end_idx))
+
+    # -- the host tier: see reference_tier -------------------------------------------------------
+    def pages_below(self, ctx: Context, replica: int, hit: int) -> int:
+        return 0
+
+    def load(self, row: Admission, claim: Claim) -> None: ...
+
+    def store(self, claim: Claim, flights: list[Any]) -> None: ...
+
+    def publish(self, flights: list[Any]) -> None: ...
+
+    def leave_host(self, claim: Claim, columns: int) -> None: ...
 
     # -- reserving -------------------------------------------------------------------------------
     def needed(self, ctx: Context, num_steps: int) -> int:
@@ -152,8 +168,11 @@ class Manager:
             ns = (ctx.extra_key, ctx.cache_salt)
             found = self.match(claim.replica, ctx.ids, ns, (ctx.end_idx - 1) // size)
             tokens, pages = self.best_sources(ctx, claim.replica, len(found))
-            if len(found) * size + tokens > claim.hit:
-                row.path, row.partial, row.sources = found, tokens, pages
+            below = self.pages_below(ctx, claim.replica, len(found) * size + tokens)
+            if below:
+                tokens, pages = 0, []
+            if max(len(found), below) * size + tokens > claim.hit:
+                row.path, row.partial, row.sources, row.below = found, tokens, pages, below
                 self.stand(row, claim)
         held, shared = len(claim.pages), len(row.path)
         row.new = max(needed, held, shared) - max(held, shared)
@@ -172,7 +191,8 @@ class Manager:
     def stand(self, row: Admission, claim: Claim) -> None:
         """Where a request stands after its hit."""
         start = row.ctx.start_idx if claim.pages else 0
-        row.total = max(claim.hit, len(row.path) * self.page_size + row.partial)
+        pages = max(len(row.path), row.below)
+        row.total = max(claim.hit, pages * self.page_size + row.partial)
         row.start = row.total if row.total > claim.hit else start
         row.active = row.ctx.active_idx
         if row.start >= row.active:
@@ -248,6 +268,7 @@ class Manager:
             self.copies += [row.partial] if row.partial else []
             self.metrics["input_tokens"] -= max(0, min(row.total, claim.counted) - claim.hit)
             claim.hit = row.total
+            self.load(row, claim)
             self.count(claim, row.ctx)
 
     def go_back(self, claim: Claim, row: Admission) -> None:
@@ -270,6 +291,7 @@ class Manager:
         if len(claim.path) > columns:
             self.touch(claim.replica, claim.path)
             del claim.path[columns:]
+            self.leave_host(claim, columns)
 
     def count(self, claim: Claim, ctx: Context) -> None:
         self.metrics["input_tokens"] += max(0, ctx.active_idx - max(ctx.start_idx, claim.counted))
@@ -342,11 +364,13 @@ class Manager:
             if ctx.start_idx > len(claim.pages) * self.page_size:
                 raise Refused("ValueError")
         swaps = []
+        flights: list[Any] = []
         for row, (ctx, claim) in enumerate(zip(batch, claims, strict=True)):
             cache = self.cache[claim.replica]
             claim.started |= ctx.start_idx != claim.hit
             claim.written = ctx.start_idx
             written = ctx.start_idx // self.page_size if self.caching else 0
+            is_new = written > len(claim.path)
             for column in range(len(claim.path), written):
                 key, own = self.key(ctx, column + 1), claim.pages[column]
                 page = cache.setdefault(key, own)
@@ -360,12 +384,16 @@ class Manager:
                     claim.pages[column] = page
                     swaps.append((row, column))
             claim.frozen = max(claim.frozen, len(claim.path))
+            if is_new:
+                self.store(claim, flights)
+        self.publish(flights)
         return swaps
 
     def release(self, request_id: Any) -> None:
         claim = self.find(request_id)
         del self.claims[request_id]
         self.touch(claim.replica, claim.path)
+        self.leave_host(claim, -1)
 
     def touch(self, replica: int, path: list[Key]) -> None:
         self.clock += 1

@@ -211,9 +211,16 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
         vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
+        # The last argument of these four is for managers with a host tier.
+        ReserveStatus reserve(
+            RequestView& request, int64_t num_steps, vector[PageCopy]* copies
+        ) except +translate_exception
         ReserveStatus reserve(
             RequestView& request, int64_t num_steps, vector[PageCopy]* copies,
             vector[HostCopy]* host_copies
+        ) except +translate_exception
+        int64_t reserve_batch(
+            const RequestBatch& batch, int64_t num_steps, vector[PageCopy]* copies
         ) except +translate_exception
         int64_t reserve_batch(
             const RequestBatch& batch, int64_t num_steps, vector[PageCopy]* copies,
@@ -224,7 +231,14 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         FetchResult fetch(
             const RequestBatch& batch, int64_t num_steps, FetchTarget* targets,
+            vector[PageCopy]* copies
+        ) except +translate_exception
+        FetchResult fetch(
+            const RequestBatch& batch, int64_t num_steps, FetchTarget* targets,
             vector[PageCopy]* copies, vector[HostCopy]* host_copies
+        ) except +translate_exception
+        void commit(
+            const RequestBatch& batch, vector[PageSwap]& swaps
         ) except +translate_exception
         void commit(
             const RequestBatch& batch, vector[PageSwap]& swaps, vector[HostCopy]* host_copies
