@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foreign_context import Context, Refused
+from no_tier import NoTier
 
 Namespace = tuple[str | None, str | None]
 Key = tuple[Namespace, tuple[int, ...]]
@@ -58,7 +59,7 @@ class Admission:
     given_back: int = 0
 
 
-class Manager:
+class Manager(NoTier):
     """The reference: same verbs, same answers, no speed."""
 
     def __init__(
@@ -118,33 +119,20 @@ class Manager:
         return self.num_pages - len(self.cache[replica]) - len(owned)
 
     def num_free(self, replica: int) -> int:
-        evictable = len(self.cache[replica]) - len(self.protected(replica))
-        return self.unused(replica) + evictable
+        return self.unused(replica) + len(self.cache[replica]) - len(self.protected(replica))
 
     def recommend(self, ctx: Context) -> int:
         if ctx.request_id in self.claims:
             return self.find(ctx.request_id).replica
 
         def rank(replica: int) -> tuple[int, int, int]:
-            hit = self.hit_of(ctx, replica)
-            return -hit, -self.num_free(replica), len(self.claims_of(replica))
+            hit, free = self.hit_of(ctx, replica), self.num_free(replica)
+            return -hit, -free, len(self.claims_of(replica))
 
         return min(range(len(self.cache)), key=rank)
 
     def hit_of(self, ctx: Context, replica: int) -> int:
         return len(self.match(replica, ctx.ids, (ctx.extra_key, ctx.cache_salt), ctx.end_idx))
-
-    # -- the host tier: see reference_tier -------------------------------------------------------
-    def pages_below(self, ctx: Context, replica: int, hit: int) -> int:
-        return 0
-
-    def load(self, row: Admission, claim: Claim) -> None: ...
-
-    def store(self, claim: Claim, flights: list[Any]) -> None: ...
-
-    def publish(self, flights: list[Any]) -> None: ...
-
-    def leave_host(self, claim: Claim, columns: int) -> None: ...
 
     # -- reserving -------------------------------------------------------------------------------
     def needed(self, ctx: Context, num_steps: int) -> int:
@@ -169,8 +157,7 @@ class Manager:
             found = self.match(claim.replica, ctx.ids, ns, (ctx.end_idx - 1) // size)
             tokens, pages = self.best_sources(ctx, claim.replica, len(found))
             below = self.pages_below(ctx, claim.replica, len(found) * size + tokens)
-            if below:
-                tokens, pages = 0, []
+            tokens, pages = (0, []) if below else (tokens, pages)
             if max(len(found), below) * size + tokens > claim.hit:
                 row.path, row.partial, row.sources, row.below = found, tokens, pages, below
                 self.stand(row, claim)
@@ -191,8 +178,7 @@ class Manager:
     def stand(self, row: Admission, claim: Claim) -> None:
         """Where a request stands after its hit."""
         start = row.ctx.start_idx if claim.pages else 0
-        pages = max(len(row.path), row.below)
-        row.total = max(claim.hit, pages * self.page_size + row.partial)
+        row.total = max(claim.hit, max(len(row.path), row.below) * self.page_size + row.partial)
         row.start = row.total if row.total > claim.hit else start
         row.active = row.ctx.active_idx
         if row.start >= row.active:
@@ -363,14 +349,13 @@ class Manager:
         for ctx, claim in zip(batch, claims, strict=True):
             if ctx.start_idx > len(claim.pages) * self.page_size:
                 raise Refused("ValueError")
-        swaps = []
-        flights: list[Any] = []
+        swaps, flights = [], list[Any]()
         for row, (ctx, claim) in enumerate(zip(batch, claims, strict=True)):
             cache = self.cache[claim.replica]
             claim.started |= ctx.start_idx != claim.hit
             claim.written = ctx.start_idx
             written = ctx.start_idx // self.page_size if self.caching else 0
-            is_new = written > len(claim.path)
+            before = len(claim.path)
             for column in range(len(claim.path), written):
                 key, own = self.key(ctx, column + 1), claim.pages[column]
                 page = cache.setdefault(key, own)
@@ -384,7 +369,7 @@ class Manager:
                     claim.pages[column] = page
                     swaps.append((row, column))
             claim.frozen = max(claim.frozen, len(claim.path))
-            if is_new:
+            if written > before:
                 self.store(claim, flights)
         self.publish(flights)
         return swaps

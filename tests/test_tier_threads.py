@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any number of threads may use one manager with a host tier; each reads what was written for it."""
+"""Threads use one manager with a host tier together; each reads what was written for it."""
 
 from __future__ import annotations
 

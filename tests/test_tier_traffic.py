@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import random
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,10 @@ class TieredTraffic(Traffic):
         return next(r for r in self.pair.requests if r.request_id in self.pair.model.claims)
 
     def play(self, calls: int) -> None:
-        own = {Traffic.change: TieredTraffic.change, Traffic.truncate: TieredTraffic.truncate}
+        own: dict[Any, Any] = {
+            Traffic.change: TieredTraffic.change,
+            Traffic.truncate: TieredTraffic.truncate,
+        }
         verbs = [own.get(verb, verb) for verb in self.VERBS] + [TieredTraffic.visit] * 24
         verbs += [Traffic.unpin] * 3
         for _ in range(calls):

@@ -30,8 +30,8 @@ class TieredLockstep(Lockstep):
         super().__init__(page_size, num_pages, pool=True, host_pages=host_pages, **rest)
         self.host_total = self.core.total_num_host_pages
         assert self.host_total == host_pages * len(self.pools)
-        self.run = self.core._mover.run
-        self.core._mover.run = self.move
+        mover: Any = self.core._mover
+        self.run, mover.run = mover.run, self.move
         self.held: list[Any] | None = None
 
     # -- the bytes -------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ CacheManager::CacheManager(const CacheConfig& config)
             new Replica{BlockPool(config.num_blocks), PrefixTree(config.page_size), 0, {}}));
         if (config.host_pages == 0) continue;
         replicas_.back()->host = std::make_unique<BlockStore>(config.host_pages, config.page_size);
+        replicas_.back()->storing.resize(static_cast<std::size_t>(config.num_blocks));
     }
 }
 

@@ -95,15 +95,17 @@ void CacheManager::check_host(std::int32_t index) const {
     const Replica& replica = replica_at(index);
     if (replica.host == nullptr) return;
     std::int64_t on_their_way = 0;
-    std::size_t leaving = 0;
+    std::vector<bool> storing(replica.storing.size());
     for (const auto& [ticket, flight] : flights_) {
         if (flight.replica != index || flight.source == nullptr) continue;
         on_their_way += static_cast<std::int64_t>(flight.host_pages.size());
-        for (const BlockId page : flight.device_pages) leaving += replica.storing.count(page);
+        for (const BlockId page : flight.device_pages) {
+            require_law(!storing[static_cast<std::size_t>(page)],
+                        "host tier: a page is on its way once");
+            storing[static_cast<std::size_t>(page)] = true;
+        }
     }
-    require_law(
-        leaving == replica.storing.size() && static_cast<std::int64_t>(leaving) == on_their_way,
-        "host tier: each page on its way is known, once");
+    require_law(storing == replica.storing, "host tier: pages on their way are known");
     replica.host->check_integrity(on_their_way);
 }
 

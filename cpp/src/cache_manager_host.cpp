@@ -80,7 +80,9 @@ void CacheManager::choose_stores(Replica& replica, const Sequence& sequence, std
     std::vector<BlockId>& pages = flight.device_pages;
     pages.resize(static_cast<std::size_t>(end - first));
     replica.tree.copy_pages({sequence.node, end}, first, pages.data());
-    const auto is_on_its_way = [&](BlockId page) { return replica.storing.count(page) != 0; };
+    const auto is_on_its_way = [&](BlockId page) -> bool {
+        return replica.storing[static_cast<std::size_t>(page)];
+    };
     const auto own = std::find_if_not(pages.begin(), pages.end(), is_on_its_way);
     pages.erase(std::find_if(own, pages.end(), is_on_its_way), pages.end());
     flight.ahead = static_cast<std::int32_t>(own - pages.begin());
@@ -116,7 +118,9 @@ void CacheManager::owe_stores(SequenceHandle handle, Sequence& sequence,
     flight.place = std::exchange(sequence.host_node, nullptr);
     flight.source = sequence.node;
     replica.tree.pin(flight.source);
-    replica.storing.insert(flight.device_pages.begin(), flight.device_pages.end());
+    for (const BlockId page : flight.device_pages) {
+        replica.storing[static_cast<std::size_t>(page)] = true;
+    }
     sequence.storing = next_ticket();
     for (std::size_t i = 0; i < flight.host_pages.size(); ++i) {
         host_copies.push_back({sequence.replica, HostDirection::kStore, flight.device_pages[i],
@@ -130,7 +134,9 @@ void CacheManager::finish_store(std::uint32_t ticket, const HostFlight& flight, 
     Replica& replica = replica_at(flight.replica);
     BlockStore& host = *replica.host;
     const auto n = static_cast<std::int32_t>(flight.host_pages.size());
-    for (const BlockId page : flight.device_pages) replica.storing.erase(page);
+    for (const BlockId page : flight.device_pages) {
+        replica.storing[static_cast<std::size_t>(page)] = false;
+    }
     replica.tree.unpin(flight.source, false);
     TreeNode* place = flight.place;
     const std::int64_t ahead = std::int64_t{flight.ahead} * config_.page_size;

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
@@ -154,7 +153,7 @@ class CacheManager {
         std::int64_t num_sequences = 0;
         Metrics metrics;
         std::unique_ptr<BlockStore> host = nullptr;  // none without a host tier
-        std::unordered_set<BlockId> storing = {};    // pages on their way to it
+        std::vector<bool> storing = {};              // for each page: it is on its way there
     };
     // Copies between the pool and the host tier that one sequence was given in one call.
     struct HostFlight {
