@@ -126,8 +126,7 @@ class Manager(NoTier):
             return self.find(ctx.request_id).replica
 
         def rank(replica: int) -> tuple[int, int, int]:
-            hit, free = self.hit_of(ctx, replica), self.num_free(replica)
-            return -hit, -free, len(self.claims_of(replica))
+            return -self.hit_of(ctx, replica), -self.num_free(replica), len(self.claims_of(replica))
 
         return min(range(len(self.cache)), key=rank)
 
