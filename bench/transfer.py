@@ -44,7 +44,7 @@ def _us(call: _Call) -> float:
     return (thread_time_ns() - start) / 1e3
 
 
-def _against(
+def against(
     key: str, work: str, calls: Sequence[_Call], limits: Sequence[_Call], name: str = "memcpy"
 ) -> Row:
     """Time calls and their limits by turns."""
@@ -111,7 +111,7 @@ class _Pools:
         return partial(self.bytes[1][begin : begin + _STEP_BYTES].fill, 3)
 
 
-def _scattered(pages: int, count: int, i: int, seed: int) -> Any:
+def scattered(pages: int, count: int, i: int, seed: int) -> Any:
     """Answer distinct pages, others in each round."""
     order = np.random.default_rng(seed).permutation(pages)
     return np.resize(np.roll(order, -i * count), count)
@@ -122,7 +122,7 @@ def _move(pools: _Pools, names: tuple[str, str], sizes: _Sizes, rounds: int, by:
     source, target = (pools.seen(i, name, sizes) for i, name in enumerate(names))
     one = by == "layer"
     count = min(sizes.pages, _STEP_BYTES // (sizes.layer_bytes * (1 if one else sizes.layers)))
-    ids = [[_scattered(sizes.pages, count, i, seed) for seed in (5, 6)] for i in range(rounds)]
+    ids = [[scattered(sizes.pages, count, i, seed) for seed in (5, 6)] for i in range(rounds)]
 
     def move(i: int) -> None:
         ops.transfer(source, target, *ids[i], layers=i % sizes.layers if one else None)
@@ -130,7 +130,7 @@ def _move(pools: _Pools, names: tuple[str, str], sizes: _Sizes, rounds: int, by:
     key = f"transfer.{names[0]}.{names[1]}.{by}.{sizes.page}.{sizes.heads}x{sizes.dim}"
     work = f"{names[0]} to {names[1]}, {'one' if one else 'all'} of {sizes.text}"
     calls = [partial(move, i) for i in range(rounds)]
-    return _against(key, work, calls, [pools.memcpy(i) for i in range(rounds)])
+    return against(key, work, calls, [pools.memcpy(i) for i in range(rounds)])
 
 
 def _starts(pools: _Pools, sizes: _Sizes, rounds: int) -> Row:
@@ -140,12 +140,12 @@ def _starts(pools: _Pools, sizes: _Sizes, rounds: int) -> Row:
     count = _STEP_BYTES // (sizes.layer_bytes * sizes.layers * tokens // sizes.page)
     copies = [
         np.column_stack([*ids.reshape(2, -1), np.full(count, tokens)])
-        for ids in (_scattered(sizes.pages, 2 * count, i, 7) for i in range(rounds))
+        for ids in (scattered(sizes.pages, 2 * count, i, 7) for i in range(rounds))
     ]
     calls = [partial(ops.copy_partial, pool, each) for each in copies]
     work = f"copy_partial, {tokens} tokens of {sizes.text}"
     limits = [pools.memcpy(i) for i in range(rounds)]
-    return _against(f"transfer.copy_partial.{sizes.page}", work, calls, limits)
+    return against(f"transfer.copy_partial.{sizes.page}", work, calls, limits)
 
 
 def _appends(pools: _Pools, sizes: _Sizes, rounds: int, layout: str) -> Row:
@@ -161,7 +161,7 @@ def _appends(pools: _Pools, sizes: _Sizes, rounds: int, layout: str) -> Row:
     pages = len(elements[0])
     slots = [
         (
-            _scattered(pages, tokens // sizes.page, i, 8)[:, None] * sizes.page
+            scattered(pages, tokens // sizes.page, i, 8)[:, None] * sizes.page
             + np.arange(sizes.page)
         ).ravel()
         for i in range(rounds)
@@ -170,17 +170,17 @@ def _appends(pools: _Pools, sizes: _Sizes, rounds: int, layout: str) -> Row:
     work = f"append_slots, fused rows to {layout} of {sizes.heads} heads, page {sizes.page}"
     limits = [pools.memcpy(i) for i in range(rounds)]
     key = f"transfer.append_slots.{layout}.{sizes.page}.{sizes.heads}x{sizes.dim}"
-    return _against(key, work, calls, limits)
+    return against(key, work, calls, limits)
 
 
 def _fills(pools: _Pools, sizes: _Sizes, rounds: int) -> Row:
     pool = pools.seen(1, "max", sizes).arrays
     count = _STEP_BYTES // (sizes.layer_bytes * sizes.layers)
-    ids = [_scattered(sizes.pages, count, i, 9) for i in range(rounds)]
+    ids = [scattered(sizes.pages, count, i, 9) for i in range(rounds)]
     calls = [partial(ops.fill_pages, pool, each, 0xFF) for each in ids]
     work = f"fill_pages, {sizes.layer_bytes * sizes.layers // 1024} KiB each"
     limits = [pools.memset(i) for i in range(rounds)]
-    return _against(f"transfer.fill.{sizes.page}", work, calls, limits, "memset")
+    return against(f"transfer.fill.{sizes.page}", work, calls, limits, "memset")
 
 
 def measure(options: Namespace) -> list[Row]:

@@ -31,6 +31,15 @@ def make_params(
     return kvcore.KVCacheParams(**(settings | rest))
 
 
+def with_host(page_size: int, host_pages: int, **rest: Any) -> dict[str, Any]:
+    """Params of a host tier of so many pages per replica; none for 0."""
+    if not host_pages:
+        return rest
+    space = host_pages * make_params(page_size, **rest).bytes_per_page / (1 << 30)
+    tier = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": space}
+    return rest | tier
+
+
 def make_manager(
     page_size: int = 4,
     num_pages: int = 16,

@@ -12,13 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 import kvcore
-from builders import make_manager
+from builders import make_manager, with_host
 from foreign_context import Context, Refused
 from reference import Key, Namespace, Page
-from reference_forks import Manager
+from reference_tier import Manager
 from source_hint import SourceHint
 
-COUNTERS = ("input_tokens", "cache_tokens", "evicted_pages", "copied_tokens")
+COUNTERS = (
+    "input_tokens",
+    "cache_tokens",
+    "evicted_pages",
+    "copied_tokens",
+    "h2d_blocks_copied",
+    "d2h_blocks_copied",
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,6 +60,7 @@ class Lockstep:
         max_batch_size: int = 8,
         max_seq_len: int = 1 << 16,
         pool: bool = False,
+        host_pages: int = 0,
     ) -> None:
         shape = (num_pages, 2, 2, page_size, 1, 2)
         self.pools = [np.zeros(shape, np.float32) for _ in range(replicas)] if pool else []
@@ -66,6 +74,7 @@ class Lockstep:
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,
             blocks=self.pools or None,
+            params=with_host(page_size, host_pages),
         )
         self.model = Manager(
             page_size,
@@ -76,11 +85,18 @@ class Lockstep:
             caching=caching,
             dedup=dedup,
             partial=partial,
+            host_pages=host_pages,
         )
         self.requests: list[Request] = []
         self.pins: list[tuple[int, Any, list[Key]]] = []
         self.known: dict[Key, None] = {}
         self.fetched: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=6)
+
+    def hold_loads(self) -> None:
+        """A call begins that may load pages: see tiered_lockstep."""
+
+    def do_loads(self) -> None:
+        """It is over."""
 
     # -- calls -----------------------------------------------------------------------------------
     def new(
@@ -172,9 +188,10 @@ class Lockstep:
             return -1
 
         answer, _ = self.same(core, model)
-        if answer is None:
-            return
         copies = hint.take()
+        if answer is None:
+            assert not len(copies)
+            return
         for row, request in enumerate(requests):
             chosen, dropped = hint.for_request(request)
             fits = self.model.reserve(request.model, num_steps, chosen, dropped=dropped)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foreign_context import Context, Refused
+from no_tier import NoTier
 
 Namespace = tuple[str | None, str | None]
 Key = tuple[Namespace, tuple[int, ...]]
@@ -38,6 +39,7 @@ class Claim:
     hit: int = 0
     counted: int = 0  # positions below are in the metrics
     started: bool = False  # fetched or written: its pages must not change any more
+    host: list[Key] | None = None  # of its path, what it knows to be in the host tier
 
 
 @dataclasses.dataclass
@@ -52,11 +54,12 @@ class Admission:
     partial: int
     sources: list[Key]  # equally good pages to copy `partial` tokens from
     total: int  # tokens of the hit
+    below: int = 0  # pages of the hit in the host tier, where it goes on there
     new: int = 0
     given_back: int = 0
 
 
-class Manager:
+class Manager(NoTier):
     """The reference: same verbs, same answers, no speed."""
 
     def __init__(
@@ -116,19 +119,19 @@ class Manager:
         return self.num_pages - len(self.cache[replica]) - len(owned)
 
     def num_free(self, replica: int) -> int:
-        evictable = len(self.cache[replica]) - len(self.protected(replica))
-        return self.unused(replica) + evictable
+        return self.unused(replica) + len(self.cache[replica]) - len(self.protected(replica))
 
     def recommend(self, ctx: Context) -> int:
         if ctx.request_id in self.claims:
             return self.find(ctx.request_id).replica
 
         def rank(replica: int) -> tuple[int, int, int]:
-            ns = (ctx.extra_key, ctx.cache_salt)
-            hit = len(self.match(replica, ctx.ids, ns, ctx.end_idx))
-            return -hit, -self.num_free(replica), len(self.claims_of(replica))
+            return -self.hit_of(ctx, replica), -self.num_free(replica), len(self.claims_of(replica))
 
         return min(range(len(self.cache)), key=rank)
+
+    def hit_of(self, ctx: Context, replica: int) -> int:
+        return len(self.match(replica, ctx.ids, (ctx.extra_key, ctx.cache_salt), ctx.end_idx))
 
     # -- reserving -------------------------------------------------------------------------------
     def needed(self, ctx: Context, num_steps: int) -> int:
@@ -152,8 +155,10 @@ class Manager:
             ns = (ctx.extra_key, ctx.cache_salt)
             found = self.match(claim.replica, ctx.ids, ns, (ctx.end_idx - 1) // size)
             tokens, pages = self.best_sources(ctx, claim.replica, len(found))
-            if len(found) * size + tokens > claim.hit:
-                row.path, row.partial, row.sources = found, tokens, pages
+            below = self.pages_below(ctx, claim.replica, len(found) * size + tokens)
+            tokens, pages = (0, []) if below else (tokens, pages)
+            if max(len(found), below) * size + tokens > claim.hit:
+                row.path, row.partial, row.sources, row.below = found, tokens, pages, below
                 self.stand(row, claim)
         held, shared = len(claim.pages), len(row.path)
         row.new = max(needed, held, shared) - max(held, shared)
@@ -172,7 +177,7 @@ class Manager:
     def stand(self, row: Admission, claim: Claim) -> None:
         """Where a request stands after its hit."""
         start = row.ctx.start_idx if claim.pages else 0
-        row.total = max(claim.hit, len(row.path) * self.page_size + row.partial)
+        row.total = max(claim.hit, max(len(row.path), row.below) * self.page_size + row.partial)
         row.start = row.total if row.total > claim.hit else start
         row.active = row.ctx.active_idx
         if row.start >= row.active:
@@ -248,6 +253,7 @@ class Manager:
             self.copies += [row.partial] if row.partial else []
             self.metrics["input_tokens"] -= max(0, min(row.total, claim.counted) - claim.hit)
             claim.hit = row.total
+            self.load(row, claim)
             self.count(claim, row.ctx)
 
     def go_back(self, claim: Claim, row: Admission) -> None:
@@ -270,6 +276,7 @@ class Manager:
         if len(claim.path) > columns:
             self.touch(claim.replica, claim.path)
             del claim.path[columns:]
+            self.leave_host(claim, columns)
 
     def count(self, claim: Claim, ctx: Context) -> None:
         self.metrics["input_tokens"] += max(0, ctx.active_idx - max(ctx.start_idx, claim.counted))
@@ -341,12 +348,13 @@ class Manager:
         for ctx, claim in zip(batch, claims, strict=True):
             if ctx.start_idx > len(claim.pages) * self.page_size:
                 raise Refused("ValueError")
-        swaps = []
+        swaps, flights = [], list[Any]()
         for row, (ctx, claim) in enumerate(zip(batch, claims, strict=True)):
             cache = self.cache[claim.replica]
             claim.started |= ctx.start_idx != claim.hit
             claim.written = ctx.start_idx
             written = ctx.start_idx // self.page_size if self.caching else 0
+            before = len(claim.path)
             for column in range(len(claim.path), written):
                 key, own = self.key(ctx, column + 1), claim.pages[column]
                 page = cache.setdefault(key, own)
@@ -360,12 +368,16 @@ class Manager:
                     claim.pages[column] = page
                     swaps.append((row, column))
             claim.frozen = max(claim.frozen, len(claim.path))
+            if written > before:
+                self.store(claim, flights)
+        self.publish(flights)
         return swaps
 
     def release(self, request_id: Any) -> None:
         claim = self.find(request_id)
         del self.claims[request_id]
         self.touch(claim.replica, claim.path)
+        self.leave_host(claim, -1)
 
     def touch(self, replica: int, path: list[Key]) -> None:
         self.clock += 1

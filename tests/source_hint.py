@@ -24,6 +24,8 @@ class SourceHint:
             for key in cache:
                 block = pair.tree_pairs(replica, key)[-1][0]
                 self.by_id[replica, int(block)] = key
+        self.before = [pool.copy() for pool in pair.pools]
+        pair.hold_loads()
         for pool in pair.pools:  # every slot tells which page it is in
             pool[:] = np.arange(len(pool)).reshape(-1, 1, 1, 1, 1, 1)
 
@@ -36,7 +38,17 @@ class SourceHint:
             assert not len(self.copies)
             done = [row for replica in range(len(self.pair.pools)) for row in self.done(replica)]
             self.copies = np.array(done, np.int32).reshape(-1, 4)
+            self.restore()
         return self.copies
+
+    def restore(self) -> None:
+        """Do what was done to what the pools held before."""
+        for pool, before in zip(self.pair.pools, self.before, strict=True):
+            pool[:] = before
+        for replica, source, target, tokens in self.copies.tolist():
+            before = self.before[replica]
+            self.pair.pools[replica][target, :, :, :tokens] = before[source, :, :, :tokens]
+        self.pair.do_loads()
 
     def done(self, replica: int) -> list[tuple[int, int, int, int]]:
         """What was copied in a pool, by what its slots hold now."""

@@ -11,6 +11,7 @@ struct CacheManager::Admission {
     PrefixMatch match;            // that prefix
     std::int64_t hit_tokens = 0;  // its length, with the partial page
     std::int32_t hit_pages = 0;   // committed columns afterwards
+    TreePosition below;           // in the host tier, where the hit goes on there
     std::int64_t start = 0;       // where the request stands afterwards
     std::int64_t active = 0;
     std::int32_t needed = 0;     // pages of the row for what runs next
@@ -21,6 +22,8 @@ struct CacheManager::Admission {
     std::int64_t available = 0;  // pages that could be had
     bool fits = false;
 
+    /// It takes over pages of the tree.
+    [[nodiscard]] bool shares() const noexcept { return takes_hit && match.at.node != nullptr; }
     [[nodiscard]] std::int64_t new_pages() const noexcept { return appended + replaced; }
 };
 

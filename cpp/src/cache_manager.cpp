@@ -16,9 +16,11 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-void require_count(const char* name, std::int64_t value, std::int64_t most) {
-    if (value < 1 || value > most) {
-        throw std::invalid_argument(detail::concat(name, " is ", value, ", must be 1 .. ", most));
+void require_count(const char* name, std::int64_t value, std::int64_t most,
+                   std::int64_t least = 1) {
+    if (value < least || value > most) {
+        throw std::invalid_argument(
+            detail::concat(name, " is ", value, ", must be ", least, " .. ", most));
     }
 }
 
@@ -31,6 +33,12 @@ const CacheConfig& checked(const CacheConfig& config) {
     require_count("max_sequences", config.max_sequences, kInt64);
     require_count("max_seq_len", config.max_seq_len, kInt64);
     require_count("num_replicas", config.num_replicas, kInt16);
+    require_count("host_pages", config.host_pages, kInt32, 0);
+    if (config.host_pages > 0 && !config.prefix_caching) {
+        throw std::invalid_argument(
+            detail::concat("host_pages is ", config.host_pages,
+                           ", must be 0 without prefix_caching: the host tier holds cached pages"));
+    }
     return config;
 }
 
@@ -41,6 +49,9 @@ CacheManager::CacheManager(const CacheConfig& config)
     for (std::int32_t i = 0; i < config.num_replicas; ++i) {
         replicas_.push_back(std::unique_ptr<Replica>(
             new Replica{BlockPool(config.num_blocks), PrefixTree(config.page_size), 0, {}}));
+        if (config.host_pages == 0) continue;
+        replicas_.back()->host = std::make_unique<BlockStore>(config.host_pages, config.page_size);
+        replicas_.back()->storing.resize(static_cast<std::size_t>(config.num_blocks));
     }
 }
 
@@ -100,6 +111,7 @@ void CacheManager::release(SequenceHandle sequence) {
         replica.tree.unpin(leaving.node, true);
         replica.tree.shrink(leaving.node);
     }
+    if (leaving.host_node != nullptr) replica.host->let_go(leaving.host_node);
     --replica.num_sequences;
     sequences_.release(sequence);
 }
@@ -174,6 +186,9 @@ std::int32_t CacheManager::recommend_replica(std::string_view name_space, const 
         if (config_.prefix_caching) {
             TreeNode* root = replica.tree.find_namespace(name_space);
             if (root != nullptr) hit = replica.tree.match(root, tokens, n).at.depth;
+            if (replica.host != nullptr) {
+                hit = std::max<std::int64_t>(hit, replica.host->match(name_space, tokens, n).depth);
+            }
         }
         const std::int64_t available = replica.pool.num_free() + replica.tree.num_evictable();
         const Merit merit{hit, available, -replica.num_sequences};
@@ -192,6 +207,11 @@ void CacheManager::reset_prefix_cache() {
         const std::int64_t n =
             replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
         replica->pool.free(evicted.data(), n);
+        if (replica->host != nullptr) replica->host->reset();
+    }
+    // What is on its way for a sequence that is gone would come back otherwise.
+    for (auto& [ticket, flight] : flights_) {
+        flight.is_wanted &= sequences_.find(flight.sequence) != nullptr;
     }
 }
 
@@ -230,8 +250,13 @@ PoolStats CacheManager::stats(std::int32_t replica) const {
     require_replica(replica);
     const Lock lock(mutex_);
     const Replica& asked = replica_at(replica);
-    return {config_.num_blocks, asked.pool.num_free(), asked.tree.num_cached(),
-            asked.tree.num_evictable(), asked.num_sequences};
+    return {config_.num_blocks,
+            asked.pool.num_free(),
+            asked.tree.num_cached(),
+            asked.tree.num_evictable(),
+            asked.num_sequences,
+            config_.host_pages,
+            asked.host == nullptr ? 0 : asked.host->num_stored()};
 }
 
 // Only where the peak could move is it worth counting what the cache protects.

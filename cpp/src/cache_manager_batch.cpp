@@ -60,8 +60,8 @@ bool CacheManager::fits_together(const std::vector<Admission>& admissions,
 // Several rows against one state, so that the batch gets its pages as a whole or not at all. Where
 // something must be evicted, all hits are pinned first: what is evictable then is exactly what the
 // batch may evict. Partial hits are dropped there, for one row's victim could be another's source.
-bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_steps,
-                                    std::vector<PageCopy>* copies, FetchResult& result) {
+bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_steps, Owed owed,
+                                    FetchResult& result) {
     std::vector<Admission> admissions;
     admissions.reserve(missing_.size());
     std::vector<std::int64_t> free;
@@ -83,7 +83,7 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
             const Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[k])];
             admissions[k] = admit(sequence, batch[missing_[k]], num_steps, false);
             note_leaving(admissions[k], sequence);
-            if (!admissions[k].takes_hit) continue;
+            if (!admissions[k].shares()) continue;
             PrefixTree& tree = replica_at(sequence.replica).tree;
             TreeNode*& end = admissions[k].match.at.node;
             end = tree.split(admissions[k].match.at);
@@ -93,7 +93,7 @@ bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_
         fits = fits_together(admissions, result);
         leaving_.clear();
     }
-    if (fits) result.has_moved |= apply_together(admissions, batch, copies);
+    if (fits) result.has_moved |= apply_together(admissions, batch, owed);
     for (const auto& [tree, node] : held) tree->unpin(node, false);
     return fits;
 }
@@ -111,13 +111,13 @@ void CacheManager::note_leaving(const Admission& admission, const Sequence& sequ
 // Copies made at once hold their sources meanwhile, and yet the last fork of a page has it for
 // itself, as it was admitted.
 bool CacheManager::apply_together(const std::vector<Admission>& admissions,
-                                  const RequestBatch& batch, std::vector<PageCopy>* copies) {
+                                  const RequestBatch& batch, Owed owed) {
+    const std::vector<PageCopy>* copies = owed.copies;
     bool has_moved = false;
     std::size_t done = copies == nullptr ? 0 : copies->size();
     for (std::size_t k = 0; k < missing_.size(); ++k) {
         const std::int64_t row = missing_[k];
-        has_moved |=
-            apply(admissions[k], *batch_[static_cast<std::size_t>(row)], batch[row], copies);
+        has_moved |= apply(admissions[k], *batch_[static_cast<std::size_t>(row)], batch[row], owed);
         for (; copies != nullptr && done < copies->size(); ++done) {
             const PageCopy& copy = (*copies)[done];
             if (copy.held == nullptr) ++leaving_[{copy.replica, copy.source}];
@@ -189,10 +189,10 @@ bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_ste
     return true;
 }
 
-bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
-                                   std::vector<PageCopy>* copies, FetchResult& result) {
+bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_steps, Owed owed,
+                                   FetchResult& result) {
     if (only_grow(batch)) return grow_together(batch, num_steps, result);
-    if (missing_.size() > 1) return reserve_together(batch, num_steps, copies, result);
+    if (missing_.size() > 1) return reserve_together(batch, num_steps, owed, result);
     // One row is what `reserve` does.
     RequestView& request = batch[missing_[0]];
     Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[0])];
@@ -202,7 +202,7 @@ bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_s
                   false};
         return false;
     }
-    result.has_moved = apply(admission, sequence, request, copies);
+    result.has_moved = apply(admission, sequence, request, owed);
     return true;
 }
 
@@ -247,7 +247,9 @@ void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const Requ
     }
 }
 
-void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swaps) {
+void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swaps,
+                          std::vector<HostCopy>* host_copies) {
+    require_host_copies(host_copies);
     const std::lock_guard<std::mutex> lock(mutex_);
     const RequestBatch batch = given;
     const std::int64_t n = batch.size();
@@ -280,8 +282,9 @@ void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swap
         // Asked again: an earlier row may name the same request.
         const bool has_new_page = request.start >= (sequence.committed + 1) * page;
         if (!config_.prefix_caching || !has_new_page) continue;
-        commit_pages(replica_at(sequence.replica), sequence, request,
-                     static_cast<std::int32_t>(row), swaps);
+        Replica& replica = replica_at(sequence.replica);
+        commit_pages(replica, sequence, request, static_cast<std::int32_t>(row), swaps);
+        if (replica.host != nullptr) owe_stores(request.sequence, sequence, *host_copies);
     }
 }
 

@@ -73,15 +73,54 @@ void CacheManager::check_counts(std::int32_t index) const {
         "pool: free + referenced + cached == total");
 }
 
+// What a sequence has in the host tier are the first tokens of what it has in the tree.
+void CacheManager::check_host_place(const Sequence& sequence) const {
+    if (sequence.storing != 0) {
+        const auto flight = flights_.find(sequence.storing);
+        require_law(sequence.host_node == nullptr && flight != flights_.end() &&
+                        sequences_.find(flight->second.sequence) == &sequence,
+                    "host tier: a sequence whose pages are stored waits for them");
+    }
+    if (sequence.host_node == nullptr) return;
+    const Replica& replica = replica_at(sequence.replica);
+    const std::int32_t depth = PrefixTree::depth_of(sequence.host_node);
+    require_law(depth <= sequence.committed, "host tier: a sequence stores what it committed");
+    require_law(replica.tree.tokens_of({sequence.node, depth}, 0) ==
+                        replica.host->tokens_of({sequence.host_node, depth}, 0) &&
+                    PrefixTree::name_of(sequence.node) == PrefixTree::name_of(sequence.host_node),
+                "host tier: a sequence's prefix is the same there and here");
+}
+
+void CacheManager::check_host(std::int32_t index) const {
+    const Replica& replica = replica_at(index);
+    if (replica.host == nullptr) return;
+    std::int64_t on_their_way = 0;
+    std::vector<bool> storing(replica.storing.size());
+    for (const auto& [ticket, flight] : flights_) {
+        if (flight.replica != index || flight.source == nullptr) continue;
+        on_their_way += static_cast<std::int64_t>(flight.host_pages.size());
+        for (const BlockId page : flight.device_pages) {
+            require_law(!storing[static_cast<std::size_t>(page)],
+                        "host tier: a page is on its way once");
+            storing[static_cast<std::size_t>(page)] = true;
+        }
+    }
+    require_law(storing == replica.storing, "host tier: pages on their way are known");
+    replica.host->check_integrity(on_their_way);
+}
+
 void CacheManager::check_integrity() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Sequence& sequence : sequences_.slots()) {
-        if (sequence.replica >= 0) check_sequence(sequence);
+        if (sequence.replica < 0) continue;
+        check_sequence(sequence);
+        check_host_place(sequence);
     }
     for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
         replica_at(i).pool.check_integrity();
         replica_at(i).tree.check_integrity();
         check_counts(i);
+        check_host(i);
     }
 }
 

@@ -74,7 +74,9 @@ bool CacheManager::have_room(const FetchTarget* targets) const {
 }
 
 FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_steps,
-                                FetchTarget* targets, std::vector<PageCopy>* copies) {
+                                FetchTarget* targets, std::vector<PageCopy>* copies,
+                                std::vector<HostCopy>* host_copies) {
+    require_host_copies(host_copies);
     const std::lock_guard<std::mutex> lock(mutex_);
     for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
         targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
@@ -83,7 +85,9 @@ FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_step
     InputCount counted(undo_, batch.size());
     write_ready_rows(batch, num_steps, targets, counted);
     FetchResult result;
-    if (!missing_.empty() && !reserve_missing(batch, num_steps, copies, result)) return result;
+    if (!missing_.empty() && !reserve_missing(batch, num_steps, {copies, host_copies}, result)) {
+        return result;
+    }
     for (const LateRow& late : late_) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(late.batch_row)];
         Part part{targets[sequence.replica]};

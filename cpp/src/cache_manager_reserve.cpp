@@ -39,17 +39,22 @@ void CacheManager::find_hit(Admission& admission, const Sequence& sequence,
     const std::int64_t begin = admission.start;
     const bool is_open = !sequence.is_sealed && begin == sequence.hit_tokens;
     if (!config_.prefix_caching || !is_open || request.active - begin <= 1) return;
-    const PrefixTree& tree = replica_at(sequence.replica).tree;
-    TreeNode* root = tree.find_namespace(request.name_space);
-    if (root == nullptr) return;
-    // At least one token is left to run.
-    const PrefixMatch match = tree.match(root, request.tokens, request.end - 1,
-                                         allow_partial && config_.partial_page_reuse);
-    const std::int64_t hit =
-        std::int64_t{match.at.depth} * config_.page_size + match.partial_tokens;
-    if (hit <= sequence.hit_tokens) return;
+    const Replica& replica = replica_at(sequence.replica);
+    TreeNode* root = replica.tree.find_namespace(request.name_space);
+    if (root != nullptr) {
+        // At least one token is left to run.
+        admission.match = replica.tree.match(root, request.tokens, request.end - 1,
+                                             allow_partial && config_.partial_page_reuse);
+    }
+    PrefixMatch& match = admission.match;
+    std::int64_t hit = std::int64_t{match.at.depth} * config_.page_size + match.partial_tokens;
+    if (replica.host != nullptr) hit = find_hit_below(admission, *replica.host, request, hit);
+    if (hit <= sequence.hit_tokens) {
+        match = {};
+        admission.below = {};
+        return;
+    }
     admission.takes_hit = true;
-    admission.match = match;
     admission.hit_tokens = hit;
     admission.hit_pages = match.at.depth;
     admission.start = hit;
@@ -120,7 +125,7 @@ void CacheManager::weigh(Admission& admission, const Sequence& sequence,
     admission.fits = admission.evicted == 0;
     if (admission.fits) return;
     std::int64_t evictable = replica.tree.num_evictable();
-    if (admission.takes_hit) {
+    if (admission.shares()) {
         // What the hit takes is no longer there to evict, nor is the page it copies from.
         evictable -= replica.tree.num_unprotected(admission.match.at);
         const bool copies = admission.match.partial_tokens > 0;
@@ -243,6 +248,10 @@ void CacheManager::drop_columns(Replica& replica, Sequence& sequence, std::int32
 // The committed columns from `columns` on are the tree's alone from now on.
 void CacheManager::move_back(Replica& replica, Sequence& sequence, std::int32_t columns) {
     if (sequence.committed <= columns) return;
+    sequence.storing = 0;  // pages on their way arrive without it
+    if (sequence.host_node != nullptr && PrefixTree::depth_of(sequence.host_node) > columns) {
+        sequence.host_node = replica.host->retreat(sequence.host_node, columns);
+    }
     sequence.committed = columns;
     TreeNode* old_node = sequence.node;
     sequence.node = replica.tree.split({old_node, columns});
@@ -296,16 +305,16 @@ void CacheManager::count_hit(const Admission& admission, Sequence& sequence) {
 
 // True when the request now stands elsewhere.
 bool CacheManager::apply(const Admission& admission, Sequence& sequence, RequestView& request,
-                         std::vector<PageCopy>* copies) {
+                         Owed owed) {
     Replica& replica = replica_at(sequence.replica);
-    if (admission.takes_hit) take_hit(admission, replica, sequence);
+    if (admission.shares()) take_hit(admission, replica, sequence);
     if (sequence.node == nullptr) {
         sequence.node = replica.tree.open_namespace(request.name_space);
         replica.tree.pin(sequence.node);
     }
     append_pages(replica, sequence, admission.appended, guard_of(admission, sequence));
     if (sequence.frozen > admission.start / config_.page_size) {
-        thaw(admission, replica, request.sequence, sequence, copies);
+        thaw(admission, replica, request.sequence, sequence, owed.copies);
     }
     note_peak(replica);  // before a copy holds its source for a moment
     if (admission.match.partial_tokens > 0) {
@@ -315,7 +324,10 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
         owe_copy({sequence.replica, source_page,
                   sequence.pages[static_cast<std::size_t>(admission.hit_pages)],
                   admission.match.partial_tokens, request.sequence, nullptr},
-                 source, replica, copies);
+                 source, replica, owed.copies);
+    }
+    if (admission.below.node != nullptr) {
+        owe_loads(admission, sequence, request.sequence, *owed.host_copies);
     }
     if (sequence.count_epoch != count_epoch_) {
         sequence.count_epoch = count_epoch_;
@@ -332,14 +344,17 @@ bool CacheManager::apply(const Admission& admission, Sequence& sequence, Request
 }
 
 ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
-                                    std::vector<PageCopy>* copies) {
-    return reserve_batch({&request, 1}, num_steps, copies) == 1 ? ReserveStatus::kOk
-                                                                : ReserveStatus::kNoSpace;
+                                    std::vector<PageCopy>* copies,
+                                    std::vector<HostCopy>* host_copies) {
+    const bool fits = reserve_batch({&request, 1}, num_steps, copies, host_copies) == 1;
+    return fits ? ReserveStatus::kOk : ReserveStatus::kNoSpace;
 }
 
 std::int64_t CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t num_steps,
-                                         std::vector<PageCopy>* copies) {
+                                         std::vector<PageCopy>* copies,
+                                         std::vector<HostCopy>* host_copies) {
     const std::int64_t n = batch.size();
+    require_host_copies(host_copies);
     const std::lock_guard<std::mutex> lock(mutex_);
     check_batch(batch, num_steps);
     for (std::int64_t i = 0; i < n; ++i) {
@@ -351,7 +366,7 @@ std::int64_t CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t
         }
         const Admission admission = admit(sequence, batch[i], num_steps, true);
         if (!admission.fits) return i;
-        apply(admission, sequence, batch[i], copies);
+        apply(admission, sequence, batch[i], {copies, host_copies});
         // Rows behind may need the source's page, or would meet it held in the eviction order.
         if (copies != nullptr && !copies->empty()) return i + 1;
     }

@@ -131,6 +131,11 @@ void PrefixTree::find_partial(PrefixMatch& match, const TokenId* rest, std::int3
 
 std::int32_t PrefixTree::depth_of(const TreeNode* node) noexcept { return node->end(); }
 
+std::string_view PrefixTree::name_of(const TreeNode* node) noexcept {
+    while (!node->is_root()) node = node->parent;
+    return node->name == nullptr ? std::string_view{} : *node->name;
+}
+
 TreePosition PrefixTree::position(TreeNode* node, std::int32_t depth) noexcept {
     while (!node->is_root() && depth <= node->start) node = node->parent;
     return {node, depth};
@@ -145,6 +150,21 @@ void PrefixTree::copy_pages(TreePosition at, std::int32_t first, BlockId* out) c
         depth = from;
         node = node->parent;
     }
+}
+
+std::vector<TokenId> PrefixTree::tokens_of(TreePosition at, std::int32_t first) const {
+    auto [node, depth] = position(at.node, at.depth);
+    const auto page = static_cast<std::size_t>(page_size_);
+    std::vector<TokenId> tokens(static_cast<std::size_t>(depth - first) * page);
+    while (depth > first) {
+        const std::int32_t from = std::max(first, node->start);
+        std::memcpy(tokens.data() + static_cast<std::size_t>(from - first) * page,
+                    node->page_tokens(from - node->start, page_size_),
+                    static_cast<std::size_t>(depth - from) * page * sizeof(TokenId));
+        depth = from;
+        node = node->parent;
+    }
+    return tokens;
 }
 
 bool PrefixTree::is_protected(TreePosition at) const {

@@ -27,7 +27,7 @@ using Key = std::optional<std::string>;
 CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            std::int64_t max_sequences, std::int64_t max_seq_len,
                            std::int32_t num_replicas, bool prefix_caching, bool dedup,
-                           bool partial_page_reuse) {
+                           bool partial_page_reuse, std::int64_t host_pages) {
     kvcore::CacheConfig config;
     config.num_blocks = num_blocks;
     config.page_size = page_size;
@@ -37,6 +37,7 @@ CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
     config.prefix_caching = prefix_caching;
     config.dedup = dedup;
     config.partial_page_reuse = partial_page_reuse;
+    config.host_pages = host_pages;
     return new CacheManager(config);
 }
 
@@ -130,13 +131,17 @@ void bind_values(py::module_& module) {
         .def_readonly("cache_tokens", &kvcore::Metrics::cache_tokens)
         .def_readonly("copied_tokens", &kvcore::Metrics::copied_tokens)
         .def_readonly("evicted_pages", &kvcore::Metrics::evicted_pages)
-        .def_readonly("peak_used_pages", &kvcore::Metrics::peak_used_pages);
+        .def_readonly("peak_used_pages", &kvcore::Metrics::peak_used_pages)
+        .def_readonly("stored_pages", &kvcore::Metrics::stored_pages)
+        .def_readonly("loaded_pages", &kvcore::Metrics::loaded_pages);
     py::class_<kvcore::PoolStats>(module, "PoolStats", "Pages of one replica at one moment.")
         .def_readonly("total_pages", &kvcore::PoolStats::total_pages)
         .def_readonly("free_pages", &kvcore::PoolStats::free_pages)
         .def_readonly("cached_pages", &kvcore::PoolStats::cached_pages)
         .def_readonly("evictable_pages", &kvcore::PoolStats::evictable_pages)
         .def_readonly("num_sequences", &kvcore::PoolStats::num_sequences)
+        .def_readonly("host_pages", &kvcore::PoolStats::host_pages)
+        .def_readonly("host_cached_pages", &kvcore::PoolStats::host_cached_pages)
         .def_property_readonly("available_pages", &kvcore::PoolStats::available_pages);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
@@ -156,7 +161,7 @@ void bind_cache_manager(py::module_& module) {
         .def(py::init(&make_manager), py::kw_only(), py::arg("num_blocks"), py::arg("page_size"),
              py::arg("max_sequences"), py::arg("max_seq_len"), py::arg("num_replicas") = 1,
              py::arg("prefix_caching") = true, py::arg("dedup") = true,
-             py::arg("partial_page_reuse") = true)
+             py::arg("partial_page_reuse") = true, py::arg("host_pages") = 0)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)
@@ -186,7 +191,7 @@ void bind_cache_manager(py::module_& module) {
         .def_property_readonly(
             "metrics", &CacheManager::metrics,
             "Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, "
-            "evicted_pages, peak_used_pages.")
+            "evicted_pages, peak_used_pages, stored_pages, loaded_pages.")
         .def("reset_metrics", &CacheManager::reset_metrics, docs::kResetMetrics)
         .def("check_integrity", &CacheManager::check_integrity, docs::kCheckIntegrity)
         .def("_capsule",

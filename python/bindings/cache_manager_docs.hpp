@@ -24,6 +24,9 @@ max_seq_len : int
 num_replicas : int
 prefix_caching, dedup, partial_page_reuse : bool
     As for PagedKVCacheManager.
+host_pages : int
+    Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves pages to and fro:
+    with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
 
 Raises
 ------

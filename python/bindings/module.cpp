@@ -38,6 +38,7 @@ PYBIND11_MODULE(_core, module) {
     bind_attention(module);
     bind_block_pool(module);
     bind_cache_manager(module);
+    bind_host_store(module);
     bind_kernels(module);
     bind_page_bytes(module);
     bind_paged_batch(module);

@@ -10,6 +10,7 @@ from libcpp.vector cimport vector
 from kvcore.cpp cimport (
     CacheManager,
     FetchTarget,
+    HostCopy,
     LookupTable,
     PageCopy,
     PinHandle,
@@ -103,15 +104,28 @@ cdef class Forks(ClaimTable):
     cdef list _describe_children(self, list children, Batch* requests, list keep)
 
 
-cdef class PagedHotPath(Forks):
+# What a call leaves to be done.
+cdef struct Owed:
+    vector[PageCopy] copies
+    vector[HostCopy] host_copies
+
+
+cdef class Copies(Forks):
+    cdef bint _copies_itself
+    cdef readonly object _mover  # None without a host tier
+
+    cdef int _do(self, Owed* owed) except -1
+    cdef int _copy(self, vector[PageCopy]& copies) except -1
+    cdef int _move(self, vector[HostCopy]& copies) except -1
+
+
+cdef class PagedHotPath(Copies):
     cdef int32_t _page_size
     cdef int64_t _total_pages
-    cdef bint _copies_itself
     cdef list _buffers
     cdef readonly list _shards
     cdef object _listener
 
-    cdef int _copy(self, vector[PageCopy]& copies) except -1
     cdef int _write_back_foreign(
         self, list contexts, const Batch& requests, int64_t first, int64_t end
     ) except -1

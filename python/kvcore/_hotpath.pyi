@@ -10,6 +10,7 @@ from kvcore._core import CacheManager
 from kvcore.context import ContextLike
 from kvcore.metrics import KVCacheMetrics
 from kvcore.plans import ReservePlan, SharedPrefix
+from kvcore.swap import Mover
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
@@ -97,13 +98,27 @@ class Forks(ClaimTable):
     def truncate(self, request_id: Hashable, n_tokens: int) -> None: ...
     def shared_prefixes(self, batch: Iterable[_Context]) -> list[SharedPrefix]: ...
 
-class PagedHotPath(Forks):
+class Copies(Forks):
+    def __init__(
+        self,
+        core: CacheManager,
+        *,
+        copies_itself: bool,
+        mover: Mover | None,
+        runtime_checks: bool,
+    ) -> None: ...
+    @property
+    def _mover(self) -> Mover | None: ...
+    def take_copies(self) -> NDArray[np.int32]: ...
+
+class PagedHotPath(Copies):
     def __init__(
         self,
         core: CacheManager,
         *,
         shards: list[list[tuple[Any, Any]]],
         copies_itself: bool,
+        mover: Mover | None,
         runtime_checks: bool,
         listener: Any,
     ) -> None: ...
@@ -142,7 +157,6 @@ class PagedHotPath(Forks):
         cache_salt: str | None = None,
         replica_idx: int = 0,
     ) -> PinnedPrefix: ...
-    def take_copies(self) -> NDArray[np.int32]: ...
     def reset_prefix_cache(self) -> None: ...
     def _counters(self) -> KVCacheMetrics: ...
 

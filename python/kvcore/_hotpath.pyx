@@ -24,6 +24,8 @@ from kvcore.cpp cimport (
     FetchResult,
     FetchStatus,
     FetchTarget,
+    HostCopy,
+    HostDirection,
     LookupTable,
     PageCopy,
     PageSwap,
@@ -85,6 +87,7 @@ include "_context.pxi"
 include "_inputs.pxi"
 include "_claims.pxi"
 include "_forks.pxi"
+include "_copies.pxi"
 include "_manager.pxi"
 include "_row_claims.pxi"
 include "_prefix_tree.pxi"

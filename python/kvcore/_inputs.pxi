@@ -112,6 +112,19 @@ cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
     return out
 
 
+cdef cnp.ndarray host_copies_array(const vector[HostCopy]& copies):
+    """int32 [n, 4]: replica, direction (0: to the host, 1: back), page there, page of the host."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(copies.size()):
+        data[4 * i] = copies[i].replica
+        data[4 * i + 1] = copies[i].direction == HostDirection.kLoad
+        data[4 * i + 2] = copies[i].device_page
+        data[4 * i + 3] = copies[i].host_page
+    return out
+
+
 cdef cnp.ndarray swaps_array(const vector[PageSwap]& swaps):
     """int32 [n, 3]: batch row, column, page."""
     cdef cnp.ndarray out = int32_rows(<int64_t>swaps.size(), 3)

@@ -5,16 +5,17 @@
 cdef int64_t RELEASE_GIL_TOKENS = 8192
 
 
-cdef class PagedHotPath(Forks):
+cdef class PagedHotPath(Copies):
     """Base of PagedKVCacheManager: what runs per request and per step."""
 
-    def __init__(self, object core, *, object shards, bint copies_itself, bint runtime_checks,
-                 object listener):
-        super().__init__(core, runtime_checks=runtime_checks)
+    def __init__(self, object core, *, object shards, bint copies_itself, object mover,
+                 bint runtime_checks, object listener):
+        super().__init__(
+            core, copies_itself=copies_itself, mover=mover, runtime_checks=runtime_checks
+        )
         self._page_size = self._native.config().page_size
         self._total_pages = self._native.config().num_blocks
         self._shards = shards
-        self._copies_itself = copies_itself
         self._listener = listener
         self._buffers = [[] for _ in range(self._num_replicas)]
 
@@ -48,8 +49,8 @@ cdef class PagedHotPath(Forks):
         cdef int64_t steps = as_int(num_steps, "num_steps")
         cdef RequestView foreign
         cdef RequestView* request = &foreign
-        cdef vector[PageCopy] copies
-        cdef vector[PageCopy]* wanted = &copies if self._copies_itself else NULL
+        cdef Owed owed
+        cdef vector[PageCopy]* copies = &owed.copies if self._copies_itself else NULL
         cdef ReserveStatus status
         cdef list keep = []
         cdef object buffer
@@ -62,14 +63,14 @@ cdef class PagedHotPath(Forks):
         try:
             if request.end - request.start > RELEASE_GIL_TOKENS:
                 with nogil:
-                    status = self._native.reserve(request[0], steps, wanted)
+                    status = self._native.reserve(request[0], steps, copies, &owed.host_copies)
             else:
-                status = self._native.reserve(request[0], steps, wanted)
+                status = self._native.reserve(request[0], steps, copies, &owed.host_copies)
         except ValueError as error:
             raise named(error, [data]) from None
         if status != ReserveStatus.kOk:
             return False
-        self._copy(copies)
+        self._do(&owed)
         if request is &foreign:
             self._write_back(data, foreign)
         self._check()
@@ -85,7 +86,7 @@ cdef class PagedHotPath(Forks):
         cdef int64_t steps = as_int(num_steps, "num_steps")
         cdef list contexts
         cdef Batch requests
-        cdef vector[PageCopy] copies
+        cdef Owed owed
         cdef list keep = []
         cdef int64_t done = 0
         cdef int64_t reserved = 0
@@ -96,17 +97,18 @@ cdef class PagedHotPath(Forks):
                 self._check_settable(context)
         try:
             while True:
-                copies.clear()
+                owed.copies.clear()
+                owed.host_copies.clear()
                 reserved = self._native.reserve_batch(
                     RequestBatch(requests.rows.data() + done, n - done), steps,
-                    &copies if self._copies_itself else NULL,
+                    &owed.copies if self._copies_itself else NULL, &owed.host_copies,
                 )
-                self._copy(copies)
+                self._do(&owed)
                 if keep:
                     self._write_back_foreign(contexts, requests, done, done + reserved)
                 done += reserved
                 # It stops behind a row that owes a copy, which is done now.
-                if copies.size() == 0 or done == n:
+                if owed.copies.size() == 0 or done == n:
                     break
         except ValueError as error:
             raise named(error, contexts) from None
@@ -138,15 +140,6 @@ cdef class PagedHotPath(Forks):
             hit_tokens=plan.hit_tokens, new_pages=plan.new_pages,
             evicted_pages=plan.evicted_pages, copied_tokens=plan.copied_tokens, fits=plan.fits,
         )
-
-    cdef int _copy(self, vector[PageCopy]& copies) except -1:
-        if copies.size() == 0:
-            return 0
-        try:
-            self._copy_pages(copies_array(copies))
-        finally:
-            self._native.finish_copies(copies)
-        return 0
 
     cdef int _write_back_foreign(self, list contexts, const Batch& requests, int64_t first,
                                  int64_t end) except -1:
@@ -205,7 +198,7 @@ cdef class PagedHotPath(Forks):
         cdef int64_t steps = as_int(num_steps, "num_steps")
         cdef list contexts
         cdef Batch requests
-        cdef vector[PageCopy] copies
+        cdef Owed owed
         cdef vector[FetchTarget] targets
         cdef FetchResult result
         cdef list keep = []
@@ -230,7 +223,8 @@ cdef class PagedHotPath(Forks):
                     targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
                 result = self._native.fetch(
                     RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), steps,
-                    targets.data(), &copies if self._copies_itself else NULL,
+                    targets.data(), &owed.copies if self._copies_itself else NULL,
+                    &owed.host_copies,
                 )
                 has_moved = has_moved or result.has_moved
                 if result.status != FetchStatus.kGrow:
@@ -241,7 +235,7 @@ cdef class PagedHotPath(Forks):
                     f"pages, {result.available} of {self._total_pages} are free; "
                     f"release a request first"
                 )
-            self._copy(copies)
+            self._do(&owed)
             if has_moved and keep:
                 self._write_back_foreign(contexts, requests, 0, len(contexts))
             inputs = self._outputs(buffers[-self._num_replicas:], targets, steps)
@@ -293,19 +287,23 @@ cdef class PagedHotPath(Forks):
 
         Notes
         -----
-        Costs O(new tokens), whatever the context length.
+        Costs O(new tokens), whatever the context length; with a host tier also the bytes of the
+        pages that are stored there, while other threads may run.
         """
         cdef list contexts
         cdef Batch requests
         cdef vector[PageSwap] swaps
+        cdef Owed owed
         cdef list keep = []
         contexts = self._read(batch, &requests, keep)
         try:
             self._native.commit(
-                RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), swaps
+                RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), swaps,
+                &owed.host_copies,
             )
         except ValueError as error:
             raise named(error, contexts) from None
+        self._do(&owed)
         self._keep(&requests)
         self._check()
         return swaps_array(swaps)
@@ -363,19 +361,8 @@ cdef class PagedHotPath(Forks):
         self._check()
         return pinned
 
-    def take_copies(self):
-        """Hand out the page copies that a manager without a pool of its own owes.
-
-        Returns
-        -------
-        int32 [n, 4]
-            Replica, source page, destination page, tokens; to be done in this order, before the
-            next fetch's kernels run.
-        """
-        return copies_array(self._native.take_copies())
-
     def reset_prefix_cache(self):
-        """Forget every cached page that nobody holds, on every replica."""
+        """Forget every cached page that nobody holds, on every replica and in its host tier."""
         self._native.reset_prefix_cache()
         self._check()
 
@@ -386,5 +373,6 @@ cdef class PagedHotPath(Forks):
         return KVCacheMetrics(
             input_tokens=counters.input_tokens, cache_tokens=counters.cache_tokens,
             copied_tokens=counters.copied_tokens, evicted_pages=counters.evicted_pages,
-            peak_used_pages=counters.peak_used_pages,
+            peak_used_pages=counters.peak_used_pages, h2d_blocks_copied=counters.loaded_pages,
+            d2h_blocks_copied=counters.stored_pages,
         )

@@ -113,12 +113,16 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t copied_tokens
         int64_t evicted_pages
         int64_t peak_used_pages
+        int64_t stored_pages
+        int64_t loaded_pages
     cdef cppclass PoolStats:
         int64_t total_pages
         int64_t free_pages
         int64_t cached_pages
         int64_t evictable_pages
         int64_t num_sequences
+        int64_t host_pages
+        int64_t host_cached_pages
         int64_t available_pages()
 
 
@@ -132,6 +136,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         cbool prefix_caching
         cbool dedup
         cbool partial_page_reuse
+        int64_t host_pages
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -157,6 +162,15 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         BlockId destination
         int32_t num_tokens
         SequenceHandle sequence
+    cdef enum class HostDirection:
+        kStore
+        kLoad
+    cdef cppclass HostCopy:
+        int32_t replica
+        HostDirection direction
+        BlockId device_page
+        BlockId host_page
+        uint32_t ticket
     cdef cppclass SharedPrefix:
         int32_t replica
         int64_t num_tokens
@@ -197,11 +211,20 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
         vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
+        # The last argument of these four is for managers with a host tier.
         ReserveStatus reserve(
             RequestView& request, int64_t num_steps, vector[PageCopy]* copies
         ) except +translate_exception
+        ReserveStatus reserve(
+            RequestView& request, int64_t num_steps, vector[PageCopy]* copies,
+            vector[HostCopy]* host_copies
+        ) except +translate_exception
         int64_t reserve_batch(
             const RequestBatch& batch, int64_t num_steps, vector[PageCopy]* copies
+        ) except +translate_exception
+        int64_t reserve_batch(
+            const RequestBatch& batch, int64_t num_steps, vector[PageCopy]* copies,
+            vector[HostCopy]* host_copies
         ) except +translate_exception
         ReservePlan plan(
             const RequestView& request, int64_t num_steps
@@ -210,8 +233,15 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             const RequestBatch& batch, int64_t num_steps, FetchTarget* targets,
             vector[PageCopy]* copies
         ) except +translate_exception
+        FetchResult fetch(
+            const RequestBatch& batch, int64_t num_steps, FetchTarget* targets,
+            vector[PageCopy]* copies, vector[HostCopy]* host_copies
+        ) except +translate_exception
         void commit(
             const RequestBatch& batch, vector[PageSwap]& swaps
+        ) except +translate_exception
+        void commit(
+            const RequestBatch& batch, vector[PageSwap]& swaps, vector[HostCopy]* host_copies
         ) except +translate_exception
         void fork(
             const RequestView& parent, const RequestBatch& children
@@ -234,6 +264,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         void reset_prefix_cache() except +translate_exception
         vector[PageCopy] take_copies() except +translate_exception
         void finish_copies(const vector[PageCopy]& copies) except +translate_exception
+        void finish_host_copies(
+            const vector[HostCopy]& copies, cbool done
+        ) except +translate_exception
         PoolStats stats(int32_t replica) except +translate_exception
         Metrics metrics() except +translate_exception
         void reset_metrics() except +translate_exception

@@ -13,6 +13,7 @@ from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs, RowClaims
 from kvcore.device import Device, checked_devices
 from kvcore.params import KVCacheParams, require_count
 from kvcore.pools import copy_page_starts, make_shards
+from kvcore.swap import make_mover
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.views import PagedKVCacheCollection
 from kvcore.zmq_reset import ResetListener
@@ -105,6 +106,8 @@ class PagedKVCacheManager(PagedHotPath):
         listener = None
         if zmq_endpoint_base is not None and params.enable_prefix_caching:
             listener = ResetListener(zmq_endpoint_base)
+        shards = make_shards(params, places, pages, blocks)
+        host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params)
         super().__init__(
             CacheManager(
                 num_blocks=pages,
@@ -115,9 +118,11 @@ class PagedKVCacheManager(PagedHotPath):
                 prefix_caching=params.enable_prefix_caching,
                 dedup=dedup,
                 partial_page_reuse=partial_page_reuse,
+                host_pages=host_pages,
             ),
-            shards=make_shards(params, places, pages, blocks),
+            shards=shards,
             copies_itself=blocks is not None,
+            mover=make_mover(shards, host_pages),
             runtime_checks=enable_runtime_checks,
             listener=listener,
         )
@@ -224,7 +229,9 @@ class PagedKVCacheManager(PagedHotPath):
     @property
     def host_committed_block_pct(self) -> float:
         """Share of host pages that hold cached pages, 0..1; 0.0 without a host tier."""
-        return 0.0
+        stats = [self._core.stats(r) for r in range(self.num_replicas)]
+        cached = sum(each.host_cached_pages for each in stats)
+        return cached / max(1, sum(each.host_pages for each in stats))
 
     @property
     def metrics(self) -> KVCacheMetrics:

@@ -14,6 +14,7 @@ __all__ = [
     "chosen_pages",
     "estimated_memory_size",
     "host_pages",
+    "host_pages_per_replica",
     "infer_optimal_batch_size",
     "max_supported_sequence_length",
     "pages_per_replica",
@@ -52,12 +53,17 @@ def pages_per_replica(params: KVCacheParams, memory: int) -> int:
     return memory // params.data_parallel_degree // params.bytes_per_page
 
 
-def host_pages(params: KVCacheParams) -> int:
-    """Answer the pages that the host tier's space holds, over all replicas; 0 without a tier."""
+def host_pages_per_replica(params: KVCacheParams) -> int:
+    """Answer the pages that the host tier's space holds for a replica; 0 without a tier."""
     if not params.enable_kvcache_swapping_to_host:
         return 0
     space = int((params.host_kvcache_swap_space_gb or 0) * _GIB)
-    return space // params.bytes_per_page * params.data_parallel_degree
+    return space // params.bytes_per_page
+
+
+def host_pages(params: KVCacheParams) -> int:
+    """Answer the pages that the host tier's space holds, over all replicas; 0 without a tier."""
+    return host_pages_per_replica(params) * params.data_parallel_degree
 
 
 def chosen_pages(

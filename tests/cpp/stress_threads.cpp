@@ -18,7 +18,7 @@ namespace {
 constexpr int kThreads = 8;
 constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
 
-kvcore::CacheConfig make_config(bool dedup) {
+kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages) {
     kvcore::CacheConfig config;
     config.page_size = 4;
     config.num_blocks = 44;  // a third of what all sequences could want
@@ -26,20 +26,30 @@ kvcore::CacheConfig make_config(bool dedup) {
     config.max_seq_len = 48;
     config.num_replicas = 2;
     config.dedup = dedup;
+    config.host_pages = host_pages;
+    return config;
+}
+
+/// As if the host tier were a pool of its own.
+kvcore::CacheConfig host_config(kvcore::CacheConfig config) {
+    config.num_blocks = config.host_pages;
     return config;
 }
 
 /// What all threads share.
 struct Shared {
-    explicit Shared(const kvcore::CacheConfig& config) : manager(config), memory(config) {}
+    explicit Shared(const kvcore::CacheConfig& config)
+        : manager(config), memory(config), host(host_config(config)) {}
 
     kvcore::CacheManager manager;
     SimulatedMemory memory;
+    SimulatedMemory host;
     std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
     std::atomic<bool> has_begun{false};
     std::atomic<std::int64_t> num_batches{0};
     std::atomic<std::int64_t> num_copies{0};
     std::atomic<std::int64_t> num_forks{0};
+    std::atomic<std::int64_t> num_loads{0};
     std::atomic<std::int64_t> num_refused{0};
 };
 
@@ -115,11 +125,13 @@ class Worker {
     void reserve(Request& request) {
         kvcore::RequestView view = request.view();
         std::vector<kvcore::PageCopy> copies;
-        const bool fits =
-            manager_.reserve(view, random_.between(1, 2), &copies) == kvcore::ReserveStatus::kOk;
+        std::vector<kvcore::HostCopy> loads;
+        const bool fits = manager_.reserve(view, random_.between(1, 2), &copies, &loads) ==
+                          kvcore::ReserveStatus::kOk;
         request.start = view.start;
         request.active = view.active;
         do_copies(copies);
+        do_host_copies(loads);
         if (!fits) give_way();
     }
     void do_copies(const std::vector<kvcore::PageCopy>& copies) {
@@ -127,6 +139,23 @@ class Worker {
         if (random_.chance(30)) std::this_thread::yield();
         manager_.finish_copies(copies);
         shared_.num_copies.fetch_add(count(copies), std::memory_order_relaxed);
+    }
+
+    void do_host_copies(const std::vector<kvcore::HostCopy>& copies) {
+        for (const kvcore::HostCopy& copy : copies) {
+            Digest* here = shared_.memory.page(copy.replica, copy.device_page);
+            Digest* below = shared_.host.page(copy.replica, copy.host_page);
+            if (copy.direction == kvcore::HostDirection::kLoad) std::swap(here, below);
+            std::copy(here, here + config_.page_size, below);
+        }
+        if (random_.chance(30)) std::this_thread::yield();
+        if (!are_stores(copies)) {
+            shared_.num_loads.fetch_add(count(copies), std::memory_order_relaxed);
+        }
+        manager_.finish_host_copies(copies, !random_.chance(2) || !are_stores(copies));
+    }
+    static bool are_stores(const std::vector<kvcore::HostCopy>& copies) {
+        return !copies.empty() && copies[0].direction == kvcore::HostDirection::kStore;
     }
 
     void step() {
@@ -138,9 +167,11 @@ class Worker {
             targets[i].cache_lengths = lengths_[i].data();
         }
         std::vector<kvcore::PageCopy> copies;
+        std::vector<kvcore::HostCopy> loads;
         const kvcore::FetchResult result =
-            manager_.fetch({views.data(), count(views)}, 1, targets.data(), &copies);
+            manager_.fetch({views.data(), count(views)}, 1, targets.data(), &copies, &loads);
         do_copies(copies);
+        do_host_copies(loads);
         if (result.status != kvcore::FetchStatus::kOk) return give_way();
         std::vector<std::int64_t> next_row(tables_.size());
         for (std::size_t i = 0; i < live_.size(); ++i) {
@@ -177,7 +208,9 @@ class Worker {
         std::vector<kvcore::RequestView> views;
         for (const Live& live : live_) views.push_back(live.request.view());
         std::vector<kvcore::PageSwap> swaps;
-        manager_.commit({views.data(), count(views)}, swaps);
+        std::vector<kvcore::HostCopy> stores;
+        manager_.commit({views.data(), count(views)}, swaps, &stores);
+        do_host_copies(stores);
     }
 
     void give_way() {
@@ -271,8 +304,8 @@ class Worker {
     std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
 };
 
-void hammer(bool dedup, std::uint64_t seed, std::int64_t num_operations) {
-    Shared shared(make_config(dedup));
+void hammer(bool dedup, std::int64_t host_pages, std::uint64_t seed, std::int64_t num_operations) {
+    Shared shared(make_config(dedup, host_pages));
     Random random(seed);
     for (int i = 0; i < 4; ++i) {
         std::vector<TokenId> prompt;
@@ -294,13 +327,16 @@ void hammer(bool dedup, std::uint64_t seed, std::int64_t num_operations) {
         const kvcore::PoolStats stats = shared.manager.stats(i);
         CHECK_EQ(stats.free_pages, stats.total_pages);
         CHECK_EQ(stats.num_sequences, 0);
+        CHECK_EQ(stats.host_cached_pages, 0);
     }
     shared.manager.check_integrity();
-    std::printf("%lld batches, %lld forks, %lld copies, %lld times no room\n",
+    CHECK_EQ(shared.num_loads > 0, host_pages > 0);
+    std::printf("%lld batches, %lld forks, %lld copies, %lld times no room, %lld loads\n",
                 static_cast<long long>(shared.num_batches.load()),
                 static_cast<long long>(shared.num_forks.load()),
                 static_cast<long long>(shared.num_copies.load()),
-                static_cast<long long>(shared.num_refused.load()));
+                static_cast<long long>(shared.num_refused.load()),
+                static_cast<long long>(shared.num_loads.load()));
 }
 
 }  // namespace
@@ -308,6 +344,8 @@ void hammer(bool dedup, std::uint64_t seed, std::int64_t num_operations) {
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 16);
     const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 20'000;
-    hammer(true, seed, operations);
-    hammer(false, seed + 1, operations);
+    hammer(true, 0, seed, operations);
+    hammer(false, 0, seed + 1, operations);
+    hammer(true, 300, seed + 2, operations);
+    hammer(false, 60, seed + 3, operations);
 }

@@ -7,9 +7,11 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
+#include "kvcore/block_store.hpp"
 #include "kvcore/cache_types.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
@@ -21,7 +23,8 @@ namespace kvcore {
 /// The C++ entry point: which page belongs to whom, what a prompt can reuse, what goes when memory
 /// is full. Ids only; the caller owns the memory behind them.
 ///
-/// Owns: per replica a BlockPool and a PrefixTree; the SequenceTable over all replicas.
+/// Owns: per replica a BlockPool and a PrefixTree, with a host tier a BlockStore too; the
+/// SequenceTable over all replicas.
 /// Invariant: every page is free, or held by as many sequences and the tree as its count says.
 /// Threads: any number may call any method; one mutex, held for the length of a call. The tokens of
 /// a RequestView must stay unchanged meanwhile.
@@ -54,13 +57,18 @@ class CacheManager {
     /// Page copies owed go to `copies` (and are then due before their finish_copies) or, without
     /// it, to the list that take_copies hands out. Throws RequestNotFoundError,
     /// std::invalid_argument, and CapacityError when the request can never fit.
+    /// With a host tier a prefix that goes further there is reused too: the copies into the
+    /// request's own pages go to `host_copies`, which must be given, and are due before their
+    /// finish_host_copies.
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
-                                        std::vector<PageCopy>* copies = nullptr);
+                                        std::vector<PageCopy>* copies = nullptr,
+                                        std::vector<HostCopy>* host_copies = nullptr);
     /// Reserves in order up to the first that does not fit; returns how many. Every error is raised
     /// before anything is reserved. With `copies` it also stops behind a row that owes one: do it,
     /// finish it, and go on with the rest.
     [[nodiscard]] std::int64_t reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
-                                             std::vector<PageCopy>* copies = nullptr);
+                                             std::vector<PageCopy>* copies = nullptr,
+                                             std::vector<HostCopy>* host_copies = nullptr);
     /// What `reserve` would do now. A request that can never fit answers fits = false. Throws
     /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
@@ -69,13 +77,17 @@ class CacheManager {
     /// `targets` [num_replicas], batch order kept inside a replica. Copies owed and errors are
     /// those of `reserve`; a request named twice is std::invalid_argument.
     [[nodiscard]] FetchResult fetch(const RequestBatch& batch, std::int64_t num_steps,
-                                    FetchTarget* targets, std::vector<PageCopy>* copies = nullptr);
+                                    FetchTarget* targets, std::vector<PageCopy>* copies = nullptr,
+                                    std::vector<HostCopy>* host_copies = nullptr);
 
     /// Puts every page whose tokens are all written (start / page_size) into the prefix tree. Equal
     /// pages found there replace the sequence's own, reported in `swaps`. Forks that hold such a
     /// page as well hold it in the tree from then on.
     /// Throws std::invalid_argument when a request claims more written tokens than its pages hold.
-    void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps);
+    /// With a host tier, copies of cached pages that are not there yet go to `host_copies`, which
+    /// must be given: as many as have room, none of a sequence whose last ones are not finished.
+    void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
+                std::vector<HostCopy>* host_copies = nullptr);
 
     /// Claims `children` on the parent's replica with the tokens that the parent had written as of
     /// its last commit: their pages are shared, and copied before either writes into one. Sets each
@@ -105,12 +117,13 @@ class CacheManager {
     /// Lets them go. Throws InvalidHandleError for a handle unpinned before. O(1).
     void unpin(PinHandle pin);
 
-    /// Replica for a request not claimed yet: longest prefix hit, then most available pages, then
-    /// fewest sequences, then lowest index. Pure. A match per replica.
+    /// Replica for a request not claimed yet: longest prefix hit, on whichever tier, then most
+    /// available pages, then fewest sequences, then lowest index. Pure. A match per replica.
     [[nodiscard]] std::int32_t recommend_replica(std::string_view name_space, const TokenId* tokens,
                                                  std::int64_t n) const;
 
-    /// Forgets every cached page that nobody holds, in every replica. O(pages forgotten).
+    /// Forgets every cached page that nobody holds, in every replica and its host tier. O(pages
+    /// forgotten).
     void reset_prefix_cache();
 
     /// Copies owed since the last call, of sequences still claimed; to be done in this order.
@@ -118,6 +131,10 @@ class CacheManager {
     /// The copies given out by reserve or fetch are done: their sources are let go. Once for each
     /// copy, in any order; none are due for those of take_copies. O(copies under way) each.
     void finish_copies(const std::vector<PageCopy>& copies);
+    /// The host copies given out by one call are over: stored pages are found from now on, unless
+    /// `done` is false, and what was held for the copies is let go. Throws InvalidHandleError for
+    /// copies that were finished before. O(pages).
+    void finish_host_copies(const std::vector<HostCopy>& copies, bool done = true);
 
     /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
@@ -135,6 +152,26 @@ class CacheManager {
         PrefixTree tree;
         std::int64_t num_sequences = 0;
         Metrics metrics;
+        std::unique_ptr<BlockStore> host = nullptr;  // none without a host tier
+        std::vector<bool> storing = {};              // for each page: it is on its way there
+    };
+    // Copies between the pool and the host tier that one sequence was given in one call.
+    struct HostFlight {
+        std::int32_t replica = 0;
+        SequenceHandle sequence;
+        TreeNode* place = nullptr;  // in the tier, the flight's: what is loaded ends there, what is
+                                    // stored goes behind it
+        std::vector<BlockId> host_pages;  // of the copies
+        // Of stores alone:
+        TreeNode* source = nullptr;         // in the tree of the replica, pinned
+        std::vector<BlockId> device_pages;  // of the copies
+        std::int32_t ahead = 0;             // pages behind `place` that earlier flights store
+        std::vector<TokenId> tokens;        // of those and of the copies
+        bool is_wanted = true;              // false: forgotten meanwhile
+    };
+    struct Owed {  // where a call puts the copies that it owes
+        std::vector<PageCopy>* copies;
+        std::vector<HostCopy>* host_copies;
     };
     struct PinSlot {
         TreeNode* node = nullptr;
@@ -194,8 +231,9 @@ class CacheManager {
     void find_hit(Admission& admission, const Sequence& sequence, const RequestView& request,
                   bool allow_partial) const;
     void weigh(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
-    bool apply(const Admission& admission, Sequence& sequence, RequestView& request,
-               std::vector<PageCopy>* copies);
+    bool apply(const Admission& admission, Sequence& sequence, RequestView& request, Owed owed);
+    [[nodiscard]] std::int64_t find_hit_below(Admission& admission, const BlockStore& host,
+                                              const RequestView& request, std::int64_t hit) const;
     void take_hit(const Admission& admission, Replica& replica, Sequence& sequence);
     void take_pages(Replica& replica, std::int64_t n, BlockId* out, EvictionGuard guard = {});
     void append_pages(Replica& replica, Sequence& sequence, std::int64_t n,
@@ -234,8 +272,8 @@ class CacheManager {
     [[nodiscard]] BatchRules rules_of(std::int64_t num_steps);
     [[noreturn]] static void refuse_repetition(std::int64_t row);
     void check_batch(const RequestBatch& batch, std::int64_t num_steps);
-    [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
-                                       std::vector<PageCopy>* copies, FetchResult& result);
+    [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps, Owed owed,
+                                       FetchResult& result);
     [[nodiscard]] bool only_grow(const RequestBatch& batch) const;
     [[nodiscard]] std::int64_t missing_pages(const RequestView& request, const Sequence& sequence,
                                              std::int64_t num_steps) const;
@@ -244,14 +282,14 @@ class CacheManager {
     [[nodiscard]] bool grow_together(const RequestBatch& batch, std::int64_t num_steps,
                                      FetchResult& result);
     [[nodiscard]] bool reserve_together(const RequestBatch& batch, std::int64_t num_steps,
-                                        std::vector<PageCopy>* copies, FetchResult& result);
+                                        Owed owed, FetchResult& result);
     [[nodiscard]] bool fits_together(const std::vector<Admission>& admissions,
                                      FetchResult& result) const;
     [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
                                         std::int64_t row) const;
     void note_leaving(const Admission& admission, const Sequence& sequence);
     bool apply_together(const std::vector<Admission>& admissions, const RequestBatch& batch,
-                        std::vector<PageCopy>* copies);
+                        Owed owed);
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
                       std::int32_t row, std::vector<PageSwap>& swaps);
     // cache_manager_fetch.cpp
@@ -266,7 +304,19 @@ class CacheManager {
     void inherit_copies(SequenceHandle parent, SequenceHandle child);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column);
     void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from);
+    // cache_manager_host.cpp
+    void require_host_copies(const std::vector<HostCopy>* host_copies) const;
+    [[nodiscard]] std::uint32_t next_ticket();
+    void owe_loads(const Admission& admission, const Sequence& sequence, SequenceHandle handle,
+                   std::vector<HostCopy>& host_copies);
+    static void advance_host_place(Replica& replica, Sequence& sequence, std::int32_t end);
+    static void choose_stores(Replica& replica, const Sequence& sequence, std::int32_t end,
+                              HostFlight& flight);
+    void owe_stores(SequenceHandle handle, Sequence& sequence, std::vector<HostCopy>& host_copies);
+    void finish_store(std::uint32_t ticket, const HostFlight& flight, bool done);
     // cache_manager_check.cpp
+    void check_host_place(const Sequence& sequence) const;
+    void check_host(std::int32_t replica) const;
     void check_sequence(const Sequence& sequence) const;
     void check_counts(std::int32_t replica) const;
 
@@ -279,6 +329,8 @@ class CacheManager {
     std::vector<PageCopy> owed_copies_;
     std::vector<PageCopy> held_sources_;  // given out; each holds a reference to its source
     std::size_t prune_copies_at_ = 64;
+    std::unordered_map<std::uint32_t, HostFlight> flights_;  // by ticket
+    std::uint32_t last_ticket_ = 0;
     std::int64_t capacity_tokens_;
     std::uint32_t batch_stamp_ = 0;
     std::uint32_t count_epoch_ = 0;  // resets of the metrics

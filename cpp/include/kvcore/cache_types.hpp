@@ -23,6 +23,7 @@ struct CacheConfig {
     bool prefix_caching = true;
     bool dedup = true;               // commit swaps a page for an equal cached one
     bool partial_page_reuse = true;  // a hit may end inside a page, whose start is then copied
+    std::int64_t host_pages = 0;     // of the tier below each replica; 0: there is none
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.
@@ -85,6 +86,23 @@ struct PageCopy {
         return a.replica == b.replica && a.source == b.source && a.destination == b.destination &&
                a.num_tokens == b.num_tokens;
     }
+};
+
+/// Which way a page goes between the pool and the host tier.
+enum class HostDirection {
+    kStore,  // device to host
+    kLoad,   // host to device
+};
+
+/// A copy of a whole page that the owner of the pool and of the host tier's memory performs, all
+/// layers and scales. The copies of a call may be done in any order; loads before the next kernels
+/// run.
+struct HostCopy {
+    std::int32_t replica = 0;
+    HostDirection direction = HostDirection::kStore;
+    BlockId device_page = 0;
+    BlockId host_page = 0;
+    std::uint32_t ticket = 0;  // the manager's: what finish_host_copies ends
 };
 
 /// Rows of a batch that hold the same leading pages.

@@ -12,6 +12,8 @@ struct Metrics {
     std::int64_t copied_tokens = 0;    // of cache_tokens, those copied out of a partly equal page
     std::int64_t evicted_pages = 0;    // cached pages given to someone else
     std::int64_t peak_used_pages = 0;  // most pages held or pinned at a time
+    std::int64_t stored_pages = 0;     // copied from the device to the host tier
+    std::int64_t loaded_pages = 0;     // copied from the host tier to the device
 
     /// Adds another replica's; peaks are added too, so that the sum is an upper bound.
     Metrics& operator+=(const Metrics& other) noexcept {
@@ -20,6 +22,8 @@ struct Metrics {
         copied_tokens += other.copied_tokens;
         evicted_pages += other.evicted_pages;
         peak_used_pages += other.peak_used_pages;
+        stored_pages += other.stored_pages;
+        loaded_pages += other.loaded_pages;
         return *this;
     }
 };
@@ -31,6 +35,8 @@ struct PoolStats {
     std::int64_t cached_pages = 0;     // in the prefix tree
     std::int64_t evictable_pages = 0;  // of those, not protected by a sequence or a pin
     std::int64_t num_sequences = 0;    // claimed
+    std::int64_t host_pages = 0;       // of the host tier, whose pages count nowhere else
+    std::int64_t host_cached_pages = 0;
 
     /// Pages that a reservation can have: free ones and what eviction would free.
     [[nodiscard]] std::int64_t available_pages() const noexcept {

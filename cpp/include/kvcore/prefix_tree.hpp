@@ -94,6 +94,8 @@ class PrefixTree {
 
     /// Ids of pages first .. at.depth - 1 on the way to `at`, to `out` [at.depth - first].
     void copy_pages(TreePosition at, std::int32_t first, BlockId* out) const;
+    /// Tokens of those pages. Costs copying them.
+    [[nodiscard]] std::vector<TokenId> tokens_of(TreePosition at, std::int32_t first) const;
     /// Pages on the way to `at` that no pin protects.
     [[nodiscard]] std::int64_t num_unprotected(TreePosition at) const;
     /// True when `page` of the run that `at` ends in is protected.
@@ -131,6 +133,8 @@ class PrefixTree {
 
     /// Depth of the prefix that ends with this node, in pages.
     [[nodiscard]] static std::int32_t depth_of(const TreeNode* node) noexcept;
+    /// Name of the namespace that a node is in; valid as long as that has pages or holders.
+    [[nodiscard]] static std::string_view name_of(const TreeNode* node) noexcept;
     /// The prefix of `depth` pages on the way to `node`.
     [[nodiscard]] static TreePosition position(TreeNode* node, std::int32_t depth) noexcept;
 

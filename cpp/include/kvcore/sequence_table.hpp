@@ -34,6 +34,8 @@ struct alignas(64) Sequence {
     std::vector<std::int32_t> kept;  // ascending columns
     std::int64_t counted_from = 0;   // of those positions, what the last metrics reset left out
     std::uint32_t count_epoch = 0;   // the last metrics reset it knows of
+    std::uint32_t storing = 0;       // ticket of its pages on their way to the host tier; 0: none
+    TreeNode* host_node = nullptr;   // where its prefix in the host tier ends; nullptr: unknown
 
     [[nodiscard]] std::int32_t num_pages() const noexcept {
         return static_cast<std::int32_t>(pages.size());

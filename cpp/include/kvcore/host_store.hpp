@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of the host tier, and copies between it and the pools above.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kvcore/page_bytes.hpp"
+#include "kvcore/transfer.hpp"
+
+namespace kvcore {
+
+/// Pages of one replica in host memory: all that its devices' arrays hold of a page (K, V, scales)
+/// is one run of bytes, so that the parts of a page live and die together.
+///
+/// Owns: the memory, mapped when it is built and made present by the first store of each page, so
+/// that a tier nobody uses costs no memory. Not the arrays, which have to live as long.
+/// Invariant: `num_pages` * `page_bytes` bytes, no more, the first at a multiple of 4 KiB.
+/// Threads: any number may copy, different pages; who copies which is the caller's business.
+/// Cost: the bytes, one copy per run that is contiguous in an array.
+class HostStore {
+   public:
+    /// `caches`: what the devices of the replica have, one view for each array or pair of K and V.
+    /// Throws std::invalid_argument for sizes below 1 and CapacityError when so much memory cannot
+    /// be mapped.
+    HostStore(std::int64_t num_pages, std::vector<CacheView<std::byte>> caches);
+    HostStore(const HostStore&) = delete;
+    HostStore& operator=(const HostStore&) = delete;
+    ~HostStore();
+
+    /// Pages, and the bytes of one. O(1).
+    [[nodiscard]] std::int64_t num_pages() const noexcept { return num_pages_; }
+    [[nodiscard]] std::int64_t page_bytes() const noexcept { return page_bytes_; }
+    /// The bytes of a page [page_bytes]. O(1).
+    [[nodiscard]] std::byte* page(std::int64_t id) const noexcept {
+        return memory_ + id * page_bytes_;
+    }
+
+    /// Copies page pairs[i].source of the devices to page pairs[i].destination here, none of which
+    /// is named twice. Ids are in range.
+    void store(const PagePair* pairs, std::int64_t n, int threads = 1) const;
+    /// Copies page pairs[i].source here to page pairs[i].destination of the devices.
+    void load(const PagePair* pairs, std::int64_t n, int threads = 1) const;
+
+   private:
+    /// An array of a device and where its part of a page lies.
+    struct Part {
+        CacheView<std::byte> device;
+        CacheView<std::byte> host;
+    };
+
+    std::int64_t num_pages_;
+    std::int64_t page_bytes_ = 0;
+    std::byte* memory_ = nullptr;
+    std::vector<Part> parts_;
+};
+
+}  // namespace kvcore

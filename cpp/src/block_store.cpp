@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvcore/block_store.hpp"
+
+#include <algorithm>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+
+BlockStore::BlockStore(std::int64_t num_pages, std::int32_t page_size)
+    : pool_(num_pages), tree_(page_size) {}
+
+TreePosition BlockStore::match(std::string_view name_space, const TokenId* tokens,
+                               std::int64_t n) const {
+    TreeNode* root = tree_.find_namespace(name_space);
+    return root == nullptr ? TreePosition{} : tree_.match(root, tokens, n).at;
+}
+
+TreeNode* BlockStore::open(std::string_view name_space) {
+    TreeNode* root = tree_.open_namespace(name_space);
+    tree_.pin(root);
+    return root;
+}
+
+TreeNode* BlockStore::hold(TreePosition at) {
+    TreeNode* place = tree_.split(at);
+    tree_.pin(place);
+    return place;
+}
+
+void BlockStore::let_go(TreeNode* place) {
+    tree_.unpin(place, true);
+    tree_.shrink(place);
+}
+
+TreeNode* BlockStore::advance(TreeNode* place, const TokenId* tokens, std::int64_t n) {
+    const TreePosition at = tree_.match(place, tokens, n).at;
+    if (at.depth == PrefixTree::depth_of(place)) return place;
+    TreeNode* further = hold(at);
+    tree_.unpin(place, false);
+    return further;
+}
+
+TreeNode* BlockStore::retreat(TreeNode* place, std::int32_t depth) {
+    TreeNode* nearer = hold({place, depth});
+    tree_.unpin(place, true);
+    return nearer;
+}
+
+std::int64_t BlockStore::take(std::int64_t n, BlockId* out) {
+    const std::int64_t free = std::min(n, pool_.num_free());
+    detail::require_law(pool_.allocate(free, out), "block store: free pages are there");
+    return free == n ? n : free + tree_.evict(n - free, out + free);
+}
+
+TreeNode* BlockStore::publish(TreeNode* place, const TokenId* tokens, const BlockId* ids,
+                              std::int32_t n) {
+    duplicates_.clear();
+    TreeNode* end = tree_.insert(place, tokens, ids, n, duplicates_);
+    for (const DuplicatePage& duplicate : duplicates_) pool_.free(ids + duplicate.index, 1);
+    if (end == place) return place;
+    tree_.pin(end);
+    tree_.unpin(place, false);
+    return end;
+}
+
+void BlockStore::reset() {
+    std::vector<BlockId> forgotten(static_cast<std::size_t>(tree_.num_evictable()));
+    const std::int64_t n =
+        tree_.evict(static_cast<std::int64_t>(forgotten.size()), forgotten.data());
+    pool_.free(forgotten.data(), n);
+}
+
+void BlockStore::check_integrity(std::int64_t on_their_way) const {
+    pool_.check_integrity();
+    tree_.check_integrity();
+    tree_.for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            detail::require_law(pool_.ref_count(ids[i]) == 1,
+                                "block store: a stored page is the tree's, once");
+        }
+    });
+    detail::require_law(pool_.num_free() + num_stored() + on_their_way == num_pages(),
+                        "block store: free + on their way in + stored == total");
+}
+
+}  // namespace kvcore

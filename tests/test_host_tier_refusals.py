@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where there is no host tier, and copies that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcore
+from builders import claimed, error_of, make_manager, with_host
+from tier_steps import A, C, moved, serve, tiered
+from written_pool import WrittenPool
+
+
+# -- where there is none -------------------------------------------------------------------------
+def test_a_manager_without_a_pool_has_no_tier() -> None:
+    manager = make_manager(4, 8, params=with_host(4, 32), blocks=None)
+    assert (manager.total_num_host_pages, manager.host_committed_block_pct) == (32, 0.0)
+    for tokens in (A, C, A):
+        context = claimed(manager, tokens)
+        manager.fetch([context])
+        context.update(0)
+        manager.step([context])
+        manager.release(context.request_id)
+    assert moved(manager) == (0, 0)
+
+
+def test_a_tier_of_less_than_a_page_is_none() -> None:
+    params = with_host(4, 1) | {"host_kvcache_swap_space_gb": 1e-9}
+    manager = make_manager(4, 8, params=params, blocks="allocate")
+    pool = WrittenPool(manager)
+    serve(manager, pool, A)
+    assert (manager.total_num_host_pages, moved(manager)) == (0, (0, 0))
+
+
+def test_more_space_than_can_be_mapped_is_refused() -> None:
+    params = with_host(4, 1) | {"host_kvcache_swap_space_gb": 2.0**28}
+    refused = error_of(lambda: make_manager(4, 8, params=params, blocks="allocate"))
+    assert isinstance(refused, ValueError)
+
+
+def test_the_building_block_leaves_the_bytes_to_the_manager() -> None:
+    core = kvcore.CacheManager(
+        num_blocks=4, page_size=2, max_sequences=2, max_seq_len=8, host_pages=3
+    )
+    sequence = core.claim()
+    with pytest.raises(ValueError, match=r"host_copies is missing.*3 host pages"):
+        core.reserve(sequence, [1, 2, 3])
+    assert core.stats().host_pages == 3
+    for wrong in (-1, 1 << 31):
+        with pytest.raises(ValueError, match="host_pages"):
+            kvcore.CacheManager(
+                num_blocks=4, page_size=2, max_sequences=2, max_seq_len=8, host_pages=wrong
+            )
+    with pytest.raises(ValueError, match="without prefix_caching"):
+        kvcore.CacheManager(
+            num_blocks=4,
+            page_size=2,
+            max_sequences=2,
+            max_seq_len=8,
+            host_pages=1,
+            prefix_caching=False,
+        )
+
+
+# -- a mover that fails --------------------------------------------------------------------------
+class Failing:
+    """Stands in for a device that cannot copy."""
+
+    def __init__(self, manager: Any) -> None:
+        self.run, self.fails = manager._mover.run, False
+        manager._mover.run = self
+
+    def __call__(self, orders: Any) -> None:
+        if self.fails:
+            raise OSError("no copy")
+        self.run(orders)
+
+
+def test_pages_that_were_not_copied_are_never_found() -> None:
+    manager, pool = tiered()
+    mover = Failing(manager)
+    mover.fails = True
+    context = claimed(manager, A)
+    pool.forward([context])
+    context.update(0)
+    with pytest.raises(OSError, match="no copy"):
+        manager.step([context])
+    assert (moved(manager), manager.host_committed_block_pct) == ((0, 0), 0.0)
+    manager.check_integrity()
+    mover.fails = False
+    for token in range(4):
+        pool.run([context], token)
+    assert moved(manager) == (6, 0)
+    manager.release(context.request_id)
+    serve(manager, pool, C)
+    again = claimed(manager, A)
+    mover.fails = True
+    with pytest.raises(OSError, match="no copy"):
+        manager.maybe_reserve(again)
+    manager.release(again.request_id)
+    manager.check_integrity()
+    mover.fails = False
+    assert serve(manager, pool, A) == 16
+    manager.reset_prefix_cache()
+    assert manager.host_committed_block_pct == 0
