@@ -58,13 +58,12 @@ py::dict layout_axes() {
 // ---- transfer ----------------------------------------------------------------------------------
 
 void transfer(const py::list& source, bool source_is_packed, const py::list& destination,
-              bool destination_is_packed, const Ids& source_ids, const Ids& destination_ids,
-              std::int64_t first_layer, std::int64_t num_layers, int threads) {
+              bool destination_is_packed, const Ids& given, std::int64_t first_layer,
+              std::int64_t num_layers, int threads) {
     const Source from(source, "the source", source_is_packed);
     const Destination to(destination, "the destination", destination_is_packed);
     check_alike(from, to);
-    const std::vector<PagePair> pairs =
-        pairs_of(source_ids, destination_ids, from.sizes().pages, to.sizes().pages);
+    const std::vector<PagePair> pairs = pairs_of(given, from.sizes().pages, to.sizes().pages);
     const LayerRange range = layer_range(first_layer, num_layers, from.sizes().layers);
     const int workers = threads_of(threads);
     const auto n = static_cast<std::int64_t>(pairs.size());
@@ -101,9 +100,8 @@ void copy_partial(const py::list& pool, const Ids& copies, int threads) {
 void bind_transfer(py::module_& module) {
     module.def("layout_axes", &layout_axes);
     module.def("transfer", &transfer, py::arg("source"), py::arg("source_is_packed"),
-               py::arg("destination"), py::arg("destination_is_packed"), py::arg("source_ids"),
-               py::arg("destination_ids"), py::arg("first_layer"), py::arg("num_layers"),
-               py::arg("threads"));
+               py::arg("destination"), py::arg("destination_is_packed"), py::arg("pairs"),
+               py::arg("first_layer"), py::arg("num_layers"), py::arg("threads"));
     module.def("copy_partial", &copy_partial, py::arg("pool"), py::arg("copies"),
                py::arg("threads"));
 }

@@ -44,6 +44,25 @@ inline void check_room(const pybind11::array& out, bool is_wide, std::int64_t to
     }
 }
 
+/// ValueError for a slot of the pool that is named twice: a set with room for twice the slots.
+template <class Slot>
+void check_named_once(const Slot* slots, std::int64_t n, std::int64_t capacity) {
+    std::size_t size = 4;
+    while (size < 2 * static_cast<std::size_t>(n)) size *= 2;
+    std::vector<Slot> seen(size, Slot{-1});
+    for (std::int64_t i = 0; i < n; ++i) {
+        const Slot slot = slots[i];
+        if (slot < 0 || slot >= capacity) continue;
+        std::size_t at = static_cast<std::uint64_t>(slot) * 0x9e3779b97f4a7c15ULL >> 20;
+        for (at %= size; seen[at] != -1; at = (at + 1) % size) {
+            if (seen[at] != slot) continue;
+            throw pybind11::value_error(
+                concat("slots[", i, "] is ", slot, ", which is named before; name each once"));
+        }
+        seen[at] = slot;
+    }
+}
+
 /// Tokens [tokens, heads, dim] and the pool [pages, page_size, heads, dim] that they go to.
 struct SlotTarget {
     pybind11::array pool;

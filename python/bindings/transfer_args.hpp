@@ -38,20 +38,15 @@ inline void check_alike(const Source& source, const Destination& destination) {
     }
 }
 
-/// Pages of a cache of `from` that go to one of `to` pages, without the padding.
-[[nodiscard]] inline std::vector<PagePair> pairs_of(const Ids& sources, const Ids& destinations,
-                                                    std::int64_t from, std::int64_t to) {
-    check_rank(sources, "source_ids", "(n,)", 1);
-    check_rank(destinations, "destination_ids", "(n,)", 1);
-    if (sources.size() != destinations.size()) {
-        throw pybind11::value_error(concat("source_ids has ", sources.size(),
-                                           " entries and destination_ids ", destinations.size(),
-                                           ", must be as many"));
-    }
+/// Integers [n, 2] as pages of a cache of `from` that go to one of `to` pages, without the padding.
+[[nodiscard]] inline std::vector<PagePair> pairs_of(const Ids& given, std::int64_t from,
+                                                    std::int64_t to) {
+    check_rank(given, "the pages", "(n, 2)", 2);
+    if (given.shape(1) != 2) throw pybind11::value_error("the pages must have two columns");
     PageUses uses(to);
     std::vector<PagePair> pairs;
-    for (pybind11::ssize_t i = 0; i < sources.size(); ++i) {
-        const PagePair pair{sources.data()[i], destinations.data()[i]};
+    for (pybind11::ssize_t i = 0; i < given.shape(0); ++i) {
+        const PagePair pair{given.at(i, 0), given.at(i, 1)};
         if (pair.source < 0 || pair.destination < 0) continue;
         check_page(pair.source, from);
         check_page(pair.destination, to);
