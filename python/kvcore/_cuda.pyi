@@ -107,6 +107,31 @@ def advance_lengths(
     device: int,
     stream: int,
 ) -> None: ...
+def allocate_blocks(
+    key_pool: _Device,
+    value_pool: _Device,
+    block_table: NDArray[np.int32],
+    seq_lengths: NDArray[np.int32],
+    sequence_idx: int,
+    num_new_tokens: int,
+    free_block_ids: Any,
+) -> int: ...
+def check_append(
+    key_pool: _Device,
+    value_pool: _Device,
+    block_table: NDArray[np.int32],
+    seq_lengths: NDArray[np.int32],
+    sequence_idx: int,
+    keys_new: _Device,
+    values_new: _Device,
+) -> int: ...
+def check_gather(
+    key_pool: _Device,
+    value_pool: _Device,
+    block_table: NDArray[np.int32],
+    seq_lengths: NDArray[np.int32],
+    sequence_idx: int,
+) -> int: ...
 def quantize(
     shape: tuple[int, ...],
     source: _Device,

@@ -31,6 +31,7 @@ PYBIND11_MODULE(_cuda, module) {
     bind_cuda_streams(module);
     bind_cuda_pages(module);
     bind_cuda_batch(module);
+    bind_cuda_rows(module);
     bind_cuda_slots(module);
     bind_cuda_conversions(module);
 }

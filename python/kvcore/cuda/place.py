@@ -64,11 +64,27 @@ class DevicePlace:
 
     def there(self, array: NDArray[Any]) -> Any:
         """Copy an array of the host's, which the caller may change right after."""
+        target = self.empty(array.shape, array.dtype)
+        self.write(target, array)
+        return target
+
+    def write(self, target: Any, array: NDArray[Any]) -> None:
+        """Copy an array of the host's, which may change right after, over one of the device."""
+        if not target.flags.c_contiguous:
+            raise ValueError("an array that is updated in place is strided, must be in C order")
         source = np.ascontiguousarray(array)
-        target = self.empty(array.shape, source.dtype)
         address = source.__array_interface__["data"][0]
         if source.nbytes:
             kernels().copy(target.data.ptr, address, source.nbytes, self.device, self.stream)
+
+    def copy_of(self, array: Any) -> Any:
+        """Copy an array of the device."""
+        if not array.flags.c_contiguous:
+            return self.contiguous(array)
+        target = self.empty(array.shape, array.dtype)
+        if target.nbytes:
+            addresses = target.data.ptr, array.data.ptr
+            kernels().copy(*addresses, target.nbytes, self.device, self.stream)
         return target
 
     def here(self, array: Any) -> NDArray[Any]:
