@@ -286,5 +286,5 @@ def test_arrays_on_a_gpu_are_named() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 2, 1
 
-    with pytest.raises(TypeError, match="q is on cuda:1, this version takes arrays in host"):
+    with pytest.raises(TypeError, match="q is on cuda:1, must be in host memory"):
         ops.attention(whole.batch, 0, OnGpu(), whole.offsets)

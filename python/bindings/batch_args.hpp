@@ -27,7 +27,9 @@ inline void check_uint32(const pybind11::array& array, const char* name) {
 /// The page table and row offsets of a call, checked against each other.
 class BatchArgs {
    public:
-    BatchArgs(const pybind11::array& table, const pybind11::array& offsets)
+    /// Offsets that are not readable, because they lie on a GPU, are only checked for their shape.
+    BatchArgs(const pybind11::array& table, const pybind11::array& offsets,
+              bool are_readable = true)
         : table_(table), offsets_(offsets) {
         check_rank(table, "lookup_table", "(rows, columns)", 2);
         check_rank(offsets, "row_offsets", "(rows + 1,)", 1);
@@ -38,16 +40,7 @@ class BatchArgs {
                                                " entries for ", table.shape(0),
                                                " rows, must have one more than rows"));
         }
-        const auto* values = offsets_data();
-        if (values[0] != 0) {
-            throw pybind11::value_error(concat("row_offsets[0] is ", values[0], ", must be 0"));
-        }
-        for (pybind11::ssize_t row = 0; row < table.shape(0); ++row) {
-            if (values[row + 1] >= values[row]) continue;
-            throw pybind11::value_error(concat("row_offsets[", row + 1, "] is ", values[row + 1],
-                                               ", must not be below the one before, ",
-                                               values[row]));
-        }
+        if (are_readable) check_offsets();
     }
 
     [[nodiscard]] PageTable table() const {
@@ -91,6 +84,18 @@ class BatchArgs {
     }
 
    private:
+    void check_offsets() const {
+        const auto* values = offsets_data();
+        if (values[0] != 0) {
+            throw pybind11::value_error(concat("row_offsets[0] is ", values[0], ", must be 0"));
+        }
+        for (pybind11::ssize_t row = 0; row < table_.shape(0); ++row) {
+            if (values[row + 1] >= values[row]) continue;
+            throw pybind11::value_error(concat("row_offsets[", row + 1, "] is ", values[row + 1],
+                                               ", must not be below the one before, ",
+                                               values[row]));
+        }
+    }
     void refuse(const MissingPage& missing, const pybind11::array& pool) const {
         if (missing.row < 0) return;
         const std::int64_t column = missing.token / pool.shape(1);

@@ -17,17 +17,15 @@
 #include "bindings.hpp"
 #include "pool_args.hpp"
 #include "shared_args.hpp"
+#include "state_args.hpp"
 
 namespace py = pybind11;
 using kvcore::AttentionInput;
 using kvcore::AttentionOutput;
 using kvcore::AttentionRule;
-using kvcore::AttentionStates;
-using kvcore::DType;
 using kvcore::PageTable;
 using kvcore::PoolView;
 using kvcore::python::BatchArgs;
-using kvcore::python::check_aligned;
 using kvcore::python::check_rank;
 using kvcore::python::check_wide;
 using kvcore::python::concat;
@@ -35,6 +33,7 @@ using kvcore::python::dtype_of;
 using kvcore::python::head_vectors;
 using kvcore::python::integer_arg;
 using kvcore::python::is_overlapping;
+using kvcore::python::MergeArgs;
 using kvcore::python::paged_tensor;
 using kvcore::python::scale_view;
 using kvcore::python::shape_text;
@@ -265,81 +264,14 @@ py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const 
     return py::make_tuple(values, lse);
 }
 
-/// Results [..., dim] and the logarithms of their sums, [...], in C order.
-struct StatesArgs {
-    StatesArgs(const py::array& values, const char* name, const py::array& lse,
-               const char* lse_name)
-        : values(values), lse(lse), name(name), dtype(dtype_of(values, name)) {
-        check_wide(values, name);
-        if (!py::isinstance<py::array_t<float>>(lse)) {
-            throw py::type_error(
-                concat(lse_name, " has dtype ", text(lse.dtype()), ", must be float32"));
-        }
-        check_aligned(lse, lse_name);
-        const bool fits = values.ndim() == lse.ndim() + 1 &&
-                          std::equal(lse.shape(), lse.shape() + lse.ndim(), values.shape());
-        if (!fits) {
-            throw py::value_error(concat(lse_name, " has shape ", shape_text(lse), " for ", name,
-                                         " of shape ", shape_text(values),
-                                         ", must be that without its last axis"));
-        }
-        const bool is_dense = (values.flags() & lse.flags() & py::array::c_style) != 0;
-        if (is_dense) return;
-        throw py::value_error(concat(name, " and ", lse_name, " must be in C order"));
-    }
-    void check_like(const StatesArgs& first) const {
-        const bool fits =
-            values.ndim() == first.values.ndim() &&
-            std::equal(values.shape(), values.shape() + values.ndim(), first.values.shape());
-        if (!fits) {
-            throw py::value_error(concat(name, " has shape ", shape_text(values),
-                                         ", must be that of ", first.name, ", ",
-                                         shape_text(first.values)));
-        }
-        if (dtype == first.dtype) return;
-        throw py::type_error(concat(name, " has dtype ", text(values.dtype()), ", must be that of ",
-                                    first.name, ", ", text(first.values.dtype())));
-    }
-    [[nodiscard]] AttentionStates states() const {
-        return {static_cast<const std::byte*>(values.data()),
-                static_cast<const float*>(lse.data())};
-    }
-
-    const py::array& values;
-    const py::array& lse;
-    const char* name;
-    DType dtype;
-};
-
-/// Whether two arrays are the same memory or have none in common.
-bool is_same_or_apart(const py::array& a, const py::array& b) {
-    return a.data() == b.data() || !is_overlapping(a, b);
-}
-
 void merge_states(const py::array& o_a, const py::array& lse_a, const py::array& o_b,
-                  const py::array& lse_b, py::array out, py::array out_lse, int threads) {
+                  const py::array& lse_b, const py::array& out, const py::array& out_lse,
+                  int threads) {
     const int workers = threads_of(threads);
-    const StatesArgs a(o_a, "o_a", lse_a, "lse_a");
-    const StatesArgs b(o_b, "o_b", lse_b, "lse_b");
-    const StatesArgs target(out, "out[0]", out_lse, "out[1]");
-    b.check_like(a);
-    target.check_like(a);
-    if (!out.writeable() || !out_lse.writeable()) throw py::value_error("out is read-only");
-    const bool is_safe = is_same_or_apart(out, o_a) && is_same_or_apart(out_lse, lse_a) &&
-                         !is_overlapping(out, o_b) && !is_overlapping(out_lse, lse_b) &&
-                         !is_overlapping(out, out_lse) && !is_overlapping(out, lse_a) &&
-                         !is_overlapping(out, lse_b) && !is_overlapping(out_lse, o_a) &&
-                         !is_overlapping(out_lse, o_b);
-    if (!is_safe) {
-        throw py::value_error(
-            "out overlaps its sources in memory; it may be (o_a, lse_a), or arrays of its own");
-    }
-    auto* values = static_cast<std::byte*>(out.mutable_data());
-    auto* lse = static_cast<float*>(out_lse.mutable_data());
-    const std::int64_t n = lse_a.size();
-    const std::int64_t dim = o_a.shape(o_a.ndim() - 1);
+    const MergeArgs args(o_a, lse_a, o_b, lse_b, out, out_lse);
     const py::gil_scoped_release unlocked;
-    kvcore::merge_states(n, dim, a.dtype, a.states(), b.states(), values, lse, workers);
+    kvcore::merge_states(args.n, args.dim, args.dtype, args.a, args.b, args.values, args.lse,
+                         workers);
 }
 
 }  // namespace

@@ -1,34 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcore/paged_rows.hpp"
 
-#include <algorithm>
-#include <limits>
 #include <optional>
 #include <vector>
 
 #include "array_args.hpp"
 #include "bindings.hpp"
-#include "paged_cache_args.hpp"
+#include "paged_cache_calls.hpp"
 
 namespace py = pybind11;
 using kvcore::BlockId;
 using kvcore::PagedRows;
 using kvcore::TokenRows;
+using kvcore::python::blocks_to_append;
 using kvcore::python::CachedSequence;
-using kvcore::python::check_rank;
 using kvcore::python::check_writable;
-using kvcore::python::concat;
 using kvcore::python::copy_of;
 using kvcore::python::has_dense_rows;
-using kvcore::python::Int32Arg;
-using kvcore::python::integer_arg;
 using kvcore::python::is_overlapping;
-using kvcore::python::shape_text;
-using kvcore::python::text;
+using kvcore::python::NewBlocks;
 
 namespace {
 
-constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max();
 // Below this copying takes about as long as handing the GIL over.
 constexpr std::int64_t kBytesToCopyUnlocked = 1 << 15;
 
@@ -52,115 +45,22 @@ void run_copy(std::int64_t bytes, Copy&& copy) {
 }
 
 // ---- allocate_blocks -------------------------------------------------------------------------
-void check_room(const CachedSequence& sequence, std::int64_t first, std::int64_t count,
-                std::int64_t num_free) {
-    const std::int64_t end = kvcore::ceil_div(sequence.length() + count, sequence.block_size());
-    if (end - first > num_free) {
-        throw py::value_error(concat("free_block_ids has ", num_free, " entries, ", end - first,
-                                     " are needed for ", count, " tokens after ", sequence.length(),
-                                     " in blocks of ", sequence.block_size(),
-                                     "; free some blocks first"));
-    }
-    const std::int64_t last = sequence.blocks_after(count);
-    for (std::int64_t column = first; column < last; ++column) {
-        if (sequence.block(column) < 0) continue;
-        throw py::value_error(
-            concat(sequence.cell_name(column), " is ", sequence.block(column),
-                   " already; append the tokens it was allocated for before allocating again"));
-    }
-}
-
-/// The ids must be blocks, each once, and the first `consumed` in no row of the table.
-void check_free(const CachedSequence& sequence, const Int32Arg& ids, std::int64_t consumed) {
-    enum : std::uint8_t { kAbsent, kListed, kTaken };
-    std::vector<std::uint8_t> states(static_cast<std::size_t>(sequence.num_blocks()), kAbsent);
-    for (std::int64_t i = 0; i < ids.size(); ++i) {
-        const BlockId id = ids.data()[i];
-        if (id < 0 || id >= sequence.num_blocks()) {
-            throw py::value_error(concat("free_block_ids[", i, "] is ", id, ", must be 0 .. ",
-                                         sequence.num_blocks() - 1));
-        }
-        std::uint8_t& state = states[static_cast<std::size_t>(id)];
-        if (state != kAbsent) {
-            throw py::value_error(
-                concat("free_block_ids holds block ", id, " twice, must hold it once"));
-        }
-        state = i < consumed ? kTaken : kListed;
-    }
-    for (std::int64_t row = 0; row < sequence.table().shape(0) && consumed > 0; ++row) {
-        for (std::int64_t column = 0; column < sequence.columns(); ++column) {
-            const BlockId id = sequence.cell(row, column);
-            if (id < 0 || id >= sequence.num_blocks()) continue;
-            if (states[static_cast<std::size_t>(id)] != kTaken) continue;
-            throw py::value_error(concat("free_block_ids holds block ", id,
-                                         ", which is in use at block_table[", row, ", ", column,
-                                         "]; pass free blocks only"));
-        }
-    }
-}
-
 py::tuple allocate_blocks(const py::array& key_pool, const py::array& value_pool,
                           const py::array& block_table, const py::array& seq_lengths,
                           const py::object& sequence_idx, const py::object& num_new_tokens,
                           const py::object& free_block_ids, bool donate) {
     CachedSequence sequence(key_pool, value_pool, block_table, seq_lengths, sequence_idx);
-    const std::int64_t count = integer_arg(num_new_tokens, "num_new_tokens");
-    if (count < 0 || count > kMaxTokens) {
-        throw py::value_error(
-            concat("num_new_tokens is ", text(num_new_tokens), ", must be 0 .. ", kMaxTokens));
-    }
-    const Int32Arg ids(free_block_ids, "free_block_ids");
-    const std::int64_t first = sequence.blocks_after(0);
-    check_room(sequence, first, count, ids.size());
-    const std::int64_t consumed = sequence.blocks_after(count) - first;
-    check_free(sequence, ids, consumed);
+    const NewBlocks added(sequence, num_new_tokens, free_block_ids);
     if (donate) {
         check_writable(block_table, "block_table");
     } else {
         sequence.copy_table();
     }
-    for (std::int64_t i = 0; i < consumed; ++i) sequence.set_block(first + i, ids.data()[i]);
-    return py::make_tuple(sequence.arrays(), consumed);
+    added.enter(sequence);
+    return py::make_tuple(sequence.arrays(), added.consumed());
 }
 
 // ---- append ----------------------------------------------------------------------------------
-void check_new_rows(const py::array& rows, const char* name, const py::array& pool) {
-    check_rank(rows, name, "(tokens, num_kv_heads, head_dim)", 3);
-    if (rows.shape(1) != pool.shape(2) || rows.shape(2) != pool.shape(3)) {
-        throw py::value_error(concat(name, " has shape ", shape_text(rows), ", must be (tokens, ",
-                                     pool.shape(2), ", ", pool.shape(3), ") as the pool"));
-    }
-    if (!rows.dtype().equal(pool.dtype())) {
-        throw py::type_error(concat(name, " has dtype ", text(rows.dtype()), ", the pool ",
-                                    text(pool.dtype()), "; convert it with astype"));
-    }
-}
-
-void check_new_rows(const py::array& keys, const py::array& values, const py::array& pool) {
-    check_new_rows(keys, "keys_new", pool);
-    check_new_rows(values, "values_new", pool);
-    if (keys.shape(0) != values.shape(0)) {
-        throw py::value_error(concat("keys_new has shape ", shape_text(keys), " and values_new ",
-                                     shape_text(values), ", must be equal"));
-    }
-}
-
-/// A block that is twice in the row would be overwritten with other tokens of it.
-void check_written_once(const CachedSequence& sequence, std::int64_t first, std::int64_t end,
-                        const std::vector<BlockId>& written) {
-    for (std::int64_t column = 0; column < end; ++column) {
-        const BlockId id = sequence.block(column);
-        const auto found = std::find(written.begin(), written.end(), id);
-        const bool is_itself = column >= first && found - written.begin() == column - first;
-        if (found != written.end() && !is_itself) {
-            throw py::value_error(concat("block ", id, " is in the row twice, at ",
-                                         sequence.cell_name(column), " and ",
-                                         sequence.cell_name(first + (found - written.begin())),
-                                         "; each block of a row holds tokens of its own"));
-        }
-    }
-}
-
 py::array source_of(const py::array& rows, const CachedSequence& sequence) {
     const auto arrays = sequence.arrays();
     const bool is_copied = !has_dense_rows(rows) ||
@@ -174,12 +74,8 @@ py::tuple append_rows(const py::array& key_pool, const py::array& value_pool,
                       const py::object& sequence_idx, const py::array& keys_new,
                       const py::array& values_new, bool donate) {
     CachedSequence sequence(key_pool, value_pool, block_table, seq_lengths, sequence_idx);
-    check_new_rows(keys_new, values_new, key_pool);
+    const std::vector<BlockId> ids = blocks_to_append(sequence, keys_new, values_new);
     const std::int64_t count = keys_new.shape(0);
-    const std::int64_t first = sequence.length() / sequence.block_size();
-    const std::int64_t end = sequence.blocks_after(count);
-    const std::vector<BlockId> ids = sequence.blocks(first, count == 0 ? first : end);
-    check_written_once(sequence, first, end, ids);
     if (donate) {
         sequence.check_pools_writable();
     } else {

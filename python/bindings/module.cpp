@@ -32,7 +32,6 @@ PYBIND11_MODULE(_core, module) {
     py::dict build;
     build["compiler"] = KVCORE_COMPILER;
     build["cplusplus"] = static_cast<long>(__cplusplus);
-    build["cuda"] = false;
     module.attr("build_info") = build;
     module.attr("__version__") = KVCORE_VERSION;
     bind_attention(module);

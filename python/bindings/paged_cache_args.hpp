@@ -52,6 +52,7 @@ class CachedSequence {
     }
 
     [[nodiscard]] pybind11::array& keys() noexcept { return keys_; }
+    [[nodiscard]] const pybind11::array& keys() const noexcept { return keys_; }
     [[nodiscard]] pybind11::array& values() noexcept { return values_; }
     [[nodiscard]] const pybind11::array& table() const noexcept { return table_; }
     [[nodiscard]] std::int64_t num_blocks() const { return keys_.shape(0); }

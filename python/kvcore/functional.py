@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvcore import _core
-from kvcore.arrays import host_array
+from kvcore.arrays import host_array, is_on_gpu, zeros_on
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import require_count
 
@@ -25,7 +25,7 @@ _Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PagedKVCache:
-    """Hold the arrays of a paged KV cache, in numpy or any library with DLPack on the CPU.
+    """Hold the arrays of a paged KV cache, in numpy or any library with DLPack.
 
     Parameters
     ----------
@@ -40,6 +40,10 @@ class PagedKVCache:
     Notes
     -----
     The functions of this module check that the arrays fit together; the constructor does not.
+
+    Pools on a GPU are all on one; the functions enqueue their work on its current stream and answer
+    cupy arrays. Table and lengths are checked on the host: where they are on the GPU as well, each
+    call reads them back, which waits for the stream; kept in host memory, no call waits.
     """
 
     key_pool: Any
@@ -101,8 +105,9 @@ def init_paged_kv_cache(
     batch_size: int,
     max_blocks_per_seq: int,
     dtype: DTypeLike,
+    device: str = "cpu",
 ) -> PagedKVCache:
-    """Allocate an empty cache in numpy: zero pools, a table of -1, lengths of 0.
+    """Allocate an empty cache: zero pools, a table of -1, lengths of 0.
 
     Parameters
     ----------
@@ -114,11 +119,14 @@ def init_paged_kv_cache(
         Rows and columns of the block table.
     dtype : dtype or str
         Of the pools; "bfloat16", "float8_e4m3fn" and "float8_e5m2" are those of ml_dtypes.
+    device : str
+        Of the pools: "cpu", or "cuda:0" and on for cupy arrays. Table and lengths are numpy arrays
+        in both cases, where the functions look at them without a wait.
 
     Raises
     ------
     ValueError
-        A size below 1.
+        A size below 1, another device.
     TypeError
         A size that is no int; something that is no dtype of numbers.
 
@@ -136,11 +144,16 @@ def init_paged_kv_cache(
     if pool_dtype.hasobject:
         raise TypeError(f"dtype is {pool_dtype}, must be one of numbers")
     return PagedKVCache(
-        key_pool=np.zeros(tuple(shape.values()), pool_dtype),
-        value_pool=np.zeros(tuple(shape.values()), pool_dtype),
+        key_pool=_zeros(device, tuple(shape.values()), pool_dtype),
+        value_pool=_zeros(device, tuple(shape.values()), pool_dtype),
         block_table=np.full((batch_size, max_blocks_per_seq), -1, np.int32),
         seq_lengths=np.zeros(batch_size, np.int32),
     )
+
+
+def _zeros(device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Answer zeros; on the CPU memory that is present only once it is written."""
+    return np.zeros(shape, dtype) if device == "cpu" else zeros_on(device, shape, dtype)
 
 
 def allocate_blocks(
@@ -200,9 +213,14 @@ def allocate_blocks(
     """
     if not isinstance(free_block_ids, (list, tuple)):
         free_block_ids = host_array(free_block_ids, "free_block_ids")
-    (_, _, table, lengths), consumed = _core.allocate_blocks(
-        *_arrays(cache), sequence_idx, num_new_tokens, free_block_ids, donate
-    )
+    asked = sequence_idx, num_new_tokens, free_block_ids
+    if is_on_gpu(cache.key_pool):
+        from kvcore.cuda import rows
+
+        given = rows.rows_of(cache)
+        table, lengths, consumed = rows.allocate_blocks(given, *asked, donate=donate)
+    else:
+        (_, _, table, lengths), consumed = _core.allocate_blocks(*_arrays(cache), *asked, donate)
     if donate:
         return cache, consumed
     return PagedKVCache(cache.key_pool, cache.value_pool, table, lengths), consumed
@@ -231,7 +249,7 @@ def append_kv(
     Returns
     -------
     PagedKVCache
-        All four arrays new, in numpy; with `donate` the cache itself.
+        All four arrays new, in numpy or cupy; with `donate` the cache itself.
 
     Raises
     ------
@@ -257,6 +275,12 @@ def append_kv(
     >>> append_kv(cache, 0, np.ones((3, 1, 8)), np.ones((3, 1, 8))).seq_lengths
     array([3], dtype=int32)
     """
+    if is_on_gpu(cache.key_pool):
+        from kvcore.cuda import rows
+
+        new = keys_new, values_new
+        written = rows.append_rows(rows.rows_of(cache), sequence_idx, *new, donate=donate)
+        return cache if donate else PagedKVCache(*written)
     arrays = _core.append_rows(
         *_arrays(cache),
         sequence_idx,
@@ -267,7 +291,7 @@ def append_kv(
     return cache if donate else PagedKVCache(*arrays)
 
 
-def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[_Array, _Array, int]:
+def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, int]:
     """Copy the K and V of a row into contiguous arrays.
 
     Parameters
@@ -278,7 +302,7 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[_Array, _Array, i
 
     Returns
     -------
-    keys, values : ndarray [seq_len, num_kv_heads, head_dim]
+    keys, values : array [seq_len, num_kv_heads, head_dim]
         New, in the pool's dtype.
     seq_len : int
         Tokens written.
@@ -305,5 +329,9 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[_Array, _Array, i
     >>> keys.shape, values.dtype, seq_len
     ((0, 1, 8), dtype('float32'), 0)
     """
+    if is_on_gpu(cache.key_pool):
+        from kvcore.cuda import rows
+
+        return rows.gather_rows(rows.rows_of(cache), sequence_idx)
     keys, values, seq_len = _core.gather_rows(*_arrays(cache), sequence_idx)
     return keys, values, seq_len

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.arrays import any_array, is_on_gpu
+from kvcore.ops.slots import advance_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +26,7 @@ def _row_offsets(prev_model_inputs: Any) -> Any:
         offsets = prev_model_inputs[1]
     else:
         offsets = getattr(prev_model_inputs, "input_row_offsets", prev_model_inputs)
-    offsets = np.asarray(offsets)
+    offsets = any_array(offsets, "row offsets") if is_on_gpu(offsets) else np.asarray(offsets)
     if offsets.ndim != 1 or offsets.dtype.kind not in "ui":
         raise ValueError(
             f"row offsets have shape {offsets.shape} and dtype {offsets.dtype}, "
@@ -52,6 +54,18 @@ def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
     return splits
 
 
+def _checked_offsets(prev_model_inputs: Any, rows: list[int]) -> tuple[Any, list[int]]:
+    """Answer the row offsets of a batch and where its replicas begin."""
+    offsets = _row_offsets(prev_model_inputs)
+    splits = _splits(prev_model_inputs, rows)
+    if len(offsets) != splits[-1] + 1:
+        raise ValueError(
+            f"row offsets have {len(offsets)} entries for a batch of {splits[-1]}, "
+            f"must have {splits[-1] + 1}"
+        )
+    return offsets, splits
+
+
 def added_tokens(prev_model_inputs: Any, rows: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Answer the tokens that a step adds to each row of a batch, replica after replica.
 
@@ -71,13 +85,7 @@ def added_tokens(prev_model_inputs: Any, rows: list[int]) -> np.ndarray[Any, np.
     ValueError
         Row offsets or splits that do not belong to these rows.
     """
-    offsets = _row_offsets(prev_model_inputs)
-    splits = _splits(prev_model_inputs, rows)
-    if len(offsets) != splits[-1] + 1:
-        raise ValueError(
-            f"row offsets have {len(offsets)} entries for a batch of {splits[-1]}, "
-            f"must have {splits[-1] + 1}"
-        )
+    offsets, _ = _checked_offsets(prev_model_inputs, rows)
     added: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets.astype(np.int64))
     if np.any(added < 0):
         raise ValueError("row offsets decrease; they count tokens from the start of the batch")
@@ -94,6 +102,8 @@ def increment_cache_lengths(
         )
     shards = len(inputs) // num_replicas
     rows = [len(inputs[r * shards].cache_lengths) for r in range(num_replicas)]
+    if is_on_gpu(inputs[0].cache_lengths):
+        return _advance_on_gpus(inputs, prev_model_inputs, rows)
     added = np.split(added_tokens(prev_model_inputs, rows), np.cumsum(rows)[:-1])
     advanced = []
     for replica, new in enumerate(added):
@@ -101,12 +111,39 @@ def increment_cache_lengths(
     return advanced
 
 
+def _advance_on_gpus(
+    inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any, rows: list[int]
+) -> list[RaggedKVCacheInputs]:
+    """Advance the lengths of each device on its current stream; nothing is read back."""
+    offsets, splits = _checked_offsets(prev_model_inputs, rows)
+    if isinstance(offsets, np.ndarray):
+        offsets = np.ascontiguousarray(offsets, np.uint32)
+    shards = len(inputs) // len(rows)
+    for each in inputs:
+        _require_steps(each)
+    return [
+        _advance_one(each, offsets[splits[i // shards] : splits[i // shards + 1] + 1])
+        for i, each in enumerate(inputs)
+    ]
+
+
+def _advance_one(inputs: RaggedKVCacheInputs, offsets: Any) -> RaggedKVCacheInputs:
+    lengths = advance_lengths(inputs.cache_lengths, offsets)
+    return RaggedKVCacheInputs(
+        inputs.blocks, lengths, inputs.lookup_table, inputs.max_lengths[1:], inputs.kv_scales
+    )
+
+
+def _require_steps(inputs: RaggedKVCacheInputs) -> None:
+    if len(inputs.max_lengths) == 0:
+        raise ValueError("max_lengths has 0 rows, the steps are used up; fetch with more num_steps")
+
+
 def _advance(
     group: Sequence[RaggedKVCacheInputs], added: np.ndarray[Any, np.dtype[np.int64]]
 ) -> list[RaggedKVCacheInputs]:
     first = group[0]
-    if len(first.max_lengths) == 0:
-        raise ValueError("max_lengths has 0 rows, the steps are used up; fetch with more num_steps")
+    _require_steps(first)
     lengths = (first.cache_lengths + added).astype(np.uint32)
     return [
         RaggedKVCacheInputs(

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "copy_chunks.hpp"
 #include "kvcore/cuda_device.hpp"
@@ -68,7 +69,7 @@ Status free_memory(int /*device*/, void* pointer) noexcept {
 
 Status pin_memory(void* pointer, std::int64_t bytes) noexcept {
     const Lock lock(machine().mutex);
-    return bytes <= 0 ? kInvalidValue : machine().pin(pointer);
+    return bytes <= 0 ? kInvalidValue : machine().pin(pointer, bytes);
 }
 
 Status unpin_memory(void* pointer) noexcept {
@@ -134,9 +135,21 @@ Status synchronize(Event event) noexcept {
 Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {
     if (bytes < 0) return kInvalidCall;
     if (bytes == 0) return kSuccess;
-    return emulation::enqueue(stream, [destination, source, bytes] {
-        std::memmove(destination, source, static_cast<std::size_t>(bytes));
+    const auto size = static_cast<std::size_t>(bytes);
+    bool is_read_now = false;
+    bool is_written_now = false;
+    {
+        const Lock lock(machine().mutex);
+        is_read_now = !machine().knows(source);
+        is_written_now = !machine().knows(destination);
+    }
+    // Of memory that it knows nothing of the driver reads a copy made now, or waits to write it.
+    std::vector<std::byte> staged(is_read_now ? size : 0);
+    if (is_read_now) std::memcpy(staged.data(), source, size);
+    const Status status = emulation::enqueue(stream, [destination, source, size, staged] {
+        std::memmove(destination, staged.empty() ? source : staged.data(), size);
     });
+    return status == kSuccess && is_written_now ? synchronize(stream) : status;
 }
 
 Status copy_batch(void* const* destinations, const void* const* sources, const std::int64_t* bytes,

@@ -153,9 +153,19 @@ class Machine {
             static_cast<const std::byte*>(pointer) - static_cast<const std::byte*>(after->first);
         return static_cast<std::size_t>(offset) < after->second.bytes ? after->second.device : -1;
     }
-    [[nodiscard]] Status pin(void* pointer) {
+    [[nodiscard]] Status pin(void* pointer, std::int64_t bytes) {
         if (defaults_.empty()) return kNoDriver;
-        return pinned_.emplace(pointer, 0).second ? kSuccess : kInvalidValue;
+        return pinned_.emplace(pointer, bytes).second ? kSuccess : kInvalidValue;
+    }
+    // Whether memory is a device's, or pinned.
+    [[nodiscard]] bool knows(const void* pointer) const {
+        if (device_of(pointer) >= 0) return true;
+        auto after = pinned_.upper_bound(const_cast<void*>(pointer));
+        if (after == pinned_.begin()) return false;
+        --after;
+        return static_cast<const std::byte*>(pointer) -
+                   static_cast<const std::byte*>(after->first) <
+               after->second;
     }
     [[nodiscard]] Status unpin(void* pointer) {
         run_all();  // copies of the range are done
@@ -223,7 +233,7 @@ class Machine {
     }
 
     std::map<void*, Block> blocks_;
-    std::map<void*, int> pinned_;
+    std::map<void*, std::int64_t> pinned_;
     std::map<void*, std::unique_ptr<Queue>> streams_;
     std::map<Event, std::shared_ptr<Marker>> events_;
     std::deque<Queue> defaults_;

@@ -11,6 +11,7 @@ import typer
 import kvcore
 from kvcore import _core
 from kvcore.cli.machine import isa_level
+from kvcore.cuda import availability
 
 
 def info(
@@ -24,8 +25,7 @@ def info(
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    cuda = facts["cuda"]
-    shown = facts | {"cuda": "on" if cuda["available"] else f"off: {cuda['reason']}"}
+    shown = facts | {"cuda": _shown(facts["cuda"])}
     for name, value in shown.items():
         typer.echo(f"{name:<9} {value}")
 
@@ -41,11 +41,30 @@ def collect() -> dict[str, Any]:
         "platform": platform.platform(),
         "isa": isa_level(),
         "kernels": _core.kernel_isa(),
-        "cuda": _cuda(build),
+        "cuda": _cuda(),
     }
 
 
-def _cuda(build: dict[str, Any]) -> dict[str, Any]:
-    if not build.get("cuda"):
-        return {"available": False, "reason": "this build has no CUDA kernels"}
-    return {"available": True, "reason": None}
+def _cuda() -> dict[str, Any]:
+    reason = availability.why_unavailable()
+    devices = [] if reason else [_device(i) for i in range(availability.require_devices())]
+    return {
+        "available": not reason,
+        "reason": reason or None,
+        "built": availability.is_built(),
+        "devices": devices,
+    }
+
+
+def _device(index: int) -> dict[str, Any]:
+    free, total = availability.kernels().memory_info(index)
+    return {"name": f"cuda:{index}", "free_bytes": free, "total_bytes": total}
+
+
+def _shown(cuda: dict[str, Any]) -> str:
+    if not cuda["available"]:
+        return f"off: {cuda['reason']}"
+    sizes = (
+        f"{d['name']} ({d['free_bytes']} of {d['total_bytes']} bytes free)" for d in cuda["devices"]
+    )
+    return f"on: {', '.join(sizes)}"

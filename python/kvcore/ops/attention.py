@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
-import numpy as np
-
 from kvcore import _core
 from kvcore._hotpath import RaggedKVCacheInputs
-from kvcore.arrays import host_array, in_library_of
+from kvcore.arrays import HOST, any_array, host_array, in_library_of, place_of
 from kvcore.ops.batch import PagedBatch, layer_pools
 from kvcore.plans import SharedPrefix
 
@@ -174,6 +172,7 @@ def merge_states(
     lse_b: Any,
     *,
     out: tuple[Any, Any] | None = None,
+    stream: Any = None,
     threads: int = 1,
 ) -> tuple[Any, Any]:
     """Merge two partial attentions over different keys into the one over all of them.
@@ -181,12 +180,15 @@ def merge_states(
     Parameters
     ----------
     o_a, o_b : array float32, float16 or bfloat16 [..., v_head_dim]
-        Results, in host memory; copied first where they are not in C order.
+        Results; copied first where they are not in C order.
     lse_a, lse_b : array float32 [...]
         Natural logarithms of their sums of exponentials; -inf or +inf marks an empty one, whose
         elements do not count.
     out : (array, array), optional
         Where result and logarithms go, in C order: arrays of their own, or ``(o_a, lse_a)``.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -201,7 +203,7 @@ def merge_states(
     ValueError
         Shapes that differ, an `out` that is read-only, strided or overlaps in another way.
     TypeError
-        Another dtype, or an array on a GPU.
+        Another dtype.
 
     Notes
     -----
@@ -216,15 +218,19 @@ def merge_states(
     >>> o.tolist(), np.exp(lse).round(4).tolist()
     ([[3.0]], [4.0])
     """
-    given = [("o_a", o_a), ("lse_a", lse_a), ("o_b", o_b), ("lse_b", lse_b)]
-    a, sum_a, b, sum_b = (np.asarray(host_array(x, name), order="C") for name, x in given)
+    names = ("o_a", "lse_a", "o_b", "lse_b")
+    given = {n: any_array(x, n) for n, x in zip(names, (o_a, lse_a, o_b, lse_b), strict=True)}
+    place = place_of(stream, **given)
+    states = [place.contiguous(array) for array in given.values()]
     if out is None:
-        o, lse = np.empty_like(a), np.empty_like(sum_a)
-        _core.merge_states(a, sum_a, b, sum_b, o, lse, threads)
-        return in_library_of(o_a, o), in_library_of(o_a, lse)
-    o, lse = (host_array(target, f"out[{i}]") for i, target in enumerate(out))
-    _core.merge_states(a, sum_a, b, sum_b, o, lse, threads)
-    return out
+        targets = [place.empty(array.shape, array.dtype) for array in states[:2]]
+    else:
+        seen = [(any_array(target, f"out[{i}]"), f"out[{i}]") for i, target in enumerate(out)]
+        targets = [place.check(*each) for each in seen]
+    place.kernels.merge_states(*states, *targets, *place.last(threads))
+    if out is not None:
+        return out
+    return place.in_library_of(o_a, targets[0]), place.in_library_of(o_a, targets[1])
 
 
 def _sinks(sinks: Any) -> Any:
@@ -244,6 +250,8 @@ def _attend(
     threads: int,
 ) -> Any:
     pools = layer_pools(inputs, layer)
+    if pools.place(None) is not HOST:
+        raise TypeError("the pool is on a GPU, attention takes arrays in host memory")
     step = pools.lookup_table, pools.cache_lengths, host_array(row_offsets, "row_offsets")
     queries = host_array(q, "q")
     target = None if out is None else host_array(out, "out")

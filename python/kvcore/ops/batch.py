@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
-from kvcore.arrays import host_array
+from kvcore.arrays import Place, any_array, place_of
 from kvcore.dtypes import NARROW
 from kvcore.ops.latent import latent_fp8_parts
 
@@ -51,6 +51,17 @@ class LayerPools(NamedTuple):
         v, rope = (None, second) if self.is_latent else (second, None)
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
 
+    def place(self, stream: Any, **more: Any) -> Place:
+        """Answer where all arrays lie, those of the call included; see ``place_of``."""
+        return place_of(
+            stream,
+            pool=self.pools,
+            scales=[*(self.scales or ()), *(self.factors or ())],
+            lookup_table=self.lookup_table,
+            cache_lengths=self.cache_lengths,
+            **more,
+        )
+
     def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
         if self.factors is not None and i < len(self.factors):
             shape = *self.pools[i].shape[:3], 1
@@ -66,8 +77,8 @@ class PagedBatch:
     ----------
     key_pool : array [pages, page_size, heads, head_dim]
         "NHD"; with "HND" the axes are [pages, heads, page_size, head_dim], with "MLA" they are
-        [pages, page_size, dim]: latent rows, which are keys and values. Any library with DLPack,
-        any strides but for the last axis, which is contiguous.
+        [pages, page_size, dim]: latent rows, which are keys and values. Any library with DLPack, in
+        host memory or on a GPU, any strides but for the last axis, which is contiguous.
     value_pool : array, or None
         Likewise; its head_dim may differ. None where values are the first elements of the keys.
         With "MLA" the ends of the keys (rope) [pages, page_size, rope_dim], or None where they are
@@ -90,7 +101,12 @@ class PagedBatch:
     ValueError
         Another layout, another rank, scales that do not fit the pool or each other.
     TypeError
-        Something that is no array in host memory, scales of another dtype.
+        Something that is no array, scales of another dtype.
+
+    Notes
+    -----
+    All arrays are in host memory, or all on one GPU; `key_scales` and `value_scales` of a pool on a
+    GPU may come from the host, which waits until they are copied.
 
     Examples
     --------
@@ -147,8 +163,8 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
     return LayerPools(
         pools,
         None if scales is None else _layer_of(scales, "kv_scales", layer),
-        inputs.lookup_table,
-        inputs.cache_lengths,
+        any_array(inputs.lookup_table, "lookup_table"),
+        any_array(inputs.cache_lengths, "cache_lengths"),
         is_latent=len(pools) == 1,
     )
 
@@ -156,7 +172,7 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
 def _layer_of(arrays: Any, name: str, layer: SupportsIndex) -> list[NDArray[Any]]:
     """Answer one layer of each kv entry of arrays [pages, kv_dim, layers, page_size, ...]."""
     parts = list(arrays) if isinstance(arrays, tuple) else [arrays]
-    seen = [host_array(part, name) for part in parts]
+    seen = [any_array(part, name) for part in parts]
     index = _index(layer, seen[0].shape[2])
     return [part[:, kv, index] for part in seen for kv in range(part.shape[1])]
 
@@ -177,8 +193,8 @@ def _of_batch(batch: PagedBatch) -> LayerPools:
         pools.append(_with_heads(batch.value_pool, "value_pool", batch.layout))
     scaled = pools[:1] if is_latent else pools
     scales, factors = _scales(batch, scaled)
-    table = host_array(batch.lookup_table, "lookup_table")
-    lengths = host_array(batch.cache_lengths, "cache_lengths")
+    table = any_array(batch.lookup_table, "lookup_table")
+    lengths = any_array(batch.cache_lengths, "cache_lengths")
     return LayerPools(pools, scales, table, lengths, is_latent, factors)
 
 
@@ -186,15 +202,15 @@ def _of_latent_fp8(batch: PagedBatch) -> LayerPools:
     for name in ("value_pool", "key_scales", "value_scales"):
         if getattr(batch, name) is not None:
             raise ValueError(f"{name} is given with layout 'MLA_FP8', whose rows hold everything")
-    codes, rotated, scales = latent_fp8_parts(host_array(batch.key_pool, "key_pool"))
-    table = host_array(batch.lookup_table, "lookup_table")
-    lengths = host_array(batch.cache_lengths, "cache_lengths")
+    codes, rotated, scales = latent_fp8_parts(any_array(batch.key_pool, "key_pool"))
+    table = any_array(batch.lookup_table, "lookup_table")
+    lengths = any_array(batch.cache_lengths, "cache_lengths")
     return LayerPools([codes, rotated], [scales], table, lengths, is_latent=True)
 
 
-def _with_heads(given: Any, name: str, layout: str) -> NDArray[Any]:
+def _with_heads(given: Any, name: str, layout: str) -> Any:
     """See an array in any layout as [pages, page_size, heads, dim]."""
-    array = host_array(given, name)
+    array = any_array(given, name)
     if array.ndim != _AXES[layout]:
         raise ValueError(f"{name} has shape {array.shape}, must have {_AXES[layout]} axes")
     if layout == "MLA":
@@ -222,7 +238,7 @@ def _scales(
     return (found, None) if kinds == {4} else (None, found)
 
 
-def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> NDArray[np.float32]:
+def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
     """Answer scales [pages, page_size, heads, groups] or [heads]; None is 1."""
     if pool.dtype.name not in NARROW:
         raise TypeError(
@@ -232,14 +248,25 @@ def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> NDArray[np
     heads = pool.shape[2]
     if given is None or isinstance(given, float | int):
         given = np.full(heads, 1.0 if given is None else given, np.float32)
-    array = host_array(given, name)
+    array = any_array(given, name)
     if array.dtype != np.float32:
         raise TypeError(f"{name} has dtype {array.dtype}, must be float32")
     if array.ndim != 1:
         return _checked_scales(_with_heads(array, name, layout), name, pool)
-    if array.shape != (heads,) or not (np.isfinite(array) & (array > 0)).all():
+    is_readable = isinstance(array, np.ndarray)
+    if array.shape != (heads,) or (is_readable and not (np.isfinite(array) & (array > 0)).all()):
         raise ValueError(f"{name} is {given!r}, must be positive and finite, one for each head")
-    return array
+    return _beside(pool, array)
+
+
+def _beside(pool: Any, factors: NDArray[np.float32]) -> Any:
+    """Answer factors where a pool is, for any stream: on a GPU the host waits for the copy."""
+    if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
+        return factors
+    place = place_of(None, pool=pool)
+    copied = place.there(factors)
+    place.wait()
+    return copied
 
 
 def _checked_scales(

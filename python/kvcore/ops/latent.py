@@ -51,7 +51,8 @@ def latent_fp8_parts(
             f"latent rows have shape {rows.shape} and dtype {rows.dtype}, must be "
             f"(pages, page_size, {ROW_BYTES}) of uint8"
         )
-    if rows.strides[2] != 1 or any(n % 4 for n in (rows.ctypes.data, *rows.strides[:2])):
+    address = rows.ctypes.data if isinstance(rows, np.ndarray) else rows.data.ptr
+    if rows.strides[2] != 1 or any(n % 4 for n in (address, *rows.strides[:2])):
         raise ValueError("latent rows must have contiguous bytes and start at multiples of 4 bytes")
     wide = rows[:, :, None]
     return (

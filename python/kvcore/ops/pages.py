@@ -9,8 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore import _core
-from kvcore.arrays import host_array
+from kvcore.arrays import Place, any_array, is_on_gpu, place_of
 
 __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"]
 
@@ -18,17 +17,24 @@ __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"
 def _parts(blocks: Any) -> list[NDArray[Any]]:
     """Answer the arrays of a pool, which is one or a pair."""
     given = list(blocks) if isinstance(blocks, tuple) else [blocks]
-    return [host_array(part, "blocks") for part in given]
+    return [any_array(part, "blocks") for part in given]
+
+
+def _parts_and_place(blocks: Any, stream: Any) -> tuple[list[NDArray[Any]], Place]:
+    parts = _parts(blocks)
+    return parts, place_of(stream, blocks=parts)
 
 
 def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
-    """Answer integers as int64 [n], or [n, columns] for more than one.
+    """Answer integers as int64 [n], or [n, columns] for more than one; on a GPU they are such.
 
     Raises
     ------
     TypeError
         Other dtypes.
     """
+    if is_on_gpu(values):
+        return any_array(values, name)  # type: ignore[no-any-return]
     array = np.asarray(values)
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}, must be integers")
@@ -37,15 +43,19 @@ def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
     return np.ascontiguousarray(array, np.int64)
 
 
-def copy_pages(blocks: Any, pairs: Any, *, threads: int = 1) -> None:
+def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1) -> None:
     """Copy pages within a pool, all layers.
 
     Parameters
     ----------
     blocks : array [pages, ...], or pair of arrays
-        The pool, in host memory; a page is one run of bytes.
+        The pool; a page is one run of bytes.
     pairs : integers [n, 2]
-        Source and destination of each copy.
+        Source and destination of each copy. For a pool on a GPU they may come from the host, or
+        be int64 there: then they are not checked, and none may lie outside the pool.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -66,18 +76,22 @@ def copy_pages(blocks: Any, pairs: Any, *, threads: int = 1) -> None:
     >>> pool.tolist()
     [[0, 1], [2, 3], [0, 1]]
     """
-    wanted = integer_array("pairs", pairs, 2)
-    for part in _parts(blocks):
-        _core.copy_pages(part, wanted, threads)
+    parts, place = _parts_and_place(blocks, stream)
+    wanted = place.numbers(integer_array("pairs", pairs, 2), "pairs")
+    for part in parts:
+        place.kernels.copy_pages(part, wanted, *place.last(threads))
 
 
-def zero_pages(blocks: Any, ids: Any, *, threads: int = 1) -> None:
+def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> None:
     """Fill pages of a pool with zeros.
 
     Parameters
     ----------
     blocks : array [pages, ...], or pair of arrays
     ids : integers [n]
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -86,10 +100,12 @@ def zero_pages(blocks: Any, ids: Any, *, threads: int = 1) -> None:
     IndexError, ValueError
         As for ``copy_pages``.
     """
-    fill_pages(blocks, ids, 0, threads=threads)
+    fill_pages(blocks, ids, 0, stream=stream, threads=threads)
 
 
-def fill_pages(blocks: Any, ids: Any, byte: SupportsIndex, *, threads: int = 1) -> None:
+def fill_pages(
+    blocks: Any, ids: Any, byte: SupportsIndex, *, stream: Any = None, threads: int = 1
+) -> None:
     """Fill pages of a pool with a byte.
 
     Parameters
@@ -99,6 +115,9 @@ def fill_pages(blocks: Any, ids: Any, byte: SupportsIndex, *, threads: int = 1) 
     byte : int
         0 .. 255. 0xff is NaN in every floating dtype of a cache: poison free pages with it, and
         whatever reads beyond a sequence's end shows.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -119,12 +138,13 @@ def fill_pages(blocks: Any, ids: Any, byte: SupportsIndex, *, threads: int = 1) 
     value = operator.index(byte)
     if not 0 <= value <= 255:
         raise ValueError(f"byte is {value}, must be 0 .. 255")
-    wanted = integer_array("ids", ids, 1)
-    for part in _parts(blocks):
-        _core.fill_pages(part, wanted, value, threads)
+    parts, place = _parts_and_place(blocks, stream)
+    wanted = place.numbers(integer_array("ids", ids, 1), "ids")
+    for part in parts:
+        place.kernels.fill_pages(part, wanted, value, *place.last(threads))
 
 
-def checksum(blocks: Any, ids: Any, *, threads: int = 1) -> NDArray[np.uint64]:
+def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> Any:
     """Answer a digest of each page's bytes, to compare pages without copying them.
 
     Parameters
@@ -132,20 +152,25 @@ def checksum(blocks: Any, ids: Any, *, threads: int = 1) -> NDArray[np.uint64]:
     blocks : array [pages, ...], or pair of arrays
         Of a pair, the digests are added up.
     ids : integers [n]
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
     Returns
     -------
     uint64 [n]
-        The same for the same bytes on every machine. Finds accidents, not adversaries.
+        On the GPU that the pool is on. The same for the same bytes on every machine. Finds
+        accidents, not adversaries.
 
     Raises
     ------
     IndexError, ValueError
         As for ``copy_pages``.
     """
-    wanted = integer_array("ids", ids, 1)
-    digests = [_core.digest_pages(part, wanted, threads) for part in _parts(blocks)]
+    parts, place = _parts_and_place(blocks, stream)
+    wanted = place.numbers(integer_array("ids", ids, 1), "ids")
+    digests = [place.digests(part, wanted, threads) for part in parts]
     # Weighed, so that K and V that changed places are noticed.
-    return digests[0] if len(digests) == 1 else digests[0] + np.uint64(3) * digests[1]
+    return digests[0] if len(digests) == 1 else place.weighed(*digests)

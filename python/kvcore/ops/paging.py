@@ -9,9 +9,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore import _core
 from kvcore._hotpath import RaggedKVCacheInputs
-from kvcore.arrays import host_array, in_library_of
+from kvcore.arrays import Place, any_array, is_on_gpu
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 
@@ -30,6 +29,7 @@ def append(
     row_offsets: Any,
     *,
     scale: Any = None,
+    stream: Any = None,
     threads: int = 1,
 ) -> None:
     """Write the K and V of this step's tokens into their pages.
@@ -40,15 +40,19 @@ def append(
         What ``fetch`` handed out, or the caller's own pools.
     layer : int
     k : array [tokens, heads, head_dim]
-        In host memory, any library with DLPack; axes but the last may be strided, as those of a
+        Any library with DLPack, where the pool is; axes but the last may be strided, as those of a
         fused QKV are. Of the pool's dtype; a float8 or int8 pool also takes float32, float16 and
         bfloat16 and quantises them. Latent keys (MLA) have one head and all their elements.
     v : array [tokens, heads, v_head_dim], or None
         Likewise; None for pools of latent rows.
     row_offsets : uint32 [B + 1]
-        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
+        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``. From the host also for a
+        pool on a GPU; offsets on a GPU may end before the tokens do, those behind are padding.
     scale : float or array float32 [heads], or a pair of them for K and V, optional
         For a float8 or int8 pool without scales of its own: a stored code times it is the value.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -59,7 +63,7 @@ def append(
     ValueError
         Shapes that do not fit, a `v` that is missing or too many, a bad `scale`.
     TypeError
-        Another dtype, or an array on a GPU.
+        Another dtype.
 
     Notes
     -----
@@ -67,9 +71,12 @@ def append(
     each group of elements, as from ``quantize``; without, codes are the values themselves.
     Everything is checked before anything is written. Costs reading the tokens once and writing
     their bytes, whatever the layout and dtype.
+
+    On a GPU the call enqueues its work and waits for nothing. What lies there is not read back, so
+    that positions without a page do not raise: their tokens are skipped.
     """
     pools = layer_pools(inputs, layer)
-    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, threads)
+    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, stream, threads)
 
 
 def scatter(
@@ -80,13 +87,14 @@ def scatter(
     row_offsets: Any,
     *,
     scale: Any = None,
+    stream: Any = None,
     threads: int = 1,
 ) -> None:
     """Write K and V of whole sequences into their pages, from position 0: the inverse of gather.
 
     Parameters
     ----------
-    inputs, layer, k, v, row_offsets, scale, threads
+    inputs, layer, k, v, row_offsets, scale, stream, threads
         As of ``append``. ``cache_lengths`` are not looked at.
 
     Raises
@@ -104,7 +112,7 @@ def scatter(
     >>> pool[1, :, 0, 0].tolist()
     [2, 2, 2, 0]
     """
-    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, threads)
+    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, stream, threads)
 
 
 def gather(
@@ -114,8 +122,9 @@ def gather(
     lengths: Any = None,
     dtype: str | None = None,
     out: Any = None,
+    stream: Any = None,
     threads: int = 1,
-) -> tuple[Any, Any, NDArray[np.uint32]]:
+) -> tuple[Any, Any, Any]:
     """Read the K and V of a batch out of their pages.
 
     Parameters
@@ -123,12 +132,15 @@ def gather(
     inputs : RaggedKVCacheInputs or PagedBatch
     layer : int
     lengths : uint32 [B], optional
-        Tokens of each row; ``cache_lengths`` by default.
+        Tokens of each row; ``cache_lengths`` by default. From the host also for a pool on a GPU.
     dtype : {"float32", "float16", "bfloat16"}, optional
         Of the results. By default the pool's, and float32 where there are scales.
     out : (array, array or None), optional
         Where K [tokens, heads, head_dim] and V go, axes but the last strided or not; in place of
         `dtype`.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -139,6 +151,7 @@ def gather(
     v : array [tokens, heads, v_head_dim], or None
         None for latent rows.
     row_offsets : uint32 [B + 1]
+        On the GPU that the pool is on.
 
     Raises
     ------
@@ -151,28 +164,31 @@ def gather(
     -----
     Codes are multiplied by their scales and rounded to the nearest. Costs reading the bytes once
     and writing the results.
+
+    On a GPU the number of tokens must be known before the results are allocated. It is where
+    `lengths` come from the host, or where `out` is given, which may then be longer than the tokens;
+    otherwise the host waits for the stream once. Tokens without a page do not raise, what they
+    would have written stays as it was.
     """
     pools = layer_pools(inputs, layer)
-    taken = pools.cache_lengths if lengths is None else host_array(lengths, "lengths")
+    place = pools.place(stream)
+    taken = pools.cache_lengths if lengths is None else any_array(lengths, "lengths")
     if taken.shape != pools.cache_lengths.shape:
         raise ValueError(
             f"lengths has shape {taken.shape}, must be {pools.cache_lengths.shape}: one per row"
         )
-    offsets = np.zeros(len(taken) + 1, np.uint32)
-    np.cumsum(taken, out=offsets[1:])
-    targets = _targets(pools, int(offsets[-1]), dtype, out)
-    _core.gather_tokens(
-        _transfers(pools, _parts(pools, ("out[0]", "out[1]"), targets), None),
-        pools.lookup_table,
-        offsets,
-        threads,
-    )
+    offsets, total = place.running_total(taken, has_room=out is not None)
+    targets = _targets(pools, place, total, dtype, out)
+    parts = _parts(pools, ("out[0]", "out[1]"), targets)
+    transfers = _transfers(pools, place, parts, None)
+    place.kernels.gather_tokens(transfers, pools.lookup_table, offsets, *place.last(threads))
     if out is None:
         pool = inputs.key_pool if isinstance(inputs, PagedBatch) else None
-        results = [in_library_of(pool, target) for target in targets]
+        results = [place.in_library_of(pool, target) for target in targets]
     else:
         results = _pair(out, len(targets))
-    return results[0], None if pools.is_latent else results[1], offsets
+    ends = offsets[-1] if isinstance(offsets, tuple) else offsets
+    return results[0], None if pools.is_latent else results[1], ends
 
 
 def _write(
@@ -182,18 +198,22 @@ def _write(
     v: Any,
     row_offsets: Any,
     scale: Any,
+    stream: Any,
     threads: int,
 ) -> None:
-    offsets = host_array(row_offsets, "row_offsets")
-    transfers = _transfers(pools, _sources(pools, k, v), scale)
-    _core.append_tokens(transfers, pools.lookup_table, lengths, offsets, threads)
+    parts = _sources(pools, k, v)
+    place = pools.place(stream, **dict(parts))
+    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
+    transfers = _transfers(pools, place, parts, scale)
+    table = pools.lookup_table
+    place.kernels.append_tokens(transfers, table, lengths, offsets, *place.last(threads))
 
 
 def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]]:
     if pools.is_latent and v is not None:
         raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
     given = [("k", k)] if pools.is_latent else [("k", k), ("v", v)]
-    parts = _parts(pools, ("k", "v"), [host_array(array, name) for name, array in given])
+    parts = _parts(pools, ("k", "v"), [any_array(array, name) for name, array in given])
     for (name, tokens), pool in zip(parts, pools.pools, strict=True):
         _check_stored(name, tokens.dtype, pool.dtype, pools)
     return parts
@@ -224,13 +244,15 @@ def _parts(
 
 
 def _transfers(
-    pools: LayerPools, parts: list[tuple[str, NDArray[Any]]], scale: Any
+    pools: LayerPools, place: Place, parts: list[tuple[str, NDArray[Any]]], scale: Any
 ) -> list[_Transfer]:
     given = _pair(scale, len(parts))
-    return [_transfer(pools, i, *part, given[i]) for i, part in enumerate(parts)]
+    return [_transfer(pools, place, i, *part, given[i]) for i, part in enumerate(parts)]
 
 
-def _transfer(pools: LayerPools, i: int, name: str, tokens: NDArray[Any], scale: Any) -> _Transfer:
+def _transfer(
+    pools: LayerPools, place: Place, i: int, name: str, tokens: NDArray[Any], scale: Any
+) -> _Transfer:
     pool, scales, factors = pools.pools[i], _at(pools.scales, i), _at(pools.factors, i)
     if scale is not None:
         if scales is not None or factors is not None:
@@ -239,7 +261,7 @@ def _transfer(pools: LayerPools, i: int, name: str, tokens: NDArray[Any], scale:
             raise ValueError(
                 f"scale is given for {name} of dtype {tokens.dtype}, pool {pool.dtype}"
             )
-        factors = _factors(scale, pool.shape[2])
+        factors = _factors(place, scale, pool.shape[2])
     return name, pool, scales, None if tokens.dtype == pool.dtype else factors, tokens
 
 
@@ -247,14 +269,18 @@ def _at(arrays: list[NDArray[np.float32]] | None, i: int) -> NDArray[np.float32]
     return None if arrays is None or i >= len(arrays) else arrays[i]
 
 
-def _factors(scale: Any, heads: int) -> NDArray[np.float32]:
-    factors = np.asarray(scale, np.float32)
-    if (
-        factors.shape not in ((), (1,), (heads,))
-        or not (np.isfinite(factors) & (factors > 0)).all()
-    ):
+def _factors(place: Place, scale: Any, heads: int) -> Any:
+    """Answer one factor for each head, where the pool is; values on a GPU are not looked at."""
+    if is_on_gpu(scale):
+        factors = any_array(scale, "scale")
+        if factors.shape != (heads,):
+            raise ValueError(f"scale has shape {factors.shape}, must be ({heads},) on a GPU")
+        return place.check(factors, "scale")
+    values = np.asarray(scale, np.float32)
+    is_shaped = values.shape in ((), (1,), (heads,))
+    if not is_shaped or not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"scale is {scale!r}, must be positive and finite, one or one per head")
-    return np.ascontiguousarray(np.broadcast_to(factors, (heads,)))
+    return place.there(np.ascontiguousarray(np.broadcast_to(values, (heads,))))
 
 
 def _pair(given: Any, count: int) -> list[Any]:
@@ -266,25 +292,32 @@ def _pair(given: Any, count: int) -> list[Any]:
     return [given] * count
 
 
-def _targets(pools: LayerPools, total: int, dtype: str | None, out: Any) -> list[NDArray[Any]]:
+def _targets(
+    pools: LayerPools, place: Place, total: int, dtype: str | None, out: Any
+) -> list[NDArray[Any]]:
     """Answer where K and V go, or latent keys."""
     outputs = [pools.pools] if pools.is_latent else [[pool] for pool in pools.pools]
     if out is not None:
         if dtype is not None:
             raise ValueError(f"dtype is {dtype!r} beside out, whose dtype decides; give one")
         given = _pair(out, len(outputs))
-        return [host_array(array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])]
+        seen = [any_array(array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])]
+        return [place.check(array, f"out[{i}]") for i, array in enumerate(seen)]
     if dtype is not None and dtype not in WIDE:
         raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(WIDE)}")
-    return [_fresh(pools, parts, total, dtype) for parts in outputs]
+    return [_fresh(pools, place, parts, total, dtype) for parts in outputs]
 
 
 def _fresh(
-    pools: LayerPools, parts: Sequence[NDArray[Any]], total: int, dtype: str | None
-) -> NDArray[Any]:
+    pools: LayerPools,
+    place: Place,
+    parts: Sequence[NDArray[Any]],
+    total: int,
+    dtype: str | None,
+) -> Any:
     has_scales = pools.scales is not None or pools.factors is not None
     kinds = {part.dtype for part in parts}
     kind = np.dtype(np.float32) if has_scales or len(kinds) > 1 else parts[0].dtype
     width = sum(part.shape[3] for part in parts)
     wanted = kind if dtype is None else numpy_dtype(dtype)
-    return np.empty((total, parts[0].shape[2], width), wanted)
+    return place.empty((total, parts[0].shape[2], width), wanted)

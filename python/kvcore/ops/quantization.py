@@ -7,11 +7,9 @@ import math
 import operator
 from typing import Any, SupportsIndex
 
-import numpy as np
 from numpy.typing import NDArray
 
-from kvcore import _core
-from kvcore.arrays import host_array, in_library_of
+from kvcore.arrays import Place, any_array, is_writable, place_of
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["dequantize", "quantize"]
@@ -35,6 +33,7 @@ def quantize(
     granularity: SupportsIndex | str,
     *,
     out: tuple[Any, Any] | None = None,
+    stream: Any = None,
     threads: int = 1,
 ) -> tuple[Any, Any]:
     """Quantise values, so that ``x`` is about ``values * scales``.
@@ -42,13 +41,16 @@ def quantize(
     Parameters
     ----------
     x : array float32, float16 or bfloat16 [..., n]
-        In host memory; copied first where it is not in C order.
+        Copied first where it is not in C order.
     dtype : {"float8_e4m3fn", "float8_e5m2", "int8"}
     granularity : int, "head" or "tensor"
         Elements of the last axis per scale, its length for one per token and head; or one scale
         for each index of the last but one axis; or one for all.
     out : (array, array), optional
         Where values and scales go, in C order.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -64,7 +66,7 @@ def quantize(
         A granularity that does not divide the last axis, another `dtype`, an `out` of another shape
         or order.
     TypeError
-        An `x` or `out` of another dtype, or on a GPU.
+        An `x` or `out` of another dtype.
 
     Notes
     -----
@@ -81,24 +83,36 @@ def quantize(
     >>> values.tolist(), round(float(scales[0, 0]), 4)
     ([[64, -127, 32]], 0.0157)
     """
-    source = np.ascontiguousarray(host_array(x, "x"))
+    given_x = any_array(x, "x")
+    place = place_of(stream, x=given_x)
+    source = place.contiguous(given_x)
     _typed("x", source, WIDE)
     narrow = _one_of("dtype", dtype, NARROW)
     given = (None, None) if out is None else out
-    codes = _target("out[0]", given[0], source.shape, narrow)
+    codes = _target(place, "out[0]", given[0], source.shape, narrow)
     if isinstance(granularity, str):
         shape: tuple[int, ...] = _head_rows(source.shape, granularity)
-        scales = _target("out[1]", given[1], shape[1:2], "float32")
+        scales = _target(place, "out[1]", given[1], shape[1:2], "float32")
     else:
         group = _group(source.shape, granularity)
         groups = (*source.shape[:-1], source.shape[-1] // group)
-        scales = _target("out[1]", given[1], groups, "float32")
+        scales = _target(place, "out[1]", given[1], groups, "float32")
         shape = scales.size, group
-    _core.quantize(shape, source, codes, scales, threads)
-    return (in_library_of(x, codes), in_library_of(x, scales)) if out is None else out
+    place.kernels.quantize(shape, source, codes, scales, *place.last(threads))
+    if out is not None:
+        return out
+    return place.in_library_of(x, codes), place.in_library_of(x, scales)
 
 
-def dequantize(values: Any, scales: Any, dtype: str, *, out: Any = None, threads: int = 1) -> Any:
+def dequantize(
+    values: Any,
+    scales: Any,
+    dtype: str,
+    *,
+    out: Any = None,
+    stream: Any = None,
+    threads: int = 1,
+) -> Any:
     """Answer ``values * scales``.
 
     Parameters
@@ -110,6 +124,9 @@ def dequantize(values: Any, scales: Any, dtype: str, *, out: Any = None, threads
     dtype : {"float32", "float16", "bfloat16"}
     out : array `dtype` [..., n], optional
         Where the result goes, in C order.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -123,35 +140,36 @@ def dequantize(values: Any, scales: Any, dtype: str, *, out: Any = None, threads
     ValueError
         Scales of another shape, another `dtype`.
     TypeError
-        Arrays of other dtypes, or on a GPU.
+        Arrays of other dtypes.
 
     Notes
     -----
     The product is rounded once, to the nearest, ties to even.
     """
-    codes = np.ascontiguousarray(host_array(values, "values"))
+    given = any_array(values, "values"), any_array(scales, "scales")
+    place = place_of(stream, values=given[0], scales=given[1])
+    codes, factors = map(place.contiguous, given)
     _typed("values", codes, NARROW)
     wide = _one_of("dtype", dtype, WIDE)
-    factors = np.ascontiguousarray(host_array(scales, "scales"))
     _typed("scales", factors, ("float32",))
-    target = _target("out", out, codes.shape, wide)
+    target = _target(place, "out", out, codes.shape, wide)
     if factors.ndim == codes.ndim and factors.shape[:-1] == codes.shape[:-1]:
         shape: tuple[int, ...] = factors.size, _group_of_scales(codes.shape, factors.shape)
     else:
         shape = _head_rows(codes.shape, "tensor" if factors.shape == (1,) else "head")
         if factors.shape != shape[1:2]:
             raise ValueError(_bad_scales(codes.shape, factors.shape))
-    _core.dequantize(shape, codes, factors, target, threads)
-    return in_library_of(values, target) if out is None else out
+    place.kernels.dequantize(shape, codes, factors, target, *place.last(threads))
+    return place.in_library_of(values, target) if out is None else out
 
 
-def _target(name: str, given: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def _target(place: Place, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Answer the array that a result goes to."""
     if given is None:
-        return np.empty(shape, numpy_dtype(dtype))
-    array = host_array(given, name)
+        return place.empty(shape, numpy_dtype(dtype))
+    array = place.check(any_array(given, name), name)
     _typed(name, array, (dtype,))
-    if array.shape != shape or not (array.flags.c_contiguous and array.flags.writeable):
+    if array.shape != shape or not (array.flags.c_contiguous and is_writable(array)):
         raise ValueError(
             f"{name} has shape {array.shape}, must be {shape}, writable and in C order"
         )

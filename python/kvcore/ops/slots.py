@@ -5,19 +5,21 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
-import numpy as np
 from numpy.typing import NDArray
 
-from kvcore import _core
 from kvcore._hotpath import RaggedKVCacheInputs
-from kvcore.arrays import host_array
+from kvcore.arrays import HOST, any_array, is_writable, place_of
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 
 __all__ = ["advance_lengths", "append_slots", "build_slots"]
 
 
 def build_slots(
-    inputs: RaggedKVCacheInputs | PagedBatch, row_offsets: Any, *, out: Any = None
+    inputs: RaggedKVCacheInputs | PagedBatch,
+    row_offsets: Any,
+    *,
+    out: Any = None,
+    stream: Any = None,
 ) -> Any:
     """Answer the slot of each of this step's tokens: page * page_size + place in the page.
 
@@ -29,6 +31,9 @@ def build_slots(
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
     out : int64 or int32 array [at least tokens], optional
         Where the slots go; what is behind the last token becomes -1, which ``append_slots`` skips.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
 
     Returns
     -------
@@ -42,11 +47,13 @@ def build_slots(
     ValueError
         Shapes that do not fit, int32 for a pool with more slots than that.
     TypeError
-        Another dtype, or an array on a GPU.
+        Another dtype.
 
     Notes
     -----
-    O(tokens). The same for all layers: build them once per step.
+    O(tokens). The same for all layers: build them once per step. On a GPU a position without a page
+    does not raise, its slot is -1; offsets that lie there need an `out`, since how many slots there
+    are is not read back.
 
     Examples
     --------
@@ -59,10 +66,11 @@ def build_slots(
     [7, 0]
     """
     pools = layer_pools(inputs, 0)
-    offsets = host_array(row_offsets, "row_offsets")
     slots = None if out is None else _writable(out, "out")
+    place = pools.place(stream, out=slots)
+    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
     tables = pools.lookup_table, pools.cache_lengths
-    built = _core.build_slots(pools.pools[0], *tables, offsets, slots)
+    built = place.slots(pools.pools[0], *tables, offsets, slots)
     return built if out is None else out
 
 
@@ -73,8 +81,9 @@ def append_slots(
     v: Any,
     slots: Any,
     *,
+    stream: Any = None,
     threads: int = 1,
-) -> int:
+) -> Any:
     """Write the K and V of tokens to their slots, and answer how many were beyond the pool.
 
     Parameters
@@ -83,20 +92,23 @@ def append_slots(
         Its table and lengths are not read.
     layer : int
     k : array [at least len(slots), heads, head_dim]
-        Of the pool's dtype, in host memory, any library with DLPack; axes but the last may be
+        Of the pool's dtype, any library with DLPack, where the pool is; axes but the last may be
         strided, as those of a fused QKV are. Latent rows (MLA) that the pool keeps in two arrays
         come as one.
     v : array [at least len(slots), heads, v_head_dim], or None
         Likewise; None for latent rows.
     slots : int64 or int32 [n]
-        Of the first n tokens, as ``build_slots`` answers them. Negative ones are padding: their
-        tokens are not written.
+        From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` answers
+        them. Negative ones are padding: their tokens are not written.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
     Returns
     -------
-    int
+    int, or int32 [1] on the GPU that the pool is on
         Tokens that were skipped because their slots are not below pages * page_size.
 
     Raises
@@ -106,20 +118,24 @@ def append_slots(
     ValueError
         Shapes that do not fit, a slot twice, a pool with scales.
     TypeError
-        Another dtype, or an array on a GPU.
+        Another dtype.
 
     Notes
     -----
-    Everything is checked before anything is written. Costs copying the bytes.
+    Everything is checked before anything is written. Costs copying the bytes. On a GPU slots that
+    lie there are not looked at: of one that is named twice, either token's bytes stay.
     """
     pools = layer_pools(inputs, layer)
     if pools.scales is not None or pools.factors is not None:
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
-    return _core.append_slots(pools.pools, host_array(slots, "slots"), tokens, threads)
+    place = pools.place(stream, k=tokens[0], v=tokens[1:])
+    return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, threads)
 
 
-def advance_lengths(lengths: Any, row_offsets: Any, *, active: Any = None, out: Any = None) -> Any:
+def advance_lengths(
+    lengths: Any, row_offsets: Any, *, active: Any = None, out: Any = None, stream: Any = None
+) -> Any:
     """Add a step's new tokens to the lengths of a batch.
 
     Parameters
@@ -131,6 +147,9 @@ def advance_lengths(lengths: Any, row_offsets: Any, *, active: Any = None, out: 
         Rows that grow; all by default.
     out : uint32 array [B], optional
         Where the new lengths go; `lengths` itself for in place.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
 
     Returns
     -------
@@ -140,8 +159,9 @@ def advance_lengths(lengths: Any, row_offsets: Any, *, active: Any = None, out: 
     ------
     ValueError
         Shapes that do not fit, offsets that descend, a length beyond uint32. Nothing has changed.
+        Of arrays on a GPU only the shapes are looked at.
     TypeError
-        Another dtype, or an array on a GPU.
+        Another dtype.
 
     Examples
     --------
@@ -151,27 +171,30 @@ def advance_lengths(lengths: Any, row_offsets: Any, *, active: Any = None, out: 
     >>> ops.advance_lengths(lengths, offsets).tolist()
     [8, 10]
     """
-    before = host_array(lengths, "lengths")
-    if out is None:
-        out = np.empty_like(before)
-    flags = None if active is None else host_array(active, "active")
-    offsets = host_array(row_offsets, "row_offsets")
-    _core.advance_lengths(before, offsets, flags, _writable(out, "out"))
-    return out
+    before = any_array(lengths, "lengths")
+    flags = None if active is None else any_array(active, "active")
+    target = None if out is None else _writable(out, "out")
+    place = place_of(stream, lengths=before, active=flags, out=target)
+    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
+    if target is None:
+        target = place.empty(before.shape, before.dtype)
+    tail = place.last(1) if place is not HOST else ()
+    place.kernels.advance_lengths(before, offsets, flags, target, *tail)
+    return target if out is None else out
 
 
-def _writable(given: Any, name: str) -> NDArray[Any]:
-    array = host_array(given, name)
-    if not array.flags.writeable:
+def _writable(given: Any, name: str) -> Any:
+    array = any_array(given, name)
+    if not is_writable(array):
         raise ValueError(f"{name} is read-only, must be writable")
     return array
 
 
 def _tokens(pools: LayerPools, k: Any, v: Any) -> list[NDArray[Any]]:
     """Answer the tokens of each pool."""
-    keys = host_array(k, "k")
+    keys = any_array(k, "k")
     if not pools.is_latent:
-        return [keys, host_array(v, "v")]
+        return [keys, any_array(v, "v")]
     if v is not None:
         raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
     if len(pools.pools) == 1:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
-from kvcore.arrays import host_array, present_zeros
+from kvcore.arrays import HOST, Place, any_array, place_of, zeros_on
 from kvcore.dtypes import numpy_dtype
 from kvcore.ops.pages import integer_array
 
@@ -31,8 +31,8 @@ class PoolLayout:
     Parameters
     ----------
     arrays : array, pair of arrays, or lists of arrays
-        In host memory, any library with DLPack, the elements of a head contiguous and all other
-        strides as they please. One array has the axes of `layout` and head_dim behind them; a tuple
+        Any library with DLPack, the elements of a head contiguous and all other strides as they
+        please. One array has the axes of `layout` and head_dim behind them; a tuple
         is K and V, without the axis `kv` (or with one of length 1); a list has an array for each
         layer, without the axis `layer`. One array without the axis `kv` has keys alone, as latent
         rows (MLA) are.
@@ -58,7 +58,7 @@ class PoolLayout:
     ValueError
         Another layout, axes that are not the layout's, sizes of K, V or layers that differ.
     TypeError
-        No array in host memory, or several dtypes.
+        No array, or several dtypes.
 
     Examples
     --------
@@ -115,6 +115,7 @@ class PoolLayout:
         head_dim: int,
         v_head_dim: int | None = None,
         dtype: str = "bfloat16",
+        device: str = "cpu",
     ) -> PoolLayout:
         """Allocate a cache of zeros.
 
@@ -127,6 +128,8 @@ class PoolLayout:
             pair.
         dtype : str
             As that of KVCacheParams.
+        device : str
+            "cpu"; "cuda:0" and on; "pinned": host memory that GPUs can read and write.
 
         Returns
         -------
@@ -135,7 +138,10 @@ class PoolLayout:
         Raises
         ------
         ValueError
-            Another layout or dtype, a negative size, a head_dim that vLLM's layout cannot split.
+            Another layout, dtype or device, a negative size, a head_dim that vLLM's layout cannot
+            split.
+        KVCacheError
+            No GPU here: "CUDA unavailable: " and why.
         """
         kind = numpy_dtype(dtype)
         counts = {"page": pages, "layer": layers, "token": page_size, "head": heads}
@@ -144,7 +150,7 @@ class PoolLayout:
             shapes = _packed_shapes(counts, head_dim, values, kind.itemsize)
         else:
             shapes = _shapes(_AXES.get(layout, ()), counts, head_dim, values)
-        arrays = [present_zeros(shape, kind) for shape in shapes]
+        arrays = [zeros_on(device, shape, kind) for shape in shapes]
         return cls(arrays[0] if len(arrays) == 1 else tuple(arrays), layout)
 
 
@@ -155,6 +161,8 @@ def transfer(
     destination_ids: Any,
     *,
     layers: SupportsIndex | range | None = None,
+    max_blocks: SupportsIndex = 0,
+    stream: Any = None,
     threads: int = 1,
 ) -> None:
     """Copy pages from one cache to another, whatever the layouts.
@@ -168,6 +176,12 @@ def transfer(
         Where either is negative, nothing is copied: padding.
     layers : int or range, optional
         One layer, or a range of step 1; all by default.
+    max_blocks : int
+        Thread blocks of a GPU to use at most, so that a model can run beside the copy; 0 for as
+        many as are of use.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -184,36 +198,46 @@ def transfer(
     Notes
     -----
     Costs the bytes. Where elements lie alike on both sides, they move in the longest runs there
-    are: rows of a head, tokens, pages, neighbouring pages. From and to "vllm" pages are transposed.
+    are: rows of a head, tokens, pages, neighbouring pages. From and to "vllm" pages are transposed,
+    in host memory only.
+
+    On a GPU the call enqueues its work and waits for nothing. One of the caches may be in pinned
+    host memory, which the caller keeps until the copy is done. Ids that lie on the GPU are int64
+    and not checked.
     """
     for name, given in (("source", source), ("destination", destination)):
         if not isinstance(given, PoolLayout):
             raise TypeError(f"{name} is a {type(given).__name__}, must be a PoolLayout")
     _check_dtypes(source, destination)
     first, count = _layer_range(layers, source.layers)
-    _core.transfer(
-        _tensors_of(source),
-        source.layout == _PACKED,
-        _tensors_of(destination),
-        destination.layout == _PACKED,
-        integer_array("source_ids", source_ids, 1),
-        integer_array("destination_ids", destination_ids, 1),
-        first,
-        count,
-        threads,
-    )
+    place = _common_place(source, destination, stream)
+    pairs = _pairs(place, source_ids, destination_ids)
+    limit = operator.index(max_blocks)
+    if limit < 0:
+        raise ValueError(f"max_blocks is {limit}, must be at least 0")
+    if place is HOST:
+        parts = _tensors_of(source), source.layout == _PACKED
+        others = _tensors_of(destination), destination.layout == _PACKED
+        place.kernels.transfer(*parts, *others, pairs, first, count, threads)
+    else:
+        caches = _with_tables(place, source), _with_tables(place, destination)
+        place.kernels.transfer(*caches, pairs, first, count, limit, *place.last(threads))
 
 
-def copy_partial(blocks: Any, copies: Any, *, threads: int = 1) -> None:
+def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int = 1) -> None:
     """Copy the first tokens of pages within a pool, all layers.
 
     Parameters
     ----------
     blocks : array [pages, kv, layers, page_size, heads, head_dim], pair of arrays, or PoolLayout
-        The pool, in host memory; any layout but "vllm".
+        The pool; any layout but "vllm".
     copies : integers [n, 3]
         Source page, destination page and tokens of each, done as if in their order: what
-        ``take_copies`` answers behind its first column.
+        ``take_copies`` answers behind its first column. For a pool on a GPU they may come from the
+        host, or be int64 there: then they are not checked and done in any order.
+    stream : stream, optional
+        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+        by default. None for arrays in host memory.
     threads : int
         Threads to use, the caller's included.
 
@@ -237,7 +261,11 @@ def copy_partial(blocks: Any, copies: Any, *, threads: int = 1) -> None:
     pool = blocks if isinstance(blocks, PoolLayout) else PoolLayout(blocks, "max")
     if pool.layout == _PACKED:
         raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
-    _core.copy_partial(_tensors_of(pool), integer_array("copies", copies, 3), threads)
+    tensors = _tensors_of(pool)
+    place = place_of(stream, blocks=[array for tensor in tensors for array in tensor])
+    wanted = place.numbers(integer_array("copies", copies, 3), "copies")
+    cache = tensors if place is HOST else _with_tables(place, pool)
+    place.kernels.copy_partial(cache, wanted, *place.last(threads))
 
 
 # ---- inside --------------------------------------------------------------------------------------
@@ -245,6 +273,60 @@ def copy_partial(blocks: Any, copies: Any, *, threads: int = 1) -> None:
 
 def _tensors_of(pool: PoolLayout) -> list[_Tensor]:
     return pool._tensors  # noqa: SLF001
+
+
+def _common_place(source: PoolLayout, destination: PoolLayout, stream: Any) -> Place:
+    """Answer where both caches lie; one may be in pinned host memory, which a GPU reads as well."""
+    named = {
+        name: [array for tensor in _tensors_of(pool) for array in tensor]
+        for name, pool in (("source", source), ("destination", destination))
+    }
+    on_gpu = {n: given for n, given in named.items() if not isinstance(given[0], np.ndarray)}
+    place = place_of(stream, **(on_gpu or named))
+    for name, given in named.items():
+        if on_gpu and name not in on_gpu:
+            _check_pinned(given, name)
+    if on_gpu and _PACKED in (source.layout, destination.layout):
+        raise ValueError("a cache has the layout 'vllm', which is transposed in host memory only")
+    return place
+
+
+def _check_pinned(arrays: list[NDArray[Any]], name: str) -> None:
+    """Raise ValueError unless arrays lie in memory of ``kvcore.cuda.pinned_zeros``."""
+    from kvcore.cuda.pinned import is_pinned
+
+    if not all(map(is_pinned, arrays)):
+        raise ValueError(
+            f"the {name} is in host memory that is not pinned, the other cache on a GPU; allocate "
+            f"it with device='pinned'"
+        )
+
+
+def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
+    """Answer pages and where they go, int64 [n, 2]."""
+    sources = integer_array("source_ids", source_ids, 1)
+    destinations = integer_array("destination_ids", destination_ids, 1)
+    for name, ids in (("source_ids", sources), ("destination_ids", destinations)):
+        if ids.ndim != 1:
+            raise ValueError(f"{name} has shape {ids.shape}, must be (n,)")
+    if len(sources) != len(destinations):
+        raise ValueError(
+            f"source_ids has {len(sources)} entries and destination_ids {len(destinations)}, "
+            f"must be as many"
+        )
+    return place.paired(sources, destinations)
+
+
+def _with_tables(place: Place, pool: PoolLayout) -> tuple[list[_Tensor], list[Any]]:
+    """Answer a cache with the addresses of its layers where kernels can read them."""
+    tensors = _tensors_of(pool)
+    return tensors, [place.there(_addresses(t)) if len(t) > 1 else None for t in tensors]
+
+
+def _addresses(tensor: _Tensor) -> NDArray[np.uint64]:
+    return np.array(
+        [a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr for a in tensor], np.uint64
+    )
 
 
 def _affine(pool: PoolLayout) -> list[_Tensor]:
@@ -268,7 +350,7 @@ def _of_part(part: Any, layout: str) -> list[_Tensor]:
 
 def _by_kv(given: Any, axes: tuple[str, ...]) -> list[NDArray[Any]]:
     """Answer K, and V where the array has it."""
-    array = host_array(given, "an array of the pool")
+    array = any_array(given, "an array of the pool")
     named = axes if array.ndim == len(axes) + 1 else tuple(a for a in axes if a != "kv")
     if array.ndim != len(named) + 1:
         raise ValueError(
@@ -301,7 +383,7 @@ def _packed(arrays: Any) -> list[_Tensor]:
 def _packed_tensor(name: str, part: Any, rank: int) -> _Tensor:
     """Answer K, or V with units of one element; `rank` is that of the whole array."""
     is_list = isinstance(part, list)
-    seen = [host_array(array, f"{name} of the pool") for array in (part if is_list else [part])]
+    seen = [any_array(array, f"{name} of the pool") for array in (part if is_list else [part])]
     for array in seen:
         if array.ndim != rank - is_list:
             raise ValueError(f"{name} has shape {array.shape}, must have {rank - is_list} axes")

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "batch_args.hpp"
+#include "cuda/bindings.hpp"
+#include "cuda/device_args.hpp"
+#include "kvcore/cuda.hpp"
+#include "paged_batch_args.hpp"
+
+namespace py = pybind11;
+namespace cuda = kvcore::cuda;
+using kvcore::python::BatchArgs;
+using kvcore::python::check_status;
+using kvcore::python::DeviceNumbers;
+using kvcore::python::Move;
+using kvcore::python::seen;
+using kvcore::python::seen_all;
+using kvcore::python::stream_of;
+using kvcore::python::TokenTransfer;
+
+namespace {
+
+/// One pool's part of a call, and the pages of the pool.
+struct Part {
+    Move move;
+    std::int64_t num_pages;
+    std::int64_t num_tokens;
+};
+
+/// Everything is checked before anything is enqueued. Offsets on the device may end before the
+/// tokens do: those behind are padding.
+std::vector<Part> parts_of(const py::list& transfers, const BatchArgs& batch, bool is_readable,
+                           bool writes_pool) {
+    std::vector<Part> found;
+    for (const py::handle each : transfers) {
+        const auto parts = seen_all(each).cast<py::tuple>();
+        const TokenTransfer transfer{parts[0].cast<std::string>(), parts[1].cast<py::array>(),
+                                     parts[2], parts[3], parts[4].cast<py::array>()};
+        const bool has_tokens = transfer.tokens.ndim() > 0;
+        const std::int64_t total = is_readable  ? batch.total()
+                                   : has_tokens ? transfer.tokens.shape(0)
+                                                : 0;
+        found.push_back({transfer.checked(total, writes_pool), transfer.pool.shape(0), total});
+    }
+    return found;
+}
+
+cuda::Status append(const Part& part, cuda::DeviceBatch batch, std::int32_t* bad,
+                    cuda::Stream stream) {
+    batch.num_pages = part.num_pages;
+    batch.num_tokens = part.num_tokens;
+    const Move& move = part.move;
+    return move.is_copy ? cuda::append_batch(move.row, move.rows<std::byte>(), batch, move.source(),
+                                             bad, stream)
+                        : cuda::append_batch(move.shape, move.pool, batch, move.source(), move.wide,
+                                             move.scales, bad, stream);
+}
+
+cuda::Status gather(const Part& part, cuda::DeviceBatch batch, std::int32_t* bad,
+                    cuda::Stream stream) {
+    batch.num_pages = part.num_pages;
+    batch.num_tokens = part.num_tokens;
+    const Move& move = part.move;
+    return move.is_copy ? cuda::gather_batch(move.row, move.rows<const std::byte>(), batch,
+                                             move.tokens, bad, stream)
+                        : cuda::gather_batch(move.shape, move.readable_pool(), batch, move.tokens,
+                                             move.wide, bad, stream);
+}
+
+void append_tokens(const py::list& transfers, const py::object& table, const py::object& lengths,
+                   const py::object& offsets, int device, std::uintptr_t stream) {
+    const py::array pages = seen(table);
+    const DeviceNumbers ends(offsets);
+    const BatchArgs batch(pages, ends.checked(), ends.is_readable());
+    const py::array cached = lengths.is_none() ? py::array() : seen(lengths);
+    const std::uint32_t* begin = lengths.is_none() ? nullptr : batch.cached(cached);
+    const std::vector<Part> parts = parts_of(transfers, batch, ends.is_readable(), true);
+    const cuda::DeviceBatch on_device{batch.table(), {begin, ends.data<std::uint32_t>()}, 0, 0};
+    cuda::Status status = cuda::kSuccess;
+    {
+        const py::gil_scoped_release unlocked;
+        for (const Part& part : parts) {
+            if (status == cuda::kSuccess) {
+                status = append(part, on_device, nullptr, stream_of(device, stream));
+            }
+        }
+    }
+    check_status(status, "appending tokens on cuda:", device);
+}
+
+void gather_tokens(const py::list& transfers, const py::object& table, const py::object& offsets,
+                   int device, std::uintptr_t stream) {
+    const py::array pages = seen(table);
+    const DeviceNumbers ends(offsets);
+    const BatchArgs batch(pages, ends.checked(), ends.is_readable());
+    const std::vector<Part> parts = parts_of(transfers, batch, ends.is_readable(), false);
+    const cuda::DeviceBatch on_device{batch.table(), {nullptr, ends.data<std::uint32_t>()}, 0, 0};
+    cuda::Status status = cuda::kSuccess;
+    {
+        const py::gil_scoped_release unlocked;
+        for (const Part& part : parts) {
+            if (status == cuda::kSuccess) {
+                status = gather(part, on_device, nullptr, stream_of(device, stream));
+            }
+        }
+    }
+    check_status(status, "gathering tokens on cuda:", device);
+}
+
+}  // namespace
+
+void bind_cuda_batch(py::module_& module) {
+    module.def("append_tokens", &append_tokens, py::arg("transfers"), py::arg("table"),
+               py::arg("lengths"), py::arg("offsets"), py::arg("device"), py::arg("stream"));
+    module.def("gather_tokens", &gather_tokens, py::arg("transfers"), py::arg("table"),
+               py::arg("offsets"), py::arg("device"), py::arg("stream"));
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cuda/bindings.hpp"
+#include "cuda/device_args.hpp"
+
+namespace py = pybind11;
+namespace cuda = kvcore::cuda;
+using kvcore::python::check_status;
+using kvcore::python::concat;
+using kvcore::python::stream_of;
+
+namespace {
+
+/// Memory of a device, given back when the object goes. Does not change; any thread.
+class DeviceMemory {
+   public:
+    DeviceMemory(int device, std::int64_t bytes) : device_(device), bytes_(bytes) {
+        if (bytes < 0) throw py::value_error(concat("bytes is ", bytes, ", must be at least 0"));
+        cuda::Status status = cuda::kSuccess;
+        std::int64_t free = 0;
+        std::int64_t total = 0;
+        {
+            const py::gil_scoped_release unlocked;
+            status = cuda::allocate(device, bytes, &pointer_);
+        }
+        if (status == cuda::kSuccess) return;
+        // Of a device that answers, what is missing is memory.
+        if (cuda::memory_info(device, &free, &total) != cuda::kSuccess) {
+            check_status(status, bytes, " bytes are asked for on cuda:", device);
+        }
+        PyErr_SetString(PyExc_MemoryError,
+                        concat(bytes, " bytes are asked for on cuda:", device, ", ", free, " of ",
+                               total, " are free: ", cuda::status_text(status))
+                            .c_str());
+        throw py::error_already_set();
+    }
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+    ~DeviceMemory() {
+        const py::gil_scoped_release unlocked;  // it may wait for the device
+        (void)cuda::free_memory(device_, pointer_);
+    }
+
+    [[nodiscard]] int device() const noexcept { return device_; }
+    [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
+    [[nodiscard]] std::uintptr_t address() const noexcept {
+        return reinterpret_cast<std::uintptr_t>(pointer_);
+    }
+
+   private:
+    int device_;
+    std::int64_t bytes_;
+    void* pointer_ = nullptr;
+};
+
+/// Zeroed host memory in whole pages of its own, pinned. A mapping has the size that is asked for;
+/// CUDA's own pinned memory is rounded up to powers of two by those who keep it.
+class PinnedMemory {
+   public:
+    explicit PinnedMemory(std::int64_t bytes) : bytes_(bytes) {
+        if (bytes < 1) throw py::value_error(concat("bytes is ", bytes, ", must be at least 1"));
+        const auto page = static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
+        mapped_ = static_cast<std::size_t>((bytes + page - 1) / page * page);
+        pointer_ =
+            mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (pointer_ == MAP_FAILED) {
+            PyErr_SetString(PyExc_MemoryError, concat(bytes,
+                                                      " bytes of host memory are asked for, "
+                                                      "the system has not got them")
+                                                   .c_str());
+            throw py::error_already_set();
+        }
+        cuda::Status status = cuda::kSuccess;
+        {
+            const py::gil_scoped_release unlocked;
+            status = cuda::pin_memory(pointer_, static_cast<std::int64_t>(mapped_));
+        }
+        if (status == cuda::kSuccess) return;
+        munmap(pointer_, mapped_);
+        check_status(status, bytes, " bytes of host memory are to be pinned");
+    }
+    PinnedMemory(const PinnedMemory&) = delete;
+    PinnedMemory& operator=(const PinnedMemory&) = delete;
+    ~PinnedMemory() {
+        const py::gil_scoped_release unlocked;
+        (void)cuda::unpin_memory(pointer_);
+        munmap(pointer_, mapped_);
+    }
+
+    [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
+    [[nodiscard]] std::uintptr_t address() const noexcept {
+        return reinterpret_cast<std::uintptr_t>(pointer_);
+    }
+    [[nodiscard]] py::buffer_info buffer() {
+        return {static_cast<std::uint8_t*>(pointer_), bytes_};
+    }
+
+   private:
+    std::int64_t bytes_;
+    std::size_t mapped_ = 0;
+    void* pointer_ = nullptr;
+};
+
+// ---- devices -----------------------------------------------------------------------------------
+
+/// (devices, why there are none or "")
+py::tuple count_devices() {
+    int count = 0;
+    const cuda::Status status = cuda::count_devices(&count);
+    return py::make_tuple(count, status == cuda::kSuccess ? "" : cuda::status_text(status));
+}
+
+py::tuple memory_info(int device) {
+    std::int64_t free = 0;
+    std::int64_t total = 0;
+    check_status(cuda::memory_info(device, &free, &total), "the memory of cuda:", device);
+    return py::make_tuple(free, total);
+}
+
+int device_of(std::uintptr_t address) {
+    int device = -1;
+    check_status(cuda::device_of(reinterpret_cast<const void*>(address), &device),
+                 "the device of an address");
+    return device;
+}
+
+// ---- copies ------------------------------------------------------------------------------------
+
+void copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t bytes, int device,
+          std::uintptr_t stream) {
+    cuda::Status status = cuda::kSuccess;
+    {
+        const py::gil_scoped_release unlocked;
+        status =
+            cuda::copy(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source),
+                       bytes, stream_of(device, stream));
+    }
+    check_status(status, "copying ", bytes, " bytes on cuda:", device);
+}
+
+using Addresses = py::array_t<std::uint64_t, py::array::c_style>;
+
+void copy_batch(const Addresses& destinations, const Addresses& sources,
+                const kvcore::python::Ids& bytes, int device, std::uintptr_t stream) {
+    const py::ssize_t n = bytes.size();
+    if (destinations.size() != n || sources.size() != n) {
+        throw py::value_error(concat("there are ", destinations.size(), " destinations, ",
+                                     sources.size(), " sources and ", n,
+                                     " sizes, must be as many"));
+    }
+    for (py::ssize_t i = 0; i < n; ++i) {
+        if (bytes.data()[i] >= 0) continue;
+        throw py::value_error(concat("bytes[", i, "] is ", bytes.data()[i], ", below 0"));
+    }
+    static_assert(sizeof(void*) == sizeof(std::uint64_t));
+    cuda::Status status = cuda::kSuccess;
+    {
+        const py::gil_scoped_release unlocked;
+        status = cuda::copy_batch(reinterpret_cast<void* const*>(destinations.data()),
+                                  reinterpret_cast<const void* const*>(sources.data()),
+                                  bytes.data(), n, stream_of(device, stream));
+    }
+    check_status(status, n, " copies on cuda:", device);
+}
+
+}  // namespace
+
+void bind_cuda_memory(py::module_& module) {
+    module.def("count_devices", &count_devices, "Answer devices, and why there are none or ''.");
+    module.def("memory_info", &memory_info, py::arg("device"), "Answer free bytes and all.");
+    module.def("device_of", &device_of, py::arg("address"),
+               "Answer the device of an address, -1 for host memory.");
+    module.def("copy", &copy, py::arg("destination"), py::arg("source"), py::arg("bytes"),
+               py::arg("device"), py::arg("stream"));
+    module.def("copy_batch", &copy_batch, py::arg("destinations"), py::arg("sources"),
+               py::arg("bytes"), py::arg("device"), py::arg("stream"));
+    py::class_<DeviceMemory>(module, "DeviceMemory", "Memory of a device, freed with the object.")
+        .def(py::init<int, std::int64_t>(), py::arg("device"), py::arg("bytes"))
+        .def_property_readonly("device", &DeviceMemory::device)
+        .def_property_readonly("bytes", &DeviceMemory::bytes)
+        .def_property_readonly("ptr", &DeviceMemory::address);
+    py::class_<PinnedMemory>(module, "PinnedMemory", py::buffer_protocol(),
+                             "Pinned host memory, zeroed; numpy sees it as uint8.")
+        .def(py::init<std::int64_t>(), py::arg("bytes"))
+        .def_property_readonly("bytes", &PinnedMemory::bytes)
+        .def_property_readonly("ptr", &PinnedMemory::address)
+        .def_buffer(&PinnedMemory::buffer);
+}

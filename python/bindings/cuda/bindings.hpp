@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+void bind_cuda_batch(pybind11::module_& module);
+void bind_cuda_conversions(pybind11::module_& module);
+void bind_cuda_emulation(pybind11::module_& module);
+void bind_cuda_memory(pybind11::module_& module);
+void bind_cuda_pages(pybind11::module_& module);
+void bind_cuda_rows(pybind11::module_& module);
+void bind_cuda_slots(pybind11::module_& module);
+void bind_cuda_streams(pybind11::module_& module);
+void bind_cuda_transfer(pybind11::module_& module);

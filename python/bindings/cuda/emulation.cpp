@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulation/emulation.hpp"
+
+#include "cuda/bindings.hpp"
+
+namespace py = pybind11;
+namespace emulation = kvcore::cuda::emulation;
+
+void bind_cuda_emulation(py::module_& module) {
+    py::module_ part =
+        module.def_submodule("emulation", "The driver that tests have in place of a GPU's.");
+    part.def("reset", &emulation::reset, py::arg("devices"),
+             py::arg("bytes_per_device") = std::int64_t{1} << 30,
+             "Begin anew with so many devices, 0 for a machine without a driver.");
+    part.def(
+        "set_order",
+        [](bool is_any, std::uint64_t seed) {
+            emulation::set_order(is_any ? emulation::Order::kAny : emulation::Order::kAtOnce, seed);
+        },
+        py::kw_only(), py::arg("is_any"), py::arg("seed") = 0,
+        "Whether tasks wait in their streams and run in an order drawn from a seed.",
+        py::call_guard<py::gil_scoped_release>());
+    part.def("num_waiting", &emulation::num_waiting, "Tasks that were given and have not run.");
+    part.def(
+        "alive",
+        [] {
+            const emulation::Alive found = emulation::alive();
+            py::dict counts;
+            counts["allocations"] = found.allocations;
+            counts["streams"] = found.streams;
+            counts["events"] = found.events;
+            counts["pinned"] = found.pinned;
+            return counts;
+        },
+        "Count allocations, streams, events and pinned ranges.");
+}

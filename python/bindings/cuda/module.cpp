@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/pybind11.h>
+
+#include <exception>
+
+#include "cuda/bindings.hpp"
+#include "kvcore/python_errors.hpp"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_cuda, module) {
+    module.doc() = "The kernels of kvcore on NVIDIA GPUs, or on the CPU in their place.";
+    py::register_local_exception_translator([](std::exception_ptr error) {
+        try {
+            if (error) std::rethrow_exception(error);
+        } catch (const py::builtin_exception&) {
+            throw;  // pybind11's own
+        } catch (const py::error_already_set&) {
+            throw;
+        } catch (...) {
+            kvcore::python::translate_exception();
+        }
+    });
+#if defined(KVCORE_CUDA_EMULATED)
+    module.attr("is_emulated") = true;
+    bind_cuda_emulation(module);
+#else
+    module.attr("is_emulated") = false;
+#endif
+    bind_cuda_memory(module);
+    bind_cuda_streams(module);
+    bind_cuda_pages(module);
+    bind_cuda_batch(module);
+    bind_cuda_rows(module);
+    bind_cuda_slots(module);
+    bind_cuda_conversions(module);
+}

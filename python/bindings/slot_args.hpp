@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks slots, what is written to them, and the lengths of a batch.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "array_args.hpp"
+#include "batch_args.hpp"
+#include "kvcore/slots.hpp"
+
+namespace kvcore::python {
+
+/// A vector of slots; true where they are int64.
+inline bool check_slots(const pybind11::array& slots, const char* name) {
+    check_rank(slots, name, "(tokens,)", 1);
+    const bool is_wide = pybind11::isinstance<pybind11::array_t<std::int64_t>>(slots);
+    if (!is_wide && !pybind11::isinstance<pybind11::array_t<std::int32_t>>(slots)) {
+        throw pybind11::type_error(
+            concat(name, " has dtype ", text(slots.dtype()), ", must be int64 or int32"));
+    }
+    if (!has_dense_rows(slots)) {
+        throw pybind11::value_error(concat(name, " is strided; make it contiguous"));
+    }
+    check_aligned(slots, name);
+    return is_wide;
+}
+
+/// ValueError for too few entries, or where they do not hold the slots of all pages.
+inline void check_room(const pybind11::array& out, bool is_wide, std::int64_t tokens,
+                       std::int64_t pages, std::int64_t page_size) {
+    if (out.size() < tokens) {
+        throw pybind11::value_error(
+            concat("out has ", out.size(), " entries for ", tokens, " tokens"));
+    }
+    if (!is_wide && pages > (std::int64_t{1} << 31) / page_size) {
+        throw pybind11::value_error(concat("out has dtype int32, which does not hold the slots of ",
+                                           pages, " pages of ", page_size, " tokens; pass int64"));
+    }
+}
+
+/// ValueError for a slot of the pool that is named twice: a set with room for twice the slots.
+template <class Slot>
+void check_named_once(const Slot* slots, std::int64_t n, std::int64_t capacity) {
+    std::size_t size = 4;
+    while (size < 2 * static_cast<std::size_t>(n)) size *= 2;
+    std::vector<Slot> seen(size, Slot{-1});
+    for (std::int64_t i = 0; i < n; ++i) {
+        const Slot slot = slots[i];
+        if (slot < 0 || slot >= capacity) continue;
+        std::size_t at = static_cast<std::uint64_t>(slot) * 0x9e3779b97f4a7c15ULL >> 20;
+        for (at %= size; seen[at] != -1; at = (at + 1) % size) {
+            if (seen[at] != slot) continue;
+            throw pybind11::value_error(
+                concat("slots[", i, "] is ", slot, ", which is named before; name each once"));
+        }
+        seen[at] = slot;
+    }
+}
+
+/// Tokens [tokens, heads, dim] and the pool [pages, page_size, heads, dim] that they go to.
+struct SlotTarget {
+    pybind11::array pool;
+    pybind11::array tokens;
+
+    void check(std::int64_t n) const {
+        check_rank(pool, "pool", "(pages, page_size, heads, dim)", 4);
+        check_rank(tokens, "tokens", "(tokens, heads, dim)", 3);
+        if (tokens.shape(0) < n || tokens.shape(1) != pool.shape(2) ||
+            tokens.shape(2) != pool.shape(3)) {
+            throw pybind11::value_error(concat("tokens have shape ", shape_text(tokens),
+                                               ", must be at least (", n, ", ", pool.shape(2), ", ",
+                                               pool.shape(3), ")"));
+        }
+        if (!tokens.dtype().equal(pool.dtype())) {
+            throw pybind11::type_error(concat("tokens have dtype ", text(tokens.dtype()),
+                                              ", the pool has ", text(pool.dtype()),
+                                              "; convert them first"));
+        }
+        if (pool.shape(1) < 1) throw pybind11::value_error("the pool's pages have no tokens");
+        if (!has_dense_rows(pool) || !has_dense_rows(tokens)) {
+            throw pybind11::value_error("the last axis of pool and tokens must be contiguous");
+        }
+        if (!pool.writeable()) throw pybind11::value_error("the pool is read-only");
+        if (is_overlapping(pool, tokens)) {
+            throw pybind11::value_error(
+                "pool and tokens overlap in memory; pass a copy of the tokens");
+        }
+    }
+    /// As one-byte elements.
+    [[nodiscard]] PagedTensor<std::byte> tensor() {
+        return {static_cast<std::byte*>(pool.mutable_data()),
+                DType::kInt8,
+                pool.shape(3) * pool.itemsize(),
+                pool.strides(0),
+                pool.strides(1),
+                pool.strides(2),
+                {}};
+    }
+    [[nodiscard]] TokenRows<const std::byte> rows() const {
+        return {static_cast<const std::byte*>(tokens.data()), tokens.strides(0), tokens.strides(1)};
+    }
+};
+
+/// Those of K, or of K and V, for at least `n` tokens.
+[[nodiscard]] inline std::vector<SlotTarget> slot_targets(const pybind11::list& pools,
+                                                          const pybind11::list& tokens,
+                                                          std::int64_t n) {
+    if (pools.empty() || pools.size() > 2 || pools.size() != tokens.size()) {
+        throw pybind11::value_error("pools and tokens must be those of K, or of K and V");
+    }
+    std::vector<SlotTarget> targets;
+    for (std::size_t i = 0; i < pools.size(); ++i) {
+        targets.push_back({pools[i].cast<pybind11::array>(), tokens[i].cast<pybind11::array>()});
+        targets.back().check(n);
+        const pybind11::array& pool = targets.back().pool;
+        const pybind11::array& first = targets.front().pool;
+        if (!std::equal(pool.shape(), pool.shape() + 3, first.shape())) {
+            throw pybind11::value_error("the pools of K and V differ in pages, page size or heads");
+        }
+    }
+    return targets;
+}
+
+inline const std::uint32_t* uint32_data(const pybind11::array& array, const char* name,
+                                        pybind11::ssize_t size) {
+    check_rank(array, name, "(rows,)", 1);
+    check_uint32(array, name);
+    if (array.size() == size) return static_cast<const std::uint32_t*>(array.data());
+    throw pybind11::value_error(concat(name, " has ", array.size(), " entries, must have ", size));
+}
+
+/// The flags of rows that grow, or nullptr for all.
+[[nodiscard]] inline const std::uint8_t* active_rows(const pybind11::object& active,
+                                                     pybind11::ssize_t batch) {
+    if (active.is_none()) return nullptr;
+    const auto flags = active.cast<pybind11::array>();
+    if (!pybind11::isinstance<pybind11::array_t<bool>>(flags) || flags.ndim() != 1 ||
+        flags.size() != batch || !has_dense_rows(flags)) {
+        throw pybind11::value_error(concat("active is ", text(flags.dtype()), " ",
+                                           shape_text(flags), ", must be bool (", batch,
+                                           ",) and contiguous"));
+    }
+    return static_cast<const std::uint8_t*>(flags.data());
+}
+
+/// ValueError where new lengths would be written over what is read.
+inline void check_apart(const pybind11::array& lengths, const pybind11::array& offsets,
+                        const pybind11::array& out) {
+    const bool is_shifted = out.data() != lengths.data() && is_overlapping(out, lengths);
+    if (is_shifted || is_overlapping(out, offsets)) {
+        throw pybind11::value_error(
+            "out overlaps lengths or row_offsets; pass lengths itself or others");
+    }
+}
+
+}  // namespace kvcore::python

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of ``kvcore.functional`` where the pools are on a GPU.
+
+The table and the lengths are checked on the host. Where they lie on the GPU they are read back,
+which waits for the stream; kept in host memory, nothing is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.arrays import any_array, is_writable, place_of
+from kvcore.cuda.availability import kernels
+from kvcore.cuda.place import DevicePlace
+
+__all__ = ["Rows", "allocate_blocks", "append_rows", "gather_rows", "rows_of"]
+
+
+class Rows(NamedTuple):
+    """Hold the arrays of a cache and what the host knows of them.
+
+    Attributes
+    ----------
+    place : DevicePlace
+    pools : tuple of cupy.ndarray
+        Keys and values.
+    given : tuple of array
+        Table and lengths as the caller has them, on the GPU or in host memory.
+    table, lengths : int32 array
+        Copies of them on the host.
+    """
+
+    place: DevicePlace
+    pools: tuple[Any, Any]
+    given: tuple[Any, Any]
+    table: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+    def args(self) -> tuple[Any, ...]:
+        """Answer what the checks take."""
+        return *self.pools, self.table, self.lengths
+
+    def written(self, which: int, host: NDArray[np.int32], *, donate: bool) -> Any:
+        """Answer the table (0) or the lengths (1) with new values, in their place if donated."""
+        given = self.given[which]
+        if isinstance(given, np.ndarray):
+            if not donate:
+                return host
+            given[...] = host
+            return given
+        if not donate:
+            return self.place.there(host)
+        self.place.write(given, host)
+        return given
+
+
+def rows_of(cache: Any) -> Rows:
+    """Look at a cache whose pools are on a GPU.
+
+    Raises
+    ------
+    ValueError
+        Arrays on several devices.
+    """
+    pools = any_array(cache.key_pool, "key_pool"), any_array(cache.value_pool, "value_pool")
+    table = any_array(cache.block_table, "block_table")
+    lengths = any_array(cache.seq_lengths, "seq_lengths")
+    place = place_of(None, key_pool=pools[0], value_pool=pools[1])
+    if not isinstance(place, DevicePlace):
+        raise TypeError("the pools are in host memory, must be on a GPU")
+    hosts = [_here(place, *each) for each in ((table, "block_table"), (lengths, "seq_lengths"))]
+    return Rows(place, pools, (table, lengths), *hosts)
+
+
+def _here(place: DevicePlace, array: Any, name: str) -> NDArray[Any]:
+    if isinstance(array, np.ndarray):
+        return array.copy()
+    return place.here(place.check(array, name))
+
+
+def allocate_blocks(
+    rows: Rows, sequence_idx: Any, num_new_tokens: Any, free_block_ids: Any, *, donate: bool
+) -> tuple[Any, Any, int]:
+    """Answer the table, the lengths and how many blocks were entered."""
+    _require_writable(donate=donate, block_table=rows.given[0])
+    consumed = kernels().allocate_blocks(*rows.args(), sequence_idx, num_new_tokens, free_block_ids)
+    table = rows.written(0, rows.table, donate=donate)
+    lengths = rows.given[1] if donate else rows.written(1, rows.lengths, donate=False)
+    return table, lengths, int(consumed)
+
+
+def append_rows(
+    rows: Rows, sequence_idx: Any, keys_new: Any, values_new: Any, *, donate: bool
+) -> tuple[Any, Any, Any, Any]:
+    """Write tokens behind those of a row; answer the cache's arrays."""
+    place = rows.place
+    new = [
+        place.check(any_array(array, name), name)
+        for array, name in ((keys_new, "keys_new"), (values_new, "values_new"))
+    ]
+    keys, values = rows.pools
+    lengths = rows.given[1]
+    if donate and keys.size and keys.data.ptr == values.data.ptr:
+        raise ValueError("key_pool and value_pool are the same memory, must be two arrays")
+    _require_writable(donate=donate, key_pool=keys, value_pool=values, seq_lengths=lengths)
+    length = kernels().check_append(*rows.args(), sequence_idx, *new)
+    pools = rows.pools if donate else tuple(map(place.copy_of, rows.pools))
+    names = ("keys_new", "values_new")
+    parts = [
+        (n, p, None, None, _dense(place, x)) for n, p, x in zip(names, pools, new, strict=True)
+    ]
+    table, begin, offsets = _batch(rows, sequence_idx, length, len(new[0]))
+    kernels().append_tokens(parts, table, begin, offsets, *place.last(1))
+    rows.lengths[sequence_idx] = length + len(new[0])
+    lengths = rows.written(1, rows.lengths, donate=donate)
+    table = rows.given[0] if donate else rows.written(0, rows.table, donate=False)
+    return *pools, table, lengths
+
+
+def gather_rows(rows: Rows, sequence_idx: Any) -> tuple[Any, Any, int]:
+    """Copy the tokens of a row: keys, values, tokens."""
+    count = kernels().check_gather(*rows.args(), sequence_idx)
+    shape = (count, *rows.pools[0].shape[2:])
+    results = [rows.place.empty(shape, pool.dtype) for pool in rows.pools]
+    named = zip(("keys", "values"), rows.pools, results, strict=True)
+    parts = [(name, pool, None, None, result) for name, pool, result in named]
+    table, _, offsets = _batch(rows, sequence_idx, 0, count)
+    kernels().gather_tokens(parts, table, offsets, *rows.place.last(1))
+    return *results, int(count)
+
+
+# ---- inside --------------------------------------------------------------------------------------
+
+
+def _batch(rows: Rows, index: int, begin: int, count: int) -> tuple[Any, Any, Any]:
+    """Answer a row as a batch of one on the device: table, where it begins, row offsets."""
+    columns = rows.table.shape[1]
+    host = np.array([begin, 0, count], np.uint32)
+    row = np.ascontiguousarray(rows.table[index]).view(np.uint32)  # -1 is no page
+    sent = rows.place.there(np.concatenate([row, host]))
+    offsets = host[1:], sent[columns + 1 :]
+    return sent[:columns].reshape(1, columns), sent[columns : columns + 1], offsets
+
+
+def _dense(place: DevicePlace, array: Any) -> Any:
+    """Answer an array whose last axis is contiguous."""
+    is_dense = array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
+    return array if is_dense else place.contiguous(array)
+
+
+def _require_writable(*, donate: bool, **arrays: Any) -> None:
+    for name, array in arrays.items():
+        if donate and not is_writable(array):
+            raise ValueError(
+                f"{name} is read-only and cannot be updated in place; pass donate=False"
+            )
