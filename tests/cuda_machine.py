@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,9 @@ class Machine:
         self.kernels.emulation.set_order(is_any=True, seed=seed)
 
     # ---- what cupy does ----------------------------------------------------------------------
+    def current(self, device: int) -> Any:
+        return SimpleNamespace(ptr=self.current_stream(device), device_id=device)
+
     def current_stream(self, device: int) -> int:
         return self.streams.get(device, 0)
 

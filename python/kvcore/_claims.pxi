@@ -77,7 +77,7 @@ cdef object read_foreign(object context, RequestView* view, list keep):
 cdef class ClaimTable:
     """Who is claimed, by request id; and the way from Python contexts to C++ requests."""
 
-    def __init__(self, object core, *, bint runtime_checks):
+    def __init__(self, object core, *, bint runtime_checks, object gpus=None):
         global next_manager_uid
         self._core = core
         self._native = <CacheManager*>PyCapsule_GetPointer(
@@ -89,6 +89,7 @@ cdef class ClaimTable:
         self._contexts = {}
         self._num_replicas = self._native.config().num_replicas
         self._checks = runtime_checks
+        self._gpus = gpus
 
     # ---- from Python objects to views ---------------------------------------------------------
 
@@ -262,13 +263,31 @@ cdef class ClaimTable:
         """Tell whether a request is claimed now."""
         return request_id in self._handles
 
-    def release(self, request_id):
+    def release(self, request_id, *, after=None):
         """Drop a request; its committed pages stay cached and evictable.
+
+        Parameters
+        ----------
+        request_id : hashable
+        after : stream or event, optional
+            Of cupy or torch, or a stream's handle: on GPU pools nothing writes the request's pages
+            before the work that it stands for is done. Not needed for work on the streams that
+            were current when the batch was fetched.
 
         Raises
         ------
         RequestNotFoundError
+        ValueError
+            `after` is given, but no pool is on a GPU.
         """
+        if after is not None:
+            if request_id not in self._handles:
+                raise not_found(request_id)
+            if self._gpus is None:
+                raise ValueError(
+                    f"after is {after!r}, but this manager has no pool on a GPU; leave it out"
+                )
+            self._gpus.reuse_after(after)
         cdef object key = self._handles.pop(request_id, None)
         if key is None:
             raise not_found(request_id)

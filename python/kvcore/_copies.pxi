@@ -5,8 +5,9 @@
 cdef class Copies(Forks):
     """What a manager with a pool of its own does before a call returns."""
 
-    def __init__(self, object core, *, bint copies_itself, object mover, bint runtime_checks):
-        super().__init__(core, runtime_checks=runtime_checks)
+    def __init__(self, object core, *, bint copies_itself, object mover, bint runtime_checks,
+                 object gpus):
+        super().__init__(core, runtime_checks=runtime_checks, gpus=gpus)
         self._copies_itself = copies_itself
         self._mover = mover
 

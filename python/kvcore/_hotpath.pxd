@@ -50,6 +50,7 @@ cdef class RaggedKVCacheInputs:
 
 
 cdef class _FetchBuffer:
+    cdef cnp.ndarray memory  # of both where it is pinned, else None
     cdef cnp.ndarray table
     cdef cnp.ndarray lengths
     cdef LookupTable* rows
@@ -83,6 +84,7 @@ cdef class ClaimTable:
     cdef uint64_t _last_epoch
     cdef int32_t _num_replicas
     cdef bint _checks
+    cdef readonly object _gpus  # kvcore.gpu_pools.GpuPools, or None
 
     cdef SequenceHandle _find(self, object request_id) except *
     cdef RequestView* _own(self, TextGenerationContext own) except NULL

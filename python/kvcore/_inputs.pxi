@@ -40,17 +40,25 @@ cdef class RaggedKVCacheInputs:
 
 
 cdef class _FetchBuffer:
-    """Hold one page table and its lengths, used again for batch after batch."""
+    """Hold one page table and its lengths, used again for batch after batch.
 
-    def __cinit__(self, int64_t max_rows, int64_t width, uint32_t unassigned):
+    `allocate` answers uint32 [n] of pinned memory; None for memory that no device reads.
+    """
+
+    def __cinit__(self, int64_t max_rows, int64_t width, uint32_t unassigned, object allocate):
         cdef cnp.npy_intp shape[2]
         # An odd number of cache lines apart, so that the rows' ends do not share cache sets.
         cdef int64_t stride = (width + 15) // 16
         stride = 16 * (stride + 1 - stride % 2)
         shape[0] = max_rows
         shape[1] = stride
-        self.table = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_UINT32)
-        self.lengths = cnp.PyArray_SimpleNew(1, shape, cnp.NPY_UINT32)
+        if allocate is None:
+            self.table = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_UINT32)
+            self.lengths = cnp.PyArray_SimpleNew(1, shape, cnp.NPY_UINT32)
+        else:  # in one piece, so that one copy takes both to a device
+            self.memory = allocate(max_rows * (stride + 1))
+            self.lengths = self.memory[:max_rows]
+            self.table = self.memory[max_rows:].reshape(max_rows, stride)
         self.rows = new LookupTable(
             <uint32_t*>cnp.PyArray_DATA(self.table), max_rows, stride, unassigned
         )
@@ -60,11 +68,11 @@ cdef class _FetchBuffer:
 
     cdef bint is_free(self):
         """True when no array handed out earlier is still held."""
-        return (
-            not self.busy
-            and Py_REFCNT(<PyObject*>self.table) == 1
-            and Py_REFCNT(<PyObject*>self.lengths) == 1
-        )
+        if self.busy:
+            return False
+        if self.memory is not None:  # which every array over it holds, these two among them
+            return Py_REFCNT(<PyObject*>self.memory) == 3
+        return Py_REFCNT(<PyObject*>self.table) == 1 and Py_REFCNT(<PyObject*>self.lengths) == 1
 
 
 cdef cnp.ndarray view_of(cnp.ndarray base, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides):

@@ -9,9 +9,10 @@ cdef class PagedHotPath(Copies):
     """Base of PagedKVCacheManager: what runs per request and per step."""
 
     def __init__(self, object core, *, object shards, bint copies_itself, object mover,
-                 bint runtime_checks, object listener):
+                 bint runtime_checks, object listener, object gpus):
         super().__init__(
-            core, copies_itself=copies_itself, mover=mover, runtime_checks=runtime_checks
+            core, copies_itself=copies_itself, mover=mover, runtime_checks=runtime_checks,
+            gpus=gpus,
         )
         self._page_size = self._native.config().page_size
         self._total_pages = self._native.config().num_blocks
@@ -164,7 +165,8 @@ cdef class PagedHotPath(Copies):
                 return buffer
         # Room to grow, so that a growing batch does not make a buffer per step.
         buffer = _FetchBuffer(max(16, rows + rows // 2), max(64, width + width // 2),
-                             <uint32_t>self._total_pages)
+                             <uint32_t>self._total_pages,
+                             None if self._gpus is None else self._gpus.pinned)
         buffer.busy = True
         buffers.insert(0, buffer)
         del buffers[4:]
@@ -194,6 +196,9 @@ cdef class PagedHotPath(Copies):
         -----
         One native call. Costs O(batch) plus O(pages changed since the buffer was last used); after
         a True ``maybe_reserve`` with the same or more steps it cannot fail for memory.
+
+        On a GPU the arrays are copied to it on cupy's current stream, which from then on is
+        ordered behind the streams of earlier fetches; the host waits for nothing.
         """
         cdef int64_t steps = as_int(num_steps, "num_steps")
         cdef list contexts
@@ -254,6 +259,7 @@ cdef class PagedHotPath(Copies):
         cdef cnp.npy_intp shape[2]
         cdef cnp.npy_intp strides[2]
         cdef int32_t r
+        cdef int32_t shard = 0
         strides[1] = sizeof(uint32_t)
         for r in range(self._num_replicas):
             buffer = <_FetchBuffer>buffers[r]
@@ -264,7 +270,12 @@ cdef class PagedHotPath(Copies):
             lengths = view_of(buffer.lengths, 1, shape, strides + 1)
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
             for blocks, scales in <list>self._shards[r]:
-                inputs.append(RaggedKVCacheInputs(blocks, lengths, table, limits, scales))
+                if self._gpus is None:
+                    inputs.append(RaggedKVCacheInputs(blocks, lengths, table, limits, scales))
+                    continue
+                staged = self._gpus.stage(shard, lengths, table)
+                inputs.append(RaggedKVCacheInputs(blocks, *staged, limits, scales))
+                shard += 1
         return inputs
 
     def step(self, batch):

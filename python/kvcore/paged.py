@@ -12,7 +12,7 @@ from kvcore._core import CacheManager
 from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs, RowClaims
 from kvcore.device import Device, checked_devices
 from kvcore.params import KVCacheParams, require_count
-from kvcore.pools import copy_page_starts, make_shards
+from kvcore.pools import copy_page_starts, make_shards, pools_on_gpus
 from kvcore.swap import make_mover
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.views import PagedKVCacheCollection
@@ -40,7 +40,8 @@ class PagedKVCacheManager(PagedHotPath):
     num_layers, page_size : int, optional
         Re-derive `params` where given.
     devices : sequence of str or Device
-        "cpu", "cuda:0", ...: as many as ``params.n_devices``, replica-major.
+        "cpu", "cuda:0", ...: as many as ``params.n_devices``, replica-major. On GPUs pools, tables
+        and lengths are cupy arrays; what a call does there it does on cupy's current stream.
     session
         Accepted for call compatibility, not used.
     available_cache_memory : int, optional
@@ -103,6 +104,7 @@ class PagedKVCacheManager(PagedHotPath):
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
+        gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         listener = None
         if zmq_endpoint_base is not None and params.enable_prefix_caching:
             listener = ResetListener(zmq_endpoint_base)
@@ -122,9 +124,10 @@ class PagedKVCacheManager(PagedHotPath):
             ),
             shards=shards,
             copies_itself=blocks is not None,
-            mover=make_mover(shards, host_pages),
+            mover=make_mover(shards, places, host_pages, gpus),
             runtime_checks=enable_runtime_checks,
             listener=listener,
+            gpus=gpus,
         )
         self.params = params
         self.max_batch_size = max_batch_size
@@ -371,6 +374,8 @@ class PagedKVCacheManager(PagedHotPath):
 
     def _copy_pages(self, copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:
         for replica in np.unique(copies[:, 0]):
+            if self._gpus is not None:
+                self._gpus.enter(replica)
             copy_page_starts(self._shards[replica], copies[copies[:, 0] == replica, 1:])
 
     def __repr__(self) -> str:

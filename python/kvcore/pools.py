@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arrays import host_array, present_zeros
+from kvcore.arrays import host_array, is_writable, present_zeros
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
 from kvcore.ops.transfer import copy_partial
@@ -19,6 +19,7 @@ __all__ = [
     "allocate_shard",
     "copy_page_starts",
     "make_shards",
+    "pools_on_gpus",
     "shard_shapes",
 ]
 
@@ -38,12 +39,12 @@ def _one_or_pair(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 
-def _allocate_scales(params: KVCacheParams, num_pages: int) -> Any:
+def _allocate_scales(params: KVCacheParams, num_pages: int, device: Device) -> Any:
     granularity = params.kv_scale_granularity
     if granularity is None:
         return None
     shapes = [(*shape[:-1], shape[-1] // granularity) for shape in shard_shapes(params, num_pages)]
-    return _one_or_pair([present_zeros(shape, np.dtype(np.float32)) for shape in shapes])
+    return _one_or_pair([_zeros(shape, np.dtype(np.float32), device) for shape in shapes])
 
 
 def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Shard:
@@ -51,21 +52,26 @@ def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Sha
 
     Raises
     ------
-    NotImplementedError
-        A CUDA device: GPU pools are not part of this version.
+    MemoryError
+        The device has less memory free; the text has both numbers.
+    KVCacheError
+        "CUDA unavailable: " and why.
     """
-    if device.kind != "cpu":
-        raise NotImplementedError(
-            f"device is {device}, this version allocates pools on 'cpu' only; "
-            f"pass blocks=None to manage page ids for a pool of your own"
-        )
     dtype = numpy_dtype(params.dtype)
-    arrays = [present_zeros(shape, dtype) for shape in shard_shapes(params, num_pages)]
-    return _one_or_pair(arrays), _allocate_scales(params, num_pages)
+    arrays = [_zeros(shape, dtype, device) for shape in shard_shapes(params, num_pages)]
+    return _one_or_pair(arrays), _allocate_scales(params, num_pages, device)
 
 
-def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    seen = host_array(array, "an array of blocks")
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
+    if device.kind == "cpu":
+        return present_zeros(shape, dtype)
+    from kvcore.cuda.memory import device_zeros
+
+    return device_zeros(shape, dtype, device.index)
+
+
+def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
+    seen = _on_device(array, device)
     if seen.shape != shape or seen.dtype.itemsize != dtype.itemsize:
         raise ValueError(
             f"blocks has shape {seen.shape} and dtype {seen.dtype}, must be {shape} and {dtype}"
@@ -74,14 +80,29 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> An
         raise ValueError(
             f"blocks has dtype {seen.dtype}, must be {dtype} or unsigned integers of its width"
         )
-    if not seen.flags.writeable:
+    if not is_writable(seen):
         raise ValueError("blocks is read-only, must be writable: pages are copied in it")
     if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize:
         raise ValueError("blocks is strided along its last axis, must be contiguous there")
     return seen.view(dtype)
 
 
-def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any) -> Shard:
+def _on_device(array: Any, device: Device) -> Any:
+    """See an array of the caller's where its device is."""
+    if device.kind == "cpu":
+        return host_array(array, "an array of blocks")
+    from kvcore.cuda import device_array
+
+    seen = device_array(array, "an array of blocks")
+    if seen.data.device_id != device.index:
+        raise ValueError(
+            f"an array of blocks is on cuda:{seen.data.device_id}, must be on {device} as devices "
+            f"say"
+        )
+    return seen
+
+
+def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any, device: Device) -> Shard:
     """Take the caller's array (or pair of arrays) as one device's pool, without a copy.
 
     Raises
@@ -94,8 +115,8 @@ def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any) -> Shard:
     if len(given) != len(shapes):
         raise ValueError(f"blocks holds {len(given)} arrays, must hold {len(shapes)}: K and V")
     dtype = numpy_dtype(params.dtype)
-    arrays = [_adopt_array(a, shape, dtype) for a, shape in zip(given, shapes, strict=True)]
-    return _one_or_pair(arrays), _allocate_scales(params, num_pages)
+    arrays = [_adopt_array(a, shape, dtype, device) for a, shape in zip(given, shapes, strict=True)]
+    return _one_or_pair(arrays), _allocate_scales(params, num_pages, device)
 
 
 def make_shards(
@@ -117,9 +138,35 @@ def make_shards(
             raise ValueError(
                 f"blocks holds {len(blocks)} pools, must hold {len(devices)}: one per device"
             )
-        shards = [adopt_shard(params, num_pages, given) for given in blocks]
+        shards = [
+            adopt_shard(params, num_pages, given, device)
+            for given, device in zip(blocks, devices, strict=True)
+        ]
     tp = params.tensor_parallel_degree
     return [shards[r * tp : (r + 1) * tp] for r in range(params.data_parallel_degree)]
+
+
+def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> Any:
+    """Answer the ``GpuPools`` of a manager with pools on GPUs, None for pools in host memory.
+
+    Raises
+    ------
+    ValueError
+        Devices of both kinds, or a GPU that the driver does not show.
+    KVCacheError
+        "CUDA unavailable: " and why.
+    """
+    kinds = {device.kind for device in devices}
+    if kinds == {"cpu"}:
+        return None
+    if len(kinds) > 1:
+        raise ValueError(
+            f"devices are {', '.join(map(str, devices))}; pools of one manager are all in host "
+            f"memory or all on GPUs"
+        )
+    from kvcore.gpu_pools import make_gpu_pools
+
+    return make_gpu_pools(devices, shards_per_replica)
 
 
 def copy_page_starts(shards: list[Shard], copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:

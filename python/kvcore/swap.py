@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._core import HostStore
+from kvcore.device import Device
 from kvcore.ops.transfer import PoolLayout
 from kvcore.pools import Shard
 
@@ -80,6 +81,14 @@ class HostMover:
             copy(orders[orders[:, 0] == replica, 2:], self.threads)
 
 
-def make_mover(shards: list[list[Shard]], num_pages: int) -> Mover | None:
+def make_mover(
+    shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, gpus: Any
+) -> Mover | None:
     """Answer what moves the pages of a host tier, None where there is none."""
-    return HostMover(shards, num_pages) if num_pages else None
+    if not num_pages:
+        return None
+    if gpus is None:
+        return HostMover(shards, num_pages)
+    from kvcore.gpu_swap import GpuMover
+
+    return GpuMover(shards, devices, num_pages, gpus)

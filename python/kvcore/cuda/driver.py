@@ -15,6 +15,7 @@ from kvcore.cuda.availability import cupy
 
 __all__ = [
     "contiguous",
+    "current",
     "current_stream",
     "empty",
     "of_dlpack",
@@ -25,11 +26,16 @@ __all__ = [
 ]
 
 
-def current_stream(device: int) -> int:
-    """Answer the handle of cupy's current stream of a device."""
+def current(device: int) -> Any:
+    """Answer cupy's current stream of a device, which lives as long as the answer is held."""
     library = cupy()
     with library.cuda.Device(device):
-        return int(library.cuda.get_current_stream().ptr)
+        return library.cuda.get_current_stream()
+
+
+def current_stream(device: int) -> int:
+    """Answer the handle of cupy's current stream of a device."""
+    return int(current(device).ptr)
 
 
 def _on(device: int, stream: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.cuda import driver
 
-__all__ = ["stream_handle"]
+__all__ = ["event_handle", "stream_device", "stream_handle"]
 
 
 def stream_handle(stream: Any, device: int) -> int:
@@ -36,7 +36,7 @@ def stream_handle(stream: Any, device: int) -> int:
     """
     if stream is None:
         return driver.current_stream(device)
-    home = _device_of(stream)
+    home = stream_device(stream)
     if home is not None and home != device:
         raise ValueError(
             f"the stream is one of cuda:{home}, the arrays are on cuda:{device}; "
@@ -45,7 +45,15 @@ def stream_handle(stream: Any, device: int) -> int:
     return _handle(stream)
 
 
-def _device_of(stream: Any) -> int | None:
+def event_handle(given: Any) -> int | None:
+    """Answer the handle of an event of cupy, torch or kvcore; None for what is no event."""
+    if hasattr(given, "cuda_event"):  # torch
+        return int(given.cuda_event)
+    is_event = type(given).__name__ == "Event" and hasattr(given, "ptr")
+    return int(given.ptr) if is_event else None
+
+
+def stream_device(stream: Any) -> int | None:
     """Answer the device that a stream names; legacy streams and handles name none."""
     place = getattr(stream, "device_id", None)  # cupy; -1 for streams of every device
     if place is None:
