@@ -15,7 +15,7 @@ from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, op
 
 require_emulation()
 
-SIZES = {"n_kv_heads": 2, "head_dim": 8, "num_layers": 2, "page_size": 4}
+SIZES: dict[str, Any] = {"n_kv_heads": 2, "head_dim": 8, "num_layers": 2, "page_size": 4}
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def read_elsewhere(machine: Machine, manager: PagedKVCacheManager, *, ordered: b
 
 
 def test_reuse_waits_for_what_release_names(machine: Machine) -> None:
-    found = {}
+    found: dict[bool, set[float]] = {}
     for ordered in (False, True):
         found[ordered] = set()
         for seed in range(20):
@@ -256,7 +256,7 @@ def test_too_large_a_pool_says_what_was_asked_for_and_what_is_free(machine: Mach
 
 
 def test_devices_that_cannot_be_had_are_refused(machine: Machine) -> None:
-    with pytest.raises(ValueError, match="device is cuda:2, the driver shows cuda:0 .. cuda:1"):
+    with pytest.raises(ValueError, match=r"device is cuda:2, the driver shows cuda:0 \.\. cuda:1"):
         manager_on(["cuda:2"])
     with pytest.raises(ValueError, match="all in host memory or all on GPUs"):
         manager_on(["cpu", "cuda:0"])
@@ -286,3 +286,41 @@ def test_steps_of_a_multi_step_run_advance_on_the_device(machine: Machine) -> No
     assert machine.host(advanced.cache_lengths).tolist() == [3, 4]
     assert machine.host(inputs[0].cache_lengths).tolist() == [0, 0]
     assert advanced.max_lengths.tolist() == [[1, 5]]
+
+
+def test_views_read_and_write_elements_on_the_device(machine: Machine) -> None:
+    manager = manager_on(["cuda:0"])
+    context = TextGenerationContext("r", list(range(6)))
+    manager.claim("r")
+    (view,) = manager.fetch_collection([context])
+    assert view.cache_length(0) == 0
+    keys = view.get_key_cache(1)
+    assert keys.empty_cache()
+    keys.store(0, 1, 5, 7, 2.5)
+    assert keys.load(0, 1, 5, 7) == 2.5
+    page = manager.get_req_blocks("r")[1]
+    assert machine.host(pools_of(manager))[page, 0, 1, 1, 1, 7] == 2.5
+    with pytest.raises(IndexError, match="tok"):
+        keys.load(0, 0, 8, 0)
+    manager.release("r")
+    with pytest.raises(kvcore.InvalidHandleError):
+        keys.load(0, 0, 0, 0)
+
+
+def test_slots_on_a_gpu_are_those_of_the_cpu(machine: Machine) -> None:
+    params = KVCacheParams("float32", 2, 8, 2)
+    manager = kvcore.ContinuousBatchingKVCacheManager(params, 4, 16, 2, ["cuda:1"])
+    ids = manager.claim(2)
+    manager.step({ids[0]: 5, ids[1]: 3})
+    inputs = manager.fetch(ids)
+    assert [each.data.device_id for each in inputs[0]] == [1] * 4
+    assert machine.host(inputs[0].cache_lengths).tolist() == [5, 3]
+    assert machine.host(inputs[0].lookup_table).tolist() == ids
+    assert machine.host(inputs[0].is_cache_empty).tolist() == [False]
+    offsets = machine.array(np.array([0, 1, 3], np.uint32), device=1)
+    (advanced,) = manager.increment_cache_lengths(inputs, offsets)
+    assert machine.host(advanced.cache_lengths).tolist() == [6, 5]
+    (view,) = manager.fetch_collection(ids, new_tokens=[4, 1])
+    assert (view.max_seq_length, view.max_cache_length) == (4, 9)
+    view.get_value_cache(0).store(1, 0, 2, 0, 9.0)
+    assert view.get_value_cache(0).load(1, 0, 2, 0) == 9.0

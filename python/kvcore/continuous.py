@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from kvcore.device import Device, checked_devices
+from kvcore.elements import host_copy, on_device
 from kvcore.params import KVCacheParams, require_count
 from kvcore.pools import allocate_shard, shard_shapes
 from kvcore.slot_inputs import (
@@ -201,12 +202,15 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             One named twice.
         """
-        return self._fetched(as_ids(seq_ids))[0]
+        ids = as_ids(seq_ids)
+        return self._inputs(ids, self._slots.rows(ids)[0])
 
-    def _fetched(self, ids: list[int]) -> tuple[list[ContinuousBatchingKVCacheInputs], SlotClaims]:
-        lengths, claims = self._slots.rows(ids)
+    def _inputs(self, ids: list[int], lengths: list[int]) -> list[ContinuousBatchingKVCacheInputs]:
         rows = np.array(lengths, np.uint32), np.array(ids, np.uint32), np.array([not any(lengths)])
-        return [ContinuousBatchingKVCacheInputs(blocks, *rows) for blocks in self.blocks], claims
+        return [
+            ContinuousBatchingKVCacheInputs(blocks, *on_device(device, rows))
+            for blocks, device in zip(self.blocks, self.devices, strict=True)
+        ]
 
     def fetch_collection(
         self, seq_ids: Iterable[SupportsIndex], new_tokens: int | Sequence[int] = 1
@@ -230,8 +234,10 @@ class ContinuousBatchingKVCacheManager:
         -----
         Loads and stores of a view raise InvalidHandleError once their sequence was released.
         """
-        inputs, claims = self._fetched(as_ids(seq_ids))
-        limits = longest_lengths(inputs[0].cache_lengths, new_tokens, self.max_seq_len)
+        ids = as_ids(seq_ids)
+        lengths, claims = self._slots.rows(ids)
+        limits = longest_lengths(np.array(lengths, np.uint32), new_tokens, self.max_seq_len)
+        inputs = self._inputs(ids, lengths)
         return [
             ContinuousBatchingKVCacheCollection(
                 *each[:3], *limits, scales, kv_params=self.params, guard=claims
@@ -286,7 +292,7 @@ class ContinuousBatchingKVCacheManager:
             return as_ids(given), None
         claims = given.guard
         if not isinstance(claims, SlotClaims):
-            return as_ids(given.lookup_table), None
+            return as_ids(host_copy(given.lookup_table)), None
         if claims.table is not self._slots:
             raise ValueError("the collection is another manager's; pass one that this one fetched")
         return list(claims.ids), claims
@@ -319,7 +325,7 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             Row offsets that do not belong to these inputs, or not one input per device.
         CapacityError
-            A sequence would be longer than `max_seq_len`.
+            A sequence would be longer than `max_seq_len`. Not on GPUs, where nothing is read back.
 
         Notes
         -----

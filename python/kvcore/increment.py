@@ -54,7 +54,7 @@ def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
     return splits
 
 
-def _checked_offsets(prev_model_inputs: Any, rows: list[int]) -> tuple[Any, list[int]]:
+def checked_offsets(prev_model_inputs: Any, rows: list[int]) -> tuple[Any, list[int]]:
     """Answer the row offsets of a batch and where its replicas begin."""
     offsets = _row_offsets(prev_model_inputs)
     splits = _splits(prev_model_inputs, rows)
@@ -85,7 +85,7 @@ def added_tokens(prev_model_inputs: Any, rows: list[int]) -> np.ndarray[Any, np.
     ValueError
         Row offsets or splits that do not belong to these rows.
     """
-    offsets, _ = _checked_offsets(prev_model_inputs, rows)
+    offsets, _ = checked_offsets(prev_model_inputs, rows)
     added: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets.astype(np.int64))
     if np.any(added < 0):
         raise ValueError("row offsets decrease; they count tokens from the start of the batch")
@@ -115,7 +115,7 @@ def _advance_on_gpus(
     inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any, rows: list[int]
 ) -> list[RaggedKVCacheInputs]:
     """Advance the lengths of each device on its current stream; nothing is read back."""
-    offsets, splits = _checked_offsets(prev_model_inputs, rows)
+    offsets, splits = checked_offsets(prev_model_inputs, rows)
     if isinstance(offsets, np.ndarray):
         offsets = np.ascontiguousarray(offsets, np.uint32)
     shards = len(inputs) // len(rows)

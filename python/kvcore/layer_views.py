@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.dtypes import narrowed
+from kvcore.elements import host_copy, read_element, write_element
 
 __all__ = [
     "ContinuousBatchingKVCache",
@@ -54,8 +55,8 @@ class KVCacheLayer(ABC):
 
     Notes
     -----
-    ``load`` and ``store`` are for looking and for tests: one element per call. Kernels take
-    ``blocks``.
+    ``load`` and ``store`` are for looking and for tests: one element per call, and on a GPU the
+    host waits for each. Kernels take ``blocks``.
     """
 
     __slots__ = (
@@ -114,7 +115,8 @@ class KVCacheLayer(ABC):
         """
         place = self._locate(bs, head, tok, dim)
         scale = self._scale(place)
-        return self.blocks[place] if scale is None else np.float32(self.blocks[place]) * scale
+        stored = read_element(self.blocks, place)
+        return stored if scale is None else np.float32(stored) * scale
 
     def store(
         self,
@@ -145,16 +147,16 @@ class KVCacheLayer(ABC):
                     f"finite and not 0; write it into the view's scales first"
                 )
             number /= float(scale)
-        self.blocks[place] = narrowed(number, self.blocks.dtype)
+        write_element(self.blocks, place, narrowed(number, self.blocks.dtype))
 
     def cache_length(self, batch_idx: SupportsIndex) -> int:
         """Answer the tokens that a sequence held before this step; IndexError out of range."""
         row = require_index("batch_idx", batch_idx, len(self.cache_lengths), "rows of the batch")
-        return int(self.cache_lengths[row])
+        return int(read_element(self.cache_lengths, (row,)))
 
     def empty_cache(self) -> bool:
         """Tell whether no sequence of the batch held a token before this step."""
-        return not self.cache_lengths.any()
+        return not host_copy(self.cache_lengths).any()
 
     def max_prompt_length(self) -> int:
         """Answer the longest count of new tokens in this step."""
@@ -193,7 +195,7 @@ class KVCacheLayer(ABC):
         if self.scales is None:
             return None
         per_group = self.blocks.shape[3] // self.scales.shape[3]
-        scale: np.float32 = self.scales[(*place[:3], place[3] // per_group)]
+        scale: np.float32 = read_element(self.scales, (*place[:3], place[3] // per_group))
         return scale
 
     def __repr__(self) -> str:
@@ -210,7 +212,7 @@ class ContinuousBatchingKVCache(KVCacheLayer):
 
     def _entry(self, row: int, tok: SupportsIndex) -> tuple[int, int, int]:
         offset = require_index("tok", tok, self.blocks.shape[1], "tokens of a slot")
-        return 0, int(self.lookup_table[row]), offset
+        return 0, int(read_element(self.lookup_table, (row,))), offset
 
 
 class PagedKVCacheLayer(KVCacheLayer):
@@ -223,4 +225,4 @@ class PagedKVCacheLayer(KVCacheLayer):
         room = self.lookup_table.shape[1] * page_size
         position = require_index("tok", tok, room, "tokens that the table has columns for")
         column, offset = divmod(position, page_size)
-        return column, int(self.lookup_table[row, column]), offset
+        return column, int(read_element(self.lookup_table, (row, column))), offset

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvcore.arrays import is_on_gpu
 from kvcore.device import Device
+from kvcore.elements import on_device
 from kvcore.errors import CapacityError
-from kvcore.increment import added_tokens
+from kvcore.increment import added_tokens, checked_offsets
+from kvcore.ops.slots import advance_lengths
 from kvcore.params import KVCacheParams
 from kvcore.symbols import ArraySymbol, pool_symbols
 
@@ -66,6 +69,8 @@ def increment_slot_lengths(
     inputs: Sequence[tuple[Any, Any, Any, Any]], prev_model_inputs: Any, max_seq_len: int
 ) -> list[ContinuousBatchingKVCacheInputs]:
     """See ``ContinuousBatchingKVCacheManager.increment_cache_lengths``."""
+    if is_on_gpu(inputs[0][1]):
+        return _advance_on_gpus(inputs, prev_model_inputs)
     before = inputs[0][1]
     after = before + added_tokens(prev_model_inputs, [len(before)])
     if len(after) and after.max() > max_seq_len:
@@ -77,3 +82,17 @@ def increment_slot_lengths(
         ContinuousBatchingKVCacheInputs(blocks, lengths, table, flag)
         for blocks, _, table, _ in inputs
     ]
+
+
+def _advance_on_gpus(
+    inputs: Sequence[tuple[Any, Any, Any, Any]], prev_model_inputs: Any
+) -> list[ContinuousBatchingKVCacheInputs]:
+    """Advance the lengths of each device on its current stream; nothing is read back."""
+    offsets, _ = checked_offsets(prev_model_inputs, [len(inputs[0][1])])
+    advanced = []
+    for blocks, lengths, table, _ in inputs:
+        device = Device("cuda", lengths.data.device_id)
+        (flag,) = on_device(device, (np.array([False]),))
+        after = advance_lengths(lengths, offsets)
+        advanced.append(ContinuousBatchingKVCacheInputs(blocks, after, table, flag))
+    return advanced

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import host_array
+from kvcore.arrays import any_array
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import KVCacheParams
 from kvcore.pools import shard_shapes
@@ -26,8 +26,8 @@ class PoolPart:
 
 
 def require_array(name: str, value: Any, rank: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """See an array as numpy's; ValueError for another rank or dtype, TypeError for no array."""
-    array = host_array(value, name)
+    """See an array as numpy's or cupy's; ValueError for another rank or dtype."""
+    array = any_array(value, name)
     if array.ndim != rank or array.dtype != dtype:
         raise ValueError(
             f"{name} has {array.ndim} dimensions and dtype {array.dtype}, must have {rank} and "
@@ -76,7 +76,7 @@ def pool_parts(
 
 
 def _pool_array(value: Any) -> NDArray[Any]:
-    array = host_array(value, "blocks")
+    array = any_array(value, "blocks")
     if array.ndim != 6:
         raise ValueError(
             f"blocks has shape {array.shape}, must have 6 dimensions: "
@@ -89,7 +89,7 @@ def _described(arrays: list[NDArray[Any]], scales: tuple[Any, ...]) -> KVCachePa
     _, kv_dim, layers, size, heads, width = arrays[0].shape
     granularity = None
     if scales[0] is not None:
-        granularity = width // max(1, host_array(scales[0], "scales").shape[-1])
+        granularity = width // max(1, any_array(scales[0], "scales").shape[-1])
     return KVCacheParams(
         dtype=arrays[0].dtype.name,
         n_kv_heads=heads,

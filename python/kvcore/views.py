@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.elements import host_copy, read_element
 from kvcore.errors import CapacityError
 from kvcore.layer_views import (
     ContinuousBatchingKVCache,
@@ -127,7 +128,7 @@ class KVCacheCollection(ABC):
     def cache_length(self, batch_idx: SupportsIndex) -> int:
         """Answer the tokens that a sequence held before this step; IndexError out of range."""
         row = require_index("batch_idx", batch_idx, len(self.cache_lengths), "rows of the batch")
-        return int(self.cache_lengths[row])
+        return int(read_element(self.cache_lengths, (row,)))
 
     # ---- layers --------------------------------------------------------------------------
 
@@ -363,6 +364,6 @@ class FetchContinuousBatchingKVCacheCollection:
             blocks, cache_lengths, lookup_table, 0, 0, kv_params=self.kv_params
         )
         made.max_seq_length, made.max_cache_length = longest_lengths(
-            made.cache_lengths, new_tokens, made.kv_params.page_size
+            host_copy(made.cache_lengths), new_tokens, made.kv_params.page_size
         )
         return made
