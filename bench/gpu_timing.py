@@ -67,14 +67,15 @@ def gpu_us(calls: Sequence[Call]) -> list[float]:
     for call in calls:
         call()
     host = perf_counter() - start
-    cp.cuda.get_current_stream().synchronize()
+    stream = cp.cuda.get_current_stream()
+    stream.synchronize()
     events = [[cp.cuda.Event() for _ in range(2)] for _ in calls]
     _block(_MARGIN * host)
     for call, (begin, end) in zip(calls, events, strict=True):
-        begin.record()
+        begin.record(stream)
         call()
-        end.record()
-    cp.cuda.get_current_stream().synchronize()
+        end.record(stream)
+    stream.synchronize()
     return [_elapsed(*pair) for pair in events]
 
 
@@ -89,6 +90,8 @@ def against(key: str, work: str, calls: Sequence[Call], limits: Sequence[Call], 
 def captured(calls: Sequence[Call]) -> Any:
     """Answer calls as one graph, captured on the current stream, which is not the default one."""
     stream = library().cuda.get_current_stream()
+    calls[0]()  # what it loads and takes is there when it is captured
+    stream.synchronize()
     stream.begin_capture()
     for call in calls:
         call()

@@ -26,6 +26,7 @@ def require_gpu() -> Any:
     reason = _why_not()
     if reason and "gpu" in conftest.REQUIRED:
         raise RuntimeError(f"KVCORE_REQUIRE names gpu, but CUDA is unavailable: {reason}")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax takes most of a GPU
     if reason:
         pytest.skip(f"CUDA unavailable: {reason}", allow_module_level=True)
     cupy = conftest.require("cupy")

@@ -273,7 +273,8 @@ def test_objects_give_back_what_they_own(machine: Machine) -> None:
 
 def test_pinned_memory_is_an_array_of_its_exact_size(machine: Machine) -> None:
     array = pinned_zeros((3, 5), np.dtype(np.float32))
-    assert (array.shape, array.dtype) == ((3, 5), np.float32)
+    assert array.shape == (3, 5)
+    assert array.dtype == np.float32
     assert not array.any()
     assert array.ctypes.data % 4096 == 0
     array[:] = 1

@@ -65,7 +65,11 @@ def test_every_function_does_what_it_does_on_the_cpu(
     rng = np.random.default_rng(0)
     free = [3, 1, 0, 2, 4]
     for row, count in ((1, 3), (0, 1), (1, 2), (0, 0)):
-        asked = {"sequence_idx": row, "num_new_tokens": count, "free_block_ids": free}
+        asked: dict[str, Any] = {
+            "sequence_idx": row,
+            "num_new_tokens": count,
+            "free_block_ids": free,
+        }
         before = fields(machine, device)
         host, consumed = allocate_blocks(host, **asked, donate=donate)
         new, also = allocate_blocks(device, **asked, donate=donate)

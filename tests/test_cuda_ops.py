@@ -15,7 +15,7 @@ from kvcore.dtypes import numpy_dtype
 
 require_emulation()
 
-BATCH = {"table": [[4, 1, 0], [2, 9, 9], [5, 3, 6]], "lengths": [5, 0, 3], "new": [2, 0, 4]}
+TABLE, LENGTHS, NEW = [[4, 1, 0], [2, 9, 9], [5, 3, 6]], [5, 0, 3], [2, 0, 4]
 PAGE = 3
 
 
@@ -44,18 +44,18 @@ def same(machine: Machine, found: Any, expected: np.ndarray[Any, Any]) -> None:
 
 
 def arguments(dtype: str = "float32", heads: int = 2, dim: int = 8) -> dict[str, Any]:
-    table = np.array(BATCH["table"], np.uint32)
-    lengths = np.array(BATCH["lengths"], np.uint32)
-    offsets = np.cumsum([0, *BATCH["new"]]).astype(np.uint32)
+    table = np.array(TABLE, np.uint32)
+    lengths = np.array(LENGTHS, np.uint32)
+    offsets = np.cumsum([0, *NEW]).astype(np.uint32)
     pools = [drawn((7, PAGE, heads, dim), dtype, seed) for seed in (1, 2)]
     return {"pools": pools, "table": table, "lengths": lengths, "offsets": offsets}
 
 
-def batches(machine: Machine, given: dict[str, Any], **options: Any) -> tuple[PagedBatch, Any]:
+def batches(machine: Machine, given: dict[str, Any]) -> tuple[PagedBatch, Any]:
     """The same batch in host memory and on device 1."""
-    host = PagedBatch(*(p.copy() for p in given["pools"]), given["table"], given["lengths"])
-    arrays = [machine.array(a, 1) for a in (*given["pools"], given["table"], given["lengths"])]
-    return host, PagedBatch(*arrays)
+    arrays = [a.copy() for a in (*given["pools"], given["table"], given["lengths"])]
+    on_device = [machine.array(a, 1) for a in arrays]
+    return PagedBatch(*arrays), PagedBatch(*on_device)
 
 
 # ---- tokens --------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ def test_quantised_inputs_write_and_read_their_scales(machine: Machine, dtype: s
     scales = np.abs(drawn((7, 2, 2, PAGE, 2, 2), "float32"))
     steps = np.zeros((1, 2), np.uint32)
     host = RaggedKVCacheInputs(blocks, given["lengths"], given["table"], steps, scales)
-    arrays = [machine.array(a) for a in (blocks, given["lengths"], given["table"])]
-    device = RaggedKVCacheInputs(*arrays, steps, machine.array(scales))
+    cached, table = machine.array(given["lengths"]), machine.array(given["table"])
+    device = RaggedKVCacheInputs(machine.array(blocks), cached, table, steps, machine.array(scales))
     k, v = (drawn((6, 2, 8), dtype, seed) for seed in (3, 4))
     ops.append(device, 1, machine.array(k), machine.array(v), given["offsets"])
     found = ops.gather(device, 1, lengths=given["lengths"])
@@ -149,11 +149,10 @@ def test_quantised_inputs_write_and_read_their_scales(machine: Machine, dtype: s
 
 def test_head_scales_of_a_batch_come_from_the_host(machine: Machine) -> None:
     given = arguments("int8")
-    host = PagedBatch(
-        *given["pools"], given["table"], given["lengths"], key_scales=0.5, value_scales=0.25
-    )
-    arrays = [machine.array(a) for a in (*given["pools"], given["table"], given["lengths"])]
-    device = PagedBatch(*arrays, key_scales=0.5, value_scales=0.25)
+    arrays = [*given["pools"], given["table"], given["lengths"]]
+    scales: dict[str, Any] = {"key_scales": 0.5, "value_scales": 0.25}
+    host = PagedBatch(*arrays, **scales)
+    device = PagedBatch(*map(machine.array, arrays), **scales)
     for one, other in zip(ops.gather(device, 0), ops.gather(host, 0), strict=True):
         same(machine, one, other)
 

@@ -106,7 +106,8 @@ void rows_of_656_bytes_are_what_the_format_says() {
     constexpr std::int64_t kDim = 576;
     std::vector<float> source(kDim);
     for (std::size_t i = 0; i < kDim; ++i) {
-        source[i] = static_cast<float>(i % 17) - 8.0F + static_cast<float>(i / 128);
+        const std::size_t tile = i / 128;
+        source[i] = static_cast<float>(i % 17) - 8.0F + static_cast<float>(tile);
     }
     const std::uint32_t table[] = {0};
     const std::uint32_t offsets[] = {0, 1};
@@ -142,11 +143,12 @@ void a_token_without_a_page_is_counted_once() {
     const CacheLayout layout = kvcore::layout_of(LayoutName::kMax, sizes).value_or(CacheLayout{});
     Bytes row(kvcore::kLatentFp8Bytes, std::byte{0xff});
     const Bytes before = row;
-    Bytes source(2 * 576 * 2);
+    constexpr std::int64_t kRow = 576 * sizeof(std::uint16_t);
+    Bytes source(2 * kRow);
     std::int32_t bad = 40;
     CHECK(cuda::append_latent(kvcore::latent_view(layout, row.data(), 0, 512),
                               {{table, 1, 1, 1}, {nullptr, offsets}, 2, 1},
-                              {source.data(), 576 * 2, 0}, DType::kBFloat16, &bad,
+                              {source.data(), kRow, 0}, DType::kBFloat16, &bad,
                               kStream) == cuda::kSuccess);
     CHECK_EQ(bad, 42);
     CHECK(row == before);

@@ -86,7 +86,7 @@ void one_conversion_has_the_cpu_s_bytes(Random& random, Shape shape) {
 
 void groups_have_the_cpu_s_bytes(Random& random) {
     for (int round = 0; round < 500; ++round) {
-        const std::int64_t kGroups[] = {1, 16, 59, 64, 80, 96, 112, 128, 512, 1024, 1500, 2048};
+        constexpr std::int64_t kGroups[] = {1, 16, 59, 64, 80, 96, 112, 128, 512, 1024, 1500, 2048};
         const std::int64_t group =
             random.chance(50) ? kGroups[random.below(12)] : random.between(1, 300);
         one_conversion_has_the_cpu_s_bytes(random, Groups{random.below(40), group});
@@ -112,7 +112,7 @@ void given_scales_have_the_cpu_s_bytes(Random& random) {
         Sides sides(random, wide, elements_of(shape), shape.heads);
         std::vector<float> scales;
         for (std::int64_t head = 0; head < shape.heads; ++head) {
-            const float kScales[] = {1.0F, 0.01F, 1e-12F, 1e-42F, 3e38F, -2.0F};
+            constexpr float kScales[] = {1.0F, 0.01F, 1e-12F, 1e-42F, 3e38F, -2.0F};
             scales.push_back(kScales[random.below(6)]);
         }
         Bytes codes(static_cast<std::size_t>(elements_of(shape)));

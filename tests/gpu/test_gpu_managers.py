@@ -34,6 +34,7 @@ class Server:
         self.put, self.rng = put, np.random.default_rng(11)
         self.dtype = numpy_dtype("float32" if params.kv_scale_granularity else params.dtype)
         self.is_mla = params.is_mla
+        self.widths = DIM, params.v_head_dim or DIM
         self.seen: list[Any] = []
 
     def claim(self, tokens: Sequence[int], name: str) -> Any:
@@ -49,8 +50,8 @@ class Server:
         lengths = np.array([context.active_idx for context in batch], np.uint32)
         heads = 1 if self.is_mla else HEADS
         for layer in range(LAYERS):
-            size = int(ends[-1]), heads, DIM
-            k, v = (self.put(normal(self.rng, size, self.dtype)) for _ in range(2))
+            size = int(ends[-1]), heads
+            k, v = (self.put(normal(self.rng, (*size, n), self.dtype)) for n in self.widths)
             ops.append(inputs, layer, k, None if self.is_mla else v, offsets)
             read = ops.gather(inputs, layer, lengths=lengths)
             self.seen += [to_host(x) for x in read if x is not None]
@@ -76,7 +77,7 @@ class Server:
         return [*self.seen, np.array(counts), *(to_host(pool) for pool in pools)]
 
 
-def check_lockstep(script: Callable[[Server], None], **settings: Any) -> list[Any]:
+def check_lockstep(script: Callable[[Server], None], **settings: Any) -> None:
     found = []
     for device, put in (("cpu", on_host), ("cuda:0", on_gpu)):
         server = Server(device, put, **settings)
@@ -86,7 +87,6 @@ def check_lockstep(script: Callable[[Server], None], **settings: Any) -> list[An
     assert len(expected) == len(results)
     for i, pair in enumerate(zip(expected, results, strict=True)):
         assert same_bytes(*pair), f"array {i} differs"
-    return results
 
 
 def chat(server: Server) -> None:
@@ -115,12 +115,11 @@ def chat(server: Server) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.reduced
 def test_a_chat_leaves_the_host_s_bytes(dtype: str) -> None:
-    results = check_lockstep(chat, dtype=dtype)
-    assert results  # and hits were served
+    check_lockstep(chat, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
-@pytest.mark.parametrize("rest", [{}, {"kv_scale_granularity": 8}, {"v_head_dim": 24}])
+@pytest.mark.parametrize("rest", [{}, {"kv_scale_granularity": 8}, {"v_head_dim": 16}])
 def test_a_chat_over_codes_leaves_the_host_s_bytes(dtype: str, rest: dict[str, Any]) -> None:
     check_lockstep(chat, dtype=dtype, **rest)
 
@@ -151,6 +150,7 @@ def test_pages_that_went_to_the_host_tier_come_back() -> None:
                 context = server.claim([who] * 9 + [visit], name)
                 server.run([context])
                 server.manager.release(name)
+        assert server.manager.metrics.h2d_blocks_copied > 0
 
     page_bytes = 2 * LAYERS * PAGE * HEADS * DIM * 2
     check_lockstep(

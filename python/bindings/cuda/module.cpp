@@ -33,5 +33,6 @@ PYBIND11_MODULE(_cuda, module) {
     bind_cuda_batch(module);
     bind_cuda_rows(module);
     bind_cuda_slots(module);
+    bind_cuda_transfer(module);
     bind_cuda_conversions(module);
 }
