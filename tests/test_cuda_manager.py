@@ -83,8 +83,8 @@ def test_fetch_hands_out_arrays_of_the_device(machine: Machine) -> None:
     context = TextGenerationContext("r", list(range(10)))
     manager.claim("r")
     (inputs,) = manager.fetch([context], num_steps=3)
-    for array in (inputs.blocks, inputs.cache_lengths, inputs.lookup_table):
-        assert array.data.device_id == 1
+    arrays: tuple[Any, ...] = (inputs.blocks, inputs.cache_lengths, inputs.lookup_table)
+    assert [array.data.device_id for array in arrays] == [1, 1, 1]
     assert machine.host(inputs.cache_lengths).tolist() == [0]
     assert machine.host(inputs.lookup_table).tolist() == [manager.get_req_blocks("r")]
     assert isinstance(inputs.max_lengths, np.ndarray)

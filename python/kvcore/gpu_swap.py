@@ -51,8 +51,8 @@ class _Lane:
         """Copy pages pairs[i, 0] of `source` to pages pairs[i, 1] of `target`."""
         size = source.shape[-1]
         if size < _ENGINE_BYTES:
-            layouts = [ops.PoolLayout(array, "max") for array in (source, target)]
-            ops.transfer(*layouts, pairs[:, 0], pairs[:, 1], stream=self.stream)
+            source, target = ops.PoolLayout(source, "max"), ops.PoolLayout(target, "max")
+            ops.transfer(source, target, pairs[:, 0], pairs[:, 1], stream=self.stream)
             return
         ends = (
             array.data.ptr + ids.astype(np.uint64) * np.uint64(array.strides[0])
@@ -150,9 +150,9 @@ def _make_parts(replica: list[Shard], devices: tuple[Device, ...], num_pages: in
     """Lay the parts of a replica's pages out one behind the other in pinned memory."""
     pools: list[tuple[int, Any]] = []
     for shard, device in zip(replica, devices, strict=False):
-        for each in (array for array in shard if array is not None):
-            parts = each if isinstance(each, tuple) else (each,)
-            pools += [(device.index, _as_rows(part)) for part in parts]
+        for each in (part for part in shard if part is not None):
+            arrays = each if isinstance(each, tuple) else (each,)
+            pools += [(device.index, _as_rows(array)) for array in arrays]
     page_bytes = sum(pool.shape[-1] for _, pool in pools)
     memory = kernels().PinnedMemory(num_pages * page_bytes)
     parts = []

@@ -27,7 +27,7 @@ class PoolPart:
 
 def require_array(name: str, value: Any, rank: int, dtype: type[np.generic]) -> NDArray[Any]:
     """See an array as numpy's or cupy's; ValueError for another rank or dtype."""
-    array = any_array(value, name)
+    array: NDArray[Any] = any_array(value, name)
     if array.ndim != rank or array.dtype != dtype:
         raise ValueError(
             f"{name} has {array.ndim} dimensions and dtype {array.dtype}, must have {rank} and "
@@ -76,7 +76,7 @@ def pool_parts(
 
 
 def _pool_array(value: Any) -> NDArray[Any]:
-    array = any_array(value, "blocks")
+    array: NDArray[Any] = any_array(value, "blocks")
     if array.ndim != 6:
         raise ValueError(
             f"blocks has shape {array.shape}, must have 6 dimensions: "
