@@ -59,25 +59,37 @@ inline void add_products(const By& factors, const Rows& rows, std::int64_t begin
     }
 }
 
-constexpr int kBlockVectors = 6;                           // at a time, of many
-constexpr int kBlockColumns = KVCORE_LANES == 16 ? 4 : 2;  // registers
+constexpr int kBlockVectors = 6;  // at a time, of many
+
+// Registers of columns at a time, as many as there is room for: a row that is returned to less
+// often has its page looked up less often.
+constexpr int columns_at_a_time(int vectors) {
+    constexpr int kMost = KVCORE_LANES == 16 ? 4 : 2;
+    if (KVCORE_LANES == 16 && vectors == 1) return 2 * kMost;
+    return vectors > 6 ? kMost / 2 : kMost;
+}
+
+// Columns i .. of those before `whole`, kN registers at a time and then fewer; answers where they
+// end.
+template <int kM, int kN, class By, class Rows>
+inline std::int64_t add_columns(const By& factors, const Rows& rows, std::int64_t begin,
+                                std::int64_t end, std::int64_t i, std::int64_t whole,
+                                const Sums& sums) {
+    for (; i + kN * kLanes <= whole; i += kN * kLanes) {
+        add_products<kM, kN, false>(factors, rows, begin, end, i, sums);
+    }
+    if constexpr (kN > 1) {
+        return add_columns<kM, kN / 2>(factors, rows, begin, end, i, whole, sums);
+    }
+    return i;
+}
 
 template <int kM, class By, class Rows>
 void add_products_of(const By& factors, const Rows& rows, std::int64_t begin, std::int64_t end,
                      std::int64_t from, std::int64_t to, const Sums& sums) {
-    std::int64_t i = from;
     const std::int64_t whole = rows.n < to ? rows.n : to;
-    constexpr int kColumns = kM > 6 ? kBlockColumns / 2 : kBlockColumns;
-    for (; i + kColumns * kLanes <= whole; i += kColumns * kLanes) {
-        add_products<kM, kColumns, false>(factors, rows, begin, end, i, sums);
-    }
-    if (kColumns > 2 && i + 2 * kLanes <= whole) {
-        add_products<kM, 2, false>(factors, rows, begin, end, i, sums);
-        i += 2 * kLanes;
-    }
-    for (; i + kLanes <= whole; i += kLanes) {
-        add_products<kM, 1, false>(factors, rows, begin, end, i, sums);
-    }
+    const std::int64_t i =
+        add_columns<kM, columns_at_a_time(kM)>(factors, rows, begin, end, from, whole, sums);
     if (i < to) add_products<kM, 1, true>(factors, rows, begin, end, i, sums);
 }
 
