@@ -140,7 +140,8 @@ struct KeyRows {
 // lanes.
 template <int kKeys, int kM>
 inline void add_lanes(const float* queries, std::int64_t query_stride, std::int64_t i,
-                      const F32 (&key)[kKeys], int part, F32 (&sums)[kKeys][kM][kSixteen]) {
+                      const F32 (&key)[kKeys], std::int64_t part,
+                      F32 (&sums)[kKeys][kM][kSixteen]) {
     KVCORE_UNROLL
     for (int m = 0; m < kM; ++m) {
         const F32 query = keep_in_register(load<F32>(queries + m * query_stride + i));
@@ -174,7 +175,7 @@ inline void dot_line(const float* queries, std::int64_t query_stride, const KeyR
         return;
     }
     KVCORE_UNROLL
-    for (int part = 0; part < kSixteen; ++part) {
+    for (std::int64_t part = 0; part < kSixteen; ++part) {
         U32 pairs[kKeys];
         F32 key[kKeys];
         KVCORE_UNROLL

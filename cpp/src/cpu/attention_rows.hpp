@@ -55,12 +55,12 @@ inline void part_pairs(float* query, std::int64_t dim) {
     for (std::int64_t i = 0; i + kPairedElements <= dim; i += kPairedElements) {
         F32 even[kSixteen];
         F32 odd[kSixteen];
-        for (int part = 0; part < kSixteen; ++part) {
+        for (std::int64_t part = 0; part < kSixteen; ++part) {
             const float* at = query + i + 2 * part * kLanes;
             even[part] = even_lanes(load<F32>(at), load<F32>(at + kLanes));
             odd[part] = odd_lanes(load<F32>(at), load<F32>(at + kLanes));
         }
-        for (int part = 0; part < kSixteen; ++part) {
+        for (std::int64_t part = 0; part < kSixteen; ++part) {
             store(query + i + part * kLanes, even[part]);
             store(query + i + 16 + part * kLanes, odd[part]);
         }
