@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask what attention over pages costs beside reading K and V once, and beside torch.
 
-Pages lie scattered in pools far larger than the caches. Each sample is followed by one of each
-limit: reading as many bytes as the K and V that it must read and, where more than two query heads
-share them, as many multiply-adds as it needs at the rate of a matrix product (see limits.py). The
-limit of a row is the larger. torch's scaled_dot_product_attention runs over contiguous K and V in
-the same memory, alone and behind a gather; its rows are left out where torch is not installed.
+Pages lie scattered in pools far larger than the caches, which begin on a line of them as a
+manager's pools do. Each sample is followed by one of each limit: reading as many bytes as the K and
+V that it must read and, where more than two query heads share them, as many multiply-adds as it
+needs at the rate of a matrix product (see limits.py). The limit of a row is the larger. torch's
+scaled_dot_product_attention runs over contiguous K and V in the same memory, alone and behind a
+gather; its rows are left out where torch is not installed.
 Times are those of the thread, but for the rows of two: what other processes take does not count.
 """
 
@@ -31,6 +32,7 @@ import numpy as np
 import kvcore
 from harness import Row, main, make_row, plain_row, undisturbed
 from kvcore import PagedBatch, ops
+from kvcore.arrays import present_zeros
 from kvcore.cli.machine import isa_level
 from limits import ColdReads, Products
 
@@ -76,7 +78,9 @@ class _Pool:
         some = np.random.default_rng(5).normal(size=1 << 18)
         codes = (some * 40 if dtype == "int8" else some).astype(kind)
         count = total // 2 // (_HEADS * _DIM * kind.itemsize) * _HEADS * _DIM
-        self.flat = [np.resize(codes, count) for _ in range(2)]
+        self.flat = [present_zeros((count,), kind) for _ in range(2)]
+        for flat in self.flat:
+            flat[:] = np.resize(codes, count)
         self.tokens = count // (_HEADS * _DIM)
         self.scales = np.full((self.tokens, _HEADS, 1), 1 / 64, np.float32)
         self.token_bytes = 2 * _HEADS * _DIM * kind.itemsize

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask what moving and quantising K and V costs beside the bytes themselves, one thread.
 
-Data lie far apart in pools larger than the caches; sources and destinations are recycled,
-so no first touch is timed. Each sample of an operation is followed by one of its limit:
-memcpy of the same bytes, or reading and writing as many as the operation reads and writes.
+Data lie far apart in pools larger than the caches, which begin on a line of them as a manager's
+pools do; sources and destinations are recycled, so no first touch is timed. Each sample of an
+operation is followed by one of its limit: memcpy of the same bytes, or reading and writing as many
+as the operation reads and writes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from harness import Row, main, make_row, undisturbed
 from kvcore import PagedBatch, ops
+from kvcore.arrays import present_zeros
 from limits import stream_reader
 
 _HEADS, _DIM = 8, 128
@@ -64,7 +66,7 @@ class _Scene:
         kind = np.dtype(dtype)
         self.token_bytes = _HEADS * _DIM * kind.itemsize
         pages = _POOL_BYTES // 2 // (self.token_bytes * page)
-        self.pools = [np.zeros((pages, page, _HEADS, _DIM), kind) for _ in range(2)]
+        self.pools = [present_zeros((pages, page, _HEADS, _DIM), kind) for _ in range(2)]
         for pool in self.pools:
             pool.view(np.uint8).fill(1)
         order = np.random.default_rng(5).permutation(pages).astype(np.uint32)
@@ -72,8 +74,10 @@ class _Scene:
         count = pages // (columns * _ROWS)
         self.tables = order[: count * columns * _ROWS].reshape(count, _ROWS, columns)
         shape = (_ROWS * _LENGTH, _HEADS, _DIM)
-        self.tokens = [np.ones(shape, kind) for _ in range(2)]
-        self.flat = [np.full(self.pools[0].nbytes, 1, np.uint8) for _ in range(2)]
+        self.tokens = [present_zeros(shape, kind) for _ in range(2)]
+        self.flat = [present_zeros((self.pools[0].nbytes,), np.dtype(np.uint8)) for _ in range(2)]
+        for array in (*self.tokens, *self.flat):
+            array.view(np.uint8).fill(1)
         self.offsets = np.arange(_ROWS + 1, dtype=np.uint32) * np.uint32(_LENGTH)
         self.bytes = self.tokens[0].nbytes
 

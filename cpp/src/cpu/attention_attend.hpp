@@ -107,7 +107,8 @@ inline void stage(const ItemWork& work, const Place& now) {
 }
 
 // Asks for part i of n of a head.
-inline void ask_for_part(const ItemWork& work, const Place& place, std::int64_t i, std::int64_t n) {
+[[gnu::always_inline]] inline void ask_for_part(const ItemWork& work, const Place& place,
+                                                std::int64_t i, std::int64_t n) {
     const auto& pool = work.job.input->pool;
     for (std::int64_t t = kTileKeys * i / n; t < kTileKeys * (i + 1) / n; ++t) {
         ask_for_row(place.keys(work).at(t), pool.k.dim * item_size(pool.k.dtype));

@@ -1,89 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two products of attention, register-blocked. Included by each ISA's source inside its own
-// unnamed namespace, behind math.hpp.
-
-// How elements are read. Codes whose value is off by a power of two are faster to widen: kFactor,
-// which goes into a scale, makes up for it.
-template <DType kDType>
-struct Read : Element<kDType> {
-    static constexpr float kFactor = 1;
-};
-#if defined(KVCORE_HALVES)
-template <>
-struct Read<DType::kFloat8E4M3FN> : Element<DType::kFloat8E4M3FN> {
-    static constexpr float kFactor = 0x1p8F;
-    // The bits of a half whose exponent is too low by eight. Only a NaN's carry into bit 14, which
-    // then makes it the NaN of a half.
-    static F32 widen(U8 codes) {
-        const U16 half = (signed_words(codes) << 7) & 0xbfff;
-        return widen_half(half | ((half + 0x80) & 0x4000));
-    }
-};
-#endif
-
-template <DType kDType>
-inline F32 read_elements(const std::byte* from, std::int64_t i, std::int64_t n) {
-    using Storage = typename Read<kDType>::Storage;
-    const std::byte* at = from + i * item_size(kDType);
-    return Read<kDType>::widen(n == kLanes ? load<Storage>(at) : load_some<Storage>(at, n));
-}
-
-// Elements i .. i + kLanes of n as floats, zeros beyond the end, which only the last ones may
-// reach.
-template <DType kDType, bool kMayEnd>
-inline F32 load_padded(const std::byte* from, std::int64_t i, std::int64_t n) {
-    if (!kMayEnd || i + kLanes <= n) return read_elements<kDType>(from, i, kLanes);
-    return i < n ? read_elements<kDType>(from, i, n - i) : F32{};
-}
-
-// Asks for the cache line of some element. No processor foresees where the successor of a page
-// lies; asking bit by bit, while something else is computed, leaves room for what is needed at
-// once.
-template <DType kDType>
-inline void ask_for(const std::byte* row, std::int64_t i) {
-    __builtin_prefetch(row + i * item_size(kDType), 0, 2);
-}
-
-inline void ask_for_row(const std::byte* row, std::int64_t bytes) {
-    constexpr std::int64_t kLine = 64;
-    for (std::int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(row + i, 0, 2);
-}
-
-/// A head's rows in a tile, wherever they lie.
-struct HeadRowsAt {
-    const std::byte* const* rows;
-    std::int64_t offset;  // bytes
-
-    const std::byte* at(std::int64_t row) const { return rows[row] + offset; }
-};
-
-/// Elements of such rows, and what is read later.
-template <DType kDType>
-struct PointedRows {
-    static constexpr bool kIsConverted = true;
-    HeadRowsAt now;
-    HeadRowsAt next;
-    std::int64_t n;  // elements of a row
-
-    template <bool kMayEnd>
-    F32 at(std::int64_t row, std::int64_t i) const {
-        if (!kMayEnd) ask_for<kDType>(next.at(row), i);
-        return load_padded<kDType, kMayEnd>(now.at(row), i, n);
-    }
-    void ask_no_more() { next = now; }
-};
-struct DenseRows {
-    static constexpr bool kIsConverted = false;
-    const float* data;
-    std::int64_t stride;  // floats
-    std::int64_t n;       // padded
-
-    template <bool kMayEnd>
-    F32 at(std::int64_t row, std::int64_t i) const {
-        return load<F32>(data + row * stride + i);
-    }
-    void ask_no_more() {}
-};
+// unnamed namespace, behind attention_rows.hpp.
 
 /// What a block of sums is multiplied by before anything is added; nullptr: it begins at 0.
 struct Sums {
@@ -125,8 +42,7 @@ inline void add_products(const By& factors, const Rows& rows, std::int64_t begin
     }
     for (std::int64_t r = begin; r < end; ++r) {
         F32 row[kN];
-        KVCORE_UNROLL
-        for (int n = 0; n < kN; ++n) row[n] = rows.template at<kMayEnd>(r, i + n * kLanes);
+        rows.template read<kN, kMayEnd>(r, i, row);
         KVCORE_UNROLL
         for (int m = 0; m < kM; ++m) {
             const F32 factor = all(factors.at(m, r));
@@ -143,21 +59,37 @@ inline void add_products(const By& factors, const Rows& rows, std::int64_t begin
     }
 }
 
-constexpr int kBlockVectors = 6;                           // at a time, of many
-constexpr int kBlockColumns = KVCORE_LANES == 16 ? 4 : 2;  // registers
+constexpr int kBlockVectors = 6;  // at a time, of many
+
+// Registers of columns at a time, as many as there is room for: a row that is returned to less
+// often has its page looked up less often.
+constexpr int columns_at_a_time(int vectors) {
+    constexpr int kMost = KVCORE_LANES == 16 ? 4 : 2;
+    if (KVCORE_LANES == 16 && vectors == 1) return 2 * kMost;
+    return vectors > 6 ? kMost / 2 : kMost;
+}
+
+// Columns i .. of those before `whole`, kN registers at a time and then fewer; answers where they
+// end.
+template <int kM, int kN, class By, class Rows>
+inline std::int64_t add_columns(const By& factors, const Rows& rows, std::int64_t begin,
+                                std::int64_t end, std::int64_t i, std::int64_t whole,
+                                const Sums& sums) {
+    for (; i + kN * kLanes <= whole; i += kN * kLanes) {
+        add_products<kM, kN, false>(factors, rows, begin, end, i, sums);
+    }
+    if constexpr (kN > 1) {
+        return add_columns<kM, kN / 2>(factors, rows, begin, end, i, whole, sums);
+    }
+    return i;
+}
 
 template <int kM, class By, class Rows>
 void add_products_of(const By& factors, const Rows& rows, std::int64_t begin, std::int64_t end,
                      std::int64_t from, std::int64_t to, const Sums& sums) {
-    std::int64_t i = from;
     const std::int64_t whole = rows.n < to ? rows.n : to;
-    constexpr int kColumns = kM > 6 ? kBlockColumns / 2 : kBlockColumns;
-    for (; i + kColumns * kLanes <= whole; i += kColumns * kLanes) {
-        add_products<kM, kColumns, false>(factors, rows, begin, end, i, sums);
-    }
-    for (; i + kLanes <= whole; i += kLanes) {
-        add_products<kM, 1, false>(factors, rows, begin, end, i, sums);
-    }
+    const std::int64_t i =
+        add_columns<kM, columns_at_a_time(kM)>(factors, rows, begin, end, from, whole, sums);
     if (i < to) add_products<kM, 1, true>(factors, rows, begin, end, i, sums);
 }
 
@@ -174,8 +106,10 @@ void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, 
         rows.ask_no_more();
         return std::int64_t{kM};
     };
-    // What is converted as it is read is better read for more vectors at a time.
-    using Most = std::integral_constant<int, Rows::kIsConverted ? 8 : kBlockVectors>;
+    // What is converted as it is read is better read for more vectors at a time; with few registers
+    // that leaves one for a row, and pairs take two.
+    constexpr bool kHasRoom = kLanes == 16 || !Rows::kIsInPairs;
+    using Most = std::integral_constant<int, Rows::kIsConverted && kHasRoom ? 8 : kBlockVectors>;
     while (n >= Most::value) n -= step(Most());
     while (n >= 4 && n != 5) n -= step(std::integral_constant<int, 4>());
     if (n >= 3) n -= step(std::integral_constant<int, 3>());
@@ -183,28 +117,76 @@ void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, 
     if (n >= 1) step(std::integral_constant<int, 1>());
 }
 
+/// Keys that are multiplied at a time: what is read of them, and what is read later.
+template <int kKeys>
+struct KeyRows {
+    const std::byte* now[kKeys];
+    const std::byte* later[kKeys];
+
+    KeyRows(HeadRowsAt keys, HeadRowsAt next, std::int64_t first_key) {
+        KVCORE_UNROLL
+        for (int t = 0; t < kKeys; ++t) {
+            now[t] = keys.at(first_key + t);
+            later[t] = next.at(first_key + t);
+        }
+    }
+    [[gnu::always_inline]] void ask_for_lines(std::int64_t at) const {
+        KVCORE_UNROLL
+        for (int t = 0; t < kKeys; ++t) ask_for(later[t] + at);
+    }
+};
+
+// sums[t][m] += key[t] * queries[m][i ..], whose products lie in one of the registers of sixteen
+// lanes.
+template <int kKeys, int kM>
+inline void add_lanes(const float* queries, std::int64_t query_stride, std::int64_t i,
+                      const F32 (&key)[kKeys], std::int64_t part,
+                      F32 (&sums)[kKeys][kM][kSixteen]) {
+    KVCORE_UNROLL
+    for (int m = 0; m < kM; ++m) {
+        const F32 query = keep_in_register(load<F32>(queries + m * query_stride + i));
+        KVCORE_UNROLL
+        for (int t = 0; t < kKeys; ++t) sums[t][m][part] = fused(key[t], query, sums[t][m][part]);
+    }
+}
+
 // sums[t][m] += queries[m] . keys[t] over the sixteen elements from i on.
 template <DType kDType, int kKeys, int kM, bool kMayEnd>
-inline void dot_sixteen(const float* queries, std::int64_t query_stride,
-                        const std::byte* const* keys, const std::byte* const* next,
+inline void dot_sixteen(const float* queries, std::int64_t query_stride, const KeyRows<kKeys>& keys,
                         std::int64_t dim, std::int64_t i, F32 (&sums)[kKeys][kM][kSixteen]) {
     KVCORE_UNROLL
     for (int part = 0; part < kSixteen; ++part) {
         const std::int64_t at = i + part * kLanes;
         F32 key[kKeys];
         KVCORE_UNROLL
-        for (int t = 0; t < kKeys; ++t) {
-            if (!kMayEnd) ask_for<kDType>(next[t], at);
-            key[t] = load_padded<kDType, kMayEnd>(keys[t], at, dim);
+        for (int t = 0; t < kKeys; ++t) key[t] = load_padded<kDType, kMayEnd>(keys.now[t], at, dim);
+        add_lanes(queries, query_stride, at, key, part, sums);
+    }
+}
+
+// The same over a line of elements, in the order of `part_pairs` where they come in pairs.
+template <DType kDType, int kKeys, int kM>
+inline void dot_line(const float* queries, std::int64_t query_stride, const KeyRows<kKeys>& keys,
+                     std::int64_t dim, std::int64_t i, F32 (&sums)[kKeys][kM][kSixteen]) {
+    if constexpr (!kIsPaired<kDType>) {
+        for (std::int64_t at = 0; at < kLineBytes / item_size(kDType); at += 16) {
+            dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, keys, dim, i + at, sums);
         }
+        return;
+    }
+    KVCORE_UNROLL
+    for (std::int64_t part = 0; part < kSixteen; ++part) {
+        U32 pairs[kKeys];
+        F32 key[kKeys];
         KVCORE_UNROLL
-        for (int m = 0; m < kM; ++m) {
-            const F32 query = keep_in_register(load<F32>(queries + m * query_stride + at));
-            KVCORE_UNROLL
-            for (int t = 0; t < kKeys; ++t) {
-                sums[t][m][part] = fused(key[t], query, sums[t][m][part]);
-            }
+        for (int t = 0; t < kKeys; ++t) {
+            pairs[t] = load<U32>(keys.now[t] + (i + 2 * part * kLanes) * item_size(kDType));
+            key[t] = even_of(pairs[t]);
         }
+        add_lanes(queries, query_stride, i + part * kLanes, key, part, sums);
+        KVCORE_UNROLL
+        for (int t = 0; t < kKeys; ++t) key[t] = odd_of(pairs[t]);
+        add_lanes(queries, query_stride, i + 16 + part * kLanes, key, part, sums);
     }
 }
 
@@ -213,19 +195,20 @@ template <DType kDType, int kKeys, int kM>
 inline void dot_rows(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
                      HeadRowsAt next, std::int64_t first_key, std::int64_t dim,
                      F32 (&sums)[kKeys][kM][kSixteen]) {
-    const std::byte* rows[kKeys];
-    const std::byte* later[kKeys];
-    KVCORE_UNROLL
-    for (int t = 0; t < kKeys; ++t) {
-        rows[t] = keys.at(first_key + t);
-        later[t] = next.at(first_key + t);
-    }
+    constexpr std::int64_t kLine = kLineBytes / item_size(kDType);
+    const KeyRows<kKeys> rows(keys, next, first_key);
     std::int64_t i = 0;
+    for (; i + kLine <= dim; i += kLine) {
+        rows.ask_for_lines(i * item_size(kDType));
+        dot_line<kDType>(queries, query_stride, rows, dim, i, sums);
+    }
+    if (i == dim) return;
+    rows.ask_for_lines(i * item_size(kDType));
     for (; i + 16 <= dim; i += 16) {
-        dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, rows, later, dim, i, sums);
+        dot_sixteen<kDType, kKeys, kM, false>(queries, query_stride, rows, dim, i, sums);
     }
     if (i < dim) {
-        dot_sixteen<kDType, kKeys, kM, true>(queries, query_stride, rows, later, dim, i, sums);
+        dot_sixteen<kDType, kKeys, kM, true>(queries, query_stride, rows, dim, i, sums);
     }
 }
 

@@ -34,6 +34,10 @@ struct ItemWork {
           keys(scratch + of_job.layout.keys),
           across(scratch + of_job.layout.across),
           values(scratch + of_job.layout.values) {}
+
+    bool reads_in_pairs(const PagedTensor<const std::byte>& tensor) const {
+        return !is_staged && tensor.dtype == DType::kBFloat16;
+    }
 };
 
 template <DType kDType>
@@ -50,6 +54,7 @@ inline void begin_item(const ItemWork& work) {
     constexpr decltype(&widen_vector<DType::kFloat32>) kWiden[] = {widen_vector<DType::kFloat32>,
                                                                    widen_vector<DType::kFloat16>,
                                                                    widen_vector<DType::kBFloat16>};
+    const bool in_pairs = work.reads_in_pairs(input.pool.k);
     list_tokens(input, work.item, work.tokens);
     float* query = work.queries;
     for (std::int64_t head = 0; head < work.item.num_heads; ++head) {
@@ -59,6 +64,7 @@ inline void begin_item(const ItemWork& work) {
                 kWiden[static_cast<int>(q.dtype)](
                     q.data + work.tokens[i].token * q.token_stride + query_head * q.head_stride,
                     sizes.key_dim, input.rule.scale, query);
+                if (in_pairs) part_pairs(query, sizes.key_dim);
                 query += sizes.key_floats;
             }
         }
@@ -165,7 +171,8 @@ inline void finish_vector(const ItemWork& work, std::int64_t vector, std::int64_
     const auto& out = job.output->values;
     const std::int64_t dim = job.input->pool.v.dim;
     const std::int64_t token = work.tokens[i].token;
-    const float* sums = work.sums + vector * job.sizes.value_floats;
+    float* sums = work.sums + vector * job.sizes.value_floats;
+    if (work.reads_in_pairs(job.input->pool.v)) join_pairs(sums, dim);
     const bool is_part = work.item.slot >= 0;
     const float* sinks = job.input->rule.sinks;
     const float sink = is_part || sinks == nullptr ? kNothing : sinks[query_head];

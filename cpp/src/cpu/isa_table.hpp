@@ -28,6 +28,8 @@ namespace {
 
 #include "math.hpp"
 
+#include "attention_rows.hpp"
+
 #include "attention_blocks.hpp"
 
 #include "attention_stage.hpp"

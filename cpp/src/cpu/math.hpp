@@ -129,6 +129,41 @@ inline F32 shuffled(F32 a, F32 b) {
 inline void store_quarters(F32 x, float* to, std::int64_t) { store(to, x); }
 #endif
 
+// Lanes 0, 2, 4 .. and 1, 3, 5 .. of two registers, and the way back.
+#if KVCORE_LANES == 16
+inline F32 even_lanes(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+inline F32 odd_lanes(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+inline F32 low_zipped(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+inline F32 high_zipped(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                   31);
+}
+#elif KVCORE_LANES == 8
+inline F32 even_lanes(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+}
+inline F32 odd_lanes(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+inline F32 low_zipped(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+inline F32 high_zipped(F32 a, F32 b) {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+#else
+inline F32 even_lanes(F32 a, F32 b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
+inline F32 odd_lanes(F32 a, F32 b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
+inline F32 low_zipped(F32 a, F32 b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+inline F32 high_zipped(F32 a, F32 b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+#endif
+
 // Four rows as columns: to[i * stride .. + 4] = lane i of each.
 inline void store_across(const F32 (&row)[4], float* to, std::int64_t stride) {
     const F32 even01 = shuffled<0x88>(row[0], row[1]);  // a0 a2 b0 b2 in each quarter
