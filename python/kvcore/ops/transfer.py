@@ -415,9 +415,10 @@ def _count_layers(tensor: _Tensor, rank: int) -> int:
 
 def _check_alike(tensors: list[_Tensor]) -> None:
     arrays = [array for tensor in tensors for array in tensor]
-    dtypes = {str(array.dtype) for array in arrays}
+    dtypes = {array.dtype for array in arrays}
     if len(dtypes) > 1:
-        raise TypeError(f"the arrays of a pool have dtypes {', '.join(sorted(dtypes))}; one only")
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise TypeError(f"the arrays of a pool have dtypes {names}; one only")
     for tensor in tensors:
         if len({(array.shape, array.strides) for array in tensor}) != 1:
             raise ValueError("the layers of a pool differ in shape or strides, must be alike")
