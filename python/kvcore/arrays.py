@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -166,6 +167,8 @@ def any_array(value: Any, name: str) -> Any:
     KVCacheError
         An array on a GPU, and nothing here that could use it.
     """
+    if type(value) is np.ndarray:  # most of them, and at once
+        return value
     if not is_on_gpu(value):
         return host_array(value, name)
     from kvcore.cuda.arrays import device_array
@@ -303,20 +306,27 @@ def place_of(stream: Any, **arrays: Any) -> Place:
     ValueError
         Arrays in several places; a stream for arrays in host memory.
     """
-    flat = [(name, each) for name, given in arrays.items() for each in _listed(given)]
-    if all(isinstance(array, np.ndarray) for _, array in flat):
+    if _are_numpy(arrays.values()):
         if stream is not None:
             raise ValueError("stream is given for arrays in host memory; it is for those on a GPU")
         return HOST
     from kvcore.cuda.place import device_place
 
-    return device_place(stream, flat)
+    lists = {name: given if isinstance(given, list) else [given] for name, given in arrays.items()}
+    named = [(name, each) for name, given in lists.items() for each in given if each is not None]
+    return device_place(stream, named)
 
 
-def _listed(given: Any) -> list[Any]:
-    if isinstance(given, list):
-        return given
-    return [] if given is None else [given]
+def _are_numpy(arrays: Iterable[Any]) -> bool:
+    for given in arrays:
+        if type(given) is np.ndarray or given is None:
+            continue
+        if isinstance(given, list):
+            if not _are_numpy(given):
+                return False
+        elif not isinstance(given, np.ndarray):
+            return False
+    return True
 
 
 def present_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

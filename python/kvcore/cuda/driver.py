@@ -38,9 +38,22 @@ def current_stream(device: int) -> int:
     return int(current(device).ptr)
 
 
+class _Handle:
+    """A stream of somebody's, by the protocol that cupy takes it by."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
 def _on(device: int, stream: int) -> Any:
     """Make a stream cupy's current one, so that its memory pool reuses memory in its order."""
-    return cupy().cuda.ExternalStream(stream, device)
+    streams = cupy().cuda
+    if hasattr(streams.Stream, "from_external"):  # from version 14 on
+        return streams.Stream.from_external(_Handle(stream))
+    return streams.ExternalStream(stream, device)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int) -> Any:

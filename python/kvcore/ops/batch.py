@@ -56,7 +56,8 @@ class LayerPools(NamedTuple):
         return place_of(
             stream,
             pool=self.pools,
-            scales=[*(self.scales or ()), *(self.factors or ())],
+            scales=self.scales,
+            factors=self.factors,
             lookup_table=self.lookup_table,
             cache_lengths=self.cache_lengths,
             **more,
