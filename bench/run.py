@@ -43,7 +43,7 @@ SUITES = {
         "replay",
         "startup",
     ),
-    "data-path": ("data_path", "transfer", "attention"),
+    "data-path": ("data_path", "transfer", "attention", "swap"),
     "generate": ("generate",),
 }
 

@@ -254,6 +254,7 @@ void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swap
     const RequestBatch batch = given;
     const std::int64_t n = batch.size();
     const std::int64_t page = config_.page_size;
+    const bool has_host = config_.host_pages > 0;
     const SequenceTable::Slots sequences = sequences_.live();
     missing_.clear();  // of pages in the tree
     UndoLog<&Sequence::written> written(undo_, n);
@@ -284,7 +285,7 @@ void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swap
         if (!config_.prefix_caching || !has_new_page) continue;
         Replica& replica = replica_at(sequence.replica);
         commit_pages(replica, sequence, request, static_cast<std::int32_t>(row), swaps);
-        if (replica.host != nullptr) owe_stores(request.sequence, sequence, *host_copies);
+        if (has_host) owe_stores(request.sequence, sequence, *host_copies);
     }
 }
 

@@ -56,7 +56,7 @@ std::byte* map_memory(std::int64_t pages, std::int64_t page_bytes) {
 
 }  // namespace
 
-HostStore::HostStore(std::int64_t num_pages, std::vector<CacheView<std::byte>> caches)
+HostStore::HostStore(std::int64_t num_pages, const std::vector<CacheView<std::byte>>& caches)
     : num_pages_(num_pages) {
     for (const CacheView<std::byte>& cache : caches) page_bytes_ += bytes_of(cache);
     if (num_pages < 1 || page_bytes_ < 1) {

@@ -35,7 +35,7 @@ class BoundStore {
             caches_.emplace_back(py::cast<py::list>(each), "the pool", false);
             views.push_back(caches_.back().view());
         }
-        store_ = std::make_unique<HostStore>(num_pages, std::move(views));
+        store_ = std::make_unique<HostStore>(num_pages, views);
     }
 
     [[nodiscard]] const HostStore& store() const noexcept { return *store_; }

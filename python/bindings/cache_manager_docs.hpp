@@ -200,8 +200,9 @@ Count the pages of a replica.
 Returns
 -------
 PoolStats
-    ``total_pages``, ``free_pages``, ``cached_pages``, ``evictable_pages``, ``num_sequences`` and
-    ``available_pages``, those that a reservation could have.)";
+    ``total_pages``, ``free_pages``, ``cached_pages``, ``evictable_pages``, ``num_sequences``,
+    ``available_pages``, those that a reservation could have, and of the host tier ``host_pages``
+    and ``host_cached_pages``.)";
 
 constexpr const char* kResetMetrics = R"(reset_metrics(self)
 --

@@ -24,7 +24,7 @@ class HostStore {
     /// `caches`: what the devices of the replica have, one view for each array or pair of K and V.
     /// Throws std::invalid_argument for sizes below 1 and CapacityError when so much memory cannot
     /// be mapped.
-    HostStore(std::int64_t num_pages, std::vector<CacheView<std::byte>> caches);
+    HostStore(std::int64_t num_pages, const std::vector<CacheView<std::byte>>& caches);
     HostStore(const HostStore&) = delete;
     HostStore& operator=(const HostStore&) = delete;
     ~HostStore();
