@@ -99,9 +99,15 @@ def test_pages_that_were_not_copied_are_never_found() -> None:
     mover.fails = True
     with pytest.raises(OSError, match="no copy"):
         manager.maybe_reserve(again)
-    manager.release(again.request_id)
     manager.check_integrity()
+    assert list(manager.get_req_blocks(again.request_id)) == []
+    with pytest.raises(OSError, match="no copy"):
+        manager.fetch([again])
     mover.fails = False
+    pool.run([again])  # nothing of what did not arrive is taken for written
+    assert manager.metrics.h2d_blocks_copied == 4
+    manager.release(again.request_id)
+    serve(manager, pool, C)
     assert serve(manager, pool, A) == 16
     manager.reset_prefix_cache()
     assert manager.host_committed_block_pct == 0

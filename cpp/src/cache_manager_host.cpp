@@ -157,6 +157,24 @@ void CacheManager::finish_store(std::uint32_t ticket, const HostFlight& flight, 
     }
 }
 
+// A request whose pages did not arrive is where a claim begins: what it holds may be anything.
+void CacheManager::finish_load(const HostFlight& flight, bool done) {
+    Replica& replica = replica_at(flight.replica);
+    replica.host->let_go(flight.place);
+    if (done) {
+        replica.metrics.loaded_pages += static_cast<std::int64_t>(flight.host_pages.size());
+        return;
+    }
+    Sequence* sequence = sequences_.find(flight.sequence);
+    if (sequence == nullptr) return;
+    drop_columns(replica, *sequence, 0);
+    move_back(replica, *sequence, 0);
+    sequence->frozen = 0;
+    sequence->is_sealed = false;
+    sequence->hit_tokens = sequence->written = 0;
+    sequence->counted_from = sequence->counted_end = 0;
+}
+
 void CacheManager::finish_host_copies(const std::vector<HostCopy>& copies, bool done) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (std::size_t i = 0; i < copies.size(); ++i) {
@@ -172,12 +190,9 @@ void CacheManager::finish_host_copies(const std::vector<HostCopy>& copies, bool 
         flights_.erase(found);
         if (flight.source != nullptr) {
             finish_store(ticket, flight, done);
-            continue;
+        } else {
+            finish_load(flight, done);
         }
-        Replica& replica = replica_at(flight.replica);
-        replica.host->let_go(flight.place);
-        if (done)
-            replica.metrics.loaded_pages += static_cast<std::int64_t>(flight.host_pages.size());
     }
 }
 

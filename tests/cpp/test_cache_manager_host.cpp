@@ -235,6 +235,26 @@ void loads_fill_the_requests_own_pages_and_hold_their_sources() {
     CHECK_EQ(m.stored(), 0);
 }
 
+void a_request_whose_pages_did_not_arrive_begins_again() {
+    HostFixture m(4, 8);
+    m.put(count_up(0, 6));
+    Request request = m.claim(count_up(0, 8));
+    const Copies loads = m.reserve(request);
+    CHECK_EQ(request.start, 6);
+    m.finish(loads, false);
+    CHECK_EQ(m.manager.metrics().loaded_pages, 0);
+    CHECK(m.manager.pages_of(request.sequence).empty());
+    CHECK_EQ(m.manager.stats(0).available_pages(), 4);
+    const Copies again = m.reserve(request);  // wherever its context stands
+    check_directions(again, HostDirection::kLoad, 3);
+    CHECK_EQ(request.start, 6);
+    m.finish(again);
+    m.finish(m.commit(request, 8));
+    m.manager.release(request.sequence);
+    m.manager.reset_prefix_cache();
+    CHECK_EQ(m.stored(), 0);
+}
+
 void a_request_released_under_way_leaves_nothing() {
     HostFixture m(4, 4);
     m.put(count_up(0, 6));
@@ -274,6 +294,7 @@ int main() {
     pages_of_a_truncated_sequence_arrive_without_it();
     what_is_reset_does_not_come_back();
     loads_fill_the_requests_own_pages_and_hold_their_sources();
+    a_request_whose_pages_did_not_arrive_begins_again();
     a_request_released_under_way_leaves_nothing();
     lists_for_host_copies_are_asked_for();
 }

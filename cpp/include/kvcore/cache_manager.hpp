@@ -132,8 +132,9 @@ class CacheManager {
     /// copy, in any order; none are due for those of take_copies. O(copies under way) each.
     void finish_copies(const std::vector<PageCopy>& copies);
     /// The host copies given out by one call are over: stored pages are found from now on, unless
-    /// `done` is false, and what was held for the copies is let go. Throws InvalidHandleError for
-    /// copies that were finished before. O(pages).
+    /// `done` is false, and what was held for the copies is let go. A request whose loads are not
+    /// done loses its pages, as if it had just been claimed. Throws InvalidHandleError for copies
+    /// that were finished before. O(pages).
     void finish_host_copies(const std::vector<HostCopy>& copies, bool done = true);
 
     /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
@@ -314,6 +315,7 @@ class CacheManager {
                               HostFlight& flight);
     void owe_stores(SequenceHandle handle, Sequence& sequence, std::vector<HostCopy>& host_copies);
     void finish_store(std::uint32_t ticket, const HostFlight& flight, bool done);
+    void finish_load(const HostFlight& flight, bool done);
     // cache_manager_check.cpp
     void check_host_place(const Sequence& sequence) const;
     void check_host(std::int32_t replica) const;
