@@ -51,7 +51,7 @@ constexpr std::int64_t kEntry = (std::int64_t{1} << 32) + 64;
 
 void slots_reach_far_tokens(Random& random) {
     const Sparse memory;
-    const Bytes rows = random_bytes(random, 5 * 160);
+    const Bytes rows = random_bytes(random, std::int64_t{5} * 160);
     kvcore::PoolView<std::byte> pool{kPages, 2, 2, {}, {}, {}};
     pool.k = {memory.at(0), kvcore::DType::kInt8, 80, kFar, kEntry, kEntry / 2, {}};
     const std::vector<std::int64_t> slots = {4, 1, -1, 6, 2};
@@ -71,7 +71,7 @@ void slots_reach_far_tokens(Random& random) {
 
 void batches_reach_far_pages(Random& random) {
     const Sparse memory;
-    const Bytes rows = random_bytes(random, 3 * 96);
+    const Bytes rows = random_bytes(random, std::int64_t{3} * 96);
     Bytes gathered(rows.size());
     const std::uint32_t table[] = {2, 0};
     const std::uint32_t begin[] = {1};
@@ -110,7 +110,7 @@ void pages_are_copied_far(Random& random) {
 
 void transfers_reach_far_layers(Random& random) {
     const Sparse memory;
-    Bytes near = random_bytes(random, 2 * 2 * 2 * 32);  // [page, layer, token, byte]
+    Bytes near = random_bytes(random, 256);  // [page, layer, token, byte]
     kvcore::CacheView<std::byte> far{2, 2, 1, {}, {}};
     far.k = {memory.at(0), nullptr, kFar, kEntry, kEntry / 4, 0, 32};
     kvcore::CacheView<const std::byte> source{2, 2, 1, {}, {}};
