@@ -10,6 +10,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from kvcore.dtypes import numpy_dtype
 _HEADS, _DIM = 8, 128
 _ROWS, _LENGTH = 8, 2048
 _POOL_BYTES = 2 << 30  # of K, and of V
+_COPY_BYTES = 1 << 30  # between which copies are made
+_MOVED_BYTES = 64 << 20  # of whole pages, a round
+_TOKENS = 1 << 15  # quantised in a round
+_STATES = 1 << 17  # merged in a round
 _GRAPH_NODES = 64
 
 
@@ -29,12 +34,20 @@ class _Copies:
     """Copies of any size between two pieces of memory, another place each round."""
 
     def __init__(self) -> None:
-        self.bytes = [random_bytes(1 << 30) for _ in range(2)]
+        self.bytes = [random_bytes(_COPY_BYTES) for _ in range(2)]
 
     def of(self, size: int, i: int) -> Call:
         begin = i * size % (len(self.bytes[0]) - size + 1) // 256 * 256
         target, source = (each[begin : begin + size] for each in self.bytes)
         return copy_call(target, source)
+
+
+def _numbers(shape: tuple[int, ...], dtype: str) -> Any:
+    """Answer moderate numbers, float32 or bfloat16, which is its upper half."""
+    cp = library()
+    kind = numpy_dtype(dtype)
+    bits = cp.random.standard_normal(shape, cp.float32).view(cp.uint32)
+    return (bits >> (32 - 8 * kind.itemsize)).astype(f"u{kind.itemsize}").view(kind)
 
 
 class _Scene:
@@ -46,8 +59,9 @@ class _Scene:
         page_bytes = page * _HEADS * _DIM * stored.itemsize
         pages = _POOL_BYTES // page_bytes
         cp = library()
+        finite = cp.uint8(0xF7 if narrow else 0xFF)  # no code of FP8 is NaN
         self.pools = [
-            random_bytes(pages * page_bytes).view(stored).reshape(pages, *inner, _DIM)
+            (random_bytes(pages * page_bytes) & finite).view(stored).reshape(pages, *inner, _DIM)
             for _ in range(2)
         ]
         self.scales = [
@@ -59,9 +73,7 @@ class _Scene:
         self.tables = cp.asarray(order[: count * _ROWS * columns].reshape(count, _ROWS, columns))
         self.lengths = {n: cp.full(_ROWS, n, cp.uint32) for n in (0, _LENGTH)}
         self.offsets = cp.arange(_ROWS + 1, dtype=cp.uint32) * cp.uint32(_LENGTH)
-        numbers = cp.random.standard_normal((_ROWS * _LENGTH, 3 * _HEADS, _DIM), cp.float32)
-        bits = numbers.view(cp.uint32) >> (0 if kind.itemsize == 4 else 16)
-        fused = bits.astype(f"u{kind.itemsize}").view(kind)  # float32, or its upper half: bfloat16
+        fused = _numbers((_ROWS * _LENGTH, 3 * _HEADS, _DIM), dtype)
         self.tokens = [fused[:, _HEADS : 2 * _HEADS], fused[:, 2 * _HEADS :]]
         self.out = [cp.empty((_ROWS * _LENGTH, _HEADS, _DIM), self.tokens[0].dtype) for _ in "kv"]
         self.layout = layout
@@ -127,11 +139,11 @@ def _slots(copies: _Copies, rounds: int) -> Row:
 
 
 def _pages(copies: _Copies, rounds: int) -> list[Row]:
-    """Copy, fill and digest scattered pages, 64 MiB a round."""
+    """Copy, fill and digest scattered pages."""
     rows = []
     cp = library()
     for page_bytes in (2 << 10, 128 << 10):
-        count = (64 << 20) // page_bytes
+        count = _MOVED_BYTES // page_bytes
         pool = random_bytes(_POOL_BYTES).reshape(-1, page_bytes)
         order = np.random.default_rng(6).permutation(len(pool))
         ids = [np.roll(order, -2 * count * i)[: 2 * count] for i in range(rounds)]
@@ -145,7 +157,7 @@ def _pages(copies: _Copies, rounds: int) -> list[Row]:
         ]
         for name, calls, ways in jobs:
             limits = [copies.of(count * page_bytes * ways // 2, i) for i in range(rounds)]
-            work = f"{name}, 64 MiB of pages of {size}"
+            work = f"{name}, {_MOVED_BYTES >> 20} MiB of pages of {size}"
             rows.append(against(f"gpu.{name}.{page_bytes}", work, calls, limits, "copy"))
     return rows
 
@@ -191,13 +203,8 @@ def _quantised(copies: _Copies, narrow: str, rounds: int) -> list[Row]:
         against(f"gpu.append.{narrow}", f"append, {label}", appends, limits, "copy"),
         against(f"gpu.gather.{narrow}", f"gather, {label}", gathers, limits, "copy"),
     ]
-    tokens = 1 << 15
-    x = [
-        cp.ascontiguousarray(
-            random_bytes(2 * tokens * _HEADS * _DIM).reshape(tokens, _HEADS, -1)
-        ).view(numpy_dtype("bfloat16"))
-        for _ in range(4)
-    ]
+    tokens = _TOKENS
+    x = [_numbers((tokens, _HEADS, _DIM), "bfloat16") for _ in range(4)]
     size = tokens * _HEADS
     codes = cp.empty((tokens, _HEADS, _DIM), cp.uint8).view(numpy_dtype(narrow))
     scales = cp.empty((tokens, _HEADS, 1), cp.float32)
@@ -218,7 +225,7 @@ def _quantised(copies: _Copies, narrow: str, rounds: int) -> list[Row]:
 
 def _merges(copies: _Copies, rounds: int) -> Row:
     cp = library()
-    n = 1 << 17
+    n = _STATES
     kind = numpy_dtype("bfloat16")
     a, b, o = (cp.zeros((n, _DIM), cp.uint16).view(kind) for _ in range(3))
     sums = [cp.random.standard_normal(n, cp.float32) for _ in range(3)]

@@ -8,14 +8,42 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent / "bench"
 EXAMPLE = HERE / "gpu_result.json"
+
+
+class Graph:
+    """Calls in the place of a graph of kernels."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def launch(self, stream: Any) -> None:
+        for call in self.calls:
+            call()
+
+
+def host_library() -> Any:
+    """What the benches use of cupy, over host memory."""
+    names = ("arange", "asarray", "empty", "float32", "full", "int32", "int64", "ones", "uint16",
+             "uint32", "uint8", "zeros")  # fmt: skip
+    rng = np.random.default_rng(1)
+    library = SimpleNamespace(**{name: getattr(np, name) for name in names})
+    library.random = SimpleNamespace(
+        randint=np.random.RandomState(1).randint,
+        standard_normal=lambda shape, kind: rng.standard_normal(shape, kind),
+    )
+    library.cuda = SimpleNamespace(get_current_stream=lambda: None)
+    return library
 
 
 @pytest.fixture
@@ -81,3 +109,31 @@ def test_what_is_no_result_is_refused_by_its_place(part: str, key: str, gpu_resu
     del found[part]
     with pytest.raises(ValueError, match=part):
         gpu_result.check(found)
+
+
+def test_every_move_is_made_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On host memory, with little of it: what is called, and with what, is the GPU's."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import gpu_limits
+    import gpu_moves
+    import gpu_timing
+
+    def timed(calls: list[Any]) -> list[float]:
+        for call in calls:
+            call()
+        return [1.0] * len(calls)
+
+    library = host_library()
+    for module in (gpu_limits, gpu_moves, gpu_timing):
+        monkeypatch.setattr(module, "library", lambda: library)
+    for module in (gpu_moves, gpu_timing):
+        monkeypatch.setattr(module, "gpu_us", timed)
+        monkeypatch.setattr(module, "copy_call", lambda to, source: lambda: np.copyto(to, source))
+    monkeypatch.setattr(gpu_moves, "captured", Graph)
+    sizes = {"_POOL_BYTES": 4 << 20, "_COPY_BYTES": 4 << 20, "_MOVED_BYTES": 1 << 20}
+    counts = {"_LENGTH": 128, "_TOKENS": 64, "_STATES": 64, "_ROWS": 2, "_GRAPH_NODES": 2}
+    for name, value in (sizes | counts).items():
+        monkeypatch.setattr(gpu_moves, name, value)
+    rows = gpu_moves.measure(Namespace(quick=True))
+    assert len({row.key for row in rows}) == len(rows) == 31
+    assert {row.key.split(".")[1] for row in rows} >= {"append", "gather", "copy_pages", "graph"}
