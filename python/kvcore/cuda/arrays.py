@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcore.arrays import is_on_gpu
 from kvcore.cuda import driver
-from kvcore.cuda.availability import cupy, kernels
+from kvcore.cuda.availability import cupy, kernels, require_devices
 from kvcore.dtypes import numpy_dtype
 
 __all__ = ["device_array", "in_device_library_of", "over_memory", "read_only"]
@@ -53,6 +53,7 @@ def device_array(value: Any, name: str) -> Any:
     library = cupy()
     if isinstance(value, library.ndarray):
         return value
+    require_devices()
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_torch(value, name)
