@@ -91,6 +91,15 @@ def over_memory(
         Kept alive by the array.
     strides : tuple of int, optional
         In bytes; those of C order by default.
+
+    Returns
+    -------
+    cupy.ndarray
+
+    Raises
+    ------
+    KVCacheError
+        cupy is not installed.
     """
     library = cupy()
     size = math.prod(shape) * dtype.itemsize
@@ -102,7 +111,17 @@ def over_memory(
 
 
 def read_only(array: Any) -> Any:
-    """See a cupy array as one that kvcore does not write to; views of it are likewise."""
+    """See a cupy array as one that kvcore does not write to.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+
+    Returns
+    -------
+    cupy.ndarray
+        The same memory; views of it are read-only as well. cupy itself writes to it all the same.
+    """
     return array.view(_read_only_class())
 
 
