@@ -146,10 +146,12 @@ def test_host_arrays_are_no_device_arrays(machine: Machine) -> None:
     with pytest.raises(TypeError, match="x is a int"):
         device_array(3, "x")
     with pytest.raises(TypeError, match="x is on cuda:1, must be in host memory"):
-        host_array(SimpleNamespaceOnGpu(), "x")
+        host_array(OnGpu(), "x")
 
 
-class SimpleNamespaceOnGpu:
+class OnGpu:
+    """An array that knows DLPack alone."""
+
     def __dlpack__(self) -> None:
         raise AssertionError("not to be called")
 
@@ -307,6 +309,8 @@ def test_a_machine_without_a_driver_says_so(machine: Machine) -> None:
     with pytest.raises(KVCacheError) as raised:
         availability.require_devices()
     assert str(raised.value) == f"CUDA unavailable: {reason}"
+    with pytest.raises(KVCacheError, match="CUDA unavailable"):
+        any_array(OnGpu(), "x")
     with pytest.raises(KVCacheError, match="CUDA unavailable"):
         pinned_zeros((1,), np.dtype(np.uint8))
 

@@ -107,6 +107,16 @@ def test_refusals_are_those_of_the_cpu_and_change_nothing(
     wrong = machine.array(np.ones((1, 2, 3), np.float32), 1)
     with pytest.raises(TypeError, match="keys_new has dtype float32, the pool float16"):
         append_kv(device, 0, wrong, wrong)
+    if tables_on_gpu:
+        wide = machine.array(np.zeros((2, 2), np.int32), 1)[:, 0]
+        strided = PagedKVCache(device.key_pool, device.value_pool, device.block_table, wide)
+        with pytest.raises(ValueError, match="seq_lengths is strided"):
+            append_kv(strided, 0, tokens, tokens, donate=True)
+    same_pools = PagedKVCache(
+        device.key_pool, device.key_pool, device.block_table, device.seq_lengths
+    )
+    with pytest.raises(ValueError, match="are the same memory"):
+        append_kv(same_pools, 0, tokens, tokens, donate=True)
     host = np.ones((1, 2, 3), np.float16)
     with pytest.raises(ValueError, match="keys_new is in host memory, must be on cuda:1"):
         append_kv(device, 0, host, host)

@@ -58,9 +58,9 @@ def numbers_in_any(cache: PagedKVCache) -> list[int]:
     return [int(n) for n in gather_kv(cache, 0)[0][:, 0, 0]]
 
 
-def test_array_on_a_gpu_is_refused() -> None:
-    cache = dataclasses.replace(filled(), key_pool=Exported(np.zeros(1), kind=2))
-    with pytest.raises(TypeError, match=r"key_pool is on cuda:0.*host memory"):
+def test_a_table_on_a_gpu_is_refused_beside_pools_in_host_memory() -> None:
+    cache = dataclasses.replace(filled(), block_table=Exported(np.zeros(1), kind=2))
+    with pytest.raises(TypeError, match=r"block_table is on cuda:0.*host memory"):
         gather_kv(cache, 0)
 
 

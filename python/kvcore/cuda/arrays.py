@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcore.arrays import is_on_gpu
 from kvcore.cuda import driver
-from kvcore.cuda.availability import cupy, kernels
+from kvcore.cuda.availability import cupy, kernels, require_devices
 from kvcore.dtypes import numpy_dtype
 
 __all__ = ["device_array", "in_device_library_of", "over_memory", "read_only"]
@@ -53,6 +53,7 @@ def device_array(value: Any, name: str) -> Any:
     library = cupy()
     if isinstance(value, library.ndarray):
         return value
+    require_devices()
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_torch(value, name)
@@ -90,6 +91,15 @@ def over_memory(
         Kept alive by the array.
     strides : tuple of int, optional
         In bytes; those of C order by default.
+
+    Returns
+    -------
+    cupy.ndarray
+
+    Raises
+    ------
+    KVCacheError
+        cupy is not installed.
     """
     library = cupy()
     size = math.prod(shape) * dtype.itemsize
@@ -101,7 +111,17 @@ def over_memory(
 
 
 def read_only(array: Any) -> Any:
-    """See a cupy array as one that kvcore does not write to; views of it are likewise."""
+    """See a cupy array as one that kvcore does not write to.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+
+    Returns
+    -------
+    cupy.ndarray
+        The same memory; views of it are read-only as well. cupy itself writes to it all the same.
+    """
     return array.view(_read_only_class())
 
 

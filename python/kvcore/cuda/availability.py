@@ -57,7 +57,19 @@ def cupy() -> ModuleType:
 
 
 def why_unavailable() -> str:
-    """Answer why no GPU can be used, "" where one can."""
+    """Answer why no GPU can be used, "" where one can.
+
+    Returns
+    -------
+    str
+        The build has no kernels, the driver's own words, or cupy is not installed.
+
+    Examples
+    --------
+    >>> from kvcore.cuda import why_unavailable
+    >>> isinstance(why_unavailable(), str)
+    True
+    """
     if not is_built():
         return _NOT_BUILT
     count, reason = kernels().count_devices()
@@ -71,7 +83,11 @@ def why_unavailable() -> str:
 
 
 def require_devices() -> int:
-    """Answer the number of GPUs.
+    """Answer the number of GPUs, at least 1.
+
+    Returns
+    -------
+    int
 
     Raises
     ------

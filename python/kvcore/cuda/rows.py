@@ -85,7 +85,8 @@ def allocate_blocks(
     rows: Rows, sequence_idx: Any, num_new_tokens: Any, free_block_ids: Any, *, donate: bool
 ) -> tuple[Any, Any, int]:
     """Answer the table, the lengths and how many blocks were entered."""
-    _require_writable(donate=donate, block_table=rows.given[0])
+    if donate:
+        _require_writable(block_table=rows.given[0])
     consumed = kernels().allocate_blocks(*rows.args(), sequence_idx, num_new_tokens, free_block_ids)
     table = rows.written(0, rows.table, donate=donate)
     lengths = rows.given[1] if donate else rows.written(1, rows.lengths, donate=False)
@@ -96,24 +97,15 @@ def append_rows(
     rows: Rows, sequence_idx: Any, keys_new: Any, values_new: Any, *, donate: bool
 ) -> tuple[Any, Any, Any, Any]:
     """Write tokens behind those of a row; answer the cache's arrays."""
-    place = rows.place
     new = [
-        place.check(any_array(array, name), name)
+        rows.place.check(any_array(array, name), name)
         for array, name in ((keys_new, "keys_new"), (values_new, "values_new"))
     ]
-    keys, values = rows.pools
-    lengths = rows.given[1]
-    if donate and keys.size and keys.data.ptr == values.data.ptr:
-        raise ValueError("key_pool and value_pool are the same memory, must be two arrays")
-    _require_writable(donate=donate, key_pool=keys, value_pool=values, seq_lengths=lengths)
+    if donate:
+        _require_own_memory(rows)
     length = kernels().check_append(*rows.args(), sequence_idx, *new)
-    pools = rows.pools if donate else tuple(map(place.copy_of, rows.pools))
-    names = ("keys_new", "values_new")
-    parts = [
-        (n, p, None, None, _dense(place, x)) for n, p, x in zip(names, pools, new, strict=True)
-    ]
-    table, begin, offsets = _batch(rows, sequence_idx, length, len(new[0]))
-    kernels().append_tokens(parts, table, begin, offsets, *place.last(1))
+    pools = rows.pools if donate else tuple(map(rows.place.copy_of, rows.pools))
+    _write(rows, pools, sequence_idx, length, [_dense(rows.place, array) for array in new])
     rows.lengths[sequence_idx] = length + len(new[0])
     lengths = rows.written(1, rows.lengths, donate=donate)
     table = rows.given[0] if donate else rows.written(0, rows.table, donate=False)
@@ -135,6 +127,14 @@ def gather_rows(rows: Rows, sequence_idx: Any) -> tuple[Any, Any, int]:
 # ---- inside --------------------------------------------------------------------------------------
 
 
+def _write(rows: Rows, pools: Any, index: Any, length: int, tokens: list[Any]) -> None:
+    """Write tokens [n, heads, head_dim] behind the `length` ones of a row."""
+    table, begin, offsets = _batch(rows, index, length, len(tokens[0]))
+    named = zip(("keys_new", "values_new"), pools, tokens, strict=True)
+    parts = [(name, pool, None, None, array) for name, pool, array in named]
+    kernels().append_tokens(parts, table, begin, offsets, *rows.place.last(1))
+
+
 def _batch(rows: Rows, index: int, begin: int, count: int) -> tuple[Any, Any, Any]:
     """Answer a row as a batch of one on the device: table, where it begins, row offsets."""
     columns = rows.table.shape[1]
@@ -151,9 +151,20 @@ def _dense(place: DevicePlace, array: Any) -> Any:
     return array if is_dense else place.contiguous(array)
 
 
-def _require_writable(*, donate: bool, **arrays: Any) -> None:
+def _require_own_memory(rows: Rows) -> None:
+    """Raise ValueError for arrays that an append cannot update in their place."""
+    keys, values = rows.pools
+    lengths = rows.given[1]
+    _require_writable(key_pool=keys, value_pool=values, seq_lengths=lengths)
+    if keys.size and keys.data.ptr == values.data.ptr:
+        raise ValueError("key_pool and value_pool are the same memory, must be two arrays")
+    if not isinstance(lengths, np.ndarray) and not lengths.flags.c_contiguous:
+        raise ValueError("seq_lengths is strided, must be contiguous to be updated in place")
+
+
+def _require_writable(**arrays: Any) -> None:
     for name, array in arrays.items():
-        if donate and not is_writable(array):
+        if not is_writable(array):
             raise ValueError(
                 f"{name} is read-only and cannot be updated in place; pass donate=False"
             )
