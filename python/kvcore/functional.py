@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvcore import _core
-from kvcore.arrays import host_array, is_on_gpu, zeros_on
+from kvcore.arrays import host_array, is_on_gpu
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import require_count
 
@@ -105,9 +105,8 @@ def init_paged_kv_cache(
     batch_size: int,
     max_blocks_per_seq: int,
     dtype: DTypeLike,
-    device: str = "cpu",
 ) -> PagedKVCache:
-    """Allocate an empty cache: zero pools, a table of -1, lengths of 0.
+    """Allocate an empty cache in numpy: zero pools, a table of -1, lengths of 0.
 
     Parameters
     ----------
@@ -119,14 +118,11 @@ def init_paged_kv_cache(
         Rows and columns of the block table.
     dtype : dtype or str
         Of the pools; "bfloat16", "float8_e4m3fn" and "float8_e5m2" are those of ml_dtypes.
-    device : str
-        Of the pools: "cpu", or "cuda:0" and on for cupy arrays. Table and lengths are numpy arrays
-        in both cases, where the functions look at them without a wait.
 
     Raises
     ------
     ValueError
-        A size below 1, another device.
+        A size below 1.
     TypeError
         A size that is no int; something that is no dtype of numbers.
 
@@ -144,16 +140,11 @@ def init_paged_kv_cache(
     if pool_dtype.hasobject:
         raise TypeError(f"dtype is {pool_dtype}, must be one of numbers")
     return PagedKVCache(
-        key_pool=_zeros(device, tuple(shape.values()), pool_dtype),
-        value_pool=_zeros(device, tuple(shape.values()), pool_dtype),
+        key_pool=np.zeros(tuple(shape.values()), pool_dtype),
+        value_pool=np.zeros(tuple(shape.values()), pool_dtype),
         block_table=np.full((batch_size, max_blocks_per_seq), -1, np.int32),
         seq_lengths=np.zeros(batch_size, np.int32),
     )
-
-
-def _zeros(device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Answer zeros; on the CPU memory that is present only once it is written."""
-    return np.zeros(shape, dtype) if device == "cpu" else zeros_on(device, shape, dtype)
 
 
 def allocate_blocks(

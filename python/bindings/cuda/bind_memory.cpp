@@ -13,7 +13,9 @@ namespace py = pybind11;
 namespace cuda = kvcore::cuda;
 using kvcore::python::check_status;
 using kvcore::python::concat;
+using kvcore::python::pointer_of;
 using kvcore::python::stream_of;
+using kvcore::python::without_gil;
 
 namespace {
 
@@ -43,8 +45,8 @@ class DeviceMemory {
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
     ~DeviceMemory() {
-        const py::gil_scoped_release unlocked;  // it may wait for the device
-        (void)cuda::free_memory(device_, pointer_);
+        // It may wait for the device.
+        without_gil([this] { (void)cuda::free_memory(device_, pointer_); });
     }
 
     [[nodiscard]] int device() const noexcept { return device_; }
@@ -88,8 +90,7 @@ class PinnedMemory {
     PinnedMemory(const PinnedMemory&) = delete;
     PinnedMemory& operator=(const PinnedMemory&) = delete;
     ~PinnedMemory() {
-        const py::gil_scoped_release unlocked;
-        (void)cuda::unpin_memory(pointer_);
+        without_gil([this] { (void)cuda::unpin_memory(pointer_); });
         munmap(pointer_, mapped_);
     }
 
@@ -125,8 +126,7 @@ py::tuple memory_info(int device) {
 
 int device_of(std::uintptr_t address) {
     int device = -1;
-    check_status(cuda::device_of(reinterpret_cast<const void*>(address), &device),
-                 "the device of an address");
+    check_status(cuda::device_of(pointer_of(address), &device), "the device of an address");
     return device;
 }
 
@@ -137,9 +137,8 @@ void copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t bytes,
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        status =
-            cuda::copy(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source),
-                       bytes, stream_of(device, stream));
+        status = cuda::copy(pointer_of(destination), pointer_of(source), bytes,
+                            stream_of(device, stream));
     }
     check_status(status, "copying ", bytes, " bytes on cuda:", device);
 }

@@ -18,7 +18,6 @@ using kvcore::python::check_rank;
 using kvcore::python::check_room;
 using kvcore::python::check_slots;
 using kvcore::python::check_status;
-using kvcore::python::concat;
 using kvcore::python::DeviceNumbers;
 using kvcore::python::seen;
 using kvcore::python::seen_all;

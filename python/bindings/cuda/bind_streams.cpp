@@ -7,12 +7,13 @@
 namespace py = pybind11;
 namespace cuda = kvcore::cuda;
 using kvcore::python::check_status;
-using kvcore::python::concat;
+using kvcore::python::pointer_of;
 using kvcore::python::stream_of;
+using kvcore::python::without_gil;
 
 namespace {
 
-cuda::Event event_of(std::uintptr_t handle) noexcept { return reinterpret_cast<void*>(handle); }
+cuda::Event event_of(std::uintptr_t handle) noexcept { return pointer_of(handle); }
 
 /// A stream that does not wait for the legacy default one, destroyed with the object.
 class OwnedStream {
@@ -23,8 +24,7 @@ class OwnedStream {
     OwnedStream(const OwnedStream&) = delete;
     OwnedStream& operator=(const OwnedStream&) = delete;
     ~OwnedStream() {
-        const py::gil_scoped_release unlocked;
-        (void)cuda::destroy_stream(stream_);
+        without_gil([this] { (void)cuda::destroy_stream(stream_); });
     }
     [[nodiscard]] int device() const noexcept { return stream_.device; }
     [[nodiscard]] std::uintptr_t handle() const noexcept {
@@ -43,8 +43,7 @@ class OwnedEvent {
     OwnedEvent(const OwnedEvent&) = delete;
     OwnedEvent& operator=(const OwnedEvent&) = delete;
     ~OwnedEvent() {
-        const py::gil_scoped_release unlocked;
-        (void)cuda::destroy_event(event_);
+        without_gil([this] { (void)cuda::destroy_event(event_); });
     }
     [[nodiscard]] int device() const noexcept { return device_; }
     [[nodiscard]] std::uintptr_t handle() const noexcept {

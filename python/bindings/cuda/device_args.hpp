@@ -23,9 +23,23 @@ void check_status(cuda::Status status, const Parts&... what) {
     throw Error(concat(what..., ": ", cuda::status_text(status)));
 }
 
+/// What an address of Python's names.
+[[nodiscard]] inline void* pointer_of(std::uintptr_t address) noexcept {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how libraries hand addresses to each other
+    return reinterpret_cast<void*>(address);
+}
+
+/// Calls without the GIL. For destructors: nothing of this throws.
+template <class Call>
+void without_gil(const Call& call) noexcept {
+    PyThreadState* state = PyEval_SaveThread();
+    call();
+    PyEval_RestoreThread(state);
+}
+
 /// A stream of a device by CUDA's handle, 0 for the device's legacy default stream.
 [[nodiscard]] inline cuda::Stream stream_of(int device, std::uintptr_t handle) noexcept {
-    return {device, reinterpret_cast<void*>(handle)};
+    return {device, pointer_of(handle)};
 }
 
 /// A cupy array as a numpy array of the same addresses, whose memory nobody touches: shape, strides
@@ -44,7 +58,7 @@ void check_status(cuda::Status status, const Parts&... what) {
     }
     const auto address = given.attr("data").attr("ptr").cast<std::uintptr_t>();
     py::array array(py::dtype(py::reinterpret_borrow<py::object>(given.attr("dtype"))), sizes,
-                    steps, reinterpret_cast<const void*>(address), given);
+                    steps, pointer_of(address), given);
     if (py::hasattr(given, "is_read_only")) {
         py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
     }
