@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvcore._core import HostStore
 from kvcore.device import Device
-from kvcore.ops.transfer import PoolLayout
+from kvcore.ops.layouts import PoolLayout, tensors_of
 from kvcore.pools import Shard
 
 __all__ = ["STORE", "HostMover", "Mover", "make_mover"]
@@ -38,11 +38,7 @@ def _parts(shards: list[Shard]) -> list[Any]:
     arrays = [array for shard in shards for array in shard if array is not None]
     flat = [part for each in arrays for part in (each if isinstance(each, tuple) else (each,))]
     # Bytes are moved as they are: the dtype does not matter, and the layout names the axes.
-    return [_tensors(part.view(f"u{part.itemsize}")) for part in flat]
-
-
-def _tensors(part: NDArray[Any]) -> list[list[NDArray[Any]]]:
-    return PoolLayout(part, "max")._tensors  # noqa: SLF001
+    return [tensors_of(PoolLayout(part.view(f"u{part.itemsize}"), "max")) for part in flat]
 
 
 class HostMover:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from kvcore.ops.attention import attention, cascade_attention, merge_states
+from kvcore.ops.layouts import PoolLayout
 from kvcore.ops.pages import checksum, copy_pages, fill_pages, zero_pages
 from kvcore.ops.paging import append, gather, scatter
 from kvcore.ops.quantization import dequantize, quantize
 from kvcore.ops.slots import advance_lengths, append_slots, build_slots
-from kvcore.ops.transfer import PoolLayout, copy_partial, transfer
+from kvcore.ops.transfer import copy_partial, transfer
 
 __all__ = [
     "PoolLayout",

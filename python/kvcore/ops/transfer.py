@@ -4,154 +4,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore import _core
-from kvcore.arrays import HOST, Place, any_array, place_of, zeros_on
-from kvcore.dtypes import numpy_dtype
+from kvcore.arrays import HOST, Place, place_of
+from kvcore.ops.layouts import PACKED, PoolLayout, Tensor, tensors_of
 from kvcore.ops.pages import integer_array
 
-__all__ = ["PoolLayout", "copy_partial", "transfer"]
-
-_AXES = _core.layout_axes()
-_PACKED = "vllm"
-_UNIT = 16  # bytes of K that vLLM keeps together
-_Tensor = list[NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PoolLayout:
-    """Name the memory of a whole cache and how its elements lie there.
-
-    Parameters
-    ----------
-    arrays : array, pair of arrays, or lists of arrays
-        Any library with DLPack, the elements of a head contiguous and all other strides as they
-        please. One array has the axes of `layout` and head_dim behind them; a tuple
-        is K and V, without the axis `kv` (or with one of length 1); a list has an array for each
-        layer, without the axis `layer`. One array without the axis `kv` has keys alone, as latent
-        rows (MLA) are.
-    layout : str
-        - "max": [page, kv, layer, token, head], what kvcore allocates
-        - "layer_first_nhd": [kv, layer, page, token, head]; "layer_first_hnd": head before token
-        - "layer_first_nhd_paired": [layer, page, kv, token, head]; "layer_first_hnd_paired"
-        - "page_first": [kv, page, token, layer, head]
-        - "page_first_direct": [kv, page, layer, token, head]
-        - "page_head": [kv, page, head, token, layer]
-        - "page_unified": [page, layer, kv, token, head]
-        - "vllm": a tuple; K [layer, page, head, head_dim / x, token, x] with x = 16 / itemsize, V
-          [layer, page, head, head_dim, token], or lists of them
-
-    Attributes
-    ----------
-    pages, layers, page_size, heads, head_dim, v_head_dim : int
-        Sizes; `v_head_dim` is 0 where there are keys alone.
-    dtype : numpy.dtype
-
-    Raises
-    ------
-    ValueError
-        Another layout, axes that are not the layout's, sizes of K, V or layers that differ.
-    TypeError
-        No array, or several dtypes.
-
-    Examples
-    --------
-    >>> from kvcore import ops
-    >>> sizes = dict(pages=4, layers=2, page_size=3, heads=1, head_dim=8, dtype="float32")
-    >>> device, host = (ops.PoolLayout.allocate(n, **sizes) for n in ("max", "page_first_direct"))
-    >>> device.arrays[2] = 7
-    >>> ops.transfer(device, host, [2], [0])
-    >>> host.arrays.shape, float(host.arrays[:, 0].min()), float(host.arrays[:, 1:].max())
-    ((2, 4, 2, 3, 1, 8), 7.0, 0.0)
-    """
-
-    arrays: Any
-    layout: str
-    pages: int = field(init=False)
-    layers: int = field(init=False)
-    page_size: int = field(init=False)
-    heads: int = field(init=False)
-    head_dim: int = field(init=False)
-    v_head_dim: int = field(init=False)
-    dtype: np.dtype[Any] = field(init=False)
-    _tensors: list[_Tensor] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.layout != _PACKED and self.layout not in _AXES:
-            raise ValueError(
-                f"layout is {self.layout!r}, must be one of {', '.join([*_AXES, _PACKED])}"
-            )
-        tensors = _packed(self.arrays) if self.layout == _PACKED else _affine(self)
-        _check_alike(tensors)
-        pages, page_size, heads, *dims = _sizes(tensors, is_packed=self.layout == _PACKED)
-        found = {
-            "pages": pages,
-            "layers": _count_layers(tensors[0], 6 if self.layout == _PACKED else 5),
-            "page_size": page_size,
-            "heads": heads,
-            "head_dim": dims[0],
-            "v_head_dim": dims[1] if len(dims) == 2 else 0,
-            "dtype": tensors[0][0].dtype,
-            "_tensors": tensors,
-        }
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
-
-    @classmethod
-    def allocate(
-        cls,
-        layout: str,
-        *,
-        pages: int,
-        layers: int,
-        page_size: int,
-        heads: int,
-        head_dim: int,
-        v_head_dim: int | None = None,
-        dtype: str = "bfloat16",
-        device: str = "cpu",
-    ) -> PoolLayout:
-        """Allocate a cache of zeros.
-
-        Parameters
-        ----------
-        layout : str
-        pages, layers, page_size, heads, head_dim : int
-        v_head_dim : int, optional
-            `head_dim` by default, which gives one array; 0 for keys alone; otherwise `arrays` is a
-            pair.
-        dtype : str
-            As that of KVCacheParams.
-        device : str
-            "cpu"; "cuda:0" and on; "pinned": host memory that GPUs can read and write.
-
-        Returns
-        -------
-        PoolLayout
-
-        Raises
-        ------
-        ValueError
-            Another layout, dtype or device, a negative size, a head_dim that vLLM's layout cannot
-            split.
-        KVCacheError
-            No GPU here: "CUDA unavailable: " and why.
-        """
-        kind = numpy_dtype(dtype)
-        counts = {"page": pages, "layer": layers, "token": page_size, "head": heads}
-        values = head_dim if v_head_dim is None else v_head_dim
-        if layout == _PACKED:
-            shapes = _packed_shapes(counts, head_dim, values, kind.itemsize)
-        else:
-            shapes = _shapes(_AXES.get(layout, ()), counts, head_dim, values)
-        arrays = [zeros_on(device, shape, kind) for shape in shapes]
-        return cls(arrays[0] if len(arrays) == 1 else tuple(arrays), layout)
+__all__ = ["copy_partial", "transfer"]
 
 
 def transfer(
@@ -216,8 +78,8 @@ def transfer(
     if limit < 0:
         raise ValueError(f"max_blocks is {limit}, must be at least 0")
     if place is HOST:
-        parts = _tensors_of(source), source.layout == _PACKED
-        others = _tensors_of(destination), destination.layout == _PACKED
+        parts = tensors_of(source), source.layout == PACKED
+        others = tensors_of(destination), destination.layout == PACKED
         place.kernels.transfer(*parts, *others, pairs, first, count, threads)
     else:
         caches = _with_tables(place, source), _with_tables(place, destination)
@@ -259,9 +121,9 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     [0, 1, 2, 3, 0, 1, 2, 7]
     """
     pool = blocks if isinstance(blocks, PoolLayout) else PoolLayout(blocks, "max")
-    if pool.layout == _PACKED:
+    if pool.layout == PACKED:
         raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
-    tensors = _tensors_of(pool)
+    tensors = tensors_of(pool)
     place = place_of(stream, blocks=[array for tensor in tensors for array in tensor])
     wanted = place.numbers(integer_array("copies", copies, 3), "copies")
     cache = tensors if place is HOST else _with_tables(place, pool)
@@ -271,14 +133,10 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
 # ---- inside --------------------------------------------------------------------------------------
 
 
-def _tensors_of(pool: PoolLayout) -> list[_Tensor]:
-    return pool._tensors  # noqa: SLF001
-
-
 def _common_place(source: PoolLayout, destination: PoolLayout, stream: Any) -> Place:
     """Answer where both caches lie; one may be in pinned host memory, which a GPU reads as well."""
     named = {
-        name: [array for tensor in _tensors_of(pool) for array in tensor]
+        name: [array for tensor in tensors_of(pool) for array in tensor]
         for name, pool in (("source", source), ("destination", destination))
     }
     on_gpu = {n: given for n, given in named.items() if not isinstance(given[0], np.ndarray)}
@@ -286,7 +144,7 @@ def _common_place(source: PoolLayout, destination: PoolLayout, stream: Any) -> P
     for name, given in named.items():
         if on_gpu and name not in on_gpu:
             _check_pinned(given, name)
-    if on_gpu and _PACKED in (source.layout, destination.layout):
+    if on_gpu and PACKED in (source.layout, destination.layout):
         raise ValueError("a cache has the layout 'vllm', which is transposed in host memory only")
     return place
 
@@ -317,111 +175,16 @@ def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
     return place.paired(sources, destinations)
 
 
-def _with_tables(place: Place, pool: PoolLayout) -> tuple[list[_Tensor], list[Any]]:
+def _with_tables(place: Place, pool: PoolLayout) -> tuple[list[Tensor], list[Any]]:
     """Answer a cache with the addresses of its layers where kernels can read them."""
-    tensors = _tensors_of(pool)
+    tensors = tensors_of(pool)
     return tensors, [place.there(_addresses(t)) if len(t) > 1 else None for t in tensors]
 
 
-def _addresses(tensor: _Tensor) -> NDArray[np.uint64]:
+def _addresses(tensor: Tensor) -> NDArray[np.uint64]:
     return np.array(
         [a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr for a in tensor], np.uint64
     )
-
-
-def _affine(pool: PoolLayout) -> list[_Tensor]:
-    """Answer K, and V where there is one: [pages, layers, page_size, heads, dim] or by layer."""
-    parts = pool.arrays if isinstance(pool.arrays, tuple) else (pool.arrays,)
-    tensors = [tensor for part in parts for tensor in _of_part(part, pool.layout)]
-    if len(tensors) != len(parts) and len(parts) != 1:
-        raise ValueError("a tuple of arrays is K and V; neither has both of them along its axis kv")
-    return tensors
-
-
-def _of_part(part: Any, layout: str) -> list[_Tensor]:
-    if not isinstance(part, list):
-        return [[array] for array in _by_kv(part, _AXES[layout])]
-    axes = tuple(axis for axis in _AXES[layout] if axis != "layer")
-    by_layer = [_by_kv(array, axes) for array in part]
-    if len({len(found) for found in by_layer}) != 1:
-        raise ValueError("a list of arrays has one for each layer, all with the same axes")
-    return [list(tensor) for tensor in zip(*by_layer, strict=True)]
-
-
-def _by_kv(given: Any, axes: tuple[str, ...]) -> list[NDArray[Any]]:
-    """Answer K, and V where the array has it."""
-    array = any_array(given, "an array of the pool")
-    named = axes if array.ndim == len(axes) + 1 else tuple(a for a in axes if a != "kv")
-    if array.ndim != len(named) + 1:
-        raise ValueError(
-            f"an array of the pool has shape {array.shape}, must be [{', '.join(axes)}, head_dim]"
-        )
-    order = [named.index(a) for a in ("page", "layer", "token", "head") if a in named]
-    if "kv" not in named:
-        return [array.transpose(*order, -1)]
-    kv = named.index("kv")
-    if array.shape[kv] not in (1, 2):
-        raise ValueError(
-            f"an array of the pool has shape {array.shape}, must have 1 or 2 along axis {kv}: kv"
-        )
-    moved = array.transpose(kv, *order, -1)
-    return [moved[i] for i in range(array.shape[kv])]
-
-
-def _packed(arrays: Any) -> list[_Tensor]:
-    """Answer K and V as [pages, layers, heads, units, page_size, elements of a unit]."""
-    if not isinstance(arrays, tuple) or len(arrays) != 2:
-        raise ValueError("the arrays of layout 'vllm' must be a tuple: K and V")
-    named = (("K", arrays[0], 6), ("V", arrays[1], 5))
-    tensors = [_packed_tensor(*each) for each in named]
-    unit = tensors[0][0].shape[-1] * tensors[0][0].itemsize
-    if unit != _UNIT:
-        raise ValueError(f"the last axis of K has {unit} bytes, must have {_UNIT}")
-    return tensors
-
-
-def _packed_tensor(name: str, part: Any, rank: int) -> _Tensor:
-    """Answer K, or V with units of one element; `rank` is that of the whole array."""
-    is_list = isinstance(part, list)
-    seen = [any_array(array, f"{name} of the pool") for array in (part if is_list else [part])]
-    for array in seen:
-        if array.ndim != rank - is_list:
-            raise ValueError(f"{name} has shape {array.shape}, must have {rank - is_list} axes")
-    if name == "V":
-        seen = [array[..., None] for array in seen]
-    return seen if is_list else [seen[0].swapaxes(0, 1)]
-
-
-def _sizes(tensors: list[_Tensor], *, is_packed: bool) -> tuple[int, ...]:
-    """Answer pages, page_size, heads and the dims of K and V."""
-    found = set()
-    dims = []
-    for tensor in tensors:
-        shape = tensor[0].shape
-        if is_packed:
-            found.add((shape[0], shape[-2], shape[-4]))
-            dims.append(shape[-3] * shape[-1])
-        else:
-            found.add((shape[0], shape[-3], shape[-2]))
-            dims.append(shape[-1])
-    if len(found) != 1:
-        raise ValueError(f"K and V differ in pages, page_size or heads: {sorted(found)}")
-    return (*found.pop(), *dims)
-
-
-def _count_layers(tensor: _Tensor, rank: int) -> int:
-    return int(tensor[0].shape[1]) if tensor[0].ndim == rank else len(tensor)
-
-
-def _check_alike(tensors: list[_Tensor]) -> None:
-    arrays = [array for tensor in tensors for array in tensor]
-    dtypes = {array.dtype for array in arrays}
-    if len(dtypes) > 1:
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise TypeError(f"the arrays of a pool have dtypes {names}; one only")
-    for tensor in tensors:
-        if len({(array.shape, array.strides) for array in tensor}) != 1:
-            raise ValueError("the layers of a pool differ in shape or strides, must be alike")
 
 
 def _check_dtypes(source: PoolLayout, destination: PoolLayout) -> None:
@@ -442,24 +205,3 @@ def _layer_range(layers: SupportsIndex | range | None, count: int) -> tuple[int,
             raise ValueError(f"layers are {layers}, must be a range of step 1")
         return (layers.start, len(layers)) if len(layers) else (0, 0)
     return operator.index(layers), 1
-
-
-def _shapes(
-    axes: Sequence[str], counts: dict[str, int], head_dim: int, values: int
-) -> list[tuple[int, ...]]:
-    if values == head_dim:
-        both = counts | {"kv": 2}
-        return [(*(both[axis] for axis in axes), head_dim)]
-    alone = tuple(counts[axis] for axis in axes if axis != "kv")
-    return [(*alone, dim) for dim in (head_dim, values) if dim]
-
-
-def _packed_shapes(
-    counts: dict[str, int], head_dim: int, values: int, itemsize: int
-) -> list[tuple[int, ...]]:
-    unit = _UNIT // itemsize
-    if head_dim % unit:
-        raise ValueError(f"head_dim is {head_dim}, must be a multiple of {unit}: 16 bytes")
-    start = (counts["layer"], counts["page"], counts["head"])
-    page_size = counts["token"]
-    return [(*start, head_dim // unit, page_size, unit), (*start, values, page_size)]
