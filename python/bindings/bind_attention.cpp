@@ -29,7 +29,6 @@ using kvcore::python::BatchArgs;
 using kvcore::python::check_rank;
 using kvcore::python::check_wide;
 using kvcore::python::concat;
-using kvcore::python::dtype_of;
 using kvcore::python::head_vectors;
 using kvcore::python::integer_arg;
 using kvcore::python::is_overlapping;

@@ -12,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -75,7 +74,7 @@ class Machine {
     void set_order(Order order, std::uint64_t seed) {
         run_all();
         order_ = order;
-        random_.seed(seed);
+        random_ = seed;
     }
     [[nodiscard]] Status check(int device) const {
         if (defaults_.empty()) return kNoDriver;
@@ -217,6 +216,14 @@ class Machine {
         if (found == streams_.end() || found->second->device != stream.device) return nullptr;
         return found->second.get();
     }
+    // SplitMix64 (Steele, Lea and Flood 2014): the seed is all there is to it.
+    [[nodiscard]] std::uint64_t next_random() noexcept {
+        random_ += 0x9e3779b97f4a7c15U;
+        std::uint64_t bits = random_;
+        bits = (bits ^ (bits >> 30U)) * 0xbf58476d1ce4e5b9U;
+        bits = (bits ^ (bits >> 27U)) * 0x94d049bb133111ebU;
+        return bits ^ (bits >> 31U);
+    }
     // The first task of a queue whose turn it is. A task that waits for what nobody gave cannot be
     // made: events are recorded before they are waited for.
     void run_one() {
@@ -226,7 +233,7 @@ class Machine {
         };
         for (Queue& queue : defaults_) consider(queue);
         for (auto& [key, queue] : streams_) consider(*queue);
-        Queue& chosen = *ready[random_() % ready.size()];
+        Queue& chosen = *ready[next_random() % ready.size()];
         const Task task = std::move(chosen.tasks.front());
         chosen.tasks.pop_front();
         task.run();
@@ -240,7 +247,7 @@ class Machine {
     std::vector<std::int64_t> free_;
     std::int64_t total_ = 0;
     Order order_ = Order::kAtOnce;
-    std::mt19937_64 random_;
+    std::uint64_t random_ = 0;
 };
 
 /// The process's.
