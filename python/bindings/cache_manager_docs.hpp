@@ -25,7 +25,7 @@ num_replicas : int
 prefix_caching, dedup, partial_page_reuse : bool
     As for PagedKVCacheManager.
 host_pages : int
-    Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves pages to and fro:
+    Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves their bytes:
     with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
 
 Raises
