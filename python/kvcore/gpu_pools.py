@@ -43,7 +43,10 @@ class GpuPools:
         self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
 
     def pinned(self, entries: int) -> NDArray[np.uint32]:
-        """Allocate uint32 [entries] of pinned memory."""
+        """Allocate uint32 [entries] of pinned memory, as an array that all views of it hold.
+
+        By its references a fetch sees whether anyone does; ``pinned_zeros`` answers a view itself.
+        """
         memory = kernels().PinnedMemory(max(1, entries) * _ENTRY)
         return np.frombuffer(memory, np.uint32, entries)
 
