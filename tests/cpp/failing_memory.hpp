@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "check.hpp"
 
@@ -115,6 +117,16 @@ std::int64_t count(Scene& scene, Call& call) {
     return outcome.num_seen;
 }
 
+/// What can be seen of a scene; laws that do not hold there are told with the place.
+template <class Scene, class Digest>
+auto look_at(Scene& scene, Digest& digest) -> std::decay_t<decltype(digest(scene))> {
+    try {
+        return digest(scene);
+    } catch (const std::exception& error) {
+        check::fail(__FILE__, __LINE__, std::string("what is left is broken: ") + error.what());
+    }
+}
+
 inline void name_place(const char* name, std::int64_t site, Failing failing) {
     check::note = std::string(name) + ", allocation " + std::to_string(site) +
                   (failing == Failing::kOnce ? " failing" : " and all after it failing");
@@ -127,13 +139,13 @@ void try_site(Make& make, Call& call, Digest& digest, const Text& before, const 
     auto failed = make();
     const Outcome outcome = run(failed, call, site, failing);
     if (outcome.num_seen < site) check::fail(__FILE__, __LINE__, "make() is not deterministic");
-    const auto found = digest(failed);
+    const auto found = look_at(failed, digest);
     CHECK_EQ(found, outcome.has_thrown ? before : after);
     if (!outcome.has_thrown) return;
     auto again = make();
     static_cast<void>(run(again, call, site, failing));
     static_cast<void>(count(again, call));
-    const auto second = digest(again);
+    const auto second = look_at(again, digest);
     CHECK_EQ(second, after);
 }
 
@@ -145,10 +157,10 @@ template <class Make, class Call, class Digest>
 std::int64_t each_site(const char* name, Make&& make, Call&& call, Digest&& digest) {
     check::note = name;
     auto untouched = make();
-    const auto before = digest(untouched);
+    const auto before = detail::look_at(untouched, digest);
     auto undisturbed = make();
     const std::int64_t sites = detail::count(undisturbed, call);
-    const auto after = digest(undisturbed);
+    const auto after = detail::look_at(undisturbed, digest);
     if (sites == 0) check::fail(__FILE__, __LINE__, "the call has no allocation to fail");
     for (std::int64_t site = 1; site <= sites; ++site) {
         for (const Failing failing : {Failing::kOnce, Failing::kFromThereOn}) {
