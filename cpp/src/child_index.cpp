@@ -135,7 +135,8 @@ void ChildIndex::drop_bucket() noexcept {
     while (*link != nullptr) link = &(*link)->hash_next;
     *link = bucket(num_buckets_);
     bucket(num_buckets_) = nullptr;
-    while (segments_.size() > segment_of(num_buckets_ - 1) + 1) segments_.pop_back();
+    if (!starts_segment(num_buckets_)) return;
+    while (segments_.size() > segment_of(num_buckets_)) segments_.pop_back();
 }
 
 }  // namespace kvcore

@@ -57,7 +57,11 @@ class ChildIndex {
         return index < kLarge ? index / kSmall : kNumSmall - 1 + index / kLarge;
     }
     [[nodiscard]] TreeNode*& bucket(std::size_t index) const noexcept {
-        return segments_[segment_of(index)][index % (index < kLarge ? kSmall : kLarge)];
+        return index < kLarge ? segments_[index / kSmall][index % kSmall]
+                              : segments_[kNumSmall - 1 + index / kLarge][index % kLarge];
+    }
+    [[nodiscard]] static bool starts_segment(std::size_t index) noexcept {
+        return index % (index < kLarge ? kSmall : kLarge) == 0;
     }
     [[nodiscard]] std::size_t bucket_of(std::uint32_t hash) const noexcept;
     void add_bucket() noexcept;
