@@ -2,16 +2,25 @@
 #include "kvcore/block_store.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "kvcore/errors.hpp"
 
 namespace kvcore {
+namespace {
+
+[[noreturn]] void refuse_publish(BlockId id) {
+    throw InvalidHandleError(detail::concat(
+        "page ", id, " cannot be published: it is free; take pages before they are filled"));
+}
+
+}  // namespace
 
 BlockStore::BlockStore(std::int64_t num_pages, std::int32_t page_size)
     : pool_(num_pages), tree_(page_size) {}
 
 TreePosition BlockStore::match(std::string_view name_space, const TokenId* tokens,
-                               std::int64_t n) const {
+                               std::int64_t n) const noexcept {
     TreeNode* root = tree_.find_namespace(name_space);
     return root == nullptr ? TreePosition{} : tree_.match(root, tokens, n).at;
 }
@@ -28,7 +37,7 @@ TreeNode* BlockStore::hold(TreePosition at) {
     return place;
 }
 
-void BlockStore::let_go(TreeNode* place) {
+void BlockStore::let_go(TreeNode* place) noexcept {
     tree_.unpin(place, true);
     tree_.shrink(place);
 }
@@ -47,7 +56,7 @@ TreeNode* BlockStore::retreat(TreeNode* place, std::int32_t depth) {
     return nearer;
 }
 
-std::int64_t BlockStore::take(std::int64_t n, BlockId* out) {
+std::int64_t BlockStore::take(std::int64_t n, BlockId* out) noexcept {
     const std::int64_t free = std::min(n, pool_.num_free());
     detail::require_law(pool_.allocate(free, out), "block store: free pages are there");
     return free == n ? n : free + tree_.evict(n - free, out + free);
@@ -55,6 +64,9 @@ std::int64_t BlockStore::take(std::int64_t n, BlockId* out) {
 
 TreeNode* BlockStore::publish(TreeNode* place, const TokenId* tokens, const BlockId* ids,
                               std::int32_t n) {
+    for (std::int32_t i = 0; i < n; ++i) {
+        if (pool_.ref_count(ids[i]) == 0) refuse_publish(ids[i]);
+    }
     duplicates_.clear();
     TreeNode* end = tree_.insert(place, tokens, ids, n, duplicates_);
     for (const DuplicatePage& duplicate : duplicates_) pool_.free(ids + duplicate.index, 1);
@@ -64,11 +76,14 @@ TreeNode* BlockStore::publish(TreeNode* place, const TokenId* tokens, const Bloc
     return end;
 }
 
-void BlockStore::reset() {
-    std::vector<BlockId> forgotten(static_cast<std::size_t>(tree_.num_evictable()));
-    const std::int64_t n =
-        tree_.evict(static_cast<std::int64_t>(forgotten.size()), forgotten.data());
-    pool_.free(forgotten.data(), n);
+void BlockStore::reset() noexcept {
+    std::array<BlockId, 1024> forgotten;  // as many at a time, so that none has to be allocated
+    const auto most = static_cast<std::int64_t>(forgotten.size());
+    std::int64_t n = most;
+    while (n == most) {
+        n = tree_.evict(most, forgotten.data());
+        pool_.free(forgotten.data(), n);
+    }
 }
 
 void BlockStore::check_integrity(std::int64_t on_their_way) const {

@@ -71,7 +71,16 @@ TreeNode* ChildIndex::find(const TreeNode* parent, const TokenId* page) const no
     return nullptr;
 }
 
+// A table is full when it has a node for every bucket, and grows by one bucket per node then. The
+// segments it has begun hold a thousand buckets at least, so one more is enough.
+void ChildIndex::reserve(std::size_t n) {
+    const std::size_t last = size_ + n - 1;
+    if (last < num_buckets_ || segment_of(last) < segments_.size()) return;
+    segments_.push_back(new_segment(last < kLarge ? kSmall : kLarge));
+}
+
 void ChildIndex::insert(TreeNode* node) {
+    reserve(1);
     if (size_ + 1 > num_buckets_) add_bucket();
     node->hash = hash(node->parent, node->tokens);
     TreeNode*& head = bucket(bucket_of(node->hash));
@@ -91,11 +100,19 @@ void ChildIndex::erase(TreeNode* node) noexcept {
     if (num_buckets_ > kSmall && size_ < num_buckets_ / 4) drop_bucket();
 }
 
+void ChildIndex::replace(TreeNode* node, TreeNode* replacement) noexcept {
+    TreeNode** link = &bucket(bucket_of(node->hash));
+    while (*link != node) link = &(*link)->hash_next;
+    *link = replacement;
+    replacement->hash = node->hash;
+    replacement->hash_next = node->hash_next;
+    replacement->is_indexed = true;
+    node->hash_next = nullptr;
+    node->is_indexed = false;
+}
+
 // Bucket `num_buckets` takes from its partner, one `base` below, the nodes that now belong to it.
-void ChildIndex::add_bucket() {
-    if (starts_segment(num_buckets_)) {
-        segments_.push_back(new_segment(num_buckets_ < kLarge ? kSmall : kLarge));
-    }
+void ChildIndex::add_bucket() noexcept {
     TreeNode*& fresh = bucket(num_buckets_);
     TreeNode** link = &bucket(num_buckets_ - base_);
     while (*link != nullptr) {
@@ -118,7 +135,8 @@ void ChildIndex::drop_bucket() noexcept {
     while (*link != nullptr) link = &(*link)->hash_next;
     *link = bucket(num_buckets_);
     bucket(num_buckets_) = nullptr;
-    if (starts_segment(num_buckets_)) segments_.pop_back();
+    if (!starts_segment(num_buckets_)) return;
+    while (segments_.size() > segment_of(num_buckets_)) segments_.pop_back();
 }
 
 }  // namespace kvcore

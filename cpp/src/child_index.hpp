@@ -27,10 +27,15 @@ class ChildIndex {
     /// none.
     [[nodiscard]] TreeNode* find(const TreeNode* parent, const TokenId* page) const noexcept;
 
-    /// Adds a node with tokens and parent set. It must not be indexed.
+    /// Makes room, so that the next `n` insertions cannot fail. Throws std::bad_alloc and has
+    /// changed nothing where there is no memory for a segment.
+    void reserve(std::size_t n);
+    /// Adds a node with tokens and parent set. It must not be indexed. Throws as `reserve(1)`.
     void insert(TreeNode* node);
     /// Takes an indexed node out.
     void erase(TreeNode* node) noexcept;
+    /// Puts `replacement`, which has the same parent and first page, where the indexed `node` is.
+    void replace(TreeNode* node, TreeNode* replacement) noexcept;
 
     /// Asks for what `erase` of the node will read.
     void prefetch(const TreeNode* node) const noexcept {
@@ -48,6 +53,9 @@ class ChildIndex {
     static constexpr std::size_t kNumSmall = kLarge / kSmall;
 
     [[nodiscard]] static Segment new_segment(std::size_t buckets);
+    [[nodiscard]] static std::size_t segment_of(std::size_t index) noexcept {
+        return index < kLarge ? index / kSmall : kNumSmall - 1 + index / kLarge;
+    }
     [[nodiscard]] TreeNode*& bucket(std::size_t index) const noexcept {
         return index < kLarge ? segments_[index / kSmall][index % kSmall]
                               : segments_[kNumSmall - 1 + index / kLarge][index % kLarge];
@@ -56,15 +64,15 @@ class ChildIndex {
         return index % (index < kLarge ? kSmall : kLarge) == 0;
     }
     [[nodiscard]] std::size_t bucket_of(std::uint32_t hash) const noexcept;
-    void add_bucket();
+    void add_bucket() noexcept;
     void drop_bucket() noexcept;
 
     std::int32_t page_size_;
     std::uint64_t seed_;
     std::size_t size_ = 0;
     std::size_t num_buckets_ = kSmall;
-    std::size_t base_ = kSmall;  // the power of two with base <= num_buckets < 2 * base
-    std::vector<Segment> segments_;
+    std::size_t base_ = kSmall;      // the power of two with base <= num_buckets < 2 * base
+    std::vector<Segment> segments_;  // of the buckets, and sometimes a spare one
 };
 
 }  // namespace kvcore

@@ -45,6 +45,11 @@ std::int32_t common_pages(const TokenId* a, const TokenId* b, std::int32_t n,
     return static_cast<std::int32_t>(done);
 }
 
+[[noreturn]] void refuse_unpin(const TreeNode* node) {
+    throw InvalidHandleError(detail::concat("a prefix of ", PrefixTree::depth_of(node),
+                                            " pages is not pinned; unpin each pin once"));
+}
+
 }  // namespace
 
 PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> policy)
@@ -55,27 +60,29 @@ PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> p
       index_(std::make_unique<ChildIndex>(page_size)),
       default_root_(arena_->allocate()) {}
 
-TreeNode* PrefixTree::find_namespace(std::string_view name) const {
+TreeNode* PrefixTree::find_namespace(std::string_view name) const noexcept {
     if (name.empty()) return default_root_;
-    const auto found = roots_.find(std::string(name));
-    return found == roots_.end() ? nullptr : found->second;
+    const auto found = roots_.find(name);
+    return found == roots_.end() ? nullptr : found->second.node;
 }
 
 TreeNode* PrefixTree::open_namespace(std::string_view name) {
-    if (TreeNode* root = find_namespace(name)) return root;
-    const auto added = roots_.emplace(std::string(name), nullptr).first;
-    TreeNode* root = arena_->allocate();
-    root->name = &added->first;
-    return added->second = root;
+    if (TreeNode* known = find_namespace(name)) return known;
+    auto own_name = std::make_unique<const std::string>(name);
+    FreshNode root(*arena_);
+    root->name = own_name.get();
+    const std::string_view key = *own_name;
+    roots_.emplace(key, NamedRoot{std::move(own_name), root.get()});
+    return root.release();
 }
 
-void PrefixTree::drop_root_if_unused(TreeNode* root) {
+void PrefixTree::drop_root_if_unused(TreeNode* root) noexcept {
     if (root == default_root_ || root->pins > 0 || root->num_children > 0) return;
-    roots_.erase(roots_.find(*root->name));
+    roots_.erase(roots_.find(*root->name));  // by the place, since the key goes with it
     arena_->recycle(root);
 }
 
-TreeNode* PrefixTree::find_child(const TreeNode* node, const TokenId* page) const {
+TreeNode* PrefixTree::find_child(const TreeNode* node, const TokenId* page) const noexcept {
     if (node->num_children > 1) return index_->find(node, page);
     TreeNode* child = node->first_child;
     const bool matches =
@@ -84,7 +91,7 @@ TreeNode* PrefixTree::find_child(const TreeNode* node, const TokenId* page) cons
 }
 
 PrefixMatch PrefixTree::match(TreeNode* root, const TokenId* tokens, std::int64_t n,
-                              bool want_partial) const {
+                              bool want_partial) const noexcept {
     const auto max_pages = static_cast<std::int32_t>(n / page_size_);
     PrefixMatch found{{root, depth_of(root)}, {}, 0};
     const TokenId* rest = tokens;
@@ -109,7 +116,8 @@ PrefixMatch PrefixTree::match(TreeNode* root, const TokenId* tokens, std::int64_
 }
 
 // The page that follows the match in its run or, at the end of a run, one of the children's first.
-void PrefixTree::find_partial(PrefixMatch& match, const TokenId* rest, std::int32_t limit) const {
+void PrefixTree::find_partial(PrefixMatch& match, const TokenId* rest,
+                              std::int32_t limit) const noexcept {
     TreeNode* node = match.at.node;
     const auto consider = [&](TreeNode* source, std::int32_t page) {
         const std::int32_t common =
@@ -141,7 +149,7 @@ TreePosition PrefixTree::position(TreeNode* node, std::int32_t depth) noexcept {
     return {node, depth};
 }
 
-void PrefixTree::copy_pages(TreePosition at, std::int32_t first, BlockId* out) const {
+void PrefixTree::copy_pages(TreePosition at, std::int32_t first, BlockId* out) const noexcept {
     auto [node, depth] = position(at.node, at.depth);
     while (depth > first) {
         const std::int32_t from = std::max(first, node->start);
@@ -167,12 +175,12 @@ std::vector<TokenId> PrefixTree::tokens_of(TreePosition at, std::int32_t first) 
     return tokens;
 }
 
-bool PrefixTree::is_protected(TreePosition at) const {
+bool PrefixTree::is_protected(TreePosition at) const noexcept {
     settle();
     return position(at.node, at.depth).node->protectors > 0;
 }
 
-std::int64_t PrefixTree::num_unprotected(TreePosition at) const {
+std::int64_t PrefixTree::num_unprotected(TreePosition at) const noexcept {
     settle();
     auto [node, depth] = position(at.node, at.depth);
     while (!node->is_root() && node->protectors == 0) {
@@ -182,34 +190,36 @@ std::int64_t PrefixTree::num_unprotected(TreePosition at) const {
     return at.depth - depth;
 }
 
-std::int64_t PrefixTree::num_evictable() const {
+std::int64_t PrefixTree::num_evictable() const noexcept {
     settle();
     return num_cached_ - num_protected_;
 }
 
-void PrefixTree::pin(TreeNode* node) {
-    if (node->pins++ == 0 && !node->is_root() && !node->is_queued) {
-        unsettled_.push_back(node);
-        node->is_queued = true;
-    }
+void PrefixTree::pin(TreeNode* node) noexcept {
+    if (node->pins++ == 0 && !node->is_root() && !node->is_queued) queue(node);
 }
 
 void PrefixTree::unpin(TreeNode* node, bool touch) {
+    if (node->pins == 0) refuse_unpin(node);
     --node->pins;
     if (node->is_root()) return drop_root_if_unused(node);
     if (touch) policy_->touch(*node);
     if (node->pins > 0) return;
-    if (!node->is_queued) {
-        unsettled_.push_back(node);
-        node->is_queued = true;
-    }
+    if (!node->is_queued) queue(node);
     // Off the list means that eviction met it as the oldest while it was pinned.
     if (node->num_children == 0 && !node->is_listed()) policy_->expose(*node);
 }
 
+void PrefixTree::queue(TreeNode* node) const noexcept {
+    if (num_unsettled_ == kMaxUnsettled) settle();
+    unsettled_[num_unsettled_++] = node;
+    node->is_queued = true;
+}
+
 // Walks up only as far as a count passes between 0 and 1.
-void PrefixTree::settle() const {
-    for (TreeNode* node : unsettled_) {
+void PrefixTree::settle() const noexcept {
+    for (std::size_t i = 0; i < num_unsettled_; ++i) {
+        TreeNode* node = unsettled_[i];
         node->is_queued = false;
         const bool pinned = node->pins > 0;
         if (pinned == node->is_settled_pin) continue;
@@ -219,17 +229,18 @@ void PrefixTree::settle() const {
             num_protected_ += pinned ? node->num_pages : -node->num_pages;
         }
     }
-    unsettled_.clear();
+    num_unsettled_ = 0;
 }
 
-PrefixHandle PrefixTree::handle(TreePosition at) const {
+PrefixHandle PrefixTree::handle(TreePosition at) const noexcept {
     const TreePosition exact = position(at.node, at.depth);
     return {exact.node->id, exact.node->generation, exact.depth};
 }
 
 TreePosition PrefixTree::resolve(PrefixHandle handle) const {
     TreeNode* node = arena_->at(handle.node);
-    if (node == nullptr || node->generation != handle.generation || handle.depth > depth_of(node)) {
+    if (node == nullptr || node->generation != handle.generation ||
+        node->generation == TreeNode::kNoGeneration || handle.depth > depth_of(node)) {
         throw InvalidHandleError(detail::concat(
             "prefix handle of ", handle.depth,
             " pages is stale: pages of its run were evicted since; match the tokens again"));
@@ -262,7 +273,7 @@ void PrefixTree::check_node(const TreeNode* node) const {
 void PrefixTree::check_integrity() const {
     settle();
     std::vector<const TreeNode*> stack{default_root_};
-    for (const auto& entry : roots_) stack.push_back(entry.second);
+    for (const auto& entry : roots_) stack.push_back(entry.second.node);
     std::int64_t nodes = -static_cast<std::int64_t>(stack.size());
     std::int64_t cached = 0;
     std::int64_t protected_pages = 0;
@@ -283,7 +294,7 @@ void PrefixTree::check_integrity() const {
 
 void PrefixTree::collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const {
     std::vector<const TreeNode*> stack{default_root_};
-    for (const auto& entry : roots_) stack.push_back(entry.second);
+    for (const auto& entry : roots_) stack.push_back(entry.second.node);
     while (!stack.empty()) {
         const TreeNode* node = stack.back();
         stack.pop_back();

@@ -29,10 +29,12 @@ std::size_t buffer_bytes(std::int32_t capacity, std::int32_t page_size) noexcept
            sizeof(std::int32_t);
 }
 
-TokenId* new_buffer(std::int32_t capacity, std::int32_t page_size) {
+using Buffer = std::unique_ptr<TokenId[], CFree>;
+
+Buffer new_buffer(std::int32_t capacity, std::int32_t page_size) {
     void* memory = std::malloc(buffer_bytes(capacity, page_size));
     if (memory == nullptr) throw std::bad_alloc();
-    return static_cast<TokenId*>(memory);
+    return Buffer(static_cast<TokenId*>(memory));
 }
 
 // Writes `n` pages into a buffer of `capacity` pages, from its page `at` on.
@@ -45,22 +47,35 @@ void copy_run(TokenId* buffer, std::int32_t capacity, std::int32_t at, const Tok
                 pages * sizeof(BlockId));
 }
 
+// Growth in steps, so that a list that grows call by call costs no more than its length.
+void make_room(std::vector<DuplicatePage>& list, std::size_t n) {
+    const std::size_t needed = list.size() + n;
+    if (needed > list.capacity()) list.reserve(std::max(needed, 2 * list.capacity()));
+}
+
 }  // namespace
 
+// The nodes still to come are chained through what the index needed: no memory is asked for.
 PrefixTree::~PrefixTree() {
-    std::vector<TreeNode*> stack{default_root_};
-    for (const auto& entry : roots_) stack.push_back(entry.second);
-    while (!stack.empty()) {
-        TreeNode* node = stack.back();
-        stack.pop_back();
-        for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
+    TreeNode* next = nullptr;
+    const auto enter = [&](TreeNode* node) {
+        node->hash_next = next;
+        next = node;
+    };
+    enter(default_root_);
+    for (const auto& entry : roots_) enter(entry.second.node);
+    while (next != nullptr) {
+        TreeNode* node = next;
+        next = node->hash_next;
+        for_each_child(node, enter);
         if (node->is_sorted) delete node->order;
         if (!node->is_root()) std::free(node->tokens);
     }
 }
 
-// Shrinks a buffer to `capacity` >= num_pages. Ids lie behind the tokens and move first.
-void PrefixTree::resize(TreeNode* node, std::int32_t capacity) {
+// Shrinks a buffer to `capacity` >= num_pages. Ids lie behind the tokens and move first. Where the
+// system has no smaller buffer, the larger one serves.
+void PrefixTree::resize(TreeNode* node, std::int32_t capacity) noexcept {
     const BlockId* ids = node->ids(page_size_);
     node->capacity = capacity;
     std::memmove(node->ids(page_size_), ids,
@@ -69,7 +84,7 @@ void PrefixTree::resize(TreeNode* node, std::int32_t capacity) {
     if (smaller != nullptr) node->tokens = static_cast<TokenId*>(smaller);
 }
 
-void PrefixTree::shrink(TreeNode* node) {
+void PrefixTree::shrink(TreeNode* node) noexcept {
     if (!node->is_root() && node->pins == 0 && node->capacity > node->num_pages) {
         resize(node, node->num_pages);
     }
@@ -82,7 +97,7 @@ void PrefixTree::sort_children(TreeNode* parent) {
     parent->is_sorted = true;
 }
 
-void PrefixTree::unsort_children(TreeNode* parent) {
+void PrefixTree::unsort_children(TreeNode* parent) noexcept {
     const std::unique_ptr<SiblingOrder> order(parent->order);
     parent->is_sorted = false;
     parent->first_child = nullptr;
@@ -92,6 +107,8 @@ void PrefixTree::unsort_children(TreeNode* parent) {
     });
 }
 
+// The index has room for two. What may still fail is the order of a large family; then the child is
+// not in it.
 void PrefixTree::attach(TreeNode* parent, TreeNode* child) {
     child->parent = parent;
     child->start = depth_of(parent);
@@ -107,7 +124,7 @@ void PrefixTree::attach(TreeNode* parent, TreeNode* child) {
     if (parent->num_children >= 2) index_->insert(child);
 }
 
-void PrefixTree::detach(TreeNode* child) {
+void PrefixTree::detach(TreeNode* child) noexcept {
     TreeNode* parent = child->parent;
     if (child->is_indexed) index_->erase(child);
     if (parent->is_sorted) {
@@ -122,7 +139,7 @@ void PrefixTree::detach(TreeNode* child) {
 }
 
 // `head` has the same first page as `child` and takes its place among its siblings.
-void PrefixTree::replace_child(TreeNode* child, TreeNode* head) {
+void PrefixTree::replace_child(TreeNode* child, TreeNode* head) noexcept {
     TreeNode* parent = child->parent;
     head->parent = parent;
     head->start = child->start;
@@ -135,10 +152,7 @@ void PrefixTree::replace_child(TreeNode* child, TreeNode* head) {
         head->next_sibling = child->next_sibling;
     }
     child->next_sibling = nullptr;
-    if (child->is_indexed) {
-        index_->erase(child);
-        index_->insert(head);
-    }
+    if (child->is_indexed) index_->replace(child, head);
 }
 
 // The tail keeps its node, so that pins, children, handles and the place in the eviction order stay
@@ -152,23 +166,23 @@ TreeNode* PrefixTree::split(TreePosition at) {
     const BlockId* tail_ids = node->ids(page_size_) + cut;
     const bool keeps_head = cut > left;
     const std::int32_t shorter = std::min(cut, left);
-    TokenId* buffer = new_buffer(shorter, page_size_);
-    TreeNode* head = arena_->allocate();
+    Buffer buffer = new_buffer(shorter, page_size_);
+    TreeNode* head = arena_->allocate();  // from here on nothing can fail
     ++num_nodes_;
     head->num_pages = cut;
     head->protectors = node->protectors > 0 ? 1 : 0;
     if (keeps_head) {
-        copy_run(buffer, shorter, 0, tail_tokens, tail_ids, left, page_size_);
+        copy_run(buffer.get(), shorter, 0, tail_tokens, tail_ids, left, page_size_);
         head->tokens = node->tokens;
         head->capacity = node->capacity;
     } else {
-        copy_run(buffer, shorter, 0, node->tokens, node->ids(page_size_), cut, page_size_);
-        head->tokens = buffer;
+        copy_run(buffer.get(), shorter, 0, node->tokens, node->ids(page_size_), cut, page_size_);
+        head->tokens = buffer.release();
         head->capacity = cut;
     }
     replace_child(node, head);  // while both still begin with the same page
     if (keeps_head) {
-        node->tokens = buffer;
+        node->tokens = buffer.release();
         node->capacity = left;
         resize(head, cut);
     } else {
@@ -185,7 +199,8 @@ TreeNode* PrefixTree::split(TreePosition at) {
 }
 
 // In place only where the caller alone ends: its one pin moves on with the end of the run.
-bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids, std::int32_t n) {
+bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
+                        std::int32_t n) noexcept {
     if (leaf->is_root() || leaf->num_children > 0 || leaf->pins != 1 ||
         leaf->capacity - leaf->num_pages < n) {
         return false;
@@ -197,24 +212,30 @@ bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* id
     return true;
 }
 
-TreeNode* PrefixTree::add_leaf(TreeNode* parent, const TokenId* tokens, const BlockId* ids,
+// Whatever can fail does so before the tree changes: where the run at `at` is cut in two, its end
+// has no other child but the tail, and room in the index is all that the leaf needs there.
+TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
                                std::int32_t n) {
     // The first run of a prompt is exact; what follows a run of one's own is a sequence that grows.
-    const bool grows = !parent->is_root() && parent->pins == 1 && parent->num_children == 0;
-    const std::int32_t room = grows ? std::clamp(depth_of(parent) / 4, kMinRoom, kMaxRoom) : n;
+    const bool grows = at.depth == depth_of(at.node) && !at.node->is_root() && at.node->pins == 1 &&
+                       at.node->num_children == 0;
+    const std::int32_t room = grows ? std::clamp(at.depth / 4, kMinRoom, kMaxRoom) : n;
     const std::int32_t capacity = std::max(n, room);
-    TokenId* buffer = new_buffer(capacity, page_size_);
-    copy_run(buffer, capacity, 0, tokens, ids, n, page_size_);
-    TreeNode* leaf = arena_->allocate();
-    leaf->tokens = buffer;
+    Buffer buffer = new_buffer(capacity, page_size_);
+    copy_run(buffer.get(), capacity, 0, tokens, ids, n, page_size_);
+    FreshNode leaf(*arena_);
+    leaf->tokens = buffer.get();
     leaf->capacity = capacity;
     leaf->num_pages = n;
+    index_->reserve(2);
+    TreeNode* parent = split(at);
+    attach(parent, leaf.get());
+    static_cast<void>(buffer.release());
     ++num_nodes_;
     num_cached_ += n;
-    attach(parent, leaf);
     // With a child it cannot grow any more.
     if (grows && parent->capacity > parent->num_pages) resize(parent, parent->num_pages);
-    return leaf;
+    return leaf.release();
 }
 
 void PrefixTree::prefetch_node(const TreeNode* node) noexcept {
@@ -230,32 +251,35 @@ void PrefixTree::prefetch_end(const TreeNode* node) const noexcept {
 
 TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
                              std::int32_t n, std::vector<DuplicatePage>& duplicates) {
-    if (extend(at, tokens, ids, n)) return at;
-    std::int32_t done = 0;
-    while (done < n) {
-        const TokenId* rest = tokens + static_cast<std::ptrdiff_t>(done) * page_size_;
-        const std::int64_t left = static_cast<std::int64_t>(n - done) * page_size_;
-        const std::int32_t depth = depth_of(at);
-        const TreePosition known = match(at, rest, left).at;
-        if (known.depth == depth) {
-            return add_leaf(at, rest, ids + done, n - done);
-        }
-        const auto first = duplicates.size();
-        const std::int32_t repeated = known.depth - depth;
-        std::vector<BlockId> cached(static_cast<std::size_t>(repeated));
-        copy_pages(known, depth, cached.data());
-        duplicates.resize(first + cached.size());
-        for (std::int32_t i = 0; i < repeated; ++i) {
-            duplicates[first + static_cast<std::size_t>(i)] = {done + i,
-                                                               cached[static_cast<std::size_t>(i)]};
-        }
-        at = split(known);
-        done += repeated;
-    }
-    return at;
+    if (n == 0 || extend(at, tokens, ids, n)) return at;
+    const std::int32_t depth = depth_of(at);
+    const TreePosition known = match(at, tokens, static_cast<std::int64_t>(n) * page_size_).at;
+    const std::int32_t repeated = known.depth - depth;
+    make_room(duplicates, static_cast<std::size_t>(repeated));
+    TreeNode* end = repeated == n ? split(known)
+                                  : add_leaf(known, tokens + std::ptrdiff_t{repeated} * page_size_,
+                                             ids + repeated, n - repeated);
+    report_pages(known, depth, duplicates);
+    return end;
 }
 
-void PrefixTree::remove_leaf(TreeNode* leaf) {
+// The pages behind `first` on the way to `at` were inserted again; there is room for them.
+void PrefixTree::report_pages(TreePosition at, std::int32_t first,
+                              std::vector<DuplicatePage>& duplicates) const noexcept {
+    const auto [end, depth] = position(at.node, at.depth);
+    auto place = duplicates.size() + static_cast<std::size_t>(depth - first);
+    duplicates.resize(place);
+    std::int32_t below = depth;
+    for (const TreeNode* node = end; below > first; node = node->parent) {
+        const BlockId* ids = node->ids(page_size_);
+        while (below > std::max(first, node->start)) {
+            --below;
+            duplicates[--place] = {below - first, ids[below - node->start]};
+        }
+    }
+}
+
+void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
     TreeNode* parent = leaf->parent;
     detach(leaf);
     policy_->remove(*leaf);
@@ -270,7 +294,7 @@ void PrefixTree::remove_leaf(TreeNode* leaf) {
     }
 }
 
-std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) {
+std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept {
     const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(n, leaf->num_pages));
     std::memcpy(out, leaf->ids(page_size_) + (leaf->num_pages - count),
                 static_cast<std::size_t>(count) * sizeof(BlockId));
@@ -280,7 +304,7 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) {
         // The first page still finds the leaf among its siblings: its tokens are in place.
         remove_leaf(leaf);
     } else {
-        ++leaf->generation;
+        leaf->begin_generation();
         if (leaf->num_pages < leaf->capacity / 2) resize(leaf, leaf->num_pages);
     }
     return count;
@@ -303,7 +327,7 @@ void PrefixTree::prefetch_victims(const TreeNode* leaf) const noexcept {
     prefetch(reinterpret_cast<const char*>(third) + 64);
 }
 
-std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) {
+std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) noexcept {
     settle();
     std::int64_t evicted = 0;
     TreeNode* set_aside = nullptr;

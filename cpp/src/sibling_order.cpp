@@ -107,9 +107,17 @@ void OrderChunk::erase(std::size_t at) noexcept {
     --size;
 }
 
+// The directory has room for it: all that can fail is behind the caller.
+SiblingOrder::Chunk* SiblingOrder::new_chunk() {
+    const std::size_t room = 2 * chunks_.size() + 1;
+    if (chunks_.capacity() == chunks_.size()) chunks_.reserve(room);
+    if (first_keys_.capacity() == first_keys_.size()) first_keys_.reserve(room);
+    return arena_.allocate();
+}
+
 void SiblingOrder::split_chunk(std::size_t index) {
     constexpr std::size_t kHalf = Chunk::kCapacity / 2;
-    Chunk* upper = arena_.allocate();
+    Chunk* upper = new_chunk();
     Chunk& lower = *chunks_[index];
     std::copy(lower.keys + kHalf, lower.keys + Chunk::kCapacity, upper->keys);
     std::copy(lower.children + kHalf, lower.children + Chunk::kCapacity, upper->children);
@@ -122,7 +130,7 @@ void SiblingOrder::split_chunk(std::size_t index) {
 
 void SiblingOrder::insert(TreeNode* child) {
     if (chunks_.empty()) {
-        chunks_.push_back(arena_.allocate());
+        chunks_.push_back(new_chunk());
         first_keys_.push_back(0);
     }
     Place place = chunks_[0]->size == 0 ? Place{0, 0} : lower_bound(child->tokens, page_size_);

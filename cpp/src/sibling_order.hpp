@@ -30,8 +30,12 @@ struct alignas(64) OrderChunk {
 class OrderArena {
    public:
     [[nodiscard]] OrderChunk* allocate() {
-        OrderChunk* chunk = free_ != nullptr ? free_ : slots_.slot(num_used_++);
-        if (chunk == free_) free_ = chunk->next_free;
+        OrderChunk* chunk = free_ != nullptr ? free_ : slots_.slot(num_used_);
+        if (chunk == free_) {
+            free_ = chunk->next_free;
+        } else {
+            ++num_used_;
+        }
         return new (chunk) OrderChunk;
     }
     void recycle(OrderChunk* chunk) noexcept {
@@ -62,6 +66,7 @@ class SiblingOrder {
         for (OrderChunk* chunk : chunks_) arena_.recycle(chunk);
     }
 
+    /// Throws std::bad_alloc and has changed nothing where there is no memory for a chunk.
     void insert(TreeNode* child);
     /// The child must be in the order, with its tokens still in place.
     void erase(const TreeNode* child) noexcept;
@@ -97,6 +102,7 @@ class SiblingOrder {
                                        std::int32_t limit) const noexcept;
     [[nodiscard]] Place lower_bound(const TokenId* page, std::int32_t limit) const noexcept;
     [[nodiscard]] Place place_of(const TreeNode* child) const noexcept;
+    [[nodiscard]] Chunk* new_chunk();
     void split_chunk(std::size_t chunk);
 
     std::int32_t page_size_;

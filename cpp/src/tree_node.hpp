@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "kvcore/eviction.hpp"
 #include "kvcore/types.hpp"
@@ -53,6 +55,12 @@ struct TreeNode : TreeNodeKey, EvictionHook {
     bool is_settled_pin = false;   // pins > 0 is counted in protectors
     bool is_queued = false;        // waits to be settled
 
+    /// The last generation: no handle to it is ever right, so none comes round again.
+    static constexpr std::uint32_t kNoGeneration = std::numeric_limits<std::uint32_t>::max();
+
+    void begin_generation() noexcept {
+        if (generation != kNoGeneration) ++generation;
+    }
     [[nodiscard]] bool is_root() const noexcept { return parent == nullptr; }
     [[nodiscard]] std::int32_t end() const noexcept { return start + num_pages; }
     [[nodiscard]] BlockId* ids(std::int32_t page_size) const noexcept {
@@ -84,13 +92,16 @@ class NodeArena {
         return node;
     }
 
-    /// Resets all but id and generation; the caller has freed the buffer.
+    /// Resets all but id and generation; the caller has freed the buffer. A slot that has used up
+    /// its generations is not handed out again.
     void recycle(TreeNode* node) noexcept {
         const std::uint32_t id = node->id;
-        const std::uint32_t generation = node->generation + 1;
+        node->begin_generation();
+        const std::uint32_t generation = node->generation;
         *node = TreeNode{};
         node->id = id;
         node->generation = generation;
+        if (generation == TreeNode::kNoGeneration) return;
         node->hash_next = free_;
         free_ = node;
     }
@@ -103,6 +114,24 @@ class NodeArena {
     SlotArena<TreeNode> slots_;
     std::size_t num_used_ = 0;
     TreeNode* free_ = nullptr;
+};
+
+/// A new node that is not part of the tree yet: recycled unless it is released.
+class FreshNode {
+   public:
+    explicit FreshNode(NodeArena& arena) : arena_(arena), node_(arena.allocate()) {}
+    FreshNode(const FreshNode&) = delete;
+    FreshNode& operator=(const FreshNode&) = delete;
+    ~FreshNode() {
+        if (node_ != nullptr) arena_.recycle(node_);
+    }
+    [[nodiscard]] TreeNode* get() const noexcept { return node_; }
+    [[nodiscard]] TreeNode* operator->() const noexcept { return node_; }
+    [[nodiscard]] TreeNode* release() noexcept { return std::exchange(node_, nullptr); }
+
+   private:
+    NodeArena& arena_;
+    TreeNode* node_;
 };
 
 }  // namespace kvcore

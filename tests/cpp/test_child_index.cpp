@@ -23,6 +23,8 @@ class CheckedIndex {
         while (known_.size() < size) {
             insert();
             if (random_.chance(10)) erase();
+            if (random_.chance(10)) replace();
+            if (random_.chance(10)) index_.reserve(2);
             if (random_.chance(20)) look_up();
         }
         check_all();
@@ -31,6 +33,7 @@ class CheckedIndex {
         while (known_.size() > size) {
             erase();
             if (random_.chance(10)) insert();
+            if (random_.chance(10)) replace();
             if (random_.chance(20)) look_up();
         }
         check_all();
@@ -49,6 +52,17 @@ class CheckedIndex {
         index_.insert(node);
         CHECK(node->is_indexed);
         known_[key] = node;
+        CHECK_EQ(index_.size(), known_.size());
+    }
+    // As a split does: another node stands for the same page.
+    void replace() {
+        if (known_.empty()) return;
+        auto found = known_.lower_bound(random_key());
+        if (found == known_.end()) found = known_.begin();
+        TreeNode* node = nodes_.make(found->first.first, found->first.second);
+        index_.replace(found->second, node);
+        CHECK(node->is_indexed && !found->second->is_indexed);
+        found->second = node;
         CHECK_EQ(index_.size(), known_.size());
     }
     void erase() {

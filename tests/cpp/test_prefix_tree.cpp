@@ -7,11 +7,9 @@
 #include "tree_fixture.hpp"
 
 using kvcore::InvalidHandleError;
-using kvcore::PrefixHandle;
 using kvcore::PrefixMatch;
 using kvcore::PrefixTree;
 using kvcore::TreeNode;
-using kvcore::TreePosition;
 using Ids = TreeFixture::Ids;
 using Tokens = TreeFixture::Tokens;
 
@@ -194,6 +192,33 @@ void protection_counted_late_is_right() {
     t.check_counts(4, 4, 4);
 }
 
+// More than can wait to be counted.
+void many_pins_are_counted() {
+    TreeFixture t(1);
+    std::vector<TreeNode*> nodes;
+    for (std::int32_t i = 0; i < 1500; ++i) nodes.push_back(t.put({i, 7}));
+    for (TreeNode* node : nodes) t.tree.pin(node);
+    t.check_counts(3000, 0, 1500);
+    for (std::size_t i = 0; i < 1400; ++i) t.tree.unpin(nodes[i], true);
+    t.check_counts(3000, 2800, 1500);
+}
+
+void a_node_without_pins_is_not_unpinned() {
+    TreeFixture t(1);
+    TreeNode* older = t.put({1, 2});
+    t.put({3});
+    CHECK_THROWS(InvalidHandleError, t.tree.unpin(older, true));
+    t.tree.pin(older);
+    t.tree.unpin(older, false);
+    CHECK_THROWS(InvalidHandleError, t.tree.unpin(older, true));
+    CHECK_THROWS(InvalidHandleError, t.tree.unpin(t.tree.open_namespace(""), true));
+    t.check_counts(3, 3, 2);
+    TreeNode* root = t.tree.open_namespace("salt");
+    CHECK_THROWS(InvalidHandleError, t.tree.unpin(root, true));
+    CHECK_EQ(t.tree.find_namespace("salt"), root);
+    CHECK_EQ(t.evict(1), Ids{1});  // it was no use of the pages
+}
+
 void least_recently_released_goes_first() {
     TreeFixture t(1);
     t.put({1, 2});
@@ -254,35 +279,6 @@ void the_guard_keeps_the_start_of_a_run() {
     t.put({9});                            // 6
     CHECK_EQ(t.evict(3), (Ids{1, 0, 6}));  // the guarded run kept its place
     t.check_counts(0, 0, 0);
-}
-
-void handles_are_stale_once_pages_went() {
-    TreeFixture t(1);
-    t.put({1, 2, 3, 4});
-    const PrefixHandle four = t.tree.handle(t.match({1, 2, 3, 4}).at);
-    const PrefixHandle two = t.tree.handle(t.match({1, 2}).at);
-    CHECK_EQ(four.depth, 4);
-    t.tree.unpin(t.pin({1, 2, 3}), true);  // a split leaves them right
-    CHECK_EQ(t.tree.resolve(four).depth, 4);
-    const TreePosition found = t.tree.resolve(two);
-    CHECK_EQ(PrefixTree::depth_of(t.tree.split(found)), 2);
-    CHECK_EQ(t.evict(1), Ids{3});
-    CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
-    // Another page took the place: the depth fits again, the pages do not.
-    TreeNode* end = t.extend(t.pin({1, 2, 3}), {9});
-    CHECK_EQ(PrefixTree::depth_of(end), 4);
-    CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
-    t.tree.unpin(end, true);
-    CHECK_EQ(t.evict(1), Ids{4});
-    const PrefixHandle three = t.tree.handle(t.match({1, 2, 3}).at);
-    CHECK_EQ(t.evict(3), (Ids{2, 1, 0}));
-    t.put({1, 2, 3, 4});  // the slots are used again
-    CHECK_THROWS(InvalidHandleError, t.tree.resolve(three));
-    CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
-    CHECK_THROWS(InvalidHandleError, t.tree.resolve({12345678, 0, 0}));
-    PrefixHandle wrong = t.tree.handle(t.match({1}).at);
-    wrong.depth = 5;
-    CHECK_THROWS(InvalidHandleError, t.tree.resolve(wrong));
 }
 
 void a_partial_page_is_the_best_continuation() {
@@ -353,12 +349,13 @@ int main() {
     long_runs_grow_page_by_page();
     a_pin_protects_what_lies_above();
     protection_counted_late_is_right();
+    many_pins_are_counted();
+    a_node_without_pins_is_not_unpinned();
     least_recently_released_goes_first();
     a_parent_goes_right_after_its_last_child();
     a_use_of_the_head_leaves_the_tail_its_age();
     unpinning_without_a_use_keeps_the_age();
     the_guard_keeps_the_start_of_a_run();
-    handles_are_stale_once_pages_went();
     a_partial_page_is_the_best_continuation();
     namespaces_share_nothing_and_vanish_when_empty();
 }

@@ -18,6 +18,9 @@ namespace kvcore {
 /// holder has pinned once: what lies on the way to it stays until it is let go.
 /// Invariant: a page is free, on its way in (taken and not yet published), or in the tree, so that
 /// only what has arrived is ever found.
+/// Memory: a verb that cannot get it throws std::bad_alloc and has changed nothing. Those that are
+/// noexcept work without any, so that what a failed call holds can always be given up; to give up
+/// what one does not have ends the program.
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: that of the tree's verbs.
 class BlockStore {
@@ -29,15 +32,15 @@ class BlockStore {
     [[nodiscard]] std::int64_t num_pages() const noexcept { return pool_.num_blocks(); }
     [[nodiscard]] std::int64_t num_stored() const noexcept { return tree_.num_cached(); }
     /// Pages that `take` can have: free ones and those that nobody holds. As `num_evictable`.
-    [[nodiscard]] std::int64_t num_available() const {
+    [[nodiscard]] std::int64_t num_available() const noexcept {
         return pool_.num_free() + tree_.num_evictable();
     }
 
     /// The longest stored prefix in whole pages; no node and depth 0 for an unknown namespace.
     [[nodiscard]] TreePosition match(std::string_view name_space, const TokenId* tokens,
-                                     std::int64_t n) const;
+                                     std::int64_t n) const noexcept;
     /// Ids of pages first .. at.depth - 1 on the way to `at`, to `out` [at.depth - first].
-    void copy_pages(TreePosition at, std::int32_t first, BlockId* out) const {
+    void copy_pages(TreePosition at, std::int32_t first, BlockId* out) const noexcept {
         tree_.copy_pages(at, first, out);
     }
     /// Tokens of those pages.
@@ -50,7 +53,7 @@ class BlockStore {
     /// A position as a place.
     [[nodiscard]] TreeNode* hold(TreePosition at);
     /// Gives a place up, which is a use of its pages.
-    void let_go(TreeNode* place);
+    void let_go(TreeNode* place) noexcept;
     /// Moves a place on over stored pages that continue it by `tokens` [n].
     [[nodiscard]] TreeNode* advance(TreeNode* place, const TokenId* tokens, std::int64_t n);
     /// Moves a place back to a depth in pages.
@@ -58,16 +61,16 @@ class BlockStore {
 
     /// Takes up to `n` pages, free ones first, then the least valuable that nobody holds; their ids
     /// go to `out` [n]. Returns how many.
-    [[nodiscard]] std::int64_t take(std::int64_t n, BlockId* out);
+    [[nodiscard]] std::int64_t take(std::int64_t n, BlockId* out) noexcept;
     /// Makes taken pages [n] findable behind a place, which moves to their end. Those that are
-    /// stored meanwhile are free again.
+    /// stored meanwhile are free again. Throws InvalidHandleError for a page that is not taken.
     [[nodiscard]] TreeNode* publish(TreeNode* place, const TokenId* tokens, const BlockId* ids,
                                     std::int32_t n);
     /// Frees taken pages [n] that did not arrive.
-    void give_back(const BlockId* ids, std::int64_t n) { pool_.free(ids, n); }
+    void give_back(const BlockId* ids, std::int64_t n) noexcept { pool_.free(ids, n); }
 
     /// Forgets every page that nobody holds.
-    void reset();
+    void reset() noexcept;
 
     /// Throws IntegrityError unless the invariant holds with so many pages on their way in.
     /// O(pages).

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -59,6 +61,8 @@ struct EvictionGuard {
 /// Invariants: siblings differ in their first page; a page is evictable exactly when no pin lies at
 /// or below it; every node without child and pin is listed with the eviction policy;
 /// evictable + protected == cached.
+/// Memory: a verb that cannot get it throws std::bad_alloc and has changed nothing. Those that are
+/// noexcept, and `unpin`, work without any.
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: `match` costs comparing the tokens plus one look-up per run; `insert` copying the new
 /// tokens; `evict` O(1) amortised per page or run; `pin` and `unpin` O(1): what they protect is
@@ -77,57 +81,58 @@ class PrefixTree {
     [[nodiscard]] std::int64_t num_cached() const noexcept { return num_cached_; }
     /// Cached pages that neither a pin nor a pinned descendant protects. O(pins changed since it
     /// was asked last), each up to the next protected node.
-    [[nodiscard]] std::int64_t num_evictable() const;
+    [[nodiscard]] std::int64_t num_evictable() const noexcept;
     /// Runs, without the roots. O(1).
     [[nodiscard]] std::int64_t num_nodes() const noexcept { return num_nodes_; }
 
     /// Root of a namespace; "" is the default one. `find` answers nullptr for one with no pages and
     /// no holders, `open` makes it. An empty, unpinned namespace disappears by itself.
-    [[nodiscard]] TreeNode* find_namespace(std::string_view name) const;
+    [[nodiscard]] TreeNode* find_namespace(std::string_view name) const noexcept;
     [[nodiscard]] TreeNode* open_namespace(std::string_view name);
 
     /// Longest cached continuation of `root` (or of any node) by `tokens` [n], in whole pages.
     /// `want_partial`: also the cached page that shares the most of the tokens after it, found in
     /// O(log siblings). Changes nothing.
     [[nodiscard]] PrefixMatch match(TreeNode* root, const TokenId* tokens, std::int64_t n,
-                                    bool want_partial = false) const;
+                                    bool want_partial = false) const noexcept;
 
     /// Ids of pages first .. at.depth - 1 on the way to `at`, to `out` [at.depth - first].
-    void copy_pages(TreePosition at, std::int32_t first, BlockId* out) const;
+    void copy_pages(TreePosition at, std::int32_t first, BlockId* out) const noexcept;
     /// Tokens of those pages. Costs copying them.
     [[nodiscard]] std::vector<TokenId> tokens_of(TreePosition at, std::int32_t first) const;
     /// Pages on the way to `at` that no pin protects.
-    [[nodiscard]] std::int64_t num_unprotected(TreePosition at) const;
+    [[nodiscard]] std::int64_t num_unprotected(TreePosition at) const noexcept;
     /// True when `page` of the run that `at` ends in is protected.
-    [[nodiscard]] bool is_protected(TreePosition at) const;
+    [[nodiscard]] bool is_protected(TreePosition at) const noexcept;
 
     /// The node that ends exactly at `at`; cuts the run in two where it goes on. Copies the shorter
     /// half. Pins, positions and handles stay right.
     [[nodiscard]] TreeNode* split(TreePosition at);
     /// Protects a node and all above it until unpinned as often. O(1).
-    void pin(TreeNode* node);
+    void pin(TreeNode* node) noexcept;
     /// `touch`: the holder let go, which is a use. False where it moves on to a node below, or held
-    /// the pages for a moment only.
+    /// the pages for a moment only. Throws InvalidHandleError for a node without pins; then nothing
+    /// has changed.
     void unpin(TreeNode* node, bool touch);
 
     /// Puts `n` pages below `at`, an end that the caller has pinned once (or a root). Pages that
     /// the tree has already are not taken but reported in `duplicates`. Returns where the last one
-    /// ends.
+    /// ends. Where it throws, nothing was added to `duplicates` either.
     [[nodiscard]] TreeNode* insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
                                    std::int32_t n, std::vector<DuplicatePage>& duplicates);
     /// Gives back buffer space of an unpinned node that was kept for growth.
-    void shrink(TreeNode* node);
+    void shrink(TreeNode* node) noexcept;
 
     /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
     /// `out` [n]. Fewer where fewer are evictable. Returns how many.
-    std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {});
+    std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept;
 
     /// Ask for what `insert` below the end of a run reads: first the node, then where it ends.
     static void prefetch_node(const TreeNode* node) noexcept;
     void prefetch_end(const TreeNode* node) const noexcept;
 
     /// A position to keep beyond the next change of the tree. O(1).
-    [[nodiscard]] PrefixHandle handle(TreePosition at) const;
+    [[nodiscard]] PrefixHandle handle(TreePosition at) const noexcept;
     /// The position again. Throws InvalidHandleError when the prefix may have changed since.
     [[nodiscard]] TreePosition resolve(PrefixHandle handle) const;
 
@@ -150,23 +155,33 @@ class PrefixTree {
     }
 
    private:
-    [[nodiscard]] TreeNode* find_child(const TreeNode* node, const TokenId* page) const;
-    void find_partial(PrefixMatch& match, const TokenId* rest, std::int32_t limit) const;
+    static constexpr std::size_t kMaxUnsettled = 512;
+
+    struct NamedRoot {
+        std::unique_ptr<const std::string> name;  // what the key is a view of
+        TreeNode* node;
+    };
+
+    [[nodiscard]] TreeNode* find_child(const TreeNode* node, const TokenId* page) const noexcept;
+    void find_partial(PrefixMatch& match, const TokenId* rest, std::int32_t limit) const noexcept;
     void attach(TreeNode* parent, TreeNode* child);
-    void detach(TreeNode* child);
-    void replace_child(TreeNode* child, TreeNode* head);
+    void detach(TreeNode* child) noexcept;
+    void replace_child(TreeNode* child, TreeNode* head) noexcept;
     void sort_children(TreeNode* parent);
-    void unsort_children(TreeNode* parent);
-    void resize(TreeNode* node, std::int32_t capacity);
+    void unsort_children(TreeNode* parent) noexcept;
+    void resize(TreeNode* node, std::int32_t capacity) noexcept;
     [[nodiscard]] bool extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
-                              std::int32_t n);
-    [[nodiscard]] TreeNode* add_leaf(TreeNode* parent, const TokenId* tokens, const BlockId* ids,
+                              std::int32_t n) noexcept;
+    [[nodiscard]] TreeNode* add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
                                      std::int32_t n);
-    [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, BlockId* out);
-    void remove_leaf(TreeNode* leaf);
+    void report_pages(TreePosition at, std::int32_t first,
+                      std::vector<DuplicatePage>& duplicates) const noexcept;
+    [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept;
+    void remove_leaf(TreeNode* leaf) noexcept;
     void prefetch_victims(const TreeNode* leaf) const noexcept;
-    void drop_root_if_unused(TreeNode* root);
-    void settle() const;
+    void drop_root_if_unused(TreeNode* root) noexcept;
+    void queue(TreeNode* node) const noexcept;
+    void settle() const noexcept;
     void collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const;
     void check_node(const TreeNode* node) const;
 
@@ -176,11 +191,13 @@ class PrefixTree {
     std::unique_ptr<OrderArena> order_arena_;
     std::unique_ptr<ChildIndex> index_;
     TreeNode* default_root_;
-    std::unordered_map<std::string, TreeNode*> roots_;  // all but the default one
+    std::unordered_map<std::string_view, NamedRoot> roots_;  // all but the default one
     std::int64_t num_cached_ = 0;
     std::int64_t num_nodes_ = 0;  // without roots
-    // Protection is counted lazily: nodes whose pins changed wait here.
-    mutable std::vector<TreeNode*> unsettled_;
+    // Protection is counted lazily: nodes whose pins changed wait here, until it is asked for or
+    // the place is used up.
+    mutable std::array<TreeNode*, kMaxUnsettled> unsettled_;
+    mutable std::size_t num_unsettled_ = 0;
     mutable std::int64_t num_protected_ = 0;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -45,12 +46,14 @@ struct alignas(64) Sequence {
 /// The claimed sequences, by handle.
 ///
 /// Owns: the slots; page rows keep their memory when a slot is used again.
-/// Invariant: a handle finds its sequence until `release`, and never another one's.
+/// Invariant: a handle finds its sequence until `release`, and never another one's: a slot whose
+/// generations are used up serves no more.
 /// Threads: none of its own.
 /// Cost: O(1) per verb; references stay valid until the next `claim`.
 class SequenceTable {
    public:
-    /// Takes a slot for a sequence of that replica. May move the slots.
+    /// Takes a slot for a sequence of that replica. May move the slots. Throws std::bad_alloc and
+    /// has changed nothing where there is no memory for one.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica);
     /// Frees the slot of a live sequence. The caller has given its pages back.
     void release(SequenceHandle handle) noexcept;
@@ -88,7 +91,7 @@ class SequenceTable {
 
     /// Claimed sequences.
     [[nodiscard]] std::int64_t size() const noexcept {
-        return static_cast<std::int64_t>(slots_.size() - free_.size());
+        return static_cast<std::int64_t>(slots_.size() - free_.size() - num_retired_);
     }
     /// All slots; those with replica < 0 are free.
     [[nodiscard]] const std::vector<Sequence>& slots() const noexcept { return slots_; }
@@ -98,6 +101,7 @@ class SequenceTable {
 
     std::vector<Sequence> slots_;
     std::vector<std::uint32_t> free_;
+    std::size_t num_retired_ = 0;
 };
 
 }  // namespace kvcore
