@@ -13,6 +13,7 @@ from kvcore.dtypes import itemsize
 __all__ = ["cache_shape"]
 
 Config = Mapping[str, Any]
+_MOST_BYTES = 1 << 24  # a thousand times what models have
 
 # One thing under the names that model families give it; the most common one first.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -74,12 +75,23 @@ def _load(config: Config | str | Path) -> Config:
     if path.is_dir():
         path = path / "config.json"
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
+        loaded = json.loads(_text(path))
+    except RecursionError as error:
+        raise ValueError(f"{path}: no config: its JSON is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"{path}: no JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path}: holds a {type(loaded).__name__}, must hold a JSON object")
     return loaded
+
+
+def _text(path: Path) -> str:
+    """Read a file, which may be a pipe or a device, within bounds."""
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"expected at most {_MOST_BYTES} bytes")
+    return data.decode("utf-8")
 
 
 def _field(config: Config, names: tuple[str, ...]) -> tuple[str, Any]:

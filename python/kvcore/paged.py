@@ -48,7 +48,8 @@ class PagedKVCacheManager(PagedHotPath):
         Bytes over all devices. Exactly one of this and `num_pages` is given.
     zmq_endpoint_base : str, optional
         With prefix caching, a message to a PULL socket at ``<base>-reset_prefix_cache`` resets the
-        cache of every replica. Needs pyzmq.
+        cache of every replica. Needs pyzmq. An endpoint has one manager; another one's is a
+        ValueError. A forked child's manager does not listen.
     enable_runtime_checks : bool
         Check every conservation law after every call: slow, for tests and for finding bugs.
     num_pages : int, optional
@@ -105,9 +106,6 @@ class PagedKVCacheManager(PagedHotPath):
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
-        listener = None
-        if zmq_endpoint_base is not None and params.enable_prefix_caching:
-            listener = ResetListener(zmq_endpoint_base)
         shards = make_shards(params, places, pages, blocks)
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params)
         super().__init__(
@@ -126,7 +124,8 @@ class PagedKVCacheManager(PagedHotPath):
             copies_itself=blocks is not None,
             mover=make_mover(shards, places, host_pages, gpus),
             runtime_checks=enable_runtime_checks,
-            listener=listener,
+            # Made last: what failed before would hold the endpoint as long as its traceback.
+            listener=_listener(params, zmq_endpoint_base),
             gpus=gpus,
         )
         self.params = params
@@ -388,3 +387,9 @@ class PagedKVCacheManager(PagedHotPath):
             f"{available - evictable} free, {total - available} used, {evictable} evictable; "
             f"{sum(s.num_sequences for s in stats)} requests)"
         )
+
+
+def _listener(params: KVCacheParams, endpoint_base: str | None) -> ResetListener | None:
+    if endpoint_base is None or not params.enable_prefix_caching:
+        return None
+    return ResetListener(endpoint_base)

@@ -4,7 +4,6 @@
 import json
 import math
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from kvcore import CapacityError
 from kvcore.cli import options
 from kvcore.cli.demo_progress import watching
 from kvcore.cli.demo_table import print_demo
+from kvcore.cli.streams import tell
 from kvcore.demo import DemoReport, DemoSettings, run_demo
 from kvcore.dtypes import itemsize
 
@@ -87,7 +87,7 @@ def demo(
     else:
         print_demo(report)
     if not report.is_right:
-        sys.stderr.write(f"kvcore: error: {_what_is_wrong(report)}\n")
+        tell(f"error: {_what_is_wrong(report)}")
         raise typer.Exit(1)
 
 
@@ -97,6 +97,17 @@ def _run(settings: DemoSettings) -> DemoReport:
             return run_demo(settings, watcher)
     except CapacityError as error:
         raise typer.BadParameter(str(error), param_hint="'--pages'") from error
+    except MemoryError as error:
+        raise typer.BadParameter(_too_large(settings, error)) from error
+
+
+def _too_large(settings: DemoSettings, error: MemoryError) -> str:
+    pages = "" if settings.pages is None else f"{settings.pages:,} "
+    return (
+        f"{settings.chats:,} chats of {settings.turns:,} turns in {pages}pages of "
+        f"{settings.page_size:,} tokens need more memory than there is: {error or 'none is left'}; "
+        f"expected less of --pages, --page-size or --chats"
+    )
 
 
 def _processors() -> int:

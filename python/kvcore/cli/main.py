@@ -13,6 +13,7 @@ from kvcore.cli.generate import generate
 from kvcore.cli.info import info
 from kvcore.cli.plan import plan
 from kvcore.cli.replay import replay
+from kvcore.cli.streams import finish, open_streams, tell
 
 BAD_INPUT = 2
 
@@ -73,19 +74,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         0; 2 for bad input, 1 for what the machine does not give, 130 when interrupted: all three
-        told in one line on stderr.
+        told in one line on stderr. 1 without a word if nobody reads the output any more.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    open_streams()
+    return finish(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(given: list[str]) -> int:
     try:
         code = app(given, prog_name="kvcore", standalone_mode=False)
     except _UsageError as error:
-        text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-        sys.stderr.write(f"kvcore: error: {text}\n")
+        tell(f"error: {error.format_message()}")  # type: ignore[attr-defined]
         return BAD_INPUT
     except typer.Abort:
-        sys.stderr.write("kvcore: interrupted\n")
+        tell("interrupted")
         return 130
-    except (MemoryError, OSError) as error:
-        sys.stderr.write(f"kvcore: error: {error or type(error).__name__}\n")
+    except SystemExit as ended:  # how the libraries end when nobody reads the output any more
+        return ended.code if isinstance(ended.code, int) else 1
+    except MemoryError as error:
+        what = str(error) or "it would need more memory than there is"
+        tell(f"error: kvcore {' '.join(given)}: {what}")
+        return 1
+    except OSError as error:
+        tell(f"error: {error}")
         return 1
     return int(code or 0)

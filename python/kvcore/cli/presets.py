@@ -2,6 +2,7 @@
 """Know the KV-cache shape of some public models."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,14 +96,22 @@ def model_params(model: str, page_size: int, dtype: str | None = None) -> KVCach
     if preset is not None:
         return preset.params(page_size, dtype)
     path = Path(model)
-    if path.is_dir():
+    if _is(path.is_dir):
         path = path / "config.json"
-    if not path.is_file():
+    if not _is(path.exists):
         raise ValueError(
             f"expected the path of a config.json or one of {', '.join(PRESETS)}, got {model!r}"
         )
     try:
         return KVCacheParams.from_hf_config(path, dtype, page_size=page_size)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         text = str(error)
         raise ValueError(text if str(path) in text else f"{path}: {text}") from error
+
+
+def _is(asked: Callable[[], bool]) -> bool:
+    """Ask about a path, which may be longer than any."""
+    try:
+        return asked()
+    except OSError:
+        return False

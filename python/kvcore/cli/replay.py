@@ -15,6 +15,7 @@ from kvcore.cli.replay_table import print_report
 from kvcore.cli.sizes import parse_size
 from kvcore.replay import (
     EngineSettings,
+    PoolError,
     PoolSettings,
     ReplayReport,
     TraceError,
@@ -98,7 +99,20 @@ def _workload(trace: Path | None, seed: int, limit: int | None) -> Workload:
 def _run(
     mode: options.Mode, workload: Workload, pool: PoolSettings, engine: EngineSettings
 ) -> ReplayReport:
-    with progress_bar("requests", len(workload)) as on_progress:
-        if mode is options.Mode.admission:
-            return replay_admission(workload, pool, on_progress=on_progress)
-        return replay_online(workload, pool, engine, on_progress=on_progress)
+    try:
+        with progress_bar("requests", len(workload)) as on_progress:
+            if mode is options.Mode.admission:
+                return replay_admission(workload, pool, on_progress=on_progress)
+            return replay_online(workload, pool, engine, on_progress=on_progress)
+    except PoolError as error:
+        raise typer.BadParameter(str(error)) from error
+    except MemoryError as error:
+        raise typer.BadParameter(_too_large(workload, pool)) from error
+
+
+def _too_large(workload: Workload, pool: PoolSettings) -> str:
+    longest = int((workload.prompt_lengths + workload.output_lengths).max())
+    return (
+        f"{len(workload):,} requests of up to {longest:,} tokens in {pool} need more memory than "
+        f"there is; expected fewer pages, or a --limit"
+    )

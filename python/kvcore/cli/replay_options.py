@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from kvcore.cli.options import count, within
-from kvcore.replay import DEFAULT_POOL_TOKENS
+from kvcore.cli.sizes import format_size
+from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS
+from kvcore.replay.trace_lines import MOST_CHARACTERS, MOST_LINES
 
 _DEFAULT_PAGES = f"{DEFAULT_POOL_TOKENS:,} tokens' worth"
 
@@ -27,7 +29,9 @@ Trace = Annotated[
     Path | None,
     typer.Argument(
         metavar="TRACE",
-        help="Mooncake trace, JSONL or JSONL.gz; without one, generated multi-turn chat.",
+        help="Mooncake trace, JSONL or JSONL.gz, a file or a pipe, of at most "
+        f"{MOST_LINES:,} lines and {format_size(MOST_CHARACTERS)} decompressed; "
+        "without one, generated multi-turn chat.",
         show_default=False,
     ),
 ]
@@ -51,7 +55,10 @@ Model = Annotated[
     str | None,
     typer.Option(metavar="PRESET|config.json", help="Says how large a page of --memory is."),
 ]
-Replicas = Annotated[int, typer.Option(metavar="N", callback=count, help="Data-parallel replicas.")]
+Replicas = Annotated[
+    int,
+    typer.Option(metavar="N", callback=within(1, MOST_REPLICAS), help="Data-parallel replicas."),
+]
 Seed = Annotated[
     int,
     typer.Option(metavar="N", callback=within(0, math.inf), help="Seed of the generated chat."),

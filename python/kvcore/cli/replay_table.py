@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvcore.replay import ReplayReport
 
@@ -15,7 +16,7 @@ def print_report(report: ReplayReport) -> None:
         f"{report.workload}, {report.mode}: {report.replicas} x {report.pages:,} pages "
         f"of {report.page_size} tokens"
     )
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()

@@ -2,6 +2,7 @@
 """Read and write sizes in bytes, and counts of tokens."""
 
 import re
+from fractions import Fraction
 
 _UNITS = {"b": 1}
 for _power, _prefix in enumerate("kmgt", start=1):
@@ -11,8 +12,16 @@ for _power, _prefix in enumerate("kmgt", start=1):
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _TOKENS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _MOST_TOKENS = 2**31 - 1
+_MOST_CHARACTERS = 40  # more digits than any memory needs
 
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+
+
+def _matched(text: str) -> re.Match[str] | None:
+    if len(text) > _MOST_CHARACTERS:
+        shown = text[:_MOST_CHARACTERS]
+        raise ValueError(f"expected at most {_MOST_CHARACTERS} characters, got '{shown}...'")
+    return _SIZE.fullmatch(text.strip())
 
 
 def parse_size(text: str) -> int:
@@ -39,12 +48,11 @@ def parse_size(text: str) -> int:
     >>> parse_size("1.5 KiB"), parse_size("2kB"), parse_size("77")
     (1536, 2000, 77)
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = _matched(text)
     factor = _UNITS.get((match[2] or "b").lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"expected a size such as 80GiB, 1.5GB or 4096 (bytes), got {text!r}")
-    number = float(match[1])
-    return int(match[1]) * factor if match[1].isdecimal() else int(number * factor)
+    return int(Fraction(match[1]) * factor)
 
 
 def format_size(size: int) -> str:
@@ -77,7 +85,7 @@ def parse_tokens(text: str) -> int:
     >>> parse_tokens("32k"), parse_tokens("1M"), parse_tokens("4096")
     (32768, 1048576, 4096)
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = _matched(text)
     factor = _TOKENS.get(match[2].lower()) if match else None
     if match is None or factor is None or not match[1].isdecimal():
         raise ValueError(f"expected tokens such as 32k (32768), 1M or 4096, got {text!r}")

@@ -9,15 +9,17 @@ large the pool is; `replay_admission` and `replay_online` run one against the ot
 from kvcore.replay.admission import replay_admission
 from kvcore.replay.chat import ChatSettings, chat_workload
 from kvcore.replay.online import EngineSettings, replay_online
-from kvcore.replay.pool import DEFAULT_POOL_TOKENS, PoolSettings
+from kvcore.replay.pool import DEFAULT_POOL_TOKENS, MOST_REPLICAS, PoolError, PoolSettings
 from kvcore.replay.report import ReplayReport
 from kvcore.replay.trace import TraceError, read_trace
 from kvcore.replay.workload import Workload
 
 __all__ = [
     "DEFAULT_POOL_TOKENS",
+    "MOST_REPLICAS",
     "ChatSettings",
     "EngineSettings",
+    "PoolError",
     "PoolSettings",
     "ReplayReport",
     "TraceError",

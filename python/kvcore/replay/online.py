@@ -116,13 +116,14 @@ class _OnlineReplay:
         self._output_lengths: list[int] = workload.output_lengths.tolist()
         self._output_starts: list[int] = workload.output_starts.tolist()
         longest = int((workload.prompt_lengths + workload.output_lengths).max())
+        concurrency = min(engine.concurrency, len(workload))
         self._manager = pool.build_manager(
-            max_batch_size=engine.concurrency, max_seq_len=longest + engine.decode_steps
+            max_batch_size=concurrency, max_seq_len=longest + engine.decode_steps
         )
         self._arrivals = ArrivalQueue(workload)
         self._waiting: list[tuple[int, Job]] = []
         self._prefills: list[Job] = []
-        self._decodes = DecodeBatch(engine.concurrency, workload.output_tokens, pool.page_size)
+        self._decodes = DecodeBatch(concurrency, workload.output_tokens, pool.page_size)
         self._tally = Tally()
         self._now = 0.0
         self._arrived = 0

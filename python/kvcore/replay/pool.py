@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from kvcore import KVCacheParams, PagedKVCacheManager
 
 DEFAULT_POOL_TOKENS = 524_288
+MOST_REPLICAS = 2**15 - 1  # the manager's own bound
+
+
+class PoolError(ValueError):
+    """Say what of a simulated pool is too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,28 @@ class PoolSettings:
         return self.pages_per_replica * self.replicas
 
     def build_manager(self, *, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
-        """Build a manager without a pool; `max_batch_size` is per replica."""
+        """Build a manager without a pool; `max_batch_size` is per replica.
+
+        Raises
+        ------
+        PoolError
+            The manager takes no such numbers, or there is no memory for its tables.
+        """
+        try:
+            return self._build(max_batch_size, max_seq_len)
+        except (ValueError, OverflowError) as error:
+            raise PoolError(f"the manager refuses {self}: {error}") from error
+        except MemoryError as error:
+            raise PoolError(
+                f"{self} needs more memory than there is, even without K and V; "
+                f"expected fewer pages or replicas"
+            ) from error
+
+    def __str__(self) -> str:
+        pages = f"{self.pages_per_replica:,} pages of {self.page_size:,} tokens"
+        return f"a pool of {pages} on each of {self.replicas:,} replicas"
+
+    def _build(self, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
         params = KVCacheParams(
             dtype="float16",
             n_kv_heads=1,

@@ -9,29 +9,30 @@ from the FAST'25 paper on Mooncake (repository kvcache-ai/Mooncake).
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
 import zlib
+from array import array
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcore.replay.trace_lines import LineError, filled_lines
 from kvcore.replay.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
 BLOCK_TOKENS = 512
 MAX_TOKEN_IDS = 2**31
 MAX_HASH_ID = 2**63 - 1
-_GZIP_MAGIC = b"\x1f\x8b"
+MAX_BLOCKS = 2**26  # of all requests: each takes some forty bytes while a trace is read
 _SHOWN_CHARACTERS = 40
 
 
@@ -85,7 +86,7 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> Tra
     Parameters
     ----------
     path : str or os.PathLike
-        The file; compression is told from its first bytes, not from its name.
+        A file or a pipe, read once; compression is told from its first bytes, not from its name.
     limit : int, optional
         Stop after this many requests.
 
@@ -99,32 +100,22 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> Tra
     TraceError
         For the first row that is not as the format says, naming file, line, field and what was
         expected; for a file that cannot be read, is empty, or has more distinct blocks than
-        int32 token ids can tell apart.
+        int32 token ids can tell apart; for more text or blocks than the bounds that
+        ``kvcore.replay.trace_lines`` and `MAX_BLOCKS` set.
     """
     name = os.fspath(path)
     rows = _Rows(name)
     try:
-        with _open_text(Path(name)) as stream:
-            for number, text in islice(_filled_lines(stream), limit):
-                rows.add(number, text)
+        for number, text in islice(filled_lines(name), limit):
+            rows.add(number, text)
+        return rows.finish()
+    except LineError as error:
+        raise TraceError(name, error.line, str(error)) from None
+    except MemoryError as error:
+        raise TraceError(name, None, f"{rows.told()} need more memory than there is") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(name, None, f"cannot be read: {reason}") from error
-    return rows.finish()
-
-
-def _open_text(path: Path) -> IO[str]:
-    with path.open("rb") as probe:
-        packed = probe.read(2) == _GZIP_MAGIC
-    if packed:
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
-
-
-def _filled_lines(stream: IO[str]) -> Iterator[tuple[int, str]]:
-    for number, text in enumerate(stream, start=1):
-        if not text.isspace():
-            yield number, text
 
 
 class _Rows:
@@ -135,7 +126,7 @@ class _Rows:
         self._timestamps: list[float] = []
         self._inputs: list[int] = []
         self._outputs: list[int] = []
-        self._ids: list[int] = []
+        self._ids = array("q")
         self._starts: list[int] = [0]
 
     def add(self, line: int, text: str) -> None:
@@ -147,6 +138,7 @@ class _Rows:
             outputs = _checked(row, "output_length", _is_count, "a positive integer")
             ids = _checked(row, "hash_ids", _are_ids, "a list of integers from 0 to 2**63 - 1")
             _check_block_count(inputs, len(ids))
+            _check_blocks(len(self._ids) + len(ids))
         except ValueError as error:
             raise TraceError(self._path, line, str(error)) from None
         self._timestamps.append(timestamp)
@@ -155,13 +147,18 @@ class _Rows:
         self._ids.extend(ids)
         self._starts.append(len(self._ids))
 
+    def told(self) -> str:
+        """Say how much there is."""
+        longest = max(self._inputs, default=0)
+        return f"{len(self._inputs)} requests of up to {longest} tokens"
+
     def finish(self) -> TraceWorkload:
         """Give every block and every output token its token ids."""
         if not self._inputs:
             raise TraceError(self._path, None, "expected at least one request, got an empty file")
         count = len(self._inputs)
         outputs = np.array(self._outputs, np.int64)
-        distinct, dense = np.unique(np.array(self._ids, np.int64), return_inverse=True)
+        distinct, dense = np.unique(np.frombuffer(self._ids, np.int64), return_inverse=True)
         first_output = len(distinct) * BLOCK_TOKENS
         last_token = first_output + int(outputs.sum())
         if last_token > MAX_TOKEN_IDS:
@@ -221,6 +218,14 @@ def _check_block_count(input_length: int, ids: int) -> None:
         raise ValueError(
             f"hash_ids: expected {blocks} ids, one per {BLOCK_TOKENS} tokens of input_length "
             f"{input_length}, got {ids}"
+        )
+
+
+def _check_blocks(blocks: int) -> None:
+    if blocks > MAX_BLOCKS:
+        raise ValueError(
+            f"hash_ids: expected at most {MAX_BLOCKS} ids in all requests, got {blocks}; "
+            f"replay a part of it with a limit"
         )
 
 
