@@ -86,7 +86,10 @@ struct SlotTarget {
         if (!has_dense_rows(pool) || !has_dense_rows(tokens)) {
             throw pybind11::value_error("the last axis of pool and tokens must be contiguous");
         }
-        if (!pool.writeable()) throw pybind11::value_error("the pool is read-only");
+        if (!pool.writeable()) {
+            throw pybind11::value_error("the pool is read-only; pass one that is writable");
+        }
+        check_own_memory(pool, "the pool");
         if (is_overlapping(pool, tokens)) {
             throw pybind11::value_error(
                 "pool and tokens overlap in memory; pass a copy of the tokens");
@@ -123,6 +126,7 @@ struct SlotTarget {
         if (!std::equal(pool.shape(), pool.shape() + 3, first.shape())) {
             throw pybind11::value_error("the pools of K and V differ in pages, page size or heads");
         }
+        if (i > 0) check_no_common_memory(pool, "the pool of V", first, "that of K");
     }
     return targets;
 }

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import numpy as np
 
+from kvcore.arguments import integer
 from kvcore.device import Device, checked_devices
 from kvcore.elements import host_copy, on_device
-from kvcore.params import KVCacheParams, require_count
+from kvcore.params import KVCacheParams, require_count, require_params
 from kvcore.pools import allocate_shard, shard_shapes
 from kvcore.slot_inputs import (
     ContinuousBatchingKVCacheInputs,
@@ -99,7 +99,7 @@ class ContinuousBatchingKVCacheManager:
             ``[n, kv_dim, num_layers, max_seq_len, n_kv_heads_per_device, head_dim]``; kv_dim is 2,
             or 1 with MLA.
         """
-        return list(shard_shapes(self.params, n_sequences)[0])
+        return list(shard_shapes(self.params, integer("n_sequences", n_sequences, 0, 2**31 - 1))[0])
 
     @classmethod
     def estimated_memory_size(
@@ -114,7 +114,7 @@ class ContinuousBatchingKVCacheManager:
         require_count(max_cache_batch_size=max_cache_batch_size)
         params = _slot_params(params, max_seq_len, num_layers)
         slot = params.bytes_per_page // params.tensor_parallel_degree
-        return max_cache_batch_size * (slot + _ROW_BYTES) * len(devices)
+        return max_cache_batch_size * (slot + _ROW_BYTES) * len(_parsed(devices))
 
     @property
     def num_blocks(self) -> int:
@@ -163,10 +163,7 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             A negative `batch_size`.
         """
-        n = operator.index(batch_size)
-        if n < 0:
-            raise ValueError(f"batch_size is {n}, must be at least 0")
-        return self._slots.claim(n)
+        return self._slots.claim(integer("batch_size", batch_size, 0))
 
     def external_claim(self, seq_ids: Iterable[SupportsIndex]) -> None:
         """Claim the slots that the caller names; all or nothing.
@@ -185,7 +182,7 @@ class ContinuousBatchingKVCacheManager:
 
     def release(self, seq_id: SupportsIndex) -> None:
         """Free a sequence's slot; RequestNotFoundError when it is not claimed."""
-        self._slots.release(operator.index(seq_id))
+        self._slots.release(integer("seq_id", seq_id))
 
     def fetch(self, seq_ids: Iterable[SupportsIndex]) -> list[ContinuousBatchingKVCacheInputs]:
         """Hand out what the kernels need for a batch.
@@ -277,10 +274,15 @@ class ContinuousBatchingKVCacheManager:
                 raise ValueError("seq_ids are given with a dict, which names them; leave them out")
             ids, added, claims = as_ids(valid_lengths), list(valid_lengths.values()), None
         else:
+            if not isinstance(valid_lengths, Iterable):
+                raise TypeError(
+                    f"valid_lengths is a {type(valid_lengths).__name__}, must be a dict or a list"
+                )
             (ids, claims), added = self._sequences(seq_ids), list(valid_lengths)
         if len(added) != len(ids):
             raise ValueError(f"valid_lengths has {len(added)} counts for {len(ids)} sequences")
-        self._slots.grow(ids, [operator.index(more) for more in added], claims)
+        counts = [integer(f"valid_lengths[{i}]", more) for i, more in enumerate(added)]
+        self._slots.grow(ids, counts, claims)
 
     def _sequences(self, given: Any) -> tuple[list[int], SlotClaims | None]:
         """Answer the ids that a step names, and the claims they must still have."""
@@ -331,6 +333,10 @@ class ContinuousBatchingKVCacheManager:
         -----
         The manager's own lengths move only in ``step``.
         """
+        if not isinstance(kv_cache_inputs, list | tuple):
+            raise TypeError(
+                f"kv_cache_inputs is a {type(kv_cache_inputs).__name__}, must be a list: one per device"
+            )
         if len(kv_cache_inputs) != len(self.devices):
             raise ValueError(
                 f"{len(kv_cache_inputs)} inputs for {len(self.devices)} devices, must be one each"
@@ -344,7 +350,7 @@ class ContinuousBatchingKVCacheManager:
         params = self.params
         if num_layers is not None:
             params = replace(params, num_layers=num_layers)
-        places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
+        places = self.devices if devices is None else _parsed(devices)
         return [slot_symbols(params, device) for device in places]
 
     def check_integrity(self) -> None:
@@ -359,8 +365,16 @@ class ContinuousBatchingKVCacheManager:
         )
 
 
+def _parsed(devices: Iterable[Device | str]) -> tuple[Device, ...]:
+    """Answer devices that may be others than a manager's own."""
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise TypeError(f"devices is a {type(devices).__name__}, must be a list of devices")
+    return tuple(Device.parse(device) for device in devices)
+
+
 def _slot_params(params: KVCacheParams, max_seq_len: int, num_layers: int) -> KVCacheParams:
     """Answer the params of a pool whose pages are slots."""
+    require_params(params)
     require_count(max_seq_len=max_seq_len, num_layers=num_layers)
     if params.data_parallel_degree != 1:
         raise ValueError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ from kvcore.dtypes import itemsize
 __all__ = ["cache_shape"]
 
 Config = Mapping[str, Any]
+
+# What the system says of text that cannot be the name of a file.
+_NO_NAMES = (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 
 # One thing under the names that model families give it; the most common one first.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -71,11 +75,18 @@ def _load(config: Config | str | Path) -> Config:
             f"of a transformers config pass config.to_dict()"
         )
     path = Path(config)
-    if path.is_dir():
-        path = path / "config.json"
     try:
+        if path.is_dir():
+            path = path / "config.json"
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        if error.errno not in _NO_NAMES:
+            raise
+        raise ValueError(
+            f"config is no path, {error.strerror}: {str(config)[:50]!r}...; pass a mapping, or the "
+            f"path of a config.json"
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path}: holds a {type(loaded).__name__}, must hold a JSON object")
@@ -250,7 +261,8 @@ def cache_shape(config: Config | str | Path, dtype: str | None = None) -> dict[s
     Raises
     ------
     ValueError
-        A field is missing or out of range, or the model's layers are not all K and V of one shape.
+        A field is missing or out of range, or the model's layers are not all K and V of one shape;
+        what no file can be called, a file that holds no JSON.
     TypeError
         Neither mapping nor path.
     OSError
@@ -262,6 +274,8 @@ def cache_shape(config: Config | str | Path, dtype: str | None = None) -> dict[s
     qk_rope_head_dim`` elements per token and layer (DeepSeek-V2, arXiv:2405.04434). Sliding windows
     are not subtracted: every layer keeps every token.
     """
+    if dtype is not None and not isinstance(dtype, str):
+        raise TypeError(f"dtype is a {type(dtype).__name__}, must be a str")
     whole = _load(config)
     text = _language_model(whole)
     _check_uniform(text)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._core import BlockPool
+from kvcore.arguments import integer
 from kvcore.errors import (
     AlreadyClaimedError,
     CapacityError,
@@ -28,7 +28,7 @@ def as_ids(ids: Iterable[Any], name: str = "seq_ids") -> list[int]:
     """Answer ids as a list of int; TypeError for what is none, ValueError for a duplicate."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise TypeError(f"{name} is a {type(ids).__name__}, must be a list of int")
-    listed = [operator.index(each) for each in ids]
+    listed = [integer(f"{name}[{i}]", each) for i, each in enumerate(ids)]
     if len(set(listed)) < len(listed):
         twice = next(each for each in listed if listed.count(each) > 1)
         raise ValueError(f"{name} holds {twice} twice; name each sequence once")
