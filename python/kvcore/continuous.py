@@ -335,7 +335,7 @@ class ContinuousBatchingKVCacheManager:
         """
         if not isinstance(kv_cache_inputs, list | tuple):
             raise TypeError(
-                f"kv_cache_inputs is a {type(kv_cache_inputs).__name__}, must be a list: one per device"
+                f"kv_cache_inputs is a {type(kv_cache_inputs).__name__}, must be a list"
             )
         if len(kv_cache_inputs) != len(self.devices):
             raise ValueError(

@@ -66,16 +66,17 @@ def quantize(
     ------
     ValueError
         A granularity that does not divide the last axis, another `dtype`, an `out` of another shape
-        or order.
+        or order, or that shares memory with `x`.
     TypeError
-        An `x` or `out` of another dtype.
+        An `x` or `out` of another dtype, a granularity that is neither int nor str.
 
     Notes
     -----
     A scale is the largest finite magnitude of its group over the largest value of `dtype` (127 for
     int8), at least 1e-12; a code is ``x * (1 / scale)`` to the nearest, ties to even. Infinities
-    take the largest code; NaN stays NaN, in int8 it is 0. Costs reading `x` twice (from cache where
-    a group fits) and writing the codes.
+    and NaN do not count for the scale. An infinity takes the last code of its sign, in int8 127 and
+    -128; NaN stays NaN, in int8 it is 0. The codes are the same on every processor, whatever its
+    instruction set. Costs reading `x` twice (from cache where a group fits) and writing the codes.
 
     Examples
     --------
@@ -140,7 +141,7 @@ def dequantize(
     Raises
     ------
     ValueError
-        Scales of another shape, another `dtype`.
+        Scales of another shape, another `dtype`, an `out` that shares memory with what is read.
     TypeError
         Arrays of other dtypes.
 
