@@ -151,8 +151,8 @@ inline void check_int32(const pybind11::array& array, const char* name) {
     const std::int64_t threads = integer_arg(given, "threads");
     if (threads >= 1 && threads <= kMost) return static_cast<int>(threads);
     const std::string bound = threads < 1 ? "at least 1" : concat("at most ", kMost);
-    throw pybind11::value_error(concat("threads is ", pybind11::str(given).cast<std::string>(),
-                                       ", must be ", bound));
+    throw pybind11::value_error(
+        concat("threads is ", pybind11::str(given).cast<std::string>(), ", must be ", bound));
 }
 
 /// A flag; TypeError for what is neither a bool nor one of numpy's.
@@ -167,6 +167,14 @@ inline void check_int32(const pybind11::array& array, const char* name) {
 [[nodiscard]] inline bool has_dense_rows(const pybind11::array& array) {
     const pybind11::ssize_t last = array.ndim() - 1;
     return array.size() == 0 || array.shape(last) <= 1 || array.strides(last) == array.itemsize();
+}
+
+/// TypeError for elements that are pointers to Python objects, which nobody counts here.
+inline void check_numbers(const pybind11::array& array, const std::string& name) {
+    constexpr std::uint64_t kHoldsObjects = 1;  // NPY_ITEM_REFCOUNT
+    if ((array.dtype().flags() & kHoldsObjects) == 0) return;
+    throw pybind11::type_error(
+        concat(name, " has dtype ", text(array.dtype()), ", must be one of numbers"));
 }
 
 /// ValueError where elements do not lie at multiples of their size.

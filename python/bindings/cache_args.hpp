@@ -67,6 +67,7 @@ class LayeredArg {
                                                ", must have ", rank,
                                                " axes, or one less for each layer"));
         }
+        check_numbers(array, name_);
         std::vector<std::int64_t> shape;
         std::vector<std::int64_t> strides;
         for (pybind11::ssize_t axis = 0; axis < array.ndim(); ++axis) {

@@ -19,6 +19,7 @@ namespace kvcore::python {
 [[nodiscard]] inline PageBytes<const std::byte> pages_of(const pybind11::array& pool) {
     if (pool.ndim() < 1)
         throw pybind11::value_error("the pool has no axes, the first must be its pages");
+    check_numbers(pool, "the pool");
     pybind11::ssize_t bytes = pool.itemsize();
     for (pybind11::ssize_t axis = pool.ndim() - 1; axis > 0; --axis) {
         if (pool.shape(axis) > 1 && pool.strides(axis) != bytes) {

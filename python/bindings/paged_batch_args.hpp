@@ -95,6 +95,7 @@ struct TokenTransfer {
 
     void check_shapes(std::int64_t total) const {
         check_rank(pool, "pool", "(pages, page_size, heads, dim)", 4);
+        kvcore::python::check_numbers(pool, "the pool");
         check_rank(tokens, name.c_str(), "(tokens, heads, dim)", 3);
         const bool fits = tokens.shape(0) == total && tokens.shape(1) == pool.shape(2) &&
                           tokens.shape(2) == pool.shape(3);

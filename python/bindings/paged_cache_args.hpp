@@ -153,10 +153,7 @@ class CachedSequence {
                 "key_pool is ", text(keys_.dtype()), " ", shape_text(keys_), " and value_pool ",
                 text(values_.dtype()), " ", shape_text(values_), ", must be alike"));
         }
-        if (keys_.dtype().attr("hasobject").cast<bool>()) {
-            throw pybind11::type_error(
-                concat("key_pool has dtype ", text(keys_.dtype()), ", must be one of numbers"));
-        }
+        check_numbers(keys_, "key_pool");
         if (block_size() < 1) {
             throw pybind11::value_error(
                 concat("key_pool has shape ", shape_text(keys_), ", block_size must be above 0"));

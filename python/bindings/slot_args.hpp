@@ -70,6 +70,7 @@ struct SlotTarget {
 
     void check(std::int64_t n) const {
         check_rank(pool, "pool", "(pages, page_size, heads, dim)", 4);
+        check_numbers(pool, "the pool");
         check_rank(tokens, "tokens", "(tokens, heads, dim)", 3);
         if (tokens.shape(0) < n || tokens.shape(1) != pool.shape(2) ||
             tokens.shape(2) != pool.shape(3)) {
