@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -174,7 +175,7 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             An id outside ``0 .. max_batch_size - 1``, or one named twice.
         """
-        self._slots.claim_ids(as_ids(seq_ids))
+        self._slots.claim_ids(as_ids(seq_ids, self.num_blocks))
 
     def contains(self, seq_id: object) -> bool:
         """Tell whether a sequence is claimed now."""
@@ -199,7 +200,7 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             One named twice.
         """
-        ids = as_ids(seq_ids)
+        ids = as_ids(seq_ids, self.num_blocks)
         return self._inputs(ids, self._slots.rows(ids)[0])
 
     def _inputs(self, ids: list[int], lengths: list[int]) -> list[ContinuousBatchingKVCacheInputs]:
@@ -231,7 +232,7 @@ class ContinuousBatchingKVCacheManager:
         -----
         Loads and stores of a view raise InvalidHandleError once their sequence was released.
         """
-        ids = as_ids(seq_ids)
+        ids = as_ids(seq_ids, self.num_blocks)
         lengths, claims = self._slots.rows(ids)
         limits = longest_lengths(np.array(lengths, np.uint32), new_tokens, self.max_seq_len)
         inputs = self._inputs(ids, lengths)
@@ -272,13 +273,18 @@ class ContinuousBatchingKVCacheManager:
         if isinstance(valid_lengths, Mapping):
             if seq_ids is not None:
                 raise ValueError("seq_ids are given with a dict, which names them; leave them out")
-            ids, added, claims = as_ids(valid_lengths), list(valid_lengths.values()), None
+            ids, added, claims = (
+                as_ids(valid_lengths, self.num_blocks),
+                list(valid_lengths.values()),
+                None,
+            )
         else:
             if not isinstance(valid_lengths, Iterable):
                 raise TypeError(
                     f"valid_lengths is a {type(valid_lengths).__name__}, must be a dict or a list"
                 )
-            (ids, claims), added = self._sequences(seq_ids), list(valid_lengths)
+            ids, claims = self._sequences(seq_ids)
+            added = list(islice(valid_lengths, len(ids) + 1))
         if len(added) != len(ids):
             raise ValueError(f"valid_lengths has {len(added)} counts for {len(ids)} sequences")
         counts = [integer(f"valid_lengths[{i}]", more) for i, more in enumerate(added)]
@@ -291,10 +297,10 @@ class ContinuousBatchingKVCacheManager:
         if isinstance(given, list | tuple) and given and isinstance(given[0], self.CollectionType):
             given = given[0]  # one per device, all of the same rows
         if not isinstance(given, self.CollectionType):
-            return as_ids(given), None
+            return as_ids(given, self.num_blocks), None
         claims = given.guard
         if not isinstance(claims, SlotClaims):
-            return as_ids(host_copy(given.lookup_table)), None
+            return as_ids(host_copy(given.lookup_table), self.num_blocks), None
         if claims.table is not self._slots:
             raise ValueError("the collection is another manager's; pass one that this one fetched")
         return list(claims.ids), claims
@@ -334,9 +340,7 @@ class ContinuousBatchingKVCacheManager:
         The manager's own lengths move only in ``step``.
         """
         if not isinstance(kv_cache_inputs, list | tuple):
-            raise TypeError(
-                f"kv_cache_inputs is a {type(kv_cache_inputs).__name__}, must be a list"
-            )
+            raise TypeError(f"inputs are a {type(kv_cache_inputs).__name__}, must be a list")
         if len(kv_cache_inputs) != len(self.devices):
             raise ValueError(
                 f"{len(kv_cache_inputs)} inputs for {len(self.devices)} devices, must be one each"
