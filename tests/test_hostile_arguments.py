@@ -452,6 +452,12 @@ HOSTILE: list[Any] = [
 ALLOWED = (TypeError, ValueError, IndexError, kvcore.KVCacheError)
 
 
+HOLDERS = (
+    "arrays", "blocks", "cache_lengths", "lookup_table", "max_lengths",
+    "key_pool", "value_pool", "block_table", "seq_lengths",
+)  # fmt: skip
+
+
 def arrays_in(value: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, np.ndarray):
         yield value
@@ -459,9 +465,7 @@ def arrays_in(value: Any, depth: int = 0) -> Iterator[Any]:
         for each in value:
             yield from arrays_in(each, depth + 1)
     elif depth < 4:
-        names = ("arrays", "blocks", "cache_lengths", "lookup_table", "max_lengths")
-        names += ("key_pool", "value_pool", "block_table", "seq_lengths")
-        for name in names:
+        for name in HOLDERS:
             yield from arrays_in(getattr(value, name, None), depth + 1)
 
 

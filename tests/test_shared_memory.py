@@ -78,9 +78,7 @@ WRITES: dict[str, Callable[[Any], object]] = {
     ),
     "store": lambda p: (
         kvcore.ContinuousBatchingKVCacheCollection(
-            np.lib.stride_tricks.as_strided(
-                p, (4, 2, 1, 2, 1, 3), (p.strides[0], 0, 0, *p.strides[1:])
-            ),
+            as_strided(p, (4, 2, 1, 2, 1, 3), (p.strides[0], 0, 0, *p.strides[1:])),
             LENGTHS,
             np.array([1], np.uint32),
             1,
@@ -129,7 +127,7 @@ def test_pages_of_a_pool_that_is_one_page_are_refused() -> None:
         lambda: ops.zero_pages(given, [0]),
     ):
         with pytest.raises(ValueError, match="share memory"):
-            call()
+            call()  # type: ignore[no-untyped-call]
     assert not given.any()
 
 

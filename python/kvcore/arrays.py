@@ -177,7 +177,7 @@ def require_apart(arrays: list[Any], name: str) -> None:
         for other in arrays[:i]:
             is_host = isinstance(array, np.ndarray), isinstance(other, np.ndarray)
             if all(is_host):
-                is_shared = np.may_share_memory(array, other, max_work=_MOST_WORK)
+                is_shared = np.may_share_memory(array, other, max_work=_MOST_WORK)  # type: ignore[arg-type]
             else:
                 is_shared = not any(is_host) and array.data.ptr == other.data.ptr
             if is_shared and array.size:

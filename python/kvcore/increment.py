@@ -167,8 +167,8 @@ def _advance(
 ) -> list[RaggedKVCacheInputs]:
     first = group[0]
     _require_steps(first)
-    lengths = integers("cache_lengths", first.cache_lengths + added, 0, MOST_UINT32)
-    lengths = lengths.astype(np.uint32)
+    grown = integers("cache_lengths", first.cache_lengths + added, 0, MOST_UINT32)
+    lengths = grown.astype(np.uint32)
     return [
         RaggedKVCacheInputs(
             each.blocks, lengths, each.lookup_table, each.max_lengths[1:], each.kv_scales

@@ -74,7 +74,7 @@ def transfer(
     first, count = _layer_range(layers, source.layers)
     place = _common_place(source, destination, stream)
     pairs = _pairs(place, source_ids, destination_ids)
-    limit = integer("max_blocks", max_blocks, 0, 2**31 - 1)
+    limit = min(integer("max_blocks", max_blocks, 0), 2**31 - 1)
     if place is HOST:
         parts = tensors_of(source), source.layout == PACKED
         others = tensors_of(destination), destination.layout == PACKED
