@@ -182,6 +182,19 @@ def test_file_that_is_no_config_is_refused_with_its_path(tmp_path: Path) -> None
         KVCacheParams.from_hf_config(tmp_path / "absent.json")
 
 
+@pytest.mark.parametrize("config", ["x" * 10_000, "a\0b", "\udc80\ud800", "y/" * 5000])
+def test_text_that_names_no_file_is_a_value_error(config: str) -> None:
+    with pytest.raises(ValueError, match=r"no path|no JSON|null|surrogates"):
+        KVCacheParams.from_hf_config(config)
+
+
+def test_nested_beyond_measure_is_a_value_error(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="no JSON"):
+        KVCacheParams.from_hf_config(path)
+
+
 @pytest.mark.parametrize("config", [None, 7, [LLAMA]])
 def test_neither_mapping_nor_path_is_a_type_error(config: Any) -> None:
     with pytest.raises(TypeError, match=r"config is a .*to_dict"):

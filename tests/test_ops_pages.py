@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 from kvcore import ops
 from kvcore.dtypes import numpy_dtype
@@ -75,6 +76,79 @@ def test_a_flipped_bit_and_swapped_words_are_noticed() -> None:
     pool[0, [3, 4]] = pool[0, [4, 3]]
     seen.add(int(ops.checksum(pool, [0])[0]))
     assert len(seen) == 66
+
+
+def short(keys: Any) -> Any:
+    """V of fewer pages than K."""
+    return keys[:5].copy()
+
+
+def read_only(keys: Any) -> Any:
+    values = keys.copy()
+    values.flags.writeable = False
+    return values
+
+
+@pytest.mark.parametrize(
+    ("make_values", "error", "match"),
+    [
+        (short, IndexError, "page 7 is outside the pool of 5"),
+        (read_only, ValueError, "read-only"),
+        (lambda keys: keys.copy()[:, :, ::2], ValueError, "axis 2 is strided"),
+        (lambda keys: np.broadcast_to(keys[:1], keys.shape), ValueError, "read-only"),
+        (lambda keys: as_strided(keys.copy(), strides=(0, *keys.strides[1:])), ValueError, "share"),
+        (lambda keys: keys, ValueError, "share memory"),
+        (lambda keys: keys.view(np.uint8), ValueError, "share memory"),
+    ],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pair: ops.copy_pages(pair, [(0, 7)]),
+        lambda pair: ops.fill_pages(pair, [7], 255),
+        lambda pair: ops.zero_pages(pair, [7]),
+    ],
+)
+def test_pair_of_which_v_is_refused_keeps_k(
+    call: Callable[[Any], object],
+    make_values: Callable[[Any], Any],
+    error: type[Exception],
+    match: str,
+) -> None:
+    keys = pool_of()
+    before = keys.copy()
+    values = make_values(keys)
+    kept = values.copy()
+    with pytest.raises(error, match=match):
+        call((keys, values))
+    assert np.array_equal(keys.view(np.uint16), before.view(np.uint16))
+    assert values.tobytes() == kept.tobytes()
+
+
+def test_interleaved_pair_is_no_shared_memory() -> None:
+    whole = pool_of().reshape(9, 2, -1)
+    keys, values = whole[:, 0], whole[:, 1]
+    ops.zero_pages((keys, values), [3])
+    assert not whole[3].view(np.uint16).any()
+    assert whole[4].view(np.uint16).any()
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "match"),
+    [
+        ([2**63], ValueError, "ids holds 9223372036854775808"),
+        ([2**70], ValueError, "ids holds"),
+        (np.array([2**64 - 1], np.uint64), ValueError, "ids holds 18446744073709551615"),
+        ([True], TypeError, "bool"),
+        ([None], TypeError, "object"),
+        ("0", TypeError, "dtype"),
+    ],
+)
+def test_ids_are_not_wrapped(ids: Any, error: type[Exception], match: str) -> None:
+    pool = pool_of()
+    with pytest.raises(error, match=match):
+        ops.zero_pages(pool, ids)
+    assert np.array_equal(pool.view(np.uint16), pool_of().view(np.uint16))
 
 
 def test_nothing_to_do() -> None:

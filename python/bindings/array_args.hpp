@@ -13,6 +13,7 @@
 
 #include "kvcore/errors.hpp"
 #include "kvcore/types.hpp"
+#include "memory_args.hpp"
 
 namespace kvcore::python {
 
@@ -91,7 +92,7 @@ class Int32Arg {
 
     [[nodiscard]] std::int64_t integer(pybind11::handle item, const char* name) const {
         namespace py = pybind11;
-        if (PyIndex_Check(item.ptr()) == 0) {
+        if (PyIndex_Check(item.ptr()) == 0 || PyBool_Check(item.ptr())) {
             throw py::type_error(std::string(name) + "[" + std::to_string(values_.size()) +
                                  "] is a " + Py_TYPE(item.ptr())->tp_name + ", must be an int");
         }
@@ -143,10 +144,23 @@ inline void check_int32(const pybind11::array& array, const char* name) {
     return array.attr("copy")("C");
 }
 
-/// The number of threads a kernel may use; ValueError below one.
-[[nodiscard]] inline int threads_of(int threads) {
-    if (threads >= 1) return threads;
-    throw pybind11::value_error(concat("threads is ", threads, ", must be at least 1"));
+/// The number of threads a kernel may use; TypeError for no int, ValueError below 1 or beyond
+/// int32.
+[[nodiscard]] inline int threads_of(pybind11::handle given) {
+    constexpr int kMost = std::numeric_limits<int>::max();
+    const std::int64_t threads = integer_arg(given, "threads");
+    if (threads >= 1 && threads <= kMost) return static_cast<int>(threads);
+    const std::string bound = threads < 1 ? "at least 1" : concat("at most ", kMost);
+    throw pybind11::value_error(
+        concat("threads is ", pybind11::str(given).cast<std::string>(), ", must be ", bound));
+}
+
+/// A flag; TypeError for what is neither a bool nor one of numpy's.
+[[nodiscard]] inline bool flag_arg(pybind11::handle given, const char* name) {
+    if (PyBool_Check(given.ptr())) return given.ptr() == Py_True;
+    const std::string kind = Py_TYPE(given.ptr())->tp_name;
+    if (kind == "numpy.bool" || kind == "numpy.bool_") return PyObject_IsTrue(given.ptr()) == 1;
+    throw pybind11::type_error(concat(name, " is a ", kind, ", must be a bool"));
 }
 
 /// Whether the elements of the last axis follow each other without gaps.
@@ -155,34 +169,18 @@ inline void check_int32(const pybind11::array& array, const char* name) {
     return array.size() == 0 || array.shape(last) <= 1 || array.strides(last) == array.itemsize();
 }
 
+/// TypeError for elements that are pointers to Python objects, which nobody counts here.
+inline void check_numbers(const pybind11::array& array, const std::string& name) {
+    constexpr std::uint64_t kHoldsObjects = 1;  // NPY_ITEM_REFCOUNT
+    if ((array.dtype().flags() & kHoldsObjects) == 0) return;
+    throw pybind11::type_error(
+        concat(name, " has dtype ", text(array.dtype()), ", must be one of numbers"));
+}
+
 /// ValueError where elements do not lie at multiples of their size.
 inline void check_aligned(const pybind11::array& array, const char* name) {
     if ((array.flags() & pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0) return;
     throw pybind11::value_error(concat(name, " is not aligned in memory; pass a copy"));
-}
-
-/// The memory between an array's first and last bytes.
-struct Extent {
-    explicit Extent(const pybind11::array& array) {
-        low = high = reinterpret_cast<std::intptr_t>(array.data());
-        if (array.size() == 0) return;
-        for (pybind11::ssize_t axis = 0; axis < array.ndim(); ++axis) {
-            const auto reach = (array.shape(axis) - 1) * array.strides(axis);
-            (reach < 0 ? low : high) += reach;
-        }
-        high += array.itemsize();
-    }
-    [[nodiscard]] bool overlaps(const Extent& other) const noexcept {
-        return low < other.high && other.low < high && low < high && other.low < other.high;
-    }
-
-    std::intptr_t low;
-    std::intptr_t high;
-};
-
-/// Whether the memory between two arrays' first and last bytes overlaps.
-[[nodiscard]] inline bool is_overlapping(const pybind11::array& a, const pybind11::array& b) {
-    return Extent(a).overlaps(Extent(b));
 }
 
 }  // namespace kvcore::python

@@ -6,6 +6,8 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "array_args.hpp"
 #include "kvcore/paged_batch.hpp"
@@ -65,6 +67,13 @@ class BatchArgs {
                                                " entries for ", table_.shape(0), " rows"));
         }
         return static_cast<const std::uint32_t*>(lengths.data());
+    }
+
+    /// The numbers that the kernels of a call go by, which it must not write to; `cached` may be
+    /// empty.
+    [[nodiscard]] std::vector<std::pair<pybind11::array, const char*>> numbers(
+        const pybind11::array& cached = {}) const {
+        return {{table_, "lookup_table"}, {offsets_, "row_offsets"}, {cached, "cache_lengths"}};
     }
 
     void check_pages(const TokenRanges& ranges, const pybind11::array& pool) const {

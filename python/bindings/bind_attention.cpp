@@ -26,9 +26,11 @@ using kvcore::AttentionRule;
 using kvcore::PageTable;
 using kvcore::PoolView;
 using kvcore::python::BatchArgs;
+using kvcore::python::check_own_memory;
 using kvcore::python::check_rank;
 using kvcore::python::check_wide;
 using kvcore::python::concat;
+using kvcore::python::flag_arg;
 using kvcore::python::head_vectors;
 using kvcore::python::integer_arg;
 using kvcore::python::is_overlapping;
@@ -119,7 +121,7 @@ struct RuleArgs {
         rule.scale = given[0].is_none()
                          ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))
                          : finite(given[0], "scale");
-        rule.is_causal = py::bool_(given[1]);
+        rule.is_causal = flag_arg(given[1], "causal");
         if (!given[2].is_none()) {
             const std::int64_t window = integer_arg(given[2], "window");
             if (window < 1) {
@@ -139,8 +141,16 @@ struct RuleArgs {
     }
 
     static float finite(const py::handle& given, const char* name) {
-        const double value = PyFloat_AsDouble(given.ptr());
-        if (value == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+        if (PyBool_Check(given.ptr()) || PyNumber_Check(given.ptr()) == 0) {
+            throw py::type_error(
+                concat(name, " must be real number, not ", Py_TYPE(given.ptr())->tp_name));
+        }
+        double value = PyFloat_AsDouble(given.ptr());
+        if (value == -1.0 && PyErr_Occurred() != nullptr) {
+            if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) throw py::error_already_set();
+            PyErr_Clear();
+            value = std::numeric_limits<double>::infinity();
+        }
         if (std::isfinite(static_cast<float>(value))) return static_cast<float>(value);
         throw py::value_error(concat(name, " is ", text(given), ", must be finite in float32"));
     }
@@ -180,20 +190,6 @@ void check_queries(const py::array& q, const PoolView<const std::byte>& pool, st
     }
 }
 
-/// Whether no two elements of the first two axes share memory, told from the strides.
-bool is_disjoint(const py::array& array) {
-    py::ssize_t near = std::abs(array.strides(0));
-    py::ssize_t far = std::abs(array.strides(1));
-    py::ssize_t count = array.shape(0);  // along the nearer axis
-    if (array.shape(0) <= 1) return array.shape(1) <= 1 || far >= array.shape(2) * array.itemsize();
-    if (array.shape(1) <= 1) return near >= array.shape(2) * array.itemsize();
-    if (far < near) {
-        std::swap(near, far);
-        count = array.shape(1);
-    }
-    return near >= array.shape(2) * array.itemsize() && far >= near * count;
-}
-
 /// Where results go: the caller's array, or a new one.
 py::array results(const py::object& out, const py::array& q, std::int64_t dim,
                   const std::vector<py::array>& read) {
@@ -208,11 +204,8 @@ py::array results(const py::object& out, const py::array& q, std::int64_t dim,
         throw py::type_error(concat("out has dtype ", text(array.dtype()), ", must be that of q, ",
                                     text(q.dtype())));
     }
-    if (!array.writeable()) throw py::value_error("out is read-only");
-    if (array.size() > 0 && !is_disjoint(array)) {
-        throw py::value_error(
-            "out holds elements that share memory; pass one that is not broadcast");
-    }
+    if (!array.writeable()) throw py::value_error("out is read-only; pass one that is writable");
+    check_own_memory(array, "out");
     for (const py::array& other : read) {
         if (!is_overlapping(array, other)) continue;
         throw py::value_error("out overlaps what is read in memory; pass an array of its own");
@@ -230,21 +223,24 @@ std::vector<py::array> arrays_of(const py::tuple& given) {
 
 py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const py::tuple& step,
                     const py::array& q, const py::tuple& rule, const py::object& shared,
-                    std::int64_t replica, const py::object& out, bool return_lse, int threads) {
+                    const py::object& replica, const py::object& out, const py::object& return_lse,
+                    const py::object& threads) {
     const int workers = threads_of(threads);
+    const bool has_lse = flag_arg(return_lse, "return_lse");
     const PoolArgs pool(pools, v_head_dim);
     const StepArgs batch(step, pool.keys);
     const PageTable table = batch.batch.table();
     check_queries(q, pool.view, batch.batch.total());
     const auto queries = head_vectors<const std::byte>(q, "q");
     const RuleArgs rules(rule, q.shape(2), q.shape(1));
-    const SharedArgs groups(shared, replica, table, batch.cached, pool.view.page_size);
+    const SharedArgs groups(shared, integer_arg(replica, "replica"), table, batch.cached,
+                            pool.view.page_size);
     std::vector<py::array> read = arrays_of(pools);
     read.insert(read.end(), {batch.table, batch.lengths, batch.offsets, q});
     const py::array values = results(out, q, pool.view.v.dim, read);
     py::object lse = py::none();
     float* sums = nullptr;
-    if (return_lse) {
+    if (has_lse) {
         py::array_t<float> made({q.shape(0), q.shape(1)});
         sums = made.mutable_data();
         lse = std::move(made);
@@ -265,7 +261,7 @@ py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const 
 
 void merge_states(const py::array& o_a, const py::array& lse_a, const py::array& o_b,
                   const py::array& lse_b, const py::array& out, const py::array& out_lse,
-                  int threads) {
+                  const py::object& threads) {
     const int workers = threads_of(threads);
     const MergeArgs args(o_a, lse_a, o_b, lse_b, out, out_lse);
     const py::gil_scoped_release unlocked;

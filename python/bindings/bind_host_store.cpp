@@ -40,7 +40,7 @@ class BoundStore {
 
     [[nodiscard]] const HostStore& store() const noexcept { return *store_; }
 
-    void copy(const Ids& pairs, bool is_store, int threads) const {
+    void copy(const Ids& pairs, bool is_store, const py::object& threads) const {
         const std::vector<PagePair> all = pairs_of(pairs, is_store);
         const auto n = static_cast<std::int64_t>(all.size());
         const int workers = threads_of(threads);
@@ -87,14 +87,14 @@ void bind_host_store(py::module_& module) {
                                [](const BoundStore& bound) { return bound.store().page_bytes(); })
         .def(
             "store",
-            [](const BoundStore& bound, const Ids& pairs, int threads) {
+            [](const BoundStore& bound, const Ids& pairs, const py::object& threads) {
                 bound.copy(pairs, true, threads);
             },
             py::arg("pairs"), py::arg("threads") = 1,
             "Copy pages to the host tier; rows: page of the pool, page of the tier.")
         .def(
             "load",
-            [](const BoundStore& bound, const Ids& pairs, int threads) {
+            [](const BoundStore& bound, const Ids& pairs, const py::object& threads) {
                 bound.copy(pairs, false, threads);
             },
             py::arg("pairs"), py::arg("threads") = 1,

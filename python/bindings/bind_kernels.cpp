@@ -17,7 +17,7 @@ using kvcore::python::threads_of;
 namespace {
 
 void quantize(const std::vector<std::int64_t>& sizes, const py::array& source,
-              const py::array& codes, const py::array& scales, int threads) {
+              const py::array& codes, const py::array& scales, const py::object& threads) {
     const QuantizeArgs args(sizes, source, codes, scales);
     const int workers = threads_of(threads);
     const py::gil_scoped_release unlocked;
@@ -28,7 +28,7 @@ void quantize(const std::vector<std::int64_t>& sizes, const py::array& source,
 }
 
 void dequantize(const std::vector<std::int64_t>& sizes, const py::array& codes,
-                const py::array& scales, const py::array& destination, int threads) {
+                const py::array& scales, const py::array& destination, const py::object& threads) {
     const DequantizeArgs args(sizes, codes, scales, destination);
     const int workers = threads_of(threads);
     const py::gil_scoped_release unlocked;

@@ -16,6 +16,7 @@ using kvcore::python::BatchArgs;
 using kvcore::python::Move;
 using kvcore::python::threads_of;
 using kvcore::python::TokenTransfer;
+using kvcore::python::TransferArgs;
 
 namespace {
 
@@ -41,36 +42,36 @@ void gather(const Move& move, const PageTable& table, const TokenRanges& ranges,
 
 /// Everything is checked before anything moves.
 std::vector<Move> moves_of(const py::list& transfers, const BatchArgs& batch,
-                           const TokenRanges& ranges, bool writes_pool) {
+                           const TokenRanges& ranges, const py::array& cached, bool writes_pool) {
     std::vector<Move> moves;
+    TransferArgs args(writes_pool);
     for (const py::handle each : transfers) {
-        const auto parts = each.cast<py::tuple>();
-        const TokenTransfer transfer{parts[0].cast<std::string>(), parts[1].cast<py::array>(),
-                                     parts[2], parts[3], parts[4].cast<py::array>()};
+        const TokenTransfer& transfer = args.add(each.cast<py::tuple>());
         moves.push_back(transfer.checked(batch.total(), writes_pool));
         batch.check_pages(ranges, transfer.pool);
     }
+    for (const auto& [numbers, name] : batch.numbers(cached)) args.check_numbers(numbers, name);
     return moves;
 }
 
 void append_tokens(const py::list& transfers, const py::array& table, const py::object& lengths,
-                   const py::array& offsets, int threads) {
+                   const py::array& offsets, const py::object& threads) {
     const BatchArgs batch(table, offsets);
-    const TokenRanges ranges =
-        batch.ranges(lengths.is_none() ? nullptr : batch.cached(lengths.cast<py::array>()));
+    const py::array cached = lengths.is_none() ? py::array() : lengths.cast<py::array>();
+    const TokenRanges ranges = batch.ranges(lengths.is_none() ? nullptr : batch.cached(cached));
     const int workers = threads_of(threads);
-    const std::vector<Move> moves = moves_of(transfers, batch, ranges, true);
+    const std::vector<Move> moves = moves_of(transfers, batch, ranges, cached, true);
     const PageTable pages = batch.table();
     const py::gil_scoped_release unlocked;
     for (const Move& move : moves) append(move, pages, ranges, workers);
 }
 
 void gather_tokens(const py::list& transfers, const py::array& table, const py::array& offsets,
-                   int threads) {
+                   const py::object& threads) {
     const BatchArgs batch(table, offsets);
     const TokenRanges ranges = batch.ranges(nullptr);
     const int workers = threads_of(threads);
-    const std::vector<Move> moves = moves_of(transfers, batch, ranges, false);
+    const std::vector<Move> moves = moves_of(transfers, batch, ranges, {}, false);
     const PageTable pages = batch.table();
     const py::gil_scoped_release unlocked;
     for (const Move& move : moves) gather(move, pages, ranges, workers);

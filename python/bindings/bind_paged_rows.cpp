@@ -16,6 +16,7 @@ using kvcore::python::blocks_to_append;
 using kvcore::python::CachedSequence;
 using kvcore::python::check_writable;
 using kvcore::python::copy_of;
+using kvcore::python::flag_arg;
 using kvcore::python::has_dense_rows;
 using kvcore::python::is_overlapping;
 using kvcore::python::NewBlocks;
@@ -48,10 +49,10 @@ void run_copy(std::int64_t bytes, Copy&& copy) {
 py::tuple allocate_blocks(const py::array& key_pool, const py::array& value_pool,
                           const py::array& block_table, const py::array& seq_lengths,
                           const py::object& sequence_idx, const py::object& num_new_tokens,
-                          const py::object& free_block_ids, bool donate) {
+                          const py::object& free_block_ids, const py::object& donate) {
     CachedSequence sequence(key_pool, value_pool, block_table, seq_lengths, sequence_idx);
     const NewBlocks added(sequence, num_new_tokens, free_block_ids);
-    if (donate) {
+    if (flag_arg(donate, "donate")) {
         check_writable(block_table, "block_table");
     } else {
         sequence.copy_table();
@@ -72,11 +73,11 @@ py::array source_of(const py::array& rows, const CachedSequence& sequence) {
 py::tuple append_rows(const py::array& key_pool, const py::array& value_pool,
                       const py::array& block_table, const py::array& seq_lengths,
                       const py::object& sequence_idx, const py::array& keys_new,
-                      const py::array& values_new, bool donate) {
+                      const py::array& values_new, const py::object& donate) {
     CachedSequence sequence(key_pool, value_pool, block_table, seq_lengths, sequence_idx);
     const std::vector<BlockId> ids = blocks_to_append(sequence, keys_new, values_new);
     const std::int64_t count = keys_new.shape(0);
-    if (donate) {
+    if (flag_arg(donate, "donate")) {
         sequence.check_pools_writable();
     } else {
         sequence.copy_all();

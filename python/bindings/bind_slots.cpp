@@ -17,6 +17,7 @@ using kvcore::python::active_rows;
 using kvcore::python::BatchArgs;
 using kvcore::python::check_apart;
 using kvcore::python::check_named_once;
+using kvcore::python::check_no_common_memory;
 using kvcore::python::check_rank;
 using kvcore::python::check_room;
 using kvcore::python::check_slots;
@@ -43,6 +44,9 @@ py::array build_slots(const py::array& pool, const py::array& table, const py::a
         const auto array = given.cast<py::array>();
         is_wide = check_slots(array, "out");
         check_room(array, is_wide, batch.total(), pages, page_size);
+        for (const auto& [numbers, name] : batch.numbers(lengths)) {
+            check_no_common_memory(array, "out", numbers, name);
+        }
     }
     batch.check_pages(ranges, pool);
     py::array out =
@@ -74,10 +78,13 @@ std::int64_t append_to(std::vector<SlotTarget>& targets, const Slot* slots, std:
 }
 
 std::int64_t append_slots(const py::list& pools, const py::array& slots, const py::list& tokens,
-                          int threads) {
+                          const py::object& threads) {
     const bool is_wide = check_slots(slots, "slots");
     const int workers = threads_of(threads);
     std::vector<SlotTarget> targets = slot_targets(pools, tokens, slots.size());
+    for (const SlotTarget& target : targets) {
+        check_no_common_memory(target.pool, "the pool", slots, "slots");
+    }
     if (is_wide) {
         return append_to(targets, static_cast<const std::int64_t*>(slots.data()), slots.size(),
                          workers);

@@ -59,7 +59,7 @@ py::dict layout_axes() {
 
 void transfer(const py::list& source, bool source_is_packed, const py::list& destination,
               bool destination_is_packed, const Ids& given, std::int64_t first_layer,
-              std::int64_t num_layers, int threads) {
+              std::int64_t num_layers, const py::object& threads) {
     const Source from(source, "the source", source_is_packed);
     const Destination to(destination, "the destination", destination_is_packed);
     check_alike(from, to);
@@ -82,7 +82,7 @@ void transfer(const py::list& source, bool source_is_packed, const py::list& des
 
 // ---- starts of pages ---------------------------------------------------------------------------
 
-void copy_partial(const py::list& pool, const Ids& copies, int threads) {
+void copy_partial(const py::list& pool, const Ids& copies, const py::object& threads) {
     const Destination target(pool, "the pool", false);
     const std::vector<PageStart> all = starts_of(copies, target);
     const int workers = threads_of(threads);

@@ -31,6 +31,7 @@ class LayeredArg {
             add(pybind11::cast<pybind11::array>(each), rank, dense);
         }
         if (data_.empty()) throw pybind11::value_error(concat(name, " has no layers"));
+        if (!std::is_const_v<Byte>) check_layers_apart(arrays);
     }
 
     [[nodiscard]] const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
@@ -66,6 +67,7 @@ class LayeredArg {
                                                ", must have ", rank,
                                                " axes, or one less for each layer"));
         }
+        check_numbers(array, name_);
         std::vector<std::int64_t> shape;
         std::vector<std::int64_t> strides;
         for (pybind11::ssize_t axis = 0; axis < array.ndim(); ++axis) {
@@ -99,8 +101,24 @@ class LayeredArg {
             }
             step *= shape[axis];
         }
-        if (!std::is_const_v<Byte> && !array.writeable()) {
-            throw pybind11::value_error(concat(name_, " is read-only"));
+        if (std::is_const_v<Byte>) return;
+        if (!array.writeable()) {
+            throw pybind11::value_error(concat(name_, " is read-only; pass one that is writable"));
+        }
+        check_own_memory(array, name_);
+    }
+
+    // Neighbours in memory: all layers have one shape and strides.
+    void check_layers_apart(const pybind11::list& arrays) const {
+        std::vector<pybind11::array> layers;
+        for (const pybind11::handle each : arrays) layers.push_back(each.cast<pybind11::array>());
+        std::sort(layers.begin(), layers.end(), [](const auto& a, const auto& b) {
+            return reinterpret_cast<std::uintptr_t>(a.data()) <
+                   reinterpret_cast<std::uintptr_t>(b.data());
+        });
+        for (std::size_t i = 1; i < layers.size(); ++i) {
+            check_no_common_memory(layers[i], concat("a layer of ", name_), layers[i - 1],
+                                   "another one");
         }
     }
 
@@ -137,6 +155,7 @@ class CacheArg {
         if (tensors_.empty() || tensors_.size() > 2) {
             throw pybind11::value_error(concat(name, " must be K, or K and V"));
         }
+        if (!std::is_const_v<Byte> && tensors.size() == 2) check_parts_apart(tensors, name);
     }
 
     struct Sizes {
@@ -188,6 +207,16 @@ class CacheArg {
     }
 
    private:
+    // Layer by layer, or as a whole.
+    static void check_parts_apart(const pybind11::list& tensors, const char* name) {
+        const auto keys = tensors[0].cast<pybind11::list>();
+        const auto values = tensors[1].cast<pybind11::list>();
+        for (std::size_t i = 0; i < std::min(keys.size(), values.size()); ++i) {
+            check_no_common_memory(values[i].cast<pybind11::array>(), concat("V of ", name),
+                                   keys[i].cast<pybind11::array>(), "K");
+        }
+    }
+
     template <class Tensor>
     static void place(Tensor& tensor, const LayeredArg<Byte>& from) noexcept {
         tensor.data = from.data();

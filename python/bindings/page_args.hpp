@@ -19,6 +19,7 @@ namespace kvcore::python {
 [[nodiscard]] inline PageBytes<const std::byte> pages_of(const pybind11::array& pool) {
     if (pool.ndim() < 1)
         throw pybind11::value_error("the pool has no axes, the first must be its pages");
+    check_numbers(pool, "the pool");
     pybind11::ssize_t bytes = pool.itemsize();
     for (pybind11::ssize_t axis = pool.ndim() - 1; axis > 0; --axis) {
         if (pool.shape(axis) > 1 && pool.strides(axis) != bytes) {
@@ -32,8 +33,31 @@ namespace kvcore::python {
 
 [[nodiscard]] inline PageBytes<std::byte> writable_pages_of(pybind11::array& pool) {
     const PageBytes<const std::byte> pages = pages_of(pool);
-    if (!pool.writeable()) throw pybind11::value_error("the pool is read-only");
+    if (!pool.writeable()) {
+        throw pybind11::value_error("the pool is read-only; pass one that is writable");
+    }
+    check_own_memory(pool, "the pool");
     return {static_cast<std::byte*>(pool.mutable_data()), pages.page_stride, pages.page_bytes};
+}
+
+/// The pools of a call that writes pages: each of them and all together.
+[[nodiscard]] inline std::vector<PageBytes<std::byte>> writable_pages_of(
+    std::vector<pybind11::array>& pools) {
+    std::vector<PageBytes<std::byte>> all;
+    for (std::size_t i = 0; i < pools.size(); ++i) {
+        all.push_back(writable_pages_of(pools[i]));
+        for (std::size_t before = 0; before < i; ++before) {
+            check_no_common_memory(pools[i], "the pool of V", pools[before], "that of K");
+        }
+    }
+    return all;
+}
+
+/// The arrays of a list.
+[[nodiscard]] inline std::vector<pybind11::array> arrays_in(const pybind11::list& given) {
+    std::vector<pybind11::array> arrays;
+    for (const pybind11::handle each : given) arrays.push_back(each.cast<pybind11::array>());
+    return arrays;
 }
 
 /// ValueError for another rank, IndexError for a page outside the pool.

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "array_args.hpp"
 #include "kvcore/paged_batch.hpp"
@@ -73,14 +75,18 @@ struct TokenTransfer {
         const bool is_same = tokens.dtype().is(pool.dtype()) || tokens.dtype().equal(pool.dtype());
         move.is_copy = is_same && scales.is_none() && factors.is_none();
         if (!move.is_copy) add_conversion(move, writes_pool);
-        check_writable(writes_pool ? pool : tokens, writes_pool ? "the pool" : name);
+        check_written(writes_pool ? pool : tokens, writes_pool ? "the pool" : name);
         check_apart(pool, "the pool");
         return move;
     }
 
    private:
-    static void check_writable(const pybind11::array& array, const std::string& what) {
-        if (!array.writeable()) throw pybind11::value_error(concat(what, " is read-only"));
+    static void check_written(const pybind11::array& array, const std::string& what) {
+        if (!array.writeable()) {
+            throw pybind11::value_error(
+                concat(what, " is read-only; pass an array that is writable"));
+        }
+        check_own_memory(array, what);
     }
     void check_apart(const pybind11::array& array, const char* what) const {
         if (!is_overlapping(array, tokens)) return;
@@ -89,6 +95,7 @@ struct TokenTransfer {
 
     void check_shapes(std::int64_t total) const {
         check_rank(pool, "pool", "(pages, page_size, heads, dim)", 4);
+        kvcore::python::check_numbers(pool, "the pool");
         check_rank(tokens, name.c_str(), "(tokens, heads, dim)", 3);
         const bool fits = tokens.shape(0) == total && tokens.shape(1) == pool.shape(2) &&
                           tokens.shape(2) == pool.shape(3);
@@ -140,9 +147,46 @@ struct TokenTransfer {
         move.pool.scales = {data_of(given), view.page_stride, view.token_stride, view.head_stride,
                             view.group};
         move.scales = Scales::kFound;
-        if (writes_pool) check_writable(given, "the array of scales");
+        if (writes_pool) check_written(given, "the array of scales");
         check_apart(given, "the scales");
     }
+};
+
+/// The transfers of a call. What they write shares no memory with each other, nor with the numbers
+/// that tell where to.
+class TransferArgs {
+   public:
+    explicit TransferArgs(bool writes_pool) : writes_pool_(writes_pool) {}
+
+    /// Takes (name, pool, scales, factors, tokens) as arrays.
+    const TokenTransfer& add(const pybind11::tuple& parts) {
+        using pybind11::array;
+        all_.push_back({parts[0].cast<std::string>(), parts[1].cast<array>(), parts[2], parts[3],
+                        parts[4].cast<array>()});
+        const TokenTransfer& added = all_.back();
+        const bool has_scales = !added.scales.is_none();
+        take(writes_pool_ ? added.pool : added.tokens, writes_pool_ ? "a pool" : added.name);
+        if (writes_pool_ && has_scales) take(added.scales.cast<array>(), "an array of scales");
+        return added;
+    }
+    /// ValueError where numbers that are read lie in what is written.
+    void check_numbers(const pybind11::array& numbers, const char* name) const {
+        for (const auto& [array, what] : written_) {
+            check_no_common_memory(array, what, numbers, name);
+        }
+    }
+
+   private:
+    void take(const pybind11::array& array, const std::string& name) {
+        for (const auto& [other, what] : written_) {
+            check_no_common_memory(array, name, other, concat("another, ", what));
+        }
+        written_.emplace_back(array, name);
+    }
+
+    bool writes_pool_;
+    std::vector<TokenTransfer> all_;
+    std::vector<std::pair<pybind11::array, std::string>> written_;
 };
 
 }  // namespace kvcore::python

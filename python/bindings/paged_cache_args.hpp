@@ -17,9 +17,11 @@
 namespace kvcore::python {
 
 inline void check_writable(const pybind11::array& array, const char* name) {
-    if (array.writeable()) return;
-    throw pybind11::value_error(
-        concat(name, " is read-only and cannot be updated in place; pass donate=False"));
+    if (!array.writeable()) {
+        throw pybind11::value_error(
+            concat(name, " is read-only and cannot be updated in place; pass donate=False"));
+    }
+    check_own_memory(array, name);
 }
 
 /// One sequence of a cache. The constructor throws ValueError, TypeError or IndexError for arrays
@@ -125,6 +127,7 @@ class CachedSequence {
             throw pybind11::value_error(
                 "key_pool and value_pool are the same memory, must be two arrays");
         }
+        check_no_common_memory(values_, "value_pool", keys_, "key_pool");
     }
     void set_block(std::int64_t column, BlockId id) {
         std::memcpy(table_.mutable_data(index_, column), &id, sizeof id);
@@ -150,10 +153,7 @@ class CachedSequence {
                 "key_pool is ", text(keys_.dtype()), " ", shape_text(keys_), " and value_pool ",
                 text(values_.dtype()), " ", shape_text(values_), ", must be alike"));
         }
-        if (keys_.dtype().attr("hasobject").cast<bool>()) {
-            throw pybind11::type_error(
-                concat("key_pool has dtype ", text(keys_.dtype()), ", must be one of numbers"));
-        }
+        check_numbers(keys_, "key_pool");
         if (block_size() < 1) {
             throw pybind11::value_error(
                 concat("key_pool has shape ", shape_text(keys_), ", block_size must be above 0"));

@@ -76,6 +76,9 @@ struct QuantizeArgs {
         from = memory_of<const std::byte*>(source, "source", shape.elements());
         to = memory_of<std::byte*>(codes, "codes", shape.elements());
         factors = memory_of<float*>(scales, "scales", shape.scales());
+        check_no_common_memory(codes, "the values", source, "x");
+        check_no_common_memory(scales, "the scales", source, "x");
+        check_no_common_memory(scales, "the scales", codes, "the values");
     }
 
     QuantizedShape shape;
@@ -99,6 +102,8 @@ struct DequantizeArgs {
         from = memory_of<const std::byte*>(codes, "codes", shape.elements());
         factors = memory_of<const float*>(scales, "scales", shape.scales());
         to = memory_of<std::byte*>(destination, "destination", shape.elements());
+        check_no_common_memory(destination, "out", codes, "the values");
+        check_no_common_memory(destination, "out", scales, "the scales");
     }
 
     QuantizedShape shape;

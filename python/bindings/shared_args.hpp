@@ -26,7 +26,8 @@ class SharedArgs {
         std::int64_t index = 0;
         for (const pybind11::handle group : groups) {
             const std::string name = concat("shared[", index++, "]");
-            if (!pybind11::hasattr(group, "num_tokens")) {
+            for (const char* field : {"rows", "num_tokens", "replica"}) {
+                if (pybind11::hasattr(group, field)) continue;
                 throw pybind11::type_error(concat(name, " is a ", Py_TYPE(group.ptr())->tp_name,
                                                   ", must be a SharedPrefix"));
             }

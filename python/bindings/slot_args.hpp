@@ -70,6 +70,7 @@ struct SlotTarget {
 
     void check(std::int64_t n) const {
         check_rank(pool, "pool", "(pages, page_size, heads, dim)", 4);
+        check_numbers(pool, "the pool");
         check_rank(tokens, "tokens", "(tokens, heads, dim)", 3);
         if (tokens.shape(0) < n || tokens.shape(1) != pool.shape(2) ||
             tokens.shape(2) != pool.shape(3)) {
@@ -86,7 +87,10 @@ struct SlotTarget {
         if (!has_dense_rows(pool) || !has_dense_rows(tokens)) {
             throw pybind11::value_error("the last axis of pool and tokens must be contiguous");
         }
-        if (!pool.writeable()) throw pybind11::value_error("the pool is read-only");
+        if (!pool.writeable()) {
+            throw pybind11::value_error("the pool is read-only; pass one that is writable");
+        }
+        check_own_memory(pool, "the pool");
         if (is_overlapping(pool, tokens)) {
             throw pybind11::value_error(
                 "pool and tokens overlap in memory; pass a copy of the tokens");
@@ -123,6 +127,7 @@ struct SlotTarget {
         if (!std::equal(pool.shape(), pool.shape() + 3, first.shape())) {
             throw pybind11::value_error("the pools of K and V differ in pages, page size or heads");
         }
+        if (i > 0) check_no_common_memory(pool, "the pool of V", first, "that of K");
     }
     return targets;
 }

@@ -79,7 +79,7 @@ struct MergeArgs {
         second.check_like(first);
         target.check_like(first);
         if (!out.writeable() || !out_lse.writeable())
-            throw pybind11::value_error("out is read-only");
+            throw pybind11::value_error("out is read-only; pass arrays that are writable");
         const bool is_safe = is_same_or_apart(out, o_a) && is_same_or_apart(out_lse, lse_a) &&
                              !is_overlapping(out, o_b) && !is_overlapping(out_lse, lse_b) &&
                              !is_overlapping(out, out_lse) && !is_overlapping(out, lse_a) &&

@@ -30,9 +30,12 @@ __all__ = [
     "is_writable",
     "place_of",
     "present_zeros",
+    "require_apart",
+    "require_own_memory",
     "zeros_on",
 ]
 
+_MOST_WORK = 100_000  # of numpy's exact answer; what would cost more counts as shared
 _LINE = 64  # bytes of a line of the caches
 _DLPACK_CUDA = 2  # DLDeviceType of the DLPack header
 _NO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes
@@ -155,6 +158,30 @@ def is_writable(array: Any) -> bool:
     if isinstance(array, np.ndarray):
         return bool(array.flags.writeable)
     return not hasattr(array, "is_read_only")
+
+
+def require_own_memory(array: Any, name: str) -> None:
+    """Raise ValueError where elements of an array share memory, as those of a broadcast one do."""
+    if not array.flags.c_contiguous and _core.has_shared_elements(
+        array.shape, array.strides, array.itemsize
+    ):
+        raise ValueError(
+            f"{name} has strides {array.strides}, so that elements share memory; pass one that is "
+            f"not broadcast, or a copy"
+        )
+
+
+def require_apart(arrays: list[Any], name: str) -> None:
+    """Raise ValueError where two arrays that are written to share memory; on GPUs the same one."""
+    for i, array in enumerate(arrays):
+        for other in arrays[:i]:
+            is_host = isinstance(array, np.ndarray), isinstance(other, np.ndarray)
+            if all(is_host):
+                is_shared = np.may_share_memory(array, other, max_work=_MOST_WORK)  # type: ignore[arg-type]
+            else:
+                is_shared = not any(is_host) and array.data.ptr == other.data.ptr
+            if is_shared and array.size:
+                raise ValueError(f"{name} holds arrays that share memory, must be one each")
 
 
 def any_array(value: Any, name: str) -> Any:

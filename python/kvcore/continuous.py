@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, SupportsIndex
 
 import numpy as np
 
+from kvcore.arguments import integer
 from kvcore.device import Device, checked_devices
 from kvcore.elements import host_copy, on_device
-from kvcore.params import KVCacheParams, require_count
+from kvcore.params import KVCacheParams, require_count, require_params
 from kvcore.pools import allocate_shard, shard_shapes
 from kvcore.slot_inputs import (
     ContinuousBatchingKVCacheInputs,
@@ -99,7 +100,7 @@ class ContinuousBatchingKVCacheManager:
             ``[n, kv_dim, num_layers, max_seq_len, n_kv_heads_per_device, head_dim]``; kv_dim is 2,
             or 1 with MLA.
         """
-        return list(shard_shapes(self.params, n_sequences)[0])
+        return list(shard_shapes(self.params, integer("n_sequences", n_sequences, 0, 2**31 - 1))[0])
 
     @classmethod
     def estimated_memory_size(
@@ -114,7 +115,7 @@ class ContinuousBatchingKVCacheManager:
         require_count(max_cache_batch_size=max_cache_batch_size)
         params = _slot_params(params, max_seq_len, num_layers)
         slot = params.bytes_per_page // params.tensor_parallel_degree
-        return max_cache_batch_size * (slot + _ROW_BYTES) * len(devices)
+        return max_cache_batch_size * (slot + _ROW_BYTES) * len(_parsed(devices))
 
     @property
     def num_blocks(self) -> int:
@@ -163,10 +164,7 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             A negative `batch_size`.
         """
-        n = operator.index(batch_size)
-        if n < 0:
-            raise ValueError(f"batch_size is {n}, must be at least 0")
-        return self._slots.claim(n)
+        return self._slots.claim(integer("batch_size", batch_size, 0))
 
     def external_claim(self, seq_ids: Iterable[SupportsIndex]) -> None:
         """Claim the slots that the caller names; all or nothing.
@@ -177,7 +175,7 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             An id outside ``0 .. max_batch_size - 1``, or one named twice.
         """
-        self._slots.claim_ids(as_ids(seq_ids))
+        self._slots.claim_ids(as_ids(seq_ids, self.num_blocks))
 
     def contains(self, seq_id: object) -> bool:
         """Tell whether a sequence is claimed now."""
@@ -185,7 +183,7 @@ class ContinuousBatchingKVCacheManager:
 
     def release(self, seq_id: SupportsIndex) -> None:
         """Free a sequence's slot; RequestNotFoundError when it is not claimed."""
-        self._slots.release(operator.index(seq_id))
+        self._slots.release(integer("seq_id", seq_id))
 
     def fetch(self, seq_ids: Iterable[SupportsIndex]) -> list[ContinuousBatchingKVCacheInputs]:
         """Hand out what the kernels need for a batch.
@@ -202,7 +200,7 @@ class ContinuousBatchingKVCacheManager:
         ValueError
             One named twice.
         """
-        ids = as_ids(seq_ids)
+        ids = as_ids(seq_ids, self.num_blocks)
         return self._inputs(ids, self._slots.rows(ids)[0])
 
     def _inputs(self, ids: list[int], lengths: list[int]) -> list[ContinuousBatchingKVCacheInputs]:
@@ -234,7 +232,7 @@ class ContinuousBatchingKVCacheManager:
         -----
         Loads and stores of a view raise InvalidHandleError once their sequence was released.
         """
-        ids = as_ids(seq_ids)
+        ids = as_ids(seq_ids, self.num_blocks)
         lengths, claims = self._slots.rows(ids)
         limits = longest_lengths(np.array(lengths, np.uint32), new_tokens, self.max_seq_len)
         inputs = self._inputs(ids, lengths)
@@ -275,12 +273,22 @@ class ContinuousBatchingKVCacheManager:
         if isinstance(valid_lengths, Mapping):
             if seq_ids is not None:
                 raise ValueError("seq_ids are given with a dict, which names them; leave them out")
-            ids, added, claims = as_ids(valid_lengths), list(valid_lengths.values()), None
+            ids, added, claims = (
+                as_ids(valid_lengths, self.num_blocks),
+                list(valid_lengths.values()),
+                None,
+            )
         else:
-            (ids, claims), added = self._sequences(seq_ids), list(valid_lengths)
+            if not isinstance(valid_lengths, Iterable):
+                raise TypeError(
+                    f"valid_lengths is a {type(valid_lengths).__name__}, must be a dict or a list"
+                )
+            ids, claims = self._sequences(seq_ids)
+            added = list(islice(valid_lengths, len(ids) + 1))
         if len(added) != len(ids):
             raise ValueError(f"valid_lengths has {len(added)} counts for {len(ids)} sequences")
-        self._slots.grow(ids, [operator.index(more) for more in added], claims)
+        counts = [integer(f"valid_lengths[{i}]", more) for i, more in enumerate(added)]
+        self._slots.grow(ids, counts, claims)
 
     def _sequences(self, given: Any) -> tuple[list[int], SlotClaims | None]:
         """Answer the ids that a step names, and the claims they must still have."""
@@ -289,10 +297,10 @@ class ContinuousBatchingKVCacheManager:
         if isinstance(given, list | tuple) and given and isinstance(given[0], self.CollectionType):
             given = given[0]  # one per device, all of the same rows
         if not isinstance(given, self.CollectionType):
-            return as_ids(given), None
+            return as_ids(given, self.num_blocks), None
         claims = given.guard
         if not isinstance(claims, SlotClaims):
-            return as_ids(host_copy(given.lookup_table)), None
+            return as_ids(host_copy(given.lookup_table), self.num_blocks), None
         if claims.table is not self._slots:
             raise ValueError("the collection is another manager's; pass one that this one fetched")
         return list(claims.ids), claims
@@ -331,6 +339,8 @@ class ContinuousBatchingKVCacheManager:
         -----
         The manager's own lengths move only in ``step``.
         """
+        if not isinstance(kv_cache_inputs, list | tuple):
+            raise TypeError(f"inputs are a {type(kv_cache_inputs).__name__}, must be a list")
         if len(kv_cache_inputs) != len(self.devices):
             raise ValueError(
                 f"{len(kv_cache_inputs)} inputs for {len(self.devices)} devices, must be one each"
@@ -344,7 +354,7 @@ class ContinuousBatchingKVCacheManager:
         params = self.params
         if num_layers is not None:
             params = replace(params, num_layers=num_layers)
-        places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
+        places = self.devices if devices is None else _parsed(devices)
         return [slot_symbols(params, device) for device in places]
 
     def check_integrity(self) -> None:
@@ -359,8 +369,16 @@ class ContinuousBatchingKVCacheManager:
         )
 
 
+def _parsed(devices: Iterable[Device | str]) -> tuple[Device, ...]:
+    """Answer devices that may be others than a manager's own."""
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise TypeError(f"devices is a {type(devices).__name__}, must be a list of devices")
+    return tuple(Device.parse(device) for device in devices)
+
+
 def _slot_params(params: KVCacheParams, max_seq_len: int, num_layers: int) -> KVCacheParams:
     """Answer the params of a pool whose pages are slots."""
+    require_params(params)
     require_count(max_seq_len=max_seq_len, num_layers=num_layers)
     if params.data_parallel_degree != 1:
         raise ValueError(

@@ -7,13 +7,14 @@ answers a new cache and leaves its argument as it was or, with ``donate=True``, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvcore import _core
+from kvcore.arguments import flag
 from kvcore.arrays import host_array, is_on_gpu
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import require_count
@@ -54,22 +55,31 @@ class PagedKVCache:
     @property
     def num_blocks(self) -> int:
         """Blocks in each pool."""
-        return int(self.key_pool.shape[0])
+        return self._size(0)
 
     @property
     def block_size(self) -> int:
         """Tokens per block."""
-        return int(self.key_pool.shape[1])
+        return self._size(1)
 
     @property
     def num_kv_heads(self) -> int:
         """Heads per token."""
-        return int(self.key_pool.shape[2])
+        return self._size(2)
 
     @property
     def head_dim(self) -> int:
         """Elements per head."""
-        return int(self.key_pool.shape[3])
+        return self._size(3)
+
+    def _size(self, axis: int) -> int:
+        shape = getattr(self.key_pool, "shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 4:
+            raise TypeError(
+                f"key_pool is a {type(self.key_pool).__name__} of shape {shape}, must be an array "
+                f"[num_blocks, block_size, num_kv_heads, head_dim]"
+            )
+        return int(shape[axis])
 
     def __repr__(self) -> str:
         return (
@@ -85,6 +95,16 @@ def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
     if isinstance(dtype, str) and dtype.startswith(("bfloat", "float8")):
         return numpy_dtype(dtype)
     return np.dtype(dtype)
+
+
+def _is_on_gpu(cache: PagedKVCache) -> bool:
+    """Tell where the pools of a cache are; TypeError for what is no cache."""
+    missing = [each.name for each in fields(PagedKVCache) if not hasattr(cache, each.name)]
+    if missing:
+        raise TypeError(
+            f"cache is a {type(cache).__name__} without {missing[0]}, must be a PagedKVCache"
+        )
+    return is_on_gpu(cache.key_pool)
 
 
 def _arrays(cache: PagedKVCache) -> tuple[_Array, _Array, _Array, _Array]:
@@ -137,7 +157,7 @@ def init_paged_kv_cache(
     shape |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
     require_count(**shape, batch_size=batch_size, max_blocks_per_seq=max_blocks_per_seq)
     pool_dtype = _dtype(dtype)
-    if pool_dtype.hasobject:
+    if pool_dtype.kind in "OUSmM" or pool_dtype.names is not None:
         raise TypeError(f"dtype is {pool_dtype}, must be one of numbers")
     return PagedKVCache(
         key_pool=np.zeros(tuple(shape.values()), pool_dtype),
@@ -182,7 +202,8 @@ def allocate_blocks(
     ValueError
         Too few ids, an id that is no block or listed twice or to be taken though a row has it, a
         row that would be longer than the table is wide, blocks left from an allocation without
-        its append, a read-only table with `donate`. Nothing has changed.
+        its append; with `donate` a table that is read-only or whose elements share memory. Nothing
+        has changed.
     IndexError
         No such row.
     TypeError
@@ -205,7 +226,8 @@ def allocate_blocks(
     if not isinstance(free_block_ids, (list, tuple)):
         free_block_ids = host_array(free_block_ids, "free_block_ids")
     asked = sequence_idx, num_new_tokens, free_block_ids
-    if is_on_gpu(cache.key_pool):
+    donate = flag("donate", donate)
+    if _is_on_gpu(cache):
         from kvcore.cuda import rows
 
         given = rows.rows_of(cache)
@@ -246,7 +268,8 @@ def append_kv(
     ------
     ValueError
         Shapes that differ, a block that is not allocated or not in the pool or twice in the row,
-        more tokens than the table is wide, a read-only array with `donate`. Nothing has changed.
+        more tokens than the table is wide; with `donate` an array that is read-only, whose elements
+        share memory or that shares it with another. Nothing has changed.
     IndexError
         No such row.
     TypeError
@@ -266,7 +289,8 @@ def append_kv(
     >>> append_kv(cache, 0, np.ones((3, 1, 8)), np.ones((3, 1, 8))).seq_lengths
     array([3], dtype=int32)
     """
-    if is_on_gpu(cache.key_pool):
+    donate = flag("donate", donate)
+    if _is_on_gpu(cache):
         from kvcore.cuda import rows
 
         new = keys_new, values_new
@@ -320,7 +344,7 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, int]:
     >>> keys.shape, values.dtype, seq_len
     ((0, 1, 8), dtype('float32'), 0)
     """
-    if is_on_gpu(cache.key_pool):
+    if _is_on_gpu(cache):
         from kvcore.cuda import rows
 
         return rows.gather_rows(rows.rows_of(cache), sequence_idx)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ __all__ = ["cache_shape"]
 
 Config = Mapping[str, Any]
 _MOST_BYTES = 1 << 24  # a thousand times what models have
+
+# What the system says of text that cannot be the name of a file.
+_NO_NAMES = (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 
 # One thing under the names that model families give it; the most common one first.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -72,10 +76,17 @@ def _load(config: Config | str | Path) -> Config:
             f"of a transformers config pass config.to_dict()"
         )
     path = Path(config)
-    if path.is_dir():
-        path = path / "config.json"
     try:
+        if path.is_dir():
+            path = path / "config.json"
         loaded = json.loads(_text(path))
+    except OSError as error:
+        if error.errno not in _NO_NAMES:
+            raise
+        raise ValueError(
+            f"config is no path, {error.strerror}: {str(config)[:50]!r}...; pass a mapping, or the "
+            f"path of a config.json"
+        ) from None
     except RecursionError as error:
         raise ValueError(f"{path}: no config: its JSON is nested too deeply") from error
     except ValueError as error:
@@ -262,7 +273,8 @@ def cache_shape(config: Config | str | Path, dtype: str | None = None) -> dict[s
     Raises
     ------
     ValueError
-        A field is missing or out of range, or the model's layers are not all K and V of one shape.
+        A field is missing or out of range, or the model's layers are not all K and V of one shape;
+        what no file can be called, a file that holds no JSON.
     TypeError
         Neither mapping nor path.
     OSError
@@ -274,6 +286,8 @@ def cache_shape(config: Config | str | Path, dtype: str | None = None) -> dict[s
     qk_rope_head_dim`` elements per token and layer (DeepSeek-V2, arXiv:2405.04434). Sliding windows
     are not subtracted: every layer keeps every token.
     """
+    if dtype is not None and not isinstance(dtype, str):
+        raise TypeError(f"dtype is a {type(dtype).__name__}, must be a str")
     whole = _load(config)
     text = _language_model(whole)
     _check_uniform(text)

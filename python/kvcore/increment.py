@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.arguments import MOST_UINT32, integers
 from kvcore.arrays import any_array, is_on_gpu
 from kvcore.ops.slots import advance_lengths
 
@@ -27,11 +28,18 @@ def _row_offsets(prev_model_inputs: Any) -> Any:
     else:
         offsets = getattr(prev_model_inputs, "input_row_offsets", prev_model_inputs)
     offsets = any_array(offsets, "row offsets") if is_on_gpu(offsets) else np.asarray(offsets)
+    if offsets.ndim == 0 or offsets.dtype.kind in "OSU":
+        raise TypeError(
+            f"prev_model_inputs is a {type(prev_model_inputs).__name__}, must be row offsets "
+            f"uint32 [B + 1], a tuple (x, row_offsets) or an object with input_row_offsets"
+        )
     if offsets.ndim != 1 or offsets.dtype.kind not in "ui":
         raise ValueError(
             f"row offsets have shape {offsets.shape} and dtype {offsets.dtype}, "
             f"must be uint32 [B + 1]"
         )
+    if isinstance(offsets, np.ndarray):
+        return integers("row offsets", offsets, 0, MOST_UINT32)
     return offsets
 
 
@@ -45,7 +53,7 @@ def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
                 f"take them from get_data_parallel_splits"
             )
         return expected
-    splits: list[int] = np.asarray(given).tolist()
+    splits: list[int] = integers("data_parallel_splits", given).tolist()
     if splits != expected:
         raise ValueError(
             f"data_parallel_splits is {splits}, the inputs have {expected}; "
@@ -84,6 +92,8 @@ def added_tokens(prev_model_inputs: Any, rows: list[int]) -> np.ndarray[Any, np.
     ------
     ValueError
         Row offsets or splits that do not belong to these rows.
+    TypeError
+        No row offsets.
     """
     offsets, _ = checked_offsets(prev_model_inputs, rows)
     added: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets.astype(np.int64))
@@ -96,6 +106,7 @@ def increment_cache_lengths(
     inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any, num_replicas: int
 ) -> list[RaggedKVCacheInputs]:
     """See ``PagedKVCacheManager.increment_cache_lengths``."""
+    _require_inputs(inputs)
     if not inputs or len(inputs) % num_replicas != 0:
         raise ValueError(
             f"{len(inputs)} inputs for {num_replicas} replicas, must be one per device"
@@ -109,6 +120,18 @@ def increment_cache_lengths(
     for replica, new in enumerate(added):
         advanced.extend(_advance(inputs[replica * shards : (replica + 1) * shards], new))
     return advanced
+
+
+def _require_inputs(inputs: Any) -> None:
+    if not isinstance(inputs, list | tuple):
+        raise TypeError(
+            f"kv_cache_inputs is a {type(inputs).__name__}, must be a list of RaggedKVCacheInputs"
+        )
+    for i, each in enumerate(inputs):
+        if not isinstance(each, RaggedKVCacheInputs):
+            raise TypeError(
+                f"kv_cache_inputs[{i}] is a {type(each).__name__}, must be RaggedKVCacheInputs"
+            )
 
 
 def _advance_on_gpus(
@@ -144,7 +167,8 @@ def _advance(
 ) -> list[RaggedKVCacheInputs]:
     first = group[0]
     _require_steps(first)
-    lengths = (first.cache_lengths + added).astype(np.uint32)
+    grown = integers("cache_lengths", first.cache_lengths + added, 0, MOST_UINT32)
+    lengths = grown.astype(np.uint32)
     return [
         RaggedKVCacheInputs(
             each.blocks, lengths, each.lookup_table, each.max_lengths[1:], each.kv_scales

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, SupportsFloat, SupportsIndex
@@ -12,6 +11,8 @@ from typing import Any, SupportsFloat, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.arguments import integer, number
+from kvcore.arrays import require_own_memory
 from kvcore.dtypes import narrowed
 from kvcore.elements import host_copy, read_element, write_element
 
@@ -29,7 +30,7 @@ Guard = Callable[[int, int, int], None]
 
 def require_index(name: str, value: SupportsIndex, count: int, what: str) -> int:
     """Answer the index as an int; IndexError outside ``0 .. count - 1``, TypeError for no int."""
-    index = operator.index(value)
+    index = integer(name, value)
     if not 0 <= index < count:
         raise IndexError(f"{name} is {index}, must be at least 0 and below {count}, the {what}")
     return index
@@ -135,19 +136,23 @@ class KVCacheLayer(ABC):
         IndexError, InvalidHandleError
             As for ``load``.
         ValueError
-            A scale that is 0 or not finite: write the scale first. NaN into int8.
+            A scale that is 0 or not finite: write the scale first. NaN into int8. A pool that is
+            read-only, or whose elements share memory.
+        TypeError
+            A value that is no number, an index that is no int.
         """
         place = self._locate(bs, head, tok, dim)
         scale = self._scale(place)
-        number = float(value)
+        stored = number("value", value)
+        require_own_memory(self.blocks, "blocks")
         if scale is not None:
             if scale == 0 or not math.isfinite(scale):
                 raise ValueError(
                     f"the scale at bs {bs}, head {head}, tok {tok}, dim {dim} is {scale}, must be "
                     f"finite and not 0; write it into the view's scales first"
                 )
-            number /= float(scale)
-        write_element(self.blocks, place, narrowed(number, self.blocks.dtype))
+            stored /= float(scale)
+        write_element(self.blocks, place, narrowed(stored, self.blocks.dtype))
 
     def cache_length(self, batch_idx: SupportsIndex) -> int:
         """Answer the tokens that a sequence held before this step; IndexError out of range."""

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvcore.arguments import flag, number
 from kvcore.dtypes import itemsize
 from kvcore.hf_config import cache_shape
 
-__all__ = ["KVCacheParams", "require_count"]
+__all__ = ["KVCacheParams", "require_count", "require_params"]
 
 _SCALE_BYTES = 4  # float32
 _MAX_COUNT = 2**31 - 1  # page ids and shapes are int32
+_MOST_GIB = 2**33  # whose bytes are counted in int64
 
 
 def require_count(**values: int) -> None:
@@ -24,6 +26,12 @@ def require_count(**values: int) -> None:
             raise TypeError(f"{name} is a {type(value).__name__}, must be an int")
         if not 1 <= value <= _MAX_COUNT:
             raise ValueError(f"{name} is {value}, must be 1 .. {_MAX_COUNT}")
+
+
+def require_params(params: object) -> None:
+    """Raise TypeError for what is no KVCacheParams."""
+    if not isinstance(params, KVCacheParams):
+        raise TypeError(f"params is a {type(params).__name__}, must be a KVCacheParams")
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class KVCacheParams:
     ValueError
         A size below 1, an unknown dtype, heads or devices that do not divide, a host tier without
         prefix caching or space.
+    TypeError
+        A size that is no int, a flag that is no bool, a dtype that is no str.
 
     Examples
     --------
@@ -89,6 +99,8 @@ class KVCacheParams:
     cache_strategy: str = "paged"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.dtype, str):
+            raise TypeError(f"dtype is a {type(self.dtype).__name__}, must be a str")
         itemsize(self.dtype)
         require_count(
             n_kv_heads=self.n_kv_heads,
@@ -98,6 +110,9 @@ class KVCacheParams:
             n_devices=self.n_devices,
             data_parallel_degree=self.data_parallel_degree,
         )
+        flag("is_mla", self.is_mla)
+        flag("enable_prefix_caching", self.enable_prefix_caching)
+        flag("enable_kvcache_swapping_to_host", self.enable_kvcache_swapping_to_host)
         if self.cache_strategy != "paged":
             raise ValueError(f"cache_strategy is {self.cache_strategy!r}, must be 'paged'")
         self._check_devices()
@@ -137,6 +152,8 @@ class KVCacheParams:
 
     def _check_host_tier(self) -> None:
         space = self.host_kvcache_swap_space_gb
+        if space is not None:
+            number("host_kvcache_swap_space_gb", space)
         if not self.enable_kvcache_swapping_to_host:
             return
         if not self.enable_prefix_caching:
@@ -144,9 +161,10 @@ class KVCacheParams:
                 "enable_kvcache_swapping_to_host without enable_prefix_caching: "
                 "the host tier holds cached pages, so enable both"
             )
-        if space is None or space <= 0:
+        if space is None or not 0 < space < _MOST_GIB:
             raise ValueError(
-                f"host_kvcache_swap_space_gb is {space}, must be above 0 GiB for the host tier"
+                f"host_kvcache_swap_space_gb is {space}, must be above 0 GiB for the host tier, "
+                f"and below {_MOST_GIB}"
             )
 
     @classmethod
@@ -171,9 +189,9 @@ class KVCacheParams:
         ------
         ValueError
             A field is missing or out of range; the model keeps a recurrent state, or its layers
-            differ in their K and V.
+            differ in their K and V. What no file can be called; a file that holds no JSON.
         TypeError
-            Neither mapping nor path.
+            Neither mapping nor path; another field than those of KVCacheParams.
         OSError
             The file cannot be read.
 

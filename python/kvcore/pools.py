@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arrays import host_array, is_writable, present_zeros
+from kvcore.arrays import (
+    host_array,
+    is_writable,
+    present_zeros,
+    require_apart,
+    require_own_memory,
+)
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
 from kvcore.ops.transfer import copy_partial
@@ -33,6 +39,10 @@ def shard_shapes(params: KVCacheParams, num_pages: int) -> list[tuple[int, ...]]
     if params.v_head_dim is None:
         return [(num_pages, params.kv_dim, params.num_layers, page, heads, params.head_dim)]
     return [(num_pages, 1, params.num_layers, page, heads, width) for width in params.row_widths]
+
+
+def _arrays_of(pool: Any) -> list[Any]:
+    return list(pool) if isinstance(pool, tuple) else [pool]
 
 
 def _one_or_pair(arrays: list[Any]) -> Any:
@@ -84,6 +94,7 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], devic
         raise ValueError("blocks is read-only, must be writable: pages are copied in it")
     if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize:
         raise ValueError("blocks is strided along its last axis, must be contiguous there")
+    require_own_memory(seen, "blocks")
     return seen.view(dtype)
 
 
@@ -108,9 +119,12 @@ def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any, device: Devi
     Raises
     ------
     TypeError, ValueError
-        Another shape or dtype, read-only memory, or nothing that numpy can look into.
+        Another shape or dtype, memory that is read-only or that elements share, or nothing that
+        numpy can look into.
     """
     shapes = shard_shapes(params, num_pages)
+    if len(shapes) == 2 and not isinstance(blocks, list | tuple):
+        raise TypeError(f"blocks is a {type(blocks).__name__}, must be a pair of arrays: K and V")
     given = [blocks] if len(shapes) == 1 else list(blocks)
     if len(given) != len(shapes):
         raise ValueError(f"blocks holds {len(given)} arrays, must hold {len(shapes)}: K and V")
@@ -142,6 +156,7 @@ def make_shards(
             adopt_shard(params, num_pages, given, device)
             for given, device in zip(blocks, devices, strict=True)
         ]
+        require_apart([array for pool, _ in shards for array in _arrays_of(pool)], "blocks")
     tp = params.tensor_parallel_degree
     return [shards[r * tp : (r + 1) * tp] for r in range(params.data_parallel_degree)]
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import SupportsIndex
 
+from kvcore.arguments import integer
 from kvcore.errors import CapacityError
-from kvcore.params import KVCacheParams, require_count
+from kvcore.params import KVCacheParams, require_count, require_params
 
 __all__ = [
     "batch_per_replica",
@@ -28,6 +28,7 @@ def rederived(
     params: KVCacheParams, *, num_layers: int | None = None, page_size: int | None = None
 ) -> KVCacheParams:
     """Answer the params with the given values in place of their own."""
+    require_params(params)
     return replace(
         params,
         num_layers=params.num_layers if num_layers is None else num_layers,
@@ -40,17 +41,17 @@ def batch_per_replica(params: KVCacheParams, max_batch_size: int) -> int:
     return -(-max_batch_size // params.data_parallel_degree)
 
 
-def _require_bytes(memory: int) -> None:
-    if not isinstance(memory, SupportsIndex):
-        raise TypeError(f"memory is a {type(memory).__name__}, must be an int: bytes")
-    if memory < 0:
-        raise ValueError(f"memory is {memory} bytes, must be at least 0")
+def _bytes(memory: int) -> int:
+    found = integer("memory", memory)
+    if found < 0:
+        raise ValueError(f"memory is {found} bytes, must be at least 0")
+    return found
 
 
 def pages_per_replica(params: KVCacheParams, memory: int) -> int:
     """Answer the pages of one replica when `memory` bytes are shared by all."""
-    _require_bytes(memory)
-    return memory // params.data_parallel_degree // params.bytes_per_page
+    require_params(params)
+    return _bytes(memory) // params.data_parallel_degree // params.bytes_per_page
 
 
 def host_pages_per_replica(params: KVCacheParams) -> int:
@@ -103,11 +104,11 @@ def estimated_memory_size(
     params: KVCacheParams, max_batch_size: int, max_seq_len: int, memory: int
 ) -> int:
     """Answer the bytes over all replicas: at most `memory`, at most what the batch can use."""
+    require_params(params)
     require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
     pages = batch_per_replica(params, max_batch_size) * _pages_per_sequence(params, max_seq_len)
-    _require_bytes(memory)
     replicas = params.data_parallel_degree
-    return replicas * min(memory // replicas, pages * params.bytes_per_page)
+    return replicas * min(_bytes(memory) // replicas, pages * params.bytes_per_page)
 
 
 def max_supported_sequence_length(params: KVCacheParams, memory: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcore.arrays import is_on_gpu
+from kvcore.arrays import any_array, is_on_gpu
 from kvcore.device import Device
 from kvcore.elements import on_device
 from kvcore.errors import CapacityError
@@ -16,6 +16,7 @@ from kvcore.increment import added_tokens, checked_offsets
 from kvcore.ops.slots import advance_lengths
 from kvcore.params import KVCacheParams
 from kvcore.symbols import ArraySymbol, pool_symbols
+from kvcore.view_arrays import require_array
 
 __all__ = [
     "ContinuousBatchingKVCacheInputs",
@@ -69,9 +70,16 @@ def increment_slot_lengths(
     inputs: Sequence[tuple[Any, Any, Any, Any]], prev_model_inputs: Any, max_seq_len: int
 ) -> list[ContinuousBatchingKVCacheInputs]:
     """See ``ContinuousBatchingKVCacheManager.increment_cache_lengths``."""
+    for i, each in enumerate(inputs):
+        if not isinstance(each, tuple | list) or len(each) != 4:
+            raise TypeError(
+                f"kv_cache_inputs[{i}] is a {type(each).__name__}, must be what fetch answers: "
+                f"(blocks, cache_lengths, lookup_table, is_cache_empty)"
+            )
+        require_array("cache_lengths", each[1], 1, np.uint32)
     if is_on_gpu(inputs[0][1]):
         return _advance_on_gpus(inputs, prev_model_inputs)
-    before = inputs[0][1]
+    before = any_array(inputs[0][1], "cache_lengths")
     after = before + added_tokens(prev_model_inputs, [len(before)])
     if len(after) and after.max() > max_seq_len:
         raise CapacityError(

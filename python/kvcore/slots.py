@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._core import BlockPool
+from kvcore.arguments import integer
 from kvcore.errors import (
     AlreadyClaimedError,
     CapacityError,
@@ -24,11 +24,17 @@ from kvcore.errors import (
 __all__ = ["SlotClaims", "SlotTable", "as_ids"]
 
 
-def as_ids(ids: Iterable[Any], name: str = "seq_ids") -> list[int]:
-    """Answer ids as a list of int; TypeError for what is none, ValueError for a duplicate."""
+def as_ids(ids: Iterable[Any], slots: int, name: str = "seq_ids") -> list[int]:
+    """Answer ids as a list of int; TypeError for what is none, ValueError for a duplicate.
+
+    Of more ids than there are slots, one is answered too many: it is none of them. So a source
+    without end is not read to its end.
+    """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise TypeError(f"{name} is a {type(ids).__name__}, must be a list of int")
-    listed = [operator.index(each) for each in ids]
+    listed = [
+        integer(f"{name}[{i}]", each) for i, each in enumerate(itertools.islice(ids, slots + 1))
+    ]
     if len(set(listed)) < len(listed):
         twice = next(each for each in listed if listed.count(each) > 1)
         raise ValueError(f"{name} holds {twice} twice; name each sequence once")

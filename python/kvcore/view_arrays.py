@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvcore.arrays import any_array
 from kvcore.dtypes import numpy_dtype
-from kvcore.params import KVCacheParams
+from kvcore.params import KVCacheParams, require_params
 from kvcore.pools import shard_shapes
 
 __all__ = ["PoolPart", "pool_parts", "require_array"]
@@ -66,6 +66,7 @@ def pool_parts(
         )
     if params is None:
         params = _described(arrays, given)
+    require_params(params)
     params = replace(params, num_layers=arrays[0].shape[2], page_size=arrays[0].shape[3])
     _require_shapes(params, arrays)
     typed = [_as_dtype(array, params) for array in arrays]
@@ -89,7 +90,8 @@ def _described(arrays: list[NDArray[Any]], scales: tuple[Any, ...]) -> KVCachePa
     _, kv_dim, layers, size, heads, width = arrays[0].shape
     granularity = None
     if scales[0] is not None:
-        granularity = width // max(1, any_array(scales[0], "scales").shape[-1])
+        groups = require_array("scales", scales[0], 6, np.float32).shape[5]
+        granularity = width // max(1, groups)
     return KVCacheParams(
         dtype=arrays[0].dtype.name,
         n_kv_heads=heads,

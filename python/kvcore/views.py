@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC
 from collections.abc import Sequence
 from typing import Any, ClassVar, SupportsIndex
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.arguments import MOST_UINT32, integer, integers
 from kvcore.elements import host_copy, read_element
 from kvcore.errors import CapacityError
 from kvcore.layer_views import (
@@ -21,7 +21,7 @@ from kvcore.layer_views import (
     PagedKVCacheLayer,
     require_index,
 )
-from kvcore.params import KVCacheParams
+from kvcore.params import KVCacheParams, require_params
 from kvcore.view_arrays import pool_parts, require_array
 
 __all__ = [
@@ -83,8 +83,10 @@ class KVCacheCollection(ABC):
                 f"cache_lengths has {len(self.cache_lengths)} rows, lookup_table has "
                 f"{len(self.lookup_table)}, must be one per sequence in both"
             )
-        self.max_seq_length = operator.index(max_seq_length)
-        self.max_cache_length = operator.index(max_cache_length)
+        self.max_seq_length = integer("max_seq_length", max_seq_length, 0, MOST_UINT32)
+        self.max_cache_length = integer("max_cache_length", max_cache_length, 0, MOST_UINT32)
+        if guard is not None and not callable(guard):
+            raise TypeError(f"guard is a {type(guard).__name__}, must be callable or None")
         self.guard = guard
 
     # ---- what it holds -------------------------------------------------------------------
@@ -199,9 +201,9 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection):
     Raises
     ------
     ValueError
-        Another rank, dtype or shape.
+        Another rank, dtype or shape; a length below 0 or beyond uint32.
     TypeError
-        No array.
+        No array; a length that is no int.
 
     Examples
     --------
@@ -235,6 +237,8 @@ class PagedKVCacheCollection(KVCacheCollection):
     ------
     ValueError
         Inputs without a pool, or with another rank, dtype or shape.
+    TypeError
+        No inputs.
 
     Notes
     -----
@@ -263,6 +267,8 @@ class PagedKVCacheCollection(KVCacheCollection):
         kv_params: KVCacheParams | None = None,
         guard: Guard | None = None,
     ) -> None:
+        if not isinstance(inputs, RaggedKVCacheInputs):
+            raise TypeError(f"inputs are a {type(inputs).__name__}, must be RaggedKVCacheInputs")
         limits = require_array("max_lengths", inputs.max_lengths, 2, np.uint32)
         if limits.shape[0] < 1 or limits.shape[1] != 2:
             raise ValueError(f"max_lengths has shape {limits.shape}, must be (1 or more steps, 2)")
@@ -289,20 +295,18 @@ def longest_lengths(
         A sequence would be longer than its slot.
     ValueError
         A negative count, or not one per sequence.
+    TypeError
+        Counts that are no integers.
     """
     rows = len(cache_lengths)
-    new = np.asarray(new_tokens)
-    if new.size and new.dtype.kind not in "iu":
-        raise TypeError(f"new_tokens has dtype {new.dtype}, must be an int or one per sequence")
+    new = integers("new_tokens", new_tokens, 0)
     if new.shape not in ((), (rows,)):
         raise ValueError(
             f"new_tokens has shape {new.shape} for {rows} sequences, must be one number or one each"
         )
-    if (new < 0).any():
-        raise ValueError(f"new_tokens is {int(new.min())}, must be at least 0")
     if rows == 0:
         return 0, 0
-    total = cache_lengths + new.astype(np.int64)
+    total = cache_lengths + np.minimum(new, MOST_UINT32)  # of which the sum does not wrap
     if total.max() > max_seq_len:
         raise CapacityError(
             f"row {int(total.argmax())} would hold {int(total.max())} tokens, a slot holds "
@@ -330,6 +334,7 @@ class FetchContinuousBatchingKVCacheCollection:
     """
 
     def __init__(self, kv_params: KVCacheParams) -> None:
+        require_params(kv_params)
         self.kv_params = kv_params
 
     def __call__(

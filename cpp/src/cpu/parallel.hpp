@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvcore::cpu {
@@ -16,18 +19,58 @@ constexpr std::int64_t kWorthAThread = 1 << 18;
     return kWorthAThread / std::max<std::int64_t>(1, bytes) + 1;
 }
 
+/// Starts a thread, or throws where the system has none left.
+struct StartThread {
+    template <class Work>
+    std::thread operator()(Work&& work) const {
+        return std::thread(std::forward<Work>(work));
+    }
+};
+
+/// Threads that are joined whatever happens: one that is still running when its object dies ends
+/// the process.
+class JoiningThreads {
+   public:
+    JoiningThreads() = default;
+    JoiningThreads(const JoiningThreads&) = delete;
+    JoiningThreads& operator=(const JoiningThreads&) = delete;
+    ~JoiningThreads() {
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+    /// False where there is no memory or no thread left: the work is then the caller's.
+    template <class Start, class Work>
+    [[nodiscard]] bool start(const Start& start, const Work& work) noexcept {
+        try {
+            threads_.emplace_back();
+            threads_.back() = start(work);
+            return true;
+        } catch (const std::exception&) {
+            while (!threads_.empty() && !threads_.back().joinable()) threads_.pop_back();
+            return false;
+        }
+    }
+
+   private:
+    std::vector<std::thread> threads_;
+};
+
 /// Calls body(begin, end) for parts of 0 .. n, each on a thread of its own; the caller's is one of
-/// them. Parts of less than `least` are not worth a thread.
-template <class Body>
-void parallel_for(std::int64_t n, std::int64_t least, int threads, const Body& body) {
+/// them. Parts of less than `least` are not worth a thread. Where a thread cannot be started, the
+/// caller does its part and those behind it: a limit of the system costs time, never the process.
+template <class Body, class Start = StartThread>
+void parallel_for(std::int64_t n, std::int64_t least, int threads, const Body& body,
+                  const Start& start = {}) {
     const std::int64_t worth = least > 0 ? n / least : n;
     const std::int64_t parts = std::max<std::int64_t>(1, std::min<std::int64_t>(threads, worth));
-    std::vector<std::thread> others;
-    for (std::int64_t i = 1; i < parts; ++i) {
-        others.emplace_back([&body, n, i, parts] { body(n * i / parts, n * (i + 1) / parts); });
-    }
-    body(0, n / parts);
-    for (std::thread& other : others) other.join();
+    const auto part = [&body, n, parts](std::int64_t i) {
+        body(n * i / parts, n * (i + 1) / parts);
+    };
+    JoiningThreads others;
+    std::int64_t next = 1;
+    while (next < parts && others.start(start, [part, next] { part(next); })) ++next;
+    part(0);
+    for (; next < parts; ++next) part(next);
 }
 
 }  // namespace kvcore::cpu

@@ -19,6 +19,7 @@ using kvcore::python::seen;
 using kvcore::python::seen_all;
 using kvcore::python::stream_of;
 using kvcore::python::TokenTransfer;
+using kvcore::python::TransferArgs;
 
 namespace {
 
@@ -34,16 +35,16 @@ struct Part {
 std::vector<Part> parts_of(const py::list& transfers, const BatchArgs& batch, bool is_readable,
                            bool writes_pool) {
     std::vector<Part> found;
+    TransferArgs args(writes_pool);
     for (const py::handle each : transfers) {
-        const auto parts = seen_all(each).cast<py::tuple>();
-        const TokenTransfer transfer{parts[0].cast<std::string>(), parts[1].cast<py::array>(),
-                                     parts[2], parts[3], parts[4].cast<py::array>()};
+        const TokenTransfer& transfer = args.add(seen_all(each).cast<py::tuple>());
         const bool has_tokens = transfer.tokens.ndim() > 0;
         const std::int64_t total = is_readable  ? batch.total()
                                    : has_tokens ? transfer.tokens.shape(0)
                                                 : 0;
         found.push_back({transfer.checked(total, writes_pool), transfer.pool.shape(0), total});
     }
+    for (const auto& [numbers, name] : batch.numbers()) args.check_numbers(numbers, name);
     return found;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "cuda/bindings.hpp"
 #include "cuda/device_args.hpp"
@@ -11,6 +12,7 @@ namespace py = pybind11;
 namespace cuda = kvcore::cuda;
 using kvcore::PageBytes;
 using kvcore::PagePair;
+using kvcore::python::arrays_in;
 using kvcore::python::check_ids;
 using kvcore::python::check_rank;
 using kvcore::python::check_status;
@@ -20,6 +22,7 @@ using kvcore::python::Ids;
 using kvcore::python::page_pairs;
 using kvcore::python::pages_of;
 using kvcore::python::seen;
+using kvcore::python::seen_all;
 using kvcore::python::stream_of;
 using kvcore::python::writable_pages_of;
 
@@ -27,23 +30,25 @@ namespace {
 
 static_assert(sizeof(PagePair) == 2 * sizeof(std::int64_t), "rows of an array are pairs");
 
-void copy_pages(const py::object& given, const py::object& pairs, int device,
-                std::uintptr_t stream) {
-    py::array pool = seen(given);
-    const PageBytes<std::byte> pages = writable_pages_of(pool);
+// Everything is checked before anything is enqueued: a list of pools is one cache.
+void copy_pages(const py::list& given, const py::object& pairs, int device, std::uintptr_t stream) {
+    std::vector<py::array> pools = arrays_in(seen_all(given));
+    const std::vector<PageBytes<std::byte>> all = writable_pages_of(pools);
     const DeviceNumbers numbers(pairs);
     const Ids checked = numbers.ids("pairs");
     check_rank(checked, "pairs", "(n, 2)", 2);
-    if (numbers.is_readable()) {
-        (void)page_pairs(checked, pool);
-    } else if (checked.shape(1) != 2) {
-        throw py::value_error("pairs must have two columns");
+    if (checked.shape(1) != 2) throw py::value_error("pairs must have two columns");
+    for (const py::array& pool : pools) {
+        if (numbers.is_readable()) (void)page_pairs(checked, pool);
     }
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        status = cuda::copy_pages(pages, numbers.data<PagePair>(), checked.shape(0),
-                                  stream_of(device, stream));
+        for (const PageBytes<std::byte>& pages : all) {
+            if (status != cuda::kSuccess) break;
+            status = cuda::copy_pages(pages, numbers.data<PagePair>(), checked.shape(0),
+                                      stream_of(device, stream));
+        }
     }
     check_status(status, "copying ", checked.shape(0), " pages on cuda:", device);
 }
@@ -59,17 +64,21 @@ py::ssize_t count_ids(const DeviceNumbers& numbers, const py::array& pool) {
     return ids.size();
 }
 
-void fill_pages(const py::object& given, const py::object& ids, int value, int device,
+void fill_pages(const py::list& given, const py::object& ids, int value, int device,
                 std::uintptr_t stream) {
-    py::array pool = seen(given);
-    const PageBytes<std::byte> pages = writable_pages_of(pool);
+    std::vector<py::array> pools = arrays_in(seen_all(given));
+    const std::vector<PageBytes<std::byte>> all = writable_pages_of(pools);
     const DeviceNumbers numbers(ids);
-    const py::ssize_t n = count_ids(numbers, pool);
+    py::ssize_t n = 0;
+    for (const py::array& pool : pools) n = count_ids(numbers, pool);
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        status = cuda::fill_pages(pages, numbers.data<std::int64_t>(), n,
-                                  static_cast<std::byte>(value), stream_of(device, stream));
+        for (const PageBytes<std::byte>& pages : all) {
+            if (status != cuda::kSuccess) break;
+            status = cuda::fill_pages(pages, numbers.data<std::int64_t>(), n,
+                                      static_cast<std::byte>(value), stream_of(device, stream));
+        }
     }
     check_status(status, "filling ", n, " pages on cuda:", device);
 }
@@ -98,9 +107,9 @@ void digest_pages(const py::object& given, const py::object& ids, const py::obje
 }  // namespace
 
 void bind_cuda_pages(py::module_& module) {
-    module.def("copy_pages", &copy_pages, py::arg("pool"), py::arg("pairs"), py::arg("device"),
+    module.def("copy_pages", &copy_pages, py::arg("pools"), py::arg("pairs"), py::arg("device"),
                py::arg("stream"));
-    module.def("fill_pages", &fill_pages, py::arg("pool"), py::arg("ids"), py::arg("value"),
+    module.def("fill_pages", &fill_pages, py::arg("pools"), py::arg("ids"), py::arg("value"),
                py::arg("device"), py::arg("stream"));
     module.def("digest_pages", &digest_pages, py::arg("pool"), py::arg("ids"), py::arg("out"),
                py::arg("device"), py::arg("stream"));

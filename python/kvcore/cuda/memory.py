@@ -47,5 +47,5 @@ def _fill_with_zeros(memory: Any) -> None:
     address = ids.__array_interface__["data"][0]
     kernels().copy(index.ptr, address, ids.nbytes, memory.device, stream.ptr)
     on_device = over_memory(index.ptr, (1,), ids.dtype, memory.device, index)
-    kernels().fill_pages(page, (ids, on_device), 0, memory.device, stream.ptr)
+    kernels().fill_pages([page], (ids, on_device), 0, memory.device, stream.ptr)
     kernels().synchronize(memory.device, stream.ptr)

@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 
 from kvcore import _core
 from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.arguments import pair_of
 from kvcore.arrays import HOST, any_array, host_array, in_library_of, place_of
 from kvcore.ops.batch import PagedBatch, layer_pools
 from kvcore.plans import SharedPrefix
@@ -225,7 +226,8 @@ def merge_states(
     if out is None:
         targets = [place.empty(array.shape, array.dtype) for array in states[:2]]
     else:
-        seen = [(any_array(target, f"out[{i}]"), f"out[{i}]") for i, target in enumerate(out)]
+        both = pair_of("out", out)
+        seen = [(any_array(target, f"out[{i}]"), f"out[{i}]") for i, target in enumerate(both)]
         targets = [place.check(*each) for each in seen]
     place.kernels.merge_states(*states, *targets, *place.last(threads))
     if out is not None:

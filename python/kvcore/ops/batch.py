@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.arguments import integer, number
 from kvcore.arrays import Place, any_array, place_of
 from kvcore.dtypes import NARROW
 from kvcore.ops.latent import latent_fp8_parts
@@ -174,12 +174,15 @@ def _layer_of(arrays: Any, name: str, layer: SupportsIndex) -> list[NDArray[Any]
     """Answer one layer of each kv entry of arrays [pages, kv_dim, layers, page_size, ...]."""
     parts = list(arrays) if isinstance(arrays, tuple) else [arrays]
     seen = [any_array(part, name) for part in parts]
+    for part in seen:
+        if part.ndim != 6:
+            raise ValueError(f"{name} has shape {part.shape}, must have 6 axes")
     index = _index(layer, seen[0].shape[2])
     return [part[:, kv, index] for part in seen for kv in range(part.shape[1])]
 
 
 def _index(layer: SupportsIndex, count: int) -> int:
-    index = operator.index(layer)
+    index = integer("layer", layer)
     if not 0 <= index < count:
         raise IndexError(f"layer is {index}, must be at least 0 and below {count}, the layers")
     return index
@@ -248,7 +251,7 @@ def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
         )
     heads = pool.shape[2]
     if given is None or isinstance(given, float | int):
-        given = np.full(heads, 1.0 if given is None else given, np.float32)
+        given = np.full(heads, 1.0 if given is None else number(name, given), np.float32)
     array = any_array(given, name)
     if array.dtype != np.float32:
         raise TypeError(f"{name} has dtype {array.dtype}, must be float32")

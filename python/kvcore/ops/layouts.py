@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
+from kvcore.arguments import integer
 from kvcore.arrays import any_array, zeros_on
 from kvcore.dtypes import numpy_dtype
 
@@ -81,10 +82,10 @@ class PoolLayout:
     _tensors: list[Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layout, str):
+            raise TypeError(f"layout is a {type(self.layout).__name__}, must be a str")
         if self.layout != PACKED and self.layout not in _AXES:
-            raise ValueError(
-                f"layout is {self.layout!r}, must be one of {', '.join([*_AXES, PACKED])}"
-            )
+            raise ValueError(_unknown(self.layout))
         tensors = _packed(self.arrays) if self.layout == PACKED else _affine(self)
         _check_alike(tensors)
         pages, page_size, heads, *dims = _sizes(tensors, is_packed=self.layout == PACKED)
@@ -141,13 +142,20 @@ class PoolLayout:
         KVCacheError
             No GPU here: "CUDA unavailable: " and why.
         """
+        for name, value in (("layout", layout), ("dtype", dtype), ("device", device)):
+            if not isinstance(value, str):
+                raise TypeError(f"{name} is a {type(value).__name__}, must be a str")
+        if layout != PACKED and layout not in _AXES:
+            raise ValueError(_unknown(layout))
         kind = numpy_dtype(dtype)
-        counts = {"page": pages, "layer": layers, "token": page_size, "head": heads}
-        values = head_dim if v_head_dim is None else v_head_dim
+        sizes = {"page": pages, "layer": layers, "token": page_size, "head": heads}
+        counts = {axis: _size(f"count of axis {axis}", n) for axis, n in sizes.items()}
+        head_dim = _size("head_dim", head_dim)
+        values = head_dim if v_head_dim is None else _size("v_head_dim", v_head_dim)
         if layout == PACKED:
             shapes = _packed_shapes(counts, head_dim, values, kind.itemsize)
         else:
-            shapes = _shapes(_AXES.get(layout, ()), counts, head_dim, values)
+            shapes = _shapes(_AXES[layout], counts, head_dim, values)
         arrays = [zeros_on(device, shape, kind) for shape in shapes]
         return cls(arrays[0] if len(arrays) == 1 else tuple(arrays), layout)
 
@@ -160,9 +168,19 @@ def tensors_of(pool: PoolLayout) -> list[Tensor]:
 # ---- inside --------------------------------------------------------------------------------------
 
 
+def _unknown(layout: str) -> str:
+    return f"layout is {layout!r}, must be one of {', '.join([*_AXES, PACKED])}"
+
+
+def _size(name: str, value: Any) -> int:
+    return integer(name, value, 0, 2**31 - 1)
+
+
 def _affine(pool: PoolLayout) -> list[Tensor]:
     """Answer K, and V where there is one: [pages, layers, page_size, heads, dim] or by layer."""
     parts = pool.arrays if isinstance(pool.arrays, tuple) else (pool.arrays,)
+    if not 1 <= len(parts) <= 2:
+        raise ValueError(f"arrays is a tuple of {len(parts)}, must be a pair: K and V")
     tensors = [tensor for part in parts for tensor in _of_part(part, pool.layout)]
     if len(tensors) != len(parts) and len(parts) != 1:
         raise ValueError("a tuple of arrays is K and V; neither has both of them along its axis kv")

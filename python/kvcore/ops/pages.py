@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.arguments import integer, integers
 from kvcore.arrays import Place, any_array, is_on_gpu, place_of
 
 __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"]
@@ -17,6 +17,8 @@ __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"
 def _parts(blocks: Any) -> list[NDArray[Any]]:
     """Answer the arrays of a pool, which is one or a pair."""
     given = list(blocks) if isinstance(blocks, tuple) else [blocks]
+    if not 1 <= len(given) <= 2:
+        raise ValueError(f"blocks is a tuple of {len(given)}, must be a pair: K and V")
     return [any_array(part, "blocks") for part in given]
 
 
@@ -32,15 +34,15 @@ def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
     ------
     TypeError
         Other dtypes.
+    ValueError
+        Numbers beyond int64.
     """
     if is_on_gpu(values):
         return any_array(values, name)  # type: ignore[no-any-return]
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {array.dtype}, must be integers")
+    array = integers(name, values)
     if array.size == 0:
         array = array.reshape((0,) if columns == 1 else (0, columns))
-    return np.ascontiguousarray(array, np.int64)
+    return array
 
 
 def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1) -> None:
@@ -65,7 +67,10 @@ def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1)
         A page outside the pool.
     ValueError
         A page that is a source and a destination, or a destination twice; a strided or read-only
-        pool. Nothing has been copied.
+        pool, one whose elements share memory, or a pair that does. Nothing has been copied, in
+        neither array of a pair.
+    TypeError
+        Pairs that are no integers; no array.
 
     Examples
     --------
@@ -78,8 +83,7 @@ def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1)
     """
     parts, place = _parts_and_place(blocks, stream)
     wanted = place.numbers(integer_array("pairs", pairs, 2), "pairs")
-    for part in parts:
-        place.kernels.copy_pages(part, wanted, *place.last(threads))
+    place.kernels.copy_pages(parts, wanted, *place.last(threads))
 
 
 def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> None:
@@ -97,7 +101,7 @@ def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -
 
     Raises
     ------
-    IndexError, ValueError
+    IndexError, ValueError, TypeError
         As for ``copy_pages``.
     """
     fill_pages(blocks, ids, 0, stream=stream, threads=threads)
@@ -123,7 +127,7 @@ def fill_pages(
 
     Raises
     ------
-    IndexError, ValueError
+    IndexError, ValueError, TypeError
         As for ``copy_pages``, or another byte.
 
     Examples
@@ -135,13 +139,10 @@ def fill_pages(
     >>> pool.tolist()
     [[0.0, 0.0, 0.0], [nan, nan, nan]]
     """
-    value = operator.index(byte)
-    if not 0 <= value <= 255:
-        raise ValueError(f"byte is {value}, must be 0 .. 255")
+    value = integer("byte", byte, 0, 255)
     parts, place = _parts_and_place(blocks, stream)
     wanted = place.numbers(integer_array("ids", ids, 1), "ids")
-    for part in parts:
-        place.kernels.fill_pages(part, wanted, value, *place.last(threads))
+    place.kernels.fill_pages(parts, wanted, value, *place.last(threads))
 
 
 def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> Any:
@@ -166,7 +167,7 @@ def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> 
 
     Raises
     ------
-    IndexError, ValueError
+    IndexError, ValueError, TypeError
         As for ``copy_pages``.
     """
     parts, place = _parts_and_place(blocks, stream)

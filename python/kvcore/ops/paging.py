@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.arguments import MOST_UINT32, integers
 from kvcore.arrays import Place, any_array, is_on_gpu
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
@@ -61,7 +62,9 @@ def append(
     IndexError
         A layer that does not exist, or a position without a page.
     ValueError
-        Shapes that do not fit, a `v` that is missing or too many, a bad `scale`.
+        Shapes that do not fit, a `v` that is missing or too many, a bad `scale`; a pool or scales
+        that are read-only, whose elements share memory (as broadcast ones do) or that share it with
+        each other. Nothing has been written.
     TypeError
         Another dtype.
 
@@ -131,8 +134,9 @@ def gather(
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
     layer : int
-    lengths : uint32 [B], optional
-        Tokens of each row; ``cache_lengths`` by default. From the host also for a pool on a GPU.
+    lengths : integers [B], optional
+        Tokens of each row; ``cache_lengths`` by default. From the host also for a pool on a GPU,
+        where they are uint32.
     dtype : {"float32", "float16", "bfloat16"}, optional
         Of the results. By default the pool's, and float32 where there are scales.
     out : (array, array or None), optional
@@ -157,8 +161,12 @@ def gather(
     ------
     IndexError
         A layer that does not exist, or a position without a page.
-    ValueError, TypeError
-        Arrays that do not fit, `dtype` beside `out`.
+    ValueError
+        Arrays that do not fit, negative `lengths` or more than 2^32 - 1 tokens, `dtype` beside
+        `out`, an `out` that is read-only, whose elements share memory or that overlaps what is
+        read. Nothing has been written.
+    TypeError
+        Another dtype; `lengths` that are no integers.
 
     Notes
     -----
@@ -172,11 +180,7 @@ def gather(
     """
     pools = layer_pools(inputs, layer)
     place = pools.place(stream)
-    taken = pools.cache_lengths if lengths is None else any_array(lengths, "lengths")
-    if taken.shape != pools.cache_lengths.shape:
-        raise ValueError(
-            f"lengths has shape {taken.shape}, must be {pools.cache_lengths.shape}: one per row"
-        )
+    taken = _lengths(pools, lengths)
     offsets, total = place.running_total(taken, has_room=out is not None)
     targets = _targets(pools, place, total, dtype, out)
     parts = _parts(pools, ("out[0]", "out[1]"), targets)
@@ -189,6 +193,36 @@ def gather(
         results = _pair(out, len(targets))
     ends = offsets[-1] if isinstance(offsets, tuple) else offsets
     return results[0], None if pools.is_latent else results[1], ends
+
+
+def _lengths(pools: LayerPools, given: Any) -> Any:
+    """Answer the tokens of each row, uint32 where they are the host's and checked."""
+    taken = pools.cache_lengths if given is None else any_array(given, "lengths")
+    if taken.shape != pools.cache_lengths.shape:
+        raise ValueError(
+            f"lengths has shape {taken.shape}, must be {pools.cache_lengths.shape}: one per row"
+        )
+    if not isinstance(taken, np.ndarray):
+        if taken.dtype != np.uint32:
+            raise TypeError(f"lengths has dtype {taken.dtype}, must be uint32 on a GPU")
+        return taken
+    checked = integers("lengths", taken, 0, MOST_UINT32)
+    if taken.ndim != 1 or pools.lookup_table.ndim != 2:
+        raise ValueError(f"lengths has shape {taken.shape}, must be (rows,) of the lookup_table")
+    columns = pools.lookup_table.shape[1]
+    held = columns * pools.pools[0].shape[1]
+    if checked.size and checked.max() > held:
+        row = int((checked > held).argmax())
+        raise IndexError(
+            f"position {held} of row {row} has no page: column {columns} of the lookup table does "
+            f"not exist, it has {columns}; reserve the position first"
+        )
+    if checked.sum() > MOST_UINT32:
+        raise ValueError(
+            f"lengths are {checked.sum()} tokens together, must be at most {MOST_UINT32}; gather "
+            f"fewer rows at a time"
+        )
+    return checked.astype(np.uint32)
 
 
 def _write(
@@ -276,11 +310,23 @@ def _factors(place: Place, scale: Any, heads: int) -> Any:
         if factors.shape != (heads,):
             raise ValueError(f"scale has shape {factors.shape}, must be ({heads},) on a GPU")
         return place.check(factors, "scale")
-    values = np.asarray(scale, np.float32)
+    values = _numbers(scale)
     is_shaped = values.shape in ((), (1,), (heads,))
     if not is_shaped or not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"scale is {scale!r}, must be positive and finite, one or one per head")
     return place.there(np.ascontiguousarray(np.broadcast_to(values, (heads,))))
+
+
+def _numbers(scale: Any) -> NDArray[np.float32]:
+    """Answer numbers as float32; TypeError for others."""
+    values = np.asarray(scale)
+    if values.dtype.kind not in "iuf" and values.dtype.name not in WIDE:
+        is_huge = values.dtype.kind == "O" and all(type(each) is int for each in values.flat)
+        if not is_huge:
+            raise TypeError(f"scale has dtype {values.dtype}, must be numbers")
+        values = np.full(values.shape, np.inf)
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def _pair(given: Any, count: int) -> list[Any]:
@@ -303,6 +349,8 @@ def _targets(
         given = _pair(out, len(outputs))
         seen = [any_array(array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])]
         return [place.check(array, f"out[{i}]") for i, array in enumerate(seen)]
+    if dtype is not None and not isinstance(dtype, str):
+        raise TypeError(f"dtype is a {type(dtype).__name__}, must be a str")
     if dtype is not None and dtype not in WIDE:
         raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(WIDE)}")
     return [_fresh(pools, place, parts, total, dtype) for parts in outputs]

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, SupportsIndex
 
 from numpy.typing import NDArray
 
+from kvcore.arguments import integer, pair_of
 from kvcore.arrays import Place, any_array, is_writable, place_of
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 
@@ -16,6 +16,8 @@ __all__ = ["dequantize", "quantize"]
 
 
 def _one_of(name: str, dtype: str, allowed: tuple[str, ...]) -> str:
+    if not isinstance(dtype, str):
+        raise TypeError(f"{name} is a {type(dtype).__name__}, must be a str")
     if dtype not in allowed:
         raise ValueError(f"{name} is {dtype!r}, must be one of {', '.join(allowed)}")
     return dtype
@@ -64,16 +66,17 @@ def quantize(
     ------
     ValueError
         A granularity that does not divide the last axis, another `dtype`, an `out` of another shape
-        or order.
+        or order, or that shares memory with `x`.
     TypeError
-        An `x` or `out` of another dtype.
+        An `x` or `out` of another dtype, a granularity that is neither int nor str.
 
     Notes
     -----
     A scale is the largest finite magnitude of its group over the largest value of `dtype` (127 for
     int8), at least 1e-12; a code is ``x * (1 / scale)`` to the nearest, ties to even. Infinities
-    take the largest code; NaN stays NaN, in int8 it is 0. Costs reading `x` twice (from cache where
-    a group fits) and writing the codes.
+    and NaN do not count for the scale. An infinity takes the last code of its sign, in int8 127 and
+    -128; NaN stays NaN, in int8 it is 0. The codes are the same on every processor, whatever its
+    instruction set. Costs reading `x` twice (from cache where a group fits) and writing the codes.
 
     Examples
     --------
@@ -88,7 +91,7 @@ def quantize(
     source = place.contiguous(given_x)
     _typed("x", source, WIDE)
     narrow = _one_of("dtype", dtype, NARROW)
-    given = (None, None) if out is None else out
+    given = (None, None) if out is None else pair_of("out", out)
     codes = _target(place, "out[0]", given[0], source.shape, narrow)
     if isinstance(granularity, str):
         shape: tuple[int, ...] = _head_rows(source.shape, granularity)
@@ -138,7 +141,7 @@ def dequantize(
     Raises
     ------
     ValueError
-        Scales of another shape, another `dtype`.
+        Scales of another shape, another `dtype`, an `out` that shares memory with what is read.
     TypeError
         Arrays of other dtypes.
 
@@ -184,7 +187,7 @@ def _bad_scales(values: tuple[int, ...], scales: tuple[int, ...]) -> str:
 
 
 def _group(shape: tuple[int, ...], granularity: SupportsIndex) -> int:
-    group = operator.index(granularity)
+    group = integer("granularity", granularity)
     if not shape or group < 1 or shape[-1] % group:
         raise ValueError(
             f"granularity is {group}, must be at least 1 and divide the last axis of x, "

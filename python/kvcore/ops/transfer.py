@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.arguments import integer
 from kvcore.arrays import HOST, Place, place_of
 from kvcore.ops.layouts import PACKED, PoolLayout, Tensor, tensors_of
 from kvcore.ops.pages import integer_array
@@ -52,8 +52,8 @@ def transfer(
     IndexError
         A page or layer that a cache does not have.
     ValueError
-        Sizes that differ, a destination twice, memory in common, read-only or strided rows. Nothing
-        has been copied.
+        Sizes that differ, a destination twice, memory in common, read-only or strided rows, a
+        destination whose elements share memory. Nothing has been copied.
     TypeError
         Dtypes that differ, or ids that are no integers.
 
@@ -74,9 +74,7 @@ def transfer(
     first, count = _layer_range(layers, source.layers)
     place = _common_place(source, destination, stream)
     pairs = _pairs(place, source_ids, destination_ids)
-    limit = operator.index(max_blocks)
-    if limit < 0:
-        raise ValueError(f"max_blocks is {limit}, must be at least 0")
+    limit = min(integer("max_blocks", max_blocks, 0), 2**31 - 1)
     if place is HOST:
         parts = tensors_of(source), source.layout == PACKED
         others = tensors_of(destination), destination.layout == PACKED
@@ -108,8 +106,10 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     IndexError
         A page outside the pool.
     ValueError
-        More tokens than a page has, a page copied to itself, a read-only pool or strided rows.
-        Nothing has been copied.
+        More tokens than a page has, a page copied to itself, a read-only pool, strided rows, or
+        elements that share memory. Nothing has been copied.
+    TypeError
+        Copies that are no integers; no array.
 
     Examples
     --------
@@ -201,7 +201,14 @@ def _layer_range(layers: SupportsIndex | range | None, count: int) -> tuple[int,
     if layers is None:
         return 0, count
     if isinstance(layers, range):
-        if len(layers) and layers.step != 1:
+        if not layers:
+            return 0, 0
+        if layers.step != 1:
             raise ValueError(f"layers are {layers}, must be a range of step 1")
-        return (layers.start, len(layers)) if len(layers) else (0, 0)
-    return operator.index(layers), 1
+        first, end = layers.start, layers.stop
+    else:
+        first = integer("layers", layers)
+        end = first + 1
+    if not 0 <= first < end <= count:
+        raise IndexError(f"layers {first} .. {end - 1} are asked for, the caches have {count}")
+    return first, end - first
