@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,14 +186,20 @@ def test_shared_context_that_ends_closes_the_listener(
     listener.close()
 
 
+def contexts_of_zmq() -> list[Any]:
+    # By its type alone: some objects have a class of their own making, and warn when asked.
+    return [each for each in gc.get_objects() if issubclass(type(each), zmq.Context)]
+
+
 def test_own_context_that_ends_closes_the_listener(
     base: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    zmq.Context.instance()
+    others = contexts_of_zmq()
     manager = make_manager(zmq_endpoint_base=base)
-    contexts = [each for each in gc.get_objects() if isinstance(each, zmq.Context)]
     with caplog.at_level(logging.WARNING, "kvcore"):
-        for context in contexts:
-            if context is not zmq.Context.instance():
+        for context in contexts_of_zmq():
+            if not any(context is other for other in others):
                 context.term()
         wait_until(lambda: files(base) == [])
     manager.fetch([])
@@ -216,11 +223,12 @@ def test_listeners_leave_no_thread_descriptor_or_file(base: str) -> None:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
     ResetListener(base).close()
+    gc.collect()  # of what tests before have left
     before = held()
     for _ in range(5):
         ResetListener(base)
         gc.collect()
-    assert held() == before
+    assert all(now <= then for now, then in zip(held(), before, strict=True))
     assert files(base) == []
 
 

@@ -32,6 +32,12 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, const S
     known.filled = pages;
 }
 
+void LookupTable::forget() noexcept {
+    std::fill(rows_.begin(), rows_.end(), Row{});
+    num_padded_ = 0;
+    padded_ = 0;
+}
+
 void LookupTable::pad_rows(std::int64_t num_rows, std::int32_t width) {
     // A few columns at a time: the longest row grows by one again and again.
     constexpr std::int64_t kAtATime = 16;

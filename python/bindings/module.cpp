@@ -5,6 +5,7 @@
 
 #include "bindings.hpp"
 #include "kvcore/python_errors.hpp"
+#include "module_of_main.hpp"
 
 namespace py = pybind11;
 
@@ -16,7 +17,7 @@ namespace py = pybind11;
 #define KVCORE_COMPILER "unknown"
 #endif
 
-PYBIND11_MODULE(_core, module) {
+KVCORE_MODULE(_core, module) {
     module.doc() = "The C++ objects of kvcore: construction, counters and the building blocks.";
     py::register_exception_translator([](std::exception_ptr error) {
         try {

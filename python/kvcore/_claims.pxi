@@ -4,28 +4,60 @@
 cdef uint64_t next_manager_uid = 1
 
 
-cdef inline object handle_key(SequenceHandle sequence):
-    return (<uint64_t>sequence.generation << 32) | sequence.index
+@cython.final
+@cython.freelist(16)
+cdef class _Claim:
+    """The claim of a request id, and its own key in the table of claims.
+
+    The id is hashed once, before anything is looked up. Two claims that the table has are equal
+    only if they are one object, so that a claim is put there and taken out of it again without any
+    code of the id, which could raise, or let other threads run.
+    """
+
+    def __hash__(self):
+        return self.hashed
+
+    def __eq__(self, _Claim other not None):
+        if self is other:
+            return True
+        if self.is_entered and other.is_entered:
+            return False
+        return self.request_id is other.request_id or self.request_id == other.request_id
 
 
-cdef inline SequenceHandle handle_of(object key) except *:
-    cdef uint64_t packed = key
-    cdef SequenceHandle sequence
-    sequence.index = <uint32_t>(packed & 0xffffffff)
-    sequence.generation = <uint32_t>(packed >> 32)
-    return sequence
+cdef _Claim new_claim(object request_id):
+    cdef _Claim claim = _Claim.__new__(_Claim)
+    claim.hashed = hash(request_id)
+    claim.request_id = request_id
+    return claim
 
 
 cdef object not_found(object request_id):
     return RequestNotFoundError(f"request {request_id!r} is not claimed; call external_claim first")
 
 
-cdef object named(object error, list contexts):
+cdef object about(object error, object request_id):
     """The same error with the request it is about in front."""
+    return type(error)(f"request {request_id!r}: {error}")
+
+
+cdef object named(object error, list contexts):
+    """The same error with the request of its row in front."""
     cdef object row = getattr(error, "row", None)
     if row is None:
         return error
-    return type(error)(f"request {contexts[row].request_id!r}: {error}")
+    try:
+        context = contexts[row]
+    except IndexError:  # the caller's list, which may have changed since
+        return error
+    return about(error, context.request_id)
+
+
+cdef object id_of(object context):
+    try:
+        return context.request_id
+    except AttributeError:
+        raise no_context(context) from None
 
 
 # Changes whenever a context may no longer be what a batch read earlier took it for: one is gone, so
@@ -38,12 +70,12 @@ cdef inline void change_contexts_epoch() noexcept:
     contexts_epoch += 1
 
 
-cdef inline bint is_claimed(PyObject* item, uint64_t uid, const uint32_t* generations) noexcept:
+cdef inline bint is_claimed(PyObject* item, uint64_t uid, const ClaimSlot* slots) noexcept:
     """True when a context knows its present claim with the manager of this id."""
     cdef SequenceHandle sequence = (<TextGenerationContext>item)._request.sequence
     return (
         (<TextGenerationContext>item)._manager_uid == uid
-        and generations[sequence.index] == sequence.generation
+        and slots[sequence.index].generation == sequence.generation
     )
 
 
@@ -74,62 +106,103 @@ cdef object read_foreign(object context, RequestView* view, list keep):
     return request_id
 
 
+cdef inline int require_made(ClaimTable table) except -1:
+    """First of all in every call: without its constructor a manager has no memory to look at."""
+    if not table._is_made:
+        raise RuntimeError(
+            f"this {type(table).__name__} was not initialised; call __init__ of the base class "
+            f"before anything else"
+        )
+    return 0
+
+
+cdef inline int listen(ClaimTable table) except -1:
+    """Before the cache is read: forget it where somebody asks for that."""
+    require_made(table)
+    if table._listener is not None and table._listener.is_asked():
+        table.reset_prefix_cache()
+    return 0
+
+
+cdef inline bint is_recorded(
+    ClaimTable table, PyObject* item, SequenceHandle sequence
+) noexcept:
+    return (
+        sequence.index < table._slots.size()
+        and table._slots[sequence.index].context == item
+    )
+
+
 cdef class ClaimTable:
     """Who is claimed, by request id; and the way from Python contexts to C++ requests."""
 
     def __init__(self, object core, *, bint runtime_checks, object gpus=None):
         global next_manager_uid
+        if self._native is not NULL:
+            raise RuntimeError(
+                f"this {type(self).__name__} is initialised already; make another one"
+            )
         self._core = core
         self._native = <CacheManager*>PyCapsule_GetPointer(
             core._capsule(), "kvcore.CacheManager"
         )
         self._uid = next_manager_uid
         next_manager_uid += 1
-        self._handles = {}
-        self._contexts = {}
+        self._claims = {}
+        self._by_slot = []
         self._num_replicas = self._native.config().num_replicas
         self._checks = runtime_checks
         self._gpus = gpus
 
     # ---- from Python objects to views ---------------------------------------------------------
 
-    cdef SequenceHandle _find(self, object request_id) except *:
-        cdef object key = self._handles.get(request_id)
-        if key is None:
+    cdef _Claim _claim_of(self, object request_id):
+        """The claim of an id; the code of an id may run before this answers, none after."""
+        require_made(self)
+        cdef _Claim claim = self._claims.get(new_claim(request_id))
+        if claim is None or not claim.is_live:
             raise not_found(request_id)
-        return handle_of(key)
+        return claim
+
+    cdef SequenceHandle _find(self, object request_id) except *:
+        return self._claim_of(request_id).sequence
 
     cdef RequestView* _own(self, TextGenerationContext own) except NULL:
         """The request of a context, with its present claim."""
-        if not is_claimed(<PyObject*>own, self._uid, self._generations.data()):
+        if not is_claimed(<PyObject*>own, self._uid, self._slots.data()):
             own._request.sequence = self._find(own.request_id)
             own._manager_uid = self._uid
-            self._contexts[own.request_id] = own
             change_contexts_epoch()
         return &own._request
 
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
         """The same of any object like a context; `keep` holds what the view refers to."""
-        cdef object request_id = read_foreign(context, view, keep)
-        view.sequence = self._find(request_id)
-        self._contexts[request_id] = context
+        view.sequence = self._find(read_foreign(context, view, keep))
         return 0
 
     cdef list _read(self, object batch, Batch* rows, list keep):
         """Point to the requests of a batch; answer its contexts as a list that nothing changes.
 
-        That is the caller's own list when it holds nothing but TextGenerationContext, for then no
-        Python code runs during the call; otherwise a copy.
+        That is the caller's own list when it holds nothing but contexts that know their claims, for
+        then no Python code runs during the call; otherwise a copy.
         """
         cdef list contexts
-        cdef size_t i
+        require_made(self)
         rows.rows.swap(self._last)  # or its memory
+        rows.is_known = False
         if type(batch) is list:
-            if self._is_last(<list>batch, rows.rows) or self._read_own(<list>batch, rows):
+            rows.is_known = self._is_last(<list>batch, rows.rows)
+            if rows.is_known or self._read_own(<list>batch, rows):
                 rows.epoch = contexts_epoch
                 return <list>batch
-        rows.epoch = 0
         contexts = list(batch)
+        self._look_up(contexts, rows, keep)
+        return contexts
+
+    cdef int _look_up(self, list contexts, Batch* rows, list keep) except -1:
+        """Point to requests of any class, whose code may run and change whatever was read."""
+        cdef size_t i
+        cdef PyObject* item
         rows.rows.resize(len(contexts))
         rows.foreign.resize(len(contexts))
         for i in range(rows.rows.size()):
@@ -139,12 +212,60 @@ cdef class ClaimTable:
             else:
                 self._foreign_view(context, &rows.foreign[i], keep)
                 rows.rows[i] = &rows.foreign[i]
-        return contexts
+        rows.epoch = 0 if keep else contexts_epoch
+        # Another manager's handle, read as one of this manager, would name any of its requests.
+        for i in range(rows.rows.size()):
+            item = PyList_GET_ITEM(contexts, i)
+            if is_own(item) and not is_claimed(item, self._uid, self._slots.data()):
+                raise not_found((<TextGenerationContext>item).request_id)
+        return 0
 
-    cdef void _keep(self, Batch* rows) noexcept:
-        """Remember a batch that is done with."""
+    cdef void _remember(self, Batch* rows) noexcept:
+        """Keep what was read of a batch whose contexts are all recorded."""
         self._last.swap(rows.rows)
         self._last_epoch = rows.epoch
+
+    cdef int _keep(self, Batch* rows, list contexts, int64_t done) except -1:
+        """Record the contexts of the first `done` rows, and remember the batch."""
+        cdef int64_t i
+        cdef PyObject* item
+        if not rows.is_known:
+            for i in range(done):
+                # The caller's list may have changed since it was read.
+                if i >= len(contexts):
+                    break
+                item = PyList_GET_ITEM(contexts, i)
+                if is_own(item) and (
+                    &(<TextGenerationContext>item)._request != rows.rows[i]
+                    or (<TextGenerationContext>item)._manager_uid != self._uid
+                ):
+                    break
+                if not is_recorded(self, item, rows.rows[i].sequence):
+                    self._record(<object>item, rows.rows[i].sequence)
+        if rows.is_known or done == <int64_t>rows.rows.size():
+            self._remember(rows)
+        return 0
+
+    cdef int _record(self, object context, SequenceHandle sequence) except -1:
+        """Note which context a request was used with, for ``fork`` to read.
+
+        Only calls that were done do so: the context of a refused one, or of a question, may hold
+        other tokens than the request's pages.
+        """
+        cdef _Claim claim
+        cdef object before
+        cdef ClaimSlot* slot
+        if self._by_slot is None or sequence.index >= self._slots.size():
+            return 0
+        slot = &self._slots[sequence.index]
+        if slot.generation != sequence.generation:
+            return 0
+        claim = <_Claim>PyList_GET_ITEM(self._by_slot, sequence.index)
+        before, claim.context = claim.context, context
+        slot.context = <PyObject*>context
+        if before is not None:
+            change_contexts_epoch()  # the batch that was read last may hold it
+        return 0  # here `before` may die, and run code of its own
 
     cdef bint _is_last(self, list batch, const vector[RequestView*]& last) noexcept:
         """True for the batch that was read last, as it is from one call of a step to the next."""
@@ -158,12 +279,12 @@ cdef class ClaimTable:
         return True
 
     cdef bint _read_own(self, list batch, Batch* rows) except -1:
-        """False, with rows unfinished, when there is a context of another class."""
+        """False, with rows unfinished, where Python code has to run to find a claim."""
         cdef Py_ssize_t n = len(batch)
         cdef Py_ssize_t i
         cdef PyObject* item
         cdef uint64_t uid = self._uid
-        cdef const uint32_t* generations = self._generations.data()
+        cdef const ClaimSlot* slots = self._slots.data()
         rows.rows.resize(n)
         cdef RequestView** requests = rows.rows.data()
         for i in range(n):
@@ -172,8 +293,8 @@ cdef class ClaimTable:
                 return False
             if i + AHEAD < n:
                 prefetch_context(PyList_GET_ITEM(batch, i + AHEAD))
-            if not is_claimed(item, uid, generations):
-                self._own(<TextGenerationContext>item)
+            if not is_claimed(item, uid, slots):
+                return False
             requests[i] = &(<TextGenerationContext>item)._request
         return True
 
@@ -213,43 +334,86 @@ cdef class ClaimTable:
         ------
         AlreadyClaimedError, CapacityError, IndexError, ValueError
         """
-        cdef int32_t replica
-        cdef SequenceHandle sequence
-        self._require_unclaimed(request_id)
+        require_made(self)
+        cdef _Claim claim = new_claim(request_id)
+        cdef uint64_t seen = self._require_unclaimed(claim)
+        claim.replica = self._chosen_replica(replica_idx)
+        try:
+            self._insert(claim, seen)
+            self._begin(claim, self._native.claim(claim.replica))
+        except BaseException as error:
+            self._drop(claim)
+            if isinstance(error, CapacityError):
+                raise about(error, request_id) from None
+            raise
+        self._check()
+
+    claim = external_claim
+
+    cdef int32_t _chosen_replica(self, object replica_idx) except -1:
         if replica_idx is None and self._num_replicas > 1:
             raise ValueError(
                 f"replica_idx is None, must be 0 .. {self._num_replicas - 1} or 'auto': "
                 f"there are {self._num_replicas} replicas"
             )
-        if isinstance(replica_idx, str):
-            if replica_idx != "auto":
-                raise ValueError(f"replica_idx is {replica_idx!r}, must be an index or 'auto'")
-            replica = self._native.recommend_replica(string_view(), NULL, 0)
-        else:
-            replica = 0 if replica_idx is None else self._replica(replica_idx)
-        try:
-            sequence = self._native.claim(replica)
-        except CapacityError as error:
-            raise CapacityError(f"request {request_id!r}: {error}") from None
-        self._enter(request_id, sequence)
-        self._check()
+        if not isinstance(replica_idx, str):
+            return 0 if replica_idx is None else self._replica(replica_idx)
+        if replica_idx != "auto":
+            raise ValueError(f"replica_idx is {replica_idx!r}, must be an index or 'auto'")
+        return self._native.recommend_replica(string_view(), NULL, 0)
 
-    claim = external_claim
-
-    cdef int _require_unclaimed(self, object request_id) except -1:
-        if request_id in self._handles:
-            home = self._native.replica_of(self._find(request_id))
+    cdef uint64_t _require_unclaimed(self, _Claim claim) except? 0:
+        """Answer how many claims had been inserted before this one was looked for."""
+        cdef uint64_t seen = self._insertions
+        cdef _Claim present = self._claims.get(claim)
+        if present is not None:
             raise AlreadyClaimedError(
-                f"request {request_id!r} is claimed already, on replica {home}; release it first"
+                f"request {claim.request_id!r} is claimed already, on replica {present.replica}; "
+                f"release it first"
             )
+        return seen
+
+    cdef int _insert(self, _Claim claim, uint64_t seen) except -1:
+        """Take an id for a claim that is about to begin, before anybody else does."""
+        while seen != self._insertions:  # others came while code of the id ran
+            seen = self._require_unclaimed(claim)
+        claim.is_entered = True
+        self._claims[claim] = claim
+        self._insertions += 1
+        while len(self._by_slot) < len(self._claims):  # here, where it may still fail
+            self._by_slot.append(None)
+            self._slots.resize(len(self._by_slot))
         return 0
 
-    cdef int _enter(self, object request_id, SequenceHandle sequence) except -1:
-        self._handles[request_id] = handle_key(sequence)
-        if self._generations.size() <= sequence.index:
-            self._generations.resize(sequence.index + 1)
-        self._generations[sequence.index] = sequence.generation
+    cdef int _begin(self, _Claim claim, SequenceHandle sequence) except -1:
+        while len(self._by_slot) <= sequence.index:
+            self._by_slot.append(None)
+        if self._slots.size() < <size_t>len(self._by_slot):
+            self._slots.resize(len(self._by_slot))
+        self._slots[sequence.index].generation = sequence.generation
+        self._slots[sequence.index].context = NULL
+        self._by_slot[sequence.index] = claim
+        claim.sequence = sequence
+        claim.is_live = True
         return 0
+
+    cdef int _drop(self, _Claim claim) except -1:
+        """Give the id back that a claim has taken."""
+        if claim.is_entered:
+            self._claims.pop(claim, None)
+        return 0
+
+    cdef int _end(self, _Claim claim) except -1:
+        """Forget a claim that C++ knows no more."""
+        cdef object context = claim.context
+        claim.is_live = False
+        self._slots[claim.sequence.index].generation = 0
+        self._slots[claim.sequence.index].context = NULL
+        self._by_slot[claim.sequence.index] = None
+        change_contexts_epoch()
+        self._drop(claim)
+        claim.context = None
+        return 0  # here `context` may die, and run code of its own
 
     cdef int32_t _replica(self, object replica_idx) except -1:
         cdef int64_t index = as_int(replica_idx, "replica_idx")
@@ -261,7 +425,9 @@ cdef class ClaimTable:
 
     def contains(self, request_id):
         """Tell whether a request is claimed now."""
-        return request_id in self._handles
+        require_made(self)
+        cdef _Claim claim = self._claims.get(new_claim(request_id))
+        return claim is not None and claim.is_live
 
     def release(self, request_id, *, after=None):
         """Drop a request; its committed pages stay cached and evictable.
@@ -280,27 +446,22 @@ cdef class ClaimTable:
         ValueError
             `after` is given, but no pool is on a GPU.
         """
+        cdef _Claim claim = self._claim_of(request_id)
         if after is not None:
-            if request_id not in self._handles:
-                raise not_found(request_id)
             if self._gpus is None:
                 raise ValueError(
                     f"after is {after!r}, but this manager has no pool on a GPU; leave it out"
                 )
             self._gpus.reuse_after(after)
-        cdef object key = self._handles.pop(request_id, None)
-        if key is None:
-            raise not_found(request_id)
-        cdef SequenceHandle sequence = handle_of(key)
-        self._contexts.pop(request_id, None)
-        self._generations[sequence.index] = 0
-        change_contexts_epoch()
-        self._native.release(sequence)
+            if not claim.is_live:
+                raise not_found(request_id)
+        self._native.release(claim.sequence)
+        self._end(claim)
         self._check()
 
     def get_replica(self, context):
         """Answer the index of the replica that a context's request is claimed on."""
-        return self._native.replica_of(self._find(context.request_id))
+        return self._claim_of(id_of(context)).replica
 
     def get_or_recommend_replica(self, context):
         """Answer the replica of a claimed request, or the best one for one not claimed yet.
@@ -308,12 +469,18 @@ cdef class ClaimTable:
         Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
         Changes nothing.
         """
-        cdef object key = self._handles.get(context.request_id)
+        require_made(self)
+        cdef _Claim claim = self._claims.get(new_claim(id_of(context)))
         cdef cnp.ndarray source
         cdef bytes name
-        if key is not None:
-            return self._native.replica_of(handle_of(key))
-        source = as_tokens(context.tokens)
+        if claim is not None and claim.is_live:
+            return claim.replica
+        listen(self)
+        try:
+            tokens = context.tokens
+        except AttributeError:
+            raise no_context(context) from None
+        source = as_tokens(tokens)
         name = namespace_of(
             getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
         )

@@ -76,8 +76,9 @@ cdef class TextGenerationContext:
     (3, 4, [10, 11, 12, 13])
     """
 
-    def __init__(self, object request_id, object tokens, *, object active_idx=None,
-                 object extra_key=None, object cache_salt=None):
+    # Not __init__, which need not run and may run twice: then what a batch points to would move.
+    def __cinit__(self, object request_id, object tokens, *, object active_idx=None,
+                  object extra_key=None, object cache_salt=None):
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef int64_t n = cnp.PyArray_DIM(source, 0)
         if n < 1:

@@ -46,4 +46,5 @@ cdef class Copies(Forks):
             Replica, source page, destination page, tokens; to be done in this order, before the
             next fetch's kernels run.
         """
+        require_made(self)
         return copies_array(self._native.take_copies())

@@ -2,6 +2,14 @@
 # Requests with a common past: fork, truncate, shared_prefixes.
 
 
+cdef object fork_error(object error, object parent_id, list claims):
+    """The same error with the request it is about in front; row -1 is the parent."""
+    cdef object row = getattr(error, "row", None)
+    if isinstance(error, CapacityError) or row == -1:
+        return about(error, parent_id)
+    return error if row is None else about(error, (<_Claim>claims[<int64_t>row]).request_id)
+
+
 cdef class Forks(ClaimTable):
     """What a claim table does to requests that begin alike."""
 
@@ -28,55 +36,55 @@ cdef class Forks(ClaimTable):
         Pages are shared; the one that is written next is copied when parent or child reserves it,
         whichever comes first. Costs O(pages) and one comparison of the tokens per child.
         """
-        cdef RequestView parent
+        cdef RequestView view
         cdef Batch requests
         cdef list children = list(child_ctxs)
         cdef list keep = []
-        cdef list names = self._describe_children(children, &requests, keep)
+        cdef list claims = self._describe_children(children, &requests, keep)
+        cdef _Claim parent = self._claim_of(parent_id)
         if not children:
-            self._find(parent_id)
             return
-        self._describe_parent(parent_id, &parent, keep)
-        for name in names:  # now that no Python code runs any more
-            self._require_unclaimed(name)
-        if parent.tokens == NULL:
-            parent.name_space = requests.rows[0].name_space
+        self._read_parent(parent, &view, keep)
         try:
+            self._insert_all(claims)
+            # No code but this runs from here to the call: what the views point to stays.
+            if type(parent.context) is TextGenerationContext:
+                view = (<TextGenerationContext>parent.context)._request
+            view.sequence = parent.sequence
+            if view.tokens == NULL:
+                view.name_space = requests.rows[0].name_space
             self._native.fork(
-                parent, RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
+                view, RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
             )
-        except CapacityError as error:
-            raise CapacityError(f"request {parent_id!r}: {error}") from None
-        except ValueError as error:
-            # Row -1 is the parent.
-            raise named(error, [*children, self._contexts.get(parent_id)]) from None
+        except BaseException as error:
+            for claim in claims:
+                self._drop(claim)
+            raise fork_error(error, parent_id, claims) from None
         cdef size_t i
         for i in range(requests.rows.size()):
-            self._enter(names[i], requests.rows[i].sequence)
-            self._contexts[names[i]] = children[i]
-        for i in range(requests.rows.size()):
+            (<_Claim>claims[i]).replica = parent.replica
+            self._begin(<_Claim>claims[i], requests.rows[i].sequence)
+            self._record(children[i], requests.rows[i].sequence)
             if type(children[i]) is TextGenerationContext:
                 (<TextGenerationContext>children[i])._manager_uid = self._uid
-            else:
-                self._write_back(children[i], requests.rows[i][0])
         change_contexts_epoch()
+        for i in range(requests.rows.size()):
+            if type(children[i]) is not TextGenerationContext:
+                self._write_back(children[i], requests.rows[i][0])
         self._check()
 
-    cdef int _describe_parent(self, object parent_id, RequestView* view, list keep) except -1:
+    cdef int _read_parent(self, _Claim parent, RequestView* view, list keep) except -1:
         """A claim that no context was used with has nothing written, and no tokens."""
-        cdef object context = self._contexts.get(parent_id)
-        view.sequence = self._find(parent_id)
-        if type(context) is TextGenerationContext:
-            view[0] = self._own(<TextGenerationContext>context)[0]
-        elif context is not None:
-            read_foreign(context, view, keep)
-        else:
+        cdef object context = parent.context
+        if context is None:
             view.active = view.end = 1
+        elif type(context) is not TextGenerationContext:
+            read_foreign(context, view, keep)
         return 0
 
     cdef list _describe_children(self, list children, Batch* requests, list keep):
-        """Check what can be wrong with the children by themselves; answer their request ids."""
-        cdef list names = []
+        """Check what can be wrong with the children by themselves; answer their claims to be."""
+        cdef list claims = []
         cdef size_t i
         requests.rows.resize(len(children))
         requests.foreign.resize(len(children))
@@ -84,14 +92,20 @@ cdef class Forks(ClaimTable):
             context = children[i]
             if type(context) is TextGenerationContext:
                 requests.rows[i] = &(<TextGenerationContext>context)._request
-                names.append((<TextGenerationContext>context).request_id)
+                claims.append(new_claim((<TextGenerationContext>context).request_id))
             else:
                 requests.rows[i] = &requests.foreign[i]
-                names.append(read_foreign(context, requests.rows[i], keep))
+                claims.append(new_claim(read_foreign(context, requests.rows[i], keep)))
                 self._check_settable(context)
-        if len(set(names)) < len(names):
+        if len(set(claims)) < len(claims):
+            names = [(<_Claim>claim).request_id for claim in claims]
             raise ValueError(f"the forks {names!r} repeat a request id; name each once")
-        return names
+        return claims
+
+    cdef int _insert_all(self, list claims) except -1:
+        for claim in claims:
+            self._insert(<_Claim>claim, self._require_unclaimed(<_Claim>claim))
+        return 0
 
     def truncate(self, request_id, n_tokens):
         """Forget written tokens of a request beyond the first `n_tokens`.
@@ -106,8 +120,8 @@ cdef class Forks(ClaimTable):
         ValueError
             `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
         """
-        cdef SequenceHandle sequence = self._find(request_id)
         cdef int64_t n = as_int(n_tokens, "n_tokens")
+        cdef SequenceHandle sequence = self._find(request_id)
         try:
             self._native.truncate(sequence, n)
         except ValueError as error:
@@ -133,7 +147,8 @@ cdef class Forks(ClaimTable):
         groups = self._native.shared_prefixes(
             RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
         )
-        self._keep(&requests)
+        if requests.is_known:
+            self._remember(&requests)
         return [
             SharedPrefix(rows=tuple(group.rows), num_tokens=group.num_tokens, replica=group.replica)
             for group in groups

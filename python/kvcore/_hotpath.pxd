@@ -2,6 +2,7 @@
 # cython: language_level=3
 cimport cython
 cimport numpy as cnp
+from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
@@ -49,14 +50,22 @@ cdef class RaggedKVCacheInputs:
     cdef readonly object kv_scales
 
 
+@cython.final
+cdef class _TableMemory:
+    cdef cnp.ndarray array
+    cdef bint is_exported
+
+
 cdef class _FetchBuffer:
     cdef cnp.ndarray memory  # of both where it is pinned, else None
     cdef cnp.ndarray table
     cdef cnp.ndarray lengths
+    cdef _TableMemory held  # by the tables handed out
     cdef LookupTable* rows
     cdef bint busy  # a fetch that is not over writes it
 
     cdef bint is_free(self)
+    cdef int take(self) except -1
 
 
 cdef class PinnedPrefix:
@@ -71,39 +80,70 @@ cdef struct Batch:
     vector[RequestView*] rows
     vector[RequestView] foreign
     uint64_t epoch  # of its contexts; 0 when some are foreign
+    bint is_known  # the batch that was kept last: its contexts are recorded
+
+
+@cython.final
+cdef class _Claim:
+    cdef object request_id
+    cdef Py_hash_t hashed
+    cdef SequenceHandle sequence
+    cdef int32_t replica
+    cdef bint is_entered  # the table has had it
+    cdef bint is_live
+    cdef object context  # that it was used with last
+
+
+# What is known of a claim by the slot of its sequence; of none, generation 0. Nobody keeps a
+# pointer to one while Python code runs.
+cdef struct ClaimSlot:
+    uint32_t generation
+    PyObject* context  # the claim's, which holds it
 
 
 cdef class ClaimTable:
     cdef readonly object _core
     cdef CacheManager* _native
     cdef uint64_t _uid
-    cdef dict _handles
-    cdef dict _contexts  # last used with each claim
-    cdef vector[uint32_t] _generations
+    cdef bint _is_made
+    cdef dict _claims
+    cdef uint64_t _insertions  # into it
+    cdef list _by_slot  # the claims, or None
+    cdef vector[ClaimSlot] _slots
     cdef vector[RequestView*] _last  # batch that was done with
     cdef uint64_t _last_epoch
     cdef int32_t _num_replicas
     cdef bint _checks
     cdef readonly object _gpus  # kvcore.gpu_pools.GpuPools, or None
+    cdef object _listener  # kvcore.zmq_reset.ResetListener, or None
 
+    cdef _Claim _claim_of(self, object request_id)
     cdef SequenceHandle _find(self, object request_id) except *
     cdef RequestView* _own(self, TextGenerationContext own) except NULL
     cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
     cdef list _read(self, object batch, Batch* rows, list keep)
-    cdef void _keep(self, Batch* rows) noexcept
+    cdef int _look_up(self, list contexts, Batch* rows, list keep) except -1
+    cdef void _remember(self, Batch* rows) noexcept
+    cdef int _keep(self, Batch* rows, list contexts, int64_t done) except -1
+    cdef int _record(self, object context, SequenceHandle sequence) except -1
     cdef bint _is_last(self, list batch, const vector[RequestView*]& last) noexcept
     cdef bint _read_own(self, list batch, Batch* rows) except -1
     cdef int _write_back(self, object context, const RequestView& view) except -1
     cdef int _check_settable(self, object context) except -1
     cdef int _check(self) except -1
     cdef int32_t _replica(self, object replica_idx) except -1
-    cdef int _require_unclaimed(self, object request_id) except -1
-    cdef int _enter(self, object request_id, SequenceHandle sequence) except -1
+    cdef int32_t _chosen_replica(self, object replica_idx) except -1
+    cdef uint64_t _require_unclaimed(self, _Claim claim) except? 0
+    cdef int _insert(self, _Claim claim, uint64_t seen) except -1
+    cdef int _begin(self, _Claim claim, SequenceHandle sequence) except -1
+    cdef int _drop(self, _Claim claim) except -1
+    cdef int _end(self, _Claim claim) except -1
 
 
 cdef class Forks(ClaimTable):
-    cdef int _describe_parent(self, object parent_id, RequestView* view, list keep) except -1
+    cdef int _read_parent(self, _Claim parent, RequestView* view, list keep) except -1
     cdef list _describe_children(self, list children, Batch* requests, list keep)
+    cdef int _insert_all(self, list claims) except -1
 
 
 # What a call leaves to be done.
@@ -126,7 +166,6 @@ cdef class PagedHotPath(Copies):
     cdef int64_t _total_pages
     cdef list _buffers
     cdef readonly list _shards
-    cdef object _listener
 
     cdef int _write_back_foreign(
         self, list contexts, const Batch& requests, int64_t first, int64_t end

@@ -23,15 +23,15 @@ class TextGenerationContext:
     request_id: Hashable
     extra_key: str | None
     cache_salt: str | None
-    def __init__(
-        self,
+    def __new__(
+        cls,
         request_id: Hashable,
         tokens: _Tokens,
         *,
         active_idx: int | None = None,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def tokens(self) -> NDArray[np.int32]: ...
     @property
@@ -71,6 +71,7 @@ class RaggedKVCacheInputs:
     def kv_scales(self) -> Any: ...
 
 class PinnedPrefix:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def num_tokens(self) -> int: ...
     def release(self) -> None: ...
@@ -166,7 +167,7 @@ class PagedHotPath(Copies):
 
 @final
 class RowClaims:
-    def __init__(self, table: ClaimTable, request_ids: list[Hashable]) -> None: ...
+    def __new__(cls, table: ClaimTable, request_ids: list[Hashable]) -> Self: ...
     def __call__(self, row: int, column: int, page: int) -> None: ...
 
 class PrefixHandle:

@@ -6,6 +6,12 @@
 No decision is made here: the rules live in the C++ library.
 """
 
+# Before anything that such an interpreter waits for without end.
+cdef extern from "interpreter.hpp":
+    int require_main_interpreter "kvcore::python::require_main_interpreter"() except -1
+
+require_main_interpreter()
+
 cimport cython
 cimport numpy as cnp
 from cpython.long cimport PyLong_AsLongLongAndOverflow
@@ -60,6 +66,8 @@ cdef extern from "Python.h":
     PyObject* PyList_GET_ITEM(object list, Py_ssize_t i)
     void* Py_TYPE(PyObject* o)
     char* PyBytes_AS_STRING(object o)
+    PyObject** PySequence_Fast_ITEMS(object o)
+    bint PyLong_CheckExact(PyObject* o)
     Py_ssize_t PyBytes_GET_SIZE(object o)
 
 cdef extern from *:

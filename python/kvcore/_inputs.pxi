@@ -13,7 +13,8 @@ cdef class RaggedKVCacheInputs:
         Tokens of each request whose KV is written.
     lookup_table : uint32 [B, most pages of a request]
         Page ids in logical order, padded with the number of pages as "unassigned". Rows may be
-        strided.
+        strided. On the host read-only, for its memory serves later fetches; what DLPack makes of it
+        can be written, and what is written there lasts as long as it is held.
     max_lengths : uint32 [num_steps, 2], on the host
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
@@ -39,6 +40,35 @@ cdef class RaggedKVCacheInputs:
         return f"RaggedKVCacheInputs({shapes})"
 
 
+@cython.final
+cdef class _TableMemory:
+    """Own the memory of tables handed out, which nobody but this module may make writable."""
+
+
+class _PageTable(np.ndarray):
+    """A table of a fetch: read-only, for its memory is updated only where pages change.
+
+    Consumers that ask for memory they may write, as DLPack's do, get it all the same: then the next
+    fetch that uses the memory writes all of it.
+    """
+
+    __slots__ = ()
+
+    def __dlpack__(self, **options):
+        owner = self
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        if self.flags.writeable or type(owner) is not _TableMemory:
+            return super().__dlpack__(**options)  # a copy, the caller's own
+        (<_TableMemory>owner).is_exported = True
+        cdef cnp.ndarray view = self.view(np.ndarray)
+        cnp.PyArray_ENABLEFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
+        return view.__dlpack__(**options)
+
+
+cdef object page_table = _PageTable
+
+
 cdef class _FetchBuffer:
     """Hold one page table and its lengths, used again for batch after batch.
 
@@ -55,6 +85,8 @@ cdef class _FetchBuffer:
         if allocate is None:
             self.table = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_UINT32)
             self.lengths = cnp.PyArray_SimpleNew(1, shape, cnp.NPY_UINT32)
+            self.held = _TableMemory.__new__(_TableMemory)
+            self.held.array = self.table
         else:  # in one piece, so that one copy takes both to a device
             self.memory = allocate(max_rows * (stride + 1))
             self.lengths = self.memory[:max_rows]
@@ -72,7 +104,15 @@ cdef class _FetchBuffer:
             return False
         if self.memory is not None:  # which every array over it holds, these two among them
             return Py_REFCNT(<PyObject*>self.memory) == 3
-        return Py_REFCNT(<PyObject*>self.table) == 1 and Py_REFCNT(<PyObject*>self.lengths) == 1
+        return Py_REFCNT(<PyObject*>self.held) == 1 and Py_REFCNT(<PyObject*>self.lengths) == 1
+
+    cdef int take(self) except -1:
+        """Make it one fetch's, which writes all of it where somebody else may have written."""
+        self.busy = True
+        if self.held is not None and self.held.is_exported:
+            self.rows.forget()
+            self.held.is_exported = False
+        return 0
 
 
 cdef cnp.ndarray view_of(cnp.ndarray base, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides):
@@ -83,6 +123,19 @@ cdef cnp.ndarray view_of(cnp.ndarray base, int ndim, cnp.npy_intp* shape, cnp.np
     )
     Py_INCREF(base)
     cnp.PyArray_SetBaseObject(view, base)
+    return view
+
+
+cdef cnp.ndarray table_of(_FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
+    """The table of a fetch over the start of a buffer's."""
+    if buffer.held is None:  # pinned: read by copies to devices alone
+        return view_of(buffer.table, 2, shape, strides)
+    cdef cnp.ndarray view = cnp.PyArray_New(
+        page_table, 2, shape, cnp.NPY_UINT32, strides, cnp.PyArray_DATA(buffer.table), 0,
+        cnp.NPY_ARRAY_ALIGNED, None
+    )
+    Py_INCREF(buffer.held)
+    cnp.PyArray_SetBaseObject(view, buffer.held)
     return view
 
 
@@ -158,8 +211,13 @@ cdef class PinnedPrefix:
     An object that is dropped lets the pages go as well.
     """
 
+    def __init__(self, *args, **rest):
+        raise TypeError("a PinnedPrefix is not made by itself; use what pin() answers")
+
     def release(self):
         """Let the pages go; InvalidHandleError when that was done before."""
+        if self._manager is None:
+            raise InvalidHandleError("this PinnedPrefix pins nothing; use what pin() answers")
         self._manager._native.unpin(self._pin)
         self._released = True
         if self._manager._checks:

@@ -19,6 +19,7 @@ cdef class PagedHotPath(Copies):
         self._shards = shards
         self._listener = listener
         self._buffers = [[] for _ in range(self._num_replicas)]
+        self._is_made = True
 
     # ---- reserve ---------------------------------------------------------------
 
@@ -55,12 +56,14 @@ cdef class PagedHotPath(Copies):
         cdef ReserveStatus status
         cdef list keep = []
         cdef object buffer
+        listen(self)
         if type(data) is TextGenerationContext:
             request = self._own(<TextGenerationContext>data)
             buffer = (<TextGenerationContext>data)._buffer  # kept while the GIL is not held
         else:
             self._foreign_view(data, request, keep)
             self._check_settable(data)
+        cdef SequenceHandle sequence = request.sequence
         try:
             if request.end - request.start > RELEASE_GIL_TOKENS:
                 with nogil:
@@ -72,6 +75,8 @@ cdef class PagedHotPath(Copies):
         if status != ReserveStatus.kOk:
             return False
         self._do(&owed)
+        if not is_recorded(self, <PyObject*>data, sequence):
+            self._record(data, sequence)
         if request is &foreign:
             self._write_back(data, foreign)
         self._check()
@@ -91,6 +96,7 @@ cdef class PagedHotPath(Copies):
         cdef list keep = []
         cdef int64_t done = 0
         cdef int64_t reserved = 0
+        listen(self)
         contexts = self._read(batch, &requests, keep)
         cdef int64_t n = requests.rows.size()
         if keep:
@@ -113,7 +119,7 @@ cdef class PagedHotPath(Copies):
                     break
         except ValueError as error:
             raise named(error, contexts) from None
-        self._keep(&requests)
+        self._keep(&requests, contexts, done)
         self._check()
         return done
 
@@ -129,6 +135,7 @@ cdef class PagedHotPath(Copies):
         cdef RequestView foreign
         cdef RequestView* request = &foreign
         cdef list keep = []
+        listen(self)
         if type(ctx) is TextGenerationContext:
             request = self._own(<TextGenerationContext>ctx)
         else:
@@ -161,13 +168,13 @@ cdef class PagedHotPath(Copies):
             buffer = <_FetchBuffer>buffers[i]
             fits = buffer.rows.max_rows() >= rows and buffer.rows.stride() >= width
             if fits and buffer.is_free():
-                buffer.busy = True
+                buffer.take()
                 return buffer
         # Room to grow, so that a growing batch does not make a buffer per step.
         buffer = _FetchBuffer(max(16, rows + rows // 2), max(64, width + width // 2),
                              <uint32_t>self._total_pages,
                              None if self._gpus is None else self._gpus.pinned)
-        buffer.busy = True
+        buffer.take()
         buffers.insert(0, buffer)
         del buffers[4:]
         return buffer
@@ -211,8 +218,7 @@ cdef class PagedHotPath(Copies):
         cdef _FetchBuffer buffer
         cdef bint has_moved = False
         cdef int32_t r
-        if self._listener is not None and self._listener.is_asked():
-            self.reset_prefix_cache()
+        listen(self)
         contexts = self._read(batch, &requests, keep)
         if keep:
             for context in contexts:
@@ -249,7 +255,7 @@ cdef class PagedHotPath(Copies):
         finally:
             for buffer in buffers:
                 buffer.busy = False
-        self._keep(&requests)
+        self._keep(&requests, contexts, <int64_t>requests.rows.size())
         self._check()
         return inputs
 
@@ -266,7 +272,7 @@ cdef class PagedHotPath(Copies):
             shape[0] = targets[r].rows
             shape[1] = targets[r].width
             strides[0] = buffer.rows.stride() * sizeof(uint32_t)
-            table = view_of(buffer.table, 2, shape, strides)
+            table = table_of(buffer, shape, strides)
             lengths = view_of(buffer.lengths, 1, shape, strides + 1)
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
             for blocks, scales in <list>self._shards[r]:
@@ -306,6 +312,7 @@ cdef class PagedHotPath(Copies):
         cdef vector[PageSwap] swaps
         cdef Owed owed
         cdef list keep = []
+        listen(self)  # a page written now must not be swapped for one to be forgotten
         contexts = self._read(batch, &requests, keep)
         try:
             self._native.commit(
@@ -315,7 +322,7 @@ cdef class PagedHotPath(Copies):
         except ValueError as error:
             raise named(error, contexts) from None
         self._do(&owed)
-        self._keep(&requests)
+        self._keep(&requests, contexts, <int64_t>requests.rows.size())
         self._check()
         return swaps_array(swaps)
 
@@ -339,6 +346,7 @@ cdef class PagedHotPath(Copies):
         cdef bytes name = namespace_of(extra_key, cache_salt)
         cdef vector[BlockId] pages
         cdef int64_t depth
+        listen(self)
         depth = self._native.match(
             self._replica(replica_idx), name_view(name),
             <const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0),
@@ -363,6 +371,7 @@ cdef class PagedHotPath(Copies):
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         cdef PinnedPrefix pinned = PinnedPrefix.__new__(PinnedPrefix)
+        listen(self)
         pinned._pin = self._native.pin(
             self._replica(replica_idx), name_view(name),
             <const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0),
@@ -374,12 +383,14 @@ cdef class PagedHotPath(Copies):
 
     def reset_prefix_cache(self):
         """Forget every cached page that nobody holds, on every replica and in its host tier."""
+        require_made(self)
         self._native.reset_prefix_cache()
         self._check()
 
     # ---- counters ---------------------------------------------------------------
 
     def _counters(self):
+        require_made(self)
         counters = self._native.metrics()
         return KVCacheMetrics(
             input_tokens=counters.input_tokens, cache_tokens=counters.cache_tokens,

@@ -21,7 +21,7 @@ cdef class RowClaims:
     cdef list _names
     cdef vector[SequenceHandle] _claims
 
-    def __init__(self, ClaimTable table not None, list request_ids not None):
+    def __cinit__(self, ClaimTable table not None, list request_ids not None):
         self._table = table
         self._names = list(request_ids)
         for name in self._names:

@@ -29,7 +29,7 @@ cdef int32_t narrow_token(object token, Py_ssize_t position) except? -1:
     return <int32_t>value
 
 
-cdef cnp.ndarray tokens_from_list(object tokens):
+cdef cnp.ndarray tokens_from_tuple(tuple tokens):
     cdef Py_ssize_t n = len(tokens)
     cdef cnp.npy_intp size = n
     cdef cnp.ndarray out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
@@ -37,6 +37,28 @@ cdef cnp.ndarray tokens_from_list(object tokens):
     cdef Py_ssize_t i
     for i in range(n):
         data[i] = narrow_token(tokens[i], i)
+    return out
+
+
+cdef cnp.ndarray tokens_from_list(object tokens):
+    """Of plain ints, which are read where they are; others run code that may change the list."""
+    if type(tokens) is not list and type(tokens) is not tuple:
+        return tokens_from_tuple(tuple(tokens))
+    cdef Py_ssize_t n = len(tokens)
+    cdef cnp.npy_intp size = n
+    cdef cnp.ndarray out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef PyObject** items = PySequence_Fast_ITEMS(tokens)
+    cdef long long value
+    cdef int overflow = 0
+    cdef Py_ssize_t i
+    for i in range(n):
+        if not PyLong_CheckExact(items[i]):
+            return tokens_from_tuple(tuple(tokens))
+        value = PyLong_AsLongLongAndOverflow(<object>items[i], &overflow)
+        if overflow or value < INT32_LOW or value > INT32_HIGH:
+            return tokens_from_tuple(tuple(tokens))  # which names it
+        data[i] = <int32_t>value
     return out
 
 

@@ -32,6 +32,7 @@ cdef extern from "kvcore/lookup_table.hpp" namespace "kvcore" nogil:
         LookupTable(uint32_t* data, int64_t max_rows, int64_t stride, uint32_t unassigned)
         int64_t max_rows()
         int64_t stride()
+        void forget()
 
 
 cdef extern from "<cstddef>" namespace "std" nogil:

@@ -101,6 +101,8 @@ class PagedKVCacheManager(PagedHotPath):
         dedup: bool = True,
         partial_page_reuse: bool = True,
     ) -> None:
+        if getattr(self, "_core", None) is not None:
+            raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = checked_devices(devices, params.n_devices)

@@ -38,6 +38,9 @@ class LookupTable {
         if (is_same && known.filled == sequence.num_pages()) return;
         rewrite_row(row, occupant, sequence, is_same);
     }
+    /// Takes nothing for known of what the memory holds, which somebody else has written.
+    /// O(max_rows).
+    void forget() noexcept;
     /// Makes rows 0 .. num_rows - 1 read `unassigned` from the ends of their pages up to column
     /// `width` <= stride. O(cells not padded yet).
     void pad(std::int64_t num_rows, std::int32_t width) {

@@ -5,10 +5,11 @@
 
 #include "cuda/bindings.hpp"
 #include "kvcore/python_errors.hpp"
+#include "module_of_main.hpp"
 
 namespace py = pybind11;
 
-PYBIND11_MODULE(_cuda, module) {
+KVCORE_MODULE(_cuda, module) {
     module.doc() = "The kernels of kvcore on NVIDIA GPUs, or on the CPU in their place.";
     py::register_local_exception_translator([](std::exception_ptr error) {
         try {
