@@ -45,7 +45,7 @@ def test_the_building_block_leaves_the_bytes_to_the_manager() -> None:
         num_blocks=4, page_size=2, max_sequences=2, max_seq_len=8, host_pages=3
     )
     sequence = core.claim()
-    with pytest.raises(ValueError, match=r"host_copies is missing.*3 host pages"):
+    with pytest.raises(ValueError, match=r"transfers are missing.*3 host pages"):
         core.reserve(sequence, [1, 2, 3])
     assert core.stats().host_pages == 3
     for wrong in (-1, 1 << 31):
@@ -78,15 +78,15 @@ class Failing:
         self.run(orders)
 
 
-def test_pages_that_were_not_copied_are_never_found() -> None:
+def test_pages_that_were_not_copied_are_never_found(caplog: pytest.LogCaptureFixture) -> None:
     manager, pool = tiered()
     mover = Failing(manager)
     mover.fails = True
     context = claimed(manager, A)
     pool.forward([context])
     context.update(0)
-    with pytest.raises(OSError, match="no copy"):
-        manager.step([context])
+    manager.step([context])  # commits; the tier is best effort
+    assert "5 pages were not stored in the host tier" in caplog.text
     assert (moved(manager), manager.host_committed_block_pct) == ((0, 0), 0.0)
     manager.check_integrity()
     mover.fails = False

@@ -87,6 +87,25 @@ def test_empty_namespaces_cost_nothing() -> None:
     assert manager.num_free_blocks == 16
 
 
+@pytest.mark.parametrize("other", [{"extra_key": "lora"}, {"cache_salt": "tenant"}])
+@pytest.mark.parametrize("verb", ["maybe_reserve", "plan", "maybe_reserve_batch", "fetch"])
+def test_claim_stays_in_the_namespace_it_began_in(verb: str, other: dict[str, Any]) -> None:
+    manager = make_manager(enable_runtime_checks=True)
+    first = claimed(manager, PROMPT)
+    assert manager.maybe_reserve(first)
+    second = make_context(PROMPT, request_id=first.request_id, **other)
+    before = (manager.num_free_blocks, manager.metrics, second.start_idx)
+    call = getattr(manager, verb)
+    with pytest.raises(ValueError, match=f"request {first.request_id!r}.*namespace.*claim again"):
+        call(second if verb in ("maybe_reserve", "plan") else [second])
+    assert (manager.num_free_blocks, manager.metrics, second.start_idx) == before
+    manager.fetch([first])
+    first.update(0)
+    manager.step([first])
+    assert manager.match_prefix(PROMPT) == len(PROMPT)
+    assert manager.match_prefix(PROMPT, **other) == 0
+
+
 # -- match ---------------------------------------------------------------------------------------
 def test_match_counts_whole_pages_without_a_cap() -> None:
     manager = make_manager()

@@ -162,12 +162,14 @@ def test_id_that_moves_a_context_read_before_it(verb: str) -> None:
     bystander = prefilled(manager, range(50, 60))
     before = manager.get_req_blocks(bystander.request_id)
     name.arm(1, lambda: other.plan(first))
-    with pytest.raises(kvcore.RequestNotFoundError, match="'first'"):
-        getattr(manager, verb)([first, late])
+    getattr(manager, verb)([first, late])
     name.arm(0, list)
     assert manager.get_req_blocks(bystander.request_id) == before
-    assert manager.get_req_blocks("first") == []
-    getattr(manager, verb)([first, late])
+    assert [other.get_req_blocks(each) for each in ("blocker", "another", "first")] == [[], [], []]
+    reserves = verb in ("fetch", "maybe_reserve_batch")
+    assert bool(manager.get_req_blocks("first")) == bool(manager.get_req_blocks(name)) == reserves
+    manager.check_integrity()
+    other.check_integrity()
 
 
 @pytest.mark.parametrize("verb", ["fetch", "maybe_reserve_batch", "step", "shared_prefixes"])

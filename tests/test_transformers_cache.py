@@ -25,7 +25,7 @@ from cache_models import (  # noqa: E402
     make_model,
     prompts,
 )
-from kvcore import CapacityError, InsufficientBlocksError, PagedKVCacheManager  # noqa: E402
+from kvcore import CapacityError, InsufficientBlocksError, paged  # noqa: E402
 from kvcore.integrations.transformers import KVCoreCache  # noqa: E402
 
 
@@ -113,11 +113,11 @@ def nothing(*args: Any, **kwargs: Any) -> None:
     [
         (KVCoreCache, "reorder_cache", "beams"),
         (KVCoreCache, "batch_select_indices", "selected"),
-        (PagedKVCacheManager, "_copy_pages", "beams"),
+        (paged, "make_copier", "beams"),
     ],
 )
 def test_output_changes_where_a_verb_does_nothing(
-    monkeypatch: pytest.MonkeyPatch, owner: type, verb: str, mode: str
+    monkeypatch: pytest.MonkeyPatch, owner: Any, verb: str, mode: str
 ) -> None:
     model = make_model("llama")
     monkeypatch.setattr(owner, verb, nothing)

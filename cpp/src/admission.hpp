@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
+
 #include "kvcore/cache_manager.hpp"
+#include "transfer_ledger.hpp"
+#include "tree_pin.hpp"
 
 namespace kvcore {
 
@@ -21,10 +25,27 @@ struct CacheManager::Admission {
     std::int64_t evicted = 0;    // pages to evict
     std::int64_t available = 0;  // pages that could be had
     bool fits = false;
+    bool declines_partial = false;  // a page to copy from was there, but had to be evicted
 
     /// It takes over pages of the tree.
     [[nodiscard]] bool shares() const noexcept { return takes_hit && match.at.node != nullptr; }
     [[nodiscard]] std::int64_t new_pages() const noexcept { return appended + replaced; }
+};
+
+/// Where a row that is cut shorter ends in the trees, held: no places where it is not cut there.
+struct CacheManager::CutPlaces {
+    TreePin place;
+    StorePlace host_place;
+};
+
+/// An admission with all that it takes beside pages: places in the trees, memory for the row, room
+/// in the lists that it adds to. Nothing has changed that anybody sees, and applying it cannot
+/// fail.
+struct CacheManager::Reservation {
+    const Admission& admission;        // the caller's
+    TreePin place;                     // of the hit's end, or of an opened namespace
+    CutPlaces cut;                     // where the row is written again
+    std::unique_ptr<HostFlight> load;  // what comes from the host tier
 };
 
 }  // namespace kvcore

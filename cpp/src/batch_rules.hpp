@@ -19,7 +19,7 @@ struct CacheManager::BatchRules {
 
     /// Finds the sequence of a row. Throws for everything that can be wrong with it.
     [[nodiscard]] Sequence& checked(const RequestView& request, std::int64_t row) const {
-        Sequence& sequence = sequences.at(request.sequence);
+        Sequence& sequence = sequences.at(request.sequence, row);
         if (!has_legal_indices(request)) manager.refuse_indices(request, row);
         if (request.end > most_tokens) manager.refuse_length(request, row, num_steps);
         if (sequence.batch_stamp == stamp) refuse_repetition(row);

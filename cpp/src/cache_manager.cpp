@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claims, releases, look-ups, pins and counters. Reserving is in cache_manager_reserve.cpp, what
-// runs over a batch in cache_manager_batch.cpp, the laws in cache_manager_check.cpp.
+// Claims, releases, look-ups, pins and counters.
 #include "kvcore/cache_manager.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 
 #include "kvcore/errors.hpp"
+#include "transfer_ledger.hpp"
+#include "tree_pin.hpp"
 
 namespace kvcore {
 namespace {
@@ -34,6 +36,7 @@ const CacheConfig& checked(const CacheConfig& config) {
     require_count("max_seq_len", config.max_seq_len, kInt64);
     require_count("num_replicas", config.num_replicas, kInt16);
     require_count("host_pages", config.host_pages, kInt32, 0);
+    require_count("partial_page_reuse", config.partial_page_reuse, kInt32, 0);
     if (config.host_pages > 0 && !config.prefix_caching) {
         throw std::invalid_argument(
             detail::concat("host_pages is ", config.host_pages,
@@ -45,7 +48,9 @@ const CacheConfig& checked(const CacheConfig& config) {
 }  // namespace
 
 CacheManager::CacheManager(const CacheConfig& config)
-    : config_(checked(config)), capacity_tokens_(config.num_blocks * config.page_size) {
+    : config_(checked(config)),
+      ledger_(std::make_unique<Ledger>()),
+      capacity_tokens_(config.num_blocks * config.page_size) {
     for (std::int32_t i = 0; i < config.num_replicas; ++i) {
         replicas_.push_back(std::unique_ptr<Replica>(
             new Replica{BlockPool(config.num_blocks), PrefixTree(config.page_size), 0, {}}));
@@ -54,6 +59,9 @@ CacheManager::CacheManager(const CacheConfig& config)
         replicas_.back()->storing.resize(static_cast<std::size_t>(config.num_blocks));
     }
 }
+
+// What is under way holds pages of the replicas.
+CacheManager::~CacheManager() { ledger_.reset(); }
 
 void CacheManager::require_replica(std::int32_t index) const {
     if (index >= 0 && index < config_.num_replicas) return;
@@ -106,6 +114,10 @@ void CacheManager::release(SequenceHandle sequence) {
     const Lock lock(mutex_);
     Sequence& leaving = sequences_.at(sequence);
     Replica& replica = replica_at(leaving.replica);
+    if (leaving.num_pending > 0) {
+        drop_owed(sequence);
+        finished_.notify_all();
+    }
     free_own_pages(replica, leaving, 0);
     if (leaving.node != nullptr) {
         replica.tree.unpin(leaving.node, true);
@@ -142,21 +154,22 @@ PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,
     PrefixTree& tree = replica_at(replica).tree;
     TreeNode* root = tree.find_namespace(name_space);
     if (free_pins_.empty()) {
+        free_pins_.reserve(pins_.size() + 1);  // unpin must not allocate
         pins_.emplace_back();
-        free_pins_.reserve(pins_.size());  // unpin must not allocate
         free_pins_.push_back(static_cast<std::uint32_t>(pins_.size() - 1));
     }
+    TreePin kept;
+    if (root != nullptr) kept = TreePin(tree, tree.split(tree.match(root, tokens, n).at));
     const std::uint32_t index = free_pins_.back();
+    free_pins_.pop_back();
     PinSlot& slot = pins_[index];
     slot.replica = replica;
+    slot.node = kept.release();
     PinHandle handle{index, slot.generation, 0};
-    if (root != nullptr) {
-        slot.node = tree.split(tree.match(root, tokens, n).at);
-        tree.pin(slot.node);
+    if (slot.node != nullptr) {
         handle.num_tokens = std::int64_t{PrefixTree::depth_of(slot.node)} * config_.page_size;
         note_peak(replica_at(replica));
     }
-    free_pins_.pop_back();
     return handle;
 }
 
@@ -171,7 +184,8 @@ void CacheManager::unpin(PinHandle pin) {
     ++slot.generation;
     if (slot.node != nullptr) replica_at(slot.replica).tree.unpin(slot.node, true);
     slot.node = nullptr;
-    free_pins_.push_back(pin.index);
+    if (slot.generation != 0)
+        free_pins_.push_back(pin.index);  // 0: used up, never handed out again
 }
 
 std::int32_t CacheManager::recommend_replica(std::string_view name_space, const TokenId* tokens,
@@ -200,49 +214,32 @@ std::int32_t CacheManager::recommend_replica(std::string_view name_space, const 
     return best;
 }
 
+// What is only being copied is nobody's use of a page: it is not found any more either, though the
+// page itself stays until the copy is over.
 void CacheManager::reset_prefix_cache() {
     const Lock lock(mutex_);
+    for (HostFlight& flight : ledger_->flights) {
+        flight.source.loosen();
+        // What is stored for a sequence that is gone, or was cut, would come back otherwise.
+        const Sequence* sequence = sequences_.find(flight.sequence);
+        if (sequence != nullptr && sequence->storing == flight.number) continue;
+        flight.is_wanted = false;
+        flight.place.reset();
+    }
+    for (Ledger::Copy& copy : ledger_->copies) copy.source.loosen();
+    for (Ledger::Copy& copy : ledger_->copies) copy.source.fasten();
+    for (HostFlight& flight : ledger_->flights) {
+        const bool is_load = flight.direction == HostDirection::kLoad;
+        const std::vector<BlockId>& pages = is_load ? flight.host_pages : flight.device_pages;
+        flight.source.fasten(pages.data(), static_cast<std::int64_t>(pages.size()));
+    }
     for (const auto& replica : replicas_) {
-        std::vector<BlockId> evicted(static_cast<std::size_t>(replica->tree.num_evictable()));
-        const std::int64_t n =
-            replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
-        replica->pool.free(evicted.data(), n);
+        std::array<BlockId, 256> evicted;
+        for (std::int64_t n = 1; n > 0;) {
+            n = replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
+            replica->pool.free(evicted.data(), n);
+        }
         if (replica->host != nullptr) replica->host->reset();
-    }
-    // What is on its way for a sequence that is gone would come back otherwise.
-    for (auto& [ticket, flight] : flights_) {
-        flight.is_wanted &= sequences_.find(flight.sequence) != nullptr;
-    }
-}
-
-std::vector<PageCopy> CacheManager::take_copies() {
-    const Lock lock(mutex_);
-    std::vector<PageCopy> taken;
-    for (const PageCopy& copy : owed_copies_) {
-        if (sequences_.find(copy.sequence) == nullptr) continue;
-        const bool is_another_forks = !taken.empty() && taken.back() == copy;
-        if (!is_another_forks) taken.push_back(copy);
-    }
-    owed_copies_.clear();
-    return taken;
-}
-
-void CacheManager::finish_copies(const std::vector<PageCopy>& copies) {
-    const Lock lock(mutex_);
-    for (const PageCopy& copy : copies) {
-        Replica& replica = replica_at(copy.replica);
-        if (copy.held != nullptr) {
-            replica.tree.unpin(copy.held, false);
-            continue;
-        }
-        const auto source = std::find(held_sources_.begin(), held_sources_.end(), copy);
-        if (source == held_sources_.end()) continue;
-        if (source->held != nullptr) {
-            replica.tree.unpin(source->held, false);  // committed meanwhile
-        } else {
-            replica.pool.free(&copy.source, 1);
-        }
-        held_sources_.erase(source);
     }
 }
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done to a batch as a whole: checks, reserving all or nothing, commit.
+// What is done to a batch as a whole: checks, reserving all or nothing.
 #include <algorithm>
 #include <stdexcept>
 
 #include "admission.hpp"
 #include "batch_rules.hpp"
 #include "kvcore/errors.hpp"
-#include "undo_log.hpp"
 
 namespace kvcore {
 
@@ -24,7 +23,12 @@ void CacheManager::refuse_repetition(std::int64_t row) {
 
 CacheManager::BatchRules CacheManager::rules_of(std::int64_t num_steps) {
     require_steps(num_steps);
-    return {*this, sequences_.live(), num_steps, most_tokens(num_steps), ++batch_stamp_};
+    const SequenceTable::Slots sequences = sequences_.live();
+    if (++batch_stamp_ == 0) {  // once in 2^32 calls; 0 is the stamp of a sequence in no batch yet
+        for (std::size_t i = 0; i < sequences.size; ++i) sequences.data[i].batch_stamp = 0;
+        batch_stamp_ = 1;
+    }
+    return {*this, sequences, num_steps, most_tokens(num_steps), batch_stamp_};
 }
 
 // Everything that can be wrong with a batch, before anything is done with it.
@@ -32,7 +36,9 @@ void CacheManager::check_batch(const RequestBatch& batch, std::int64_t num_steps
     const BatchRules rules = rules_of(num_steps);
     batch_.resize(static_cast<std::size_t>(batch.size()));
     for (std::int64_t row = 0; row < batch.size(); ++row) {
-        batch_[static_cast<std::size_t>(row)] = &rules.checked(batch[row], row);
+        Sequence& sequence = rules.checked(batch[row], row);
+        require_namespace(sequence, batch[row], row);
+        batch_[static_cast<std::size_t>(row)] = &sequence;
     }
 }
 
@@ -57,74 +63,103 @@ bool CacheManager::fits_together(const std::vector<Admission>& admissions,
     return true;
 }
 
-// Several rows against one state, so that the batch gets its pages as a whole or not at all. Where
-// something must be evicted, all hits are pinned first: what is evictable then is exactly what the
-// batch may evict. Partial hits are dropped there, for one row's victim could be another's source.
-bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_steps, Owed owed,
-                                    FetchResult& result) {
+// What each missing row would do by itself, but for the forks among them.
+std::vector<CacheManager::Admission> CacheManager::admit_together(const RequestBatch& batch,
+                                                                  std::int64_t num_steps,
+                                                                  bool allow_partial,
+                                                                  bool copies_at_once) {
+    // Known to this call alone, however it ends: whoever is asked later would take a page that
+    // others hold for its own.
+    struct Forgotten {
+        decltype(leaving_)& leaving;
+        ~Forgotten() { leaving.clear(); }
+    };
+    const Forgotten forgotten{leaving_};
     std::vector<Admission> admissions;
     admissions.reserve(missing_.size());
-    std::vector<std::int64_t> free;
-    for (const auto& replica : replicas_) free.push_back(replica->pool.num_free());
-    bool must_evict = false;
     for (const std::int64_t row : missing_) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        admissions.push_back(admit(sequence, batch[row], num_steps, true));
-        note_leaving(admissions.back(), sequence);
+        admissions.push_back(admit(sequence, batch[row], num_steps, allow_partial));
+        if (!allow_partial) admissions.back().declines_partial = true;
+        note_leaving(admissions.back(), sequence, copies_at_once);
+    }
+    return admissions;
+}
+
+// Whether free pages alone are not enough.
+bool CacheManager::must_evict(const std::vector<Admission>& admissions) const {
+    std::vector<std::int64_t> free;
+    for (const auto& replica : replicas_) free.push_back(replica->pool.num_free());
+    for (std::size_t k = 0; k < missing_.size(); ++k) {
+        const Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[k])];
         std::int64_t& left = free[static_cast<std::size_t>(sequence.replica)];
-        left -= admissions.back().new_pages() - admissions.back().returned;
-        must_evict = must_evict || left < 0;
+        left -= admissions[k].new_pages() - admissions[k].returned;
+        if (left < 0) return true;
     }
-    std::vector<std::pair<PrefixTree*, TreeNode*>> held;
-    bool fits = true;
-    leaving_.clear();
-    if (must_evict) {
-        for (std::size_t k = 0; k < missing_.size(); ++k) {
-            const Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[k])];
-            admissions[k] = admit(sequence, batch[missing_[k]], num_steps, false);
-            note_leaving(admissions[k], sequence);
-            if (!admissions[k].shares()) continue;
-            PrefixTree& tree = replica_at(sequence.replica).tree;
-            TreeNode*& end = admissions[k].match.at.node;
-            end = tree.split(admissions[k].match.at);
-            tree.pin(end);
-            held.emplace_back(&tree, end);
+    return false;
+}
+
+// Several rows against one state, so that the batch gets its pages as a whole or not at all. All
+// hits are pinned first: what is evictable then is exactly what the batch may evict. Partial hits
+// are dropped where something must be evicted, for one row's victim could be another's source.
+bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_steps,
+                                    Transfers* transfers, FetchResult& result) {
+    const bool copies_at_once = transfers != nullptr;
+    std::vector<Admission> admissions = admit_together(batch, num_steps, true, copies_at_once);
+    const bool evicts = must_evict(admissions);
+    if (evicts) admissions = admit_together(batch, num_steps, false, copies_at_once);
+    std::vector<Reservation> made;
+    made.reserve(missing_.size());
+    make_room(listed_copies_, missing_.size());
+    make_room(ledger_->copies, missing_.size());
+    if (transfers != nullptr) {
+        make_room(transfers->copies, missing_.size());
+        make_room(transfers->moved, missing_.size());
+    }
+    for (std::size_t k = 0; k < missing_.size(); ++k) {
+        const std::int64_t row = missing_[k];
+        Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        if (only_appends(admissions[k], sequence)) {
+            make_room(sequence.pages, static_cast<std::size_t>(admissions[k].appended));
+        } else {
+            made.push_back(prepare(admissions[k], sequence, batch[row], transfers));
         }
-        fits = fits_together(admissions, result);
-        leaving_.clear();
     }
-    if (fits) result.has_moved |= apply_together(admissions, batch, owed);
-    for (const auto& [tree, node] : held) tree->unpin(node, false);
-    return fits;
+    if (transfers != nullptr) make_room_for_loads(made, *transfers);
+    if (evicts && !fits_together(admissions, result)) return false;
+    auto next = made.begin();
+    for (std::size_t k = 0; k < missing_.size(); ++k) {
+        const std::int64_t row = missing_[k];
+        Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        if (only_appends(admissions[k], sequence)) {
+            Reservation plain{admissions[k], {}, {}, nullptr};
+            result.has_moved |= apply(plain, sequence, batch[row], row, transfers);
+        } else {
+            result.has_moved |= apply(*next++, sequence, batch[row], row, transfers);
+        }
+    }
+    return true;
+}
+
+// What most rows of a decode step need: no place in a tree, no copy, nothing but pages. It stays so
+// while other rows of the batch are reserved.
+bool CacheManager::only_appends(const Admission& admission, const Sequence& sequence) const {
+    return sequence.node != nullptr && !admission.takes_hit &&
+           std::int64_t{sequence.frozen} * config_.page_size <= admission.start;
 }
 
 // Of the forks in a batch that go on writing the same page, the last one need not copy it, nor need
-// the only one that goes on.
-void CacheManager::note_leaving(const Admission& admission, const Sequence& sequence) {
+// the only one that goes on. Copies on the list are made before any of them writes.
+void CacheManager::note_leaving(const Admission& admission, const Sequence& sequence,
+                                bool copies_at_once) {
     const auto first = static_cast<std::int32_t>(admission.start / config_.page_size);
+    const auto kept_tokens = static_cast<std::int32_t>(admission.start % config_.page_size);
     for (std::int32_t column = first; column < sequence.frozen; ++column) {
-        if (!is_own(sequence, column) || is_sole_holder(sequence, column)) continue;
-        ++leaving_[{sequence.replica, sequence.pages[static_cast<std::size_t>(column)]}];
+        if (!is_own(sequence, column) || is_sole_holder(sequence, column, admission.start))
+            continue;
+        leaving_[{sequence.replica, sequence.pages[static_cast<std::size_t>(column)]}].add(
+            copies_at_once && column == first ? kept_tokens : 0);
     }
-}
-
-// Copies made at once hold their sources meanwhile, and yet the last fork of a page has it for
-// itself, as it was admitted.
-bool CacheManager::apply_together(const std::vector<Admission>& admissions,
-                                  const RequestBatch& batch, Owed owed) {
-    const std::vector<PageCopy>* copies = owed.copies;
-    bool has_moved = false;
-    std::size_t done = copies == nullptr ? 0 : copies->size();
-    for (std::size_t k = 0; k < missing_.size(); ++k) {
-        const std::int64_t row = missing_[k];
-        has_moved |= apply(admissions[k], *batch_[static_cast<std::size_t>(row)], batch[row], owed);
-        for (; copies != nullptr && done < copies->size(); ++done) {
-            const PageCopy& copy = (*copies)[done];
-            if (copy.held == nullptr) ++leaving_[{copy.replica, copy.source}];
-        }
-    }
-    leaving_.clear();
-    return has_moved;
 }
 
 // True when no missing row can take a hit, begin again or must replace pages: all it needs is more
@@ -132,7 +167,7 @@ bool CacheManager::apply_together(const std::vector<Admission>& admissions,
 bool CacheManager::only_grow(const RequestBatch& batch) const {
     return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        return sequence.is_sealed && !sequence.pages.empty() &&
+        return sequence.is_sealed() && !sequence.pages.empty() &&
                batch[row].start >= std::int64_t{sequence.frozen} * config_.page_size;
     });
 }
@@ -170,6 +205,14 @@ bool CacheManager::find_supply(const RequestBatch& batch, std::int64_t num_steps
 bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_steps,
                                  FetchResult& result) {
     if (!find_supply(batch, num_steps, result)) return false;
+    std::int64_t wanted = 0;
+    for (const Supply& supply : supply_) wanted += supply.wanted;
+    taken_.reserve(static_cast<std::size_t>(wanted));
+    for (const std::int64_t row : missing_) {
+        Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        const std::int64_t pages = missing_pages(batch[row], sequence, num_steps);
+        make_room(sequence.pages, static_cast<std::size_t>(pages));
+    }
     taken_.clear();
     for (std::size_t r = 0; r < replicas_.size(); ++r) {
         Supply& supply = supply_[r];
@@ -189,113 +232,21 @@ bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_ste
     return true;
 }
 
-bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_steps, Owed owed,
-                                   FetchResult& result) {
+bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
+                                   Transfers* transfers, FetchResult& result) {
     if (only_grow(batch)) return grow_together(batch, num_steps, result);
-    if (missing_.size() > 1) return reserve_together(batch, num_steps, owed, result);
+    if (missing_.size() > 1) return reserve_together(batch, num_steps, transfers, result);
     // One row is what `reserve` does.
-    RequestView& request = batch[missing_[0]];
-    Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[0])];
-    const Admission admission = admit(sequence, request, num_steps, true);
+    const std::int64_t row = missing_[0];
+    Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+    const Admission admission = admit(sequence, batch[row], num_steps, true);
     if (!admission.fits) {
-        result = {FetchStatus::kNoSpace, missing_[0], admission.new_pages(), admission.available,
-                  false};
+        result = {FetchStatus::kNoSpace, row, admission.new_pages(), admission.available, false};
         return false;
     }
-    result.has_moved = apply(admission, sequence, request, owed);
+    Reservation made = prepare(admission, sequence, batch[row], transfers);
+    result.has_moved = apply(made, sequence, batch[row], row, transfers);
     return true;
-}
-
-void CacheManager::commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
-                                std::int32_t row, std::vector<PageSwap>& swaps) {
-    const std::int32_t first = sequence.committed;
-    const auto written = static_cast<std::int32_t>(request.start / config_.page_size);
-    BlockId* pages = sequence.pages.data();
-    duplicates_.clear();
-    TreeNode* node = replica.tree.insert(sequence.node,
-                                         request.tokens + std::ptrdiff_t{first} * config_.page_size,
-                                         pages + first, written - first, duplicates_);
-    if (node != sequence.node) {
-        replica.tree.pin(node);
-        replica.tree.unpin(sequence.node, false);
-        sequence.node = node;
-    }
-    // Columns that others may hold too: forks, or copies under way.
-    const std::int32_t shared_end =
-        held_sources_.empty() ? std::min(sequence.frozen, written) : written;
-    sequence.committed = written;
-    sequence.frozen = std::max(sequence.frozen, written);
-    const auto num_new = written - first - static_cast<std::int32_t>(duplicates_.size());
-    for (std::int32_t column = written - num_new; column < shared_end; ++column) {
-        if (replica.pool.ref_count(pages[column]) > 1) entrust_to_tree(sequence, column);
-    }
-    for (const DuplicatePage& duplicate : duplicates_) {
-        const std::int32_t column = first + duplicate.index;
-        if (!config_.dedup) {
-            sequence.kept.push_back(column);
-            continue;
-        }
-        replica.pool.free(pages + column, 1);
-        pages[column] = duplicate.cached;
-        swaps.push_back({row, column, duplicate.cached});
-    }
-    if (duplicates_.empty()) return;
-    if (config_.dedup) {
-        ++sequence.row_version;
-    } else {
-        note_peak(replica);  // the tree's twins are held now as well
-    }
-}
-
-void CacheManager::commit(const RequestBatch& given, std::vector<PageSwap>& swaps,
-                          std::vector<HostCopy>* host_copies) {
-    require_host_copies(host_copies);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const RequestBatch batch = given;
-    const std::int64_t n = batch.size();
-    const std::int64_t page = config_.page_size;
-    const bool has_host = config_.host_pages > 0;
-    const SequenceTable::Slots sequences = sequences_.live();
-    missing_.clear();  // of pages in the tree
-    UndoLog<&Sequence::written> written(undo_, n);
-    for (std::int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
-        const RequestView& request = batch[i];
-        Sequence& sequence = sequences.at(request.sequence);
-        if (!has_legal_indices(request)) refuse_indices(request, i);
-        if (request.start > sequence.num_pages() * page) refuse_unreserved(request, sequence, i);
-        written.set(sequence, request.start);
-        const bool has_new_page = request.start >= (sequence.committed + 1) * page;
-        if (sequence.is_sealed && !has_new_page) continue;
-        missing_.push_back(i);
-        PrefixTree::prefetch_node(sequence.node);
-    }
-    written.keep();
-    for (std::size_t k = 0; k < missing_.size(); ++k) {
-        const std::int64_t row = missing_[k];
-        if (k + 2 < missing_.size()) {
-            const Sequence* later = sequences.find(batch[missing_[k + 2]].sequence);
-            replica_at(later->replica).tree.prefetch_end(later->node);
-        }
-        const RequestView& request = batch[row];
-        Sequence& sequence = *sequences.find(request.sequence);
-        if (request.start != sequence.hit_tokens) sequence.is_sealed = true;
-        // Asked again: an earlier row may name the same request.
-        const bool has_new_page = request.start >= (sequence.committed + 1) * page;
-        if (!config_.prefix_caching || !has_new_page) continue;
-        Replica& replica = replica_at(sequence.replica);
-        commit_pages(replica, sequence, request, static_cast<std::int32_t>(row), swaps);
-        if (has_host) owe_stores(request.sequence, sequence, *host_copies);
-    }
-}
-
-void CacheManager::refuse_unreserved(const RequestView& request, const Sequence& sequence,
-                                     std::int64_t row) const {
-    throw InRow<std::invalid_argument>(
-        row,
-        detail::concat(request.start, " tokens are said to be written, the ", sequence.num_pages(),
-                       " pages hold ", std::int64_t{sequence.num_pages()} * config_.page_size,
-                       "; reserve before running the model"));
 }
 
 }  // namespace kvcore

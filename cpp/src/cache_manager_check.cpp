@@ -2,9 +2,10 @@
 // The conservation laws of the whole manager.
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
-#include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
+#include "transfer_ledger.hpp"
 
 namespace kvcore {
 
@@ -30,17 +31,32 @@ void CacheManager::check_sequence(const Sequence& sequence) const {
     }
 }
 
-// Every page is counted once for the tree and once for each sequence that holds it as its own.
+// Every page is counted once for the tree, or once for each sequence and transfer that holds it as
+// its own. The tree's has no other owner: who committed it holds its place there.
 void CacheManager::check_counts(std::int32_t index) const {
     const Replica& replica = replica_at(index);
     std::unordered_map<BlockId, std::uint32_t> holders;
-    for (const PageCopy& copy : held_sources_) {
-        if (copy.replica == index && copy.held == nullptr) ++holders[copy.source];
+    for (const Ledger::Copy& copy : ledger_->copies) {
+        if (copy.copy.replica != index) continue;
+        ++holders[copy.destination.page()];
+        if (copy.source.is_reference()) ++holders[copy.source.page()];
+    }
+    for (const HostFlight& flight : ledger_->flights) {
+        if (flight.replica != index) continue;
+        const bool is_load = flight.direction == HostDirection::kLoad;
+        const PathHold::Pages held =
+            is_load ? PathHold::Pages{flight.device_pages.data(),
+                                      static_cast<std::int64_t>(flight.device_pages.size())}
+                    : flight.source.references();
+        for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
     }
     const std::unordered_map<BlockId, std::uint32_t> copied = holders;
     replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) {
-            require_law(++holders[ids[i]] == 1, "cache: a page is in the tree once");
+            require_law(++holders[ids[i]] == 1,
+                        "cache: a page is in the tree once, and no transfer has a reference to it");
+            require_law(replica.pool.ref_count(ids[i]) == 1,
+                        "cache: a page in the tree has no other owner");
         }
     });
     std::int64_t sequences = 0;
@@ -76,9 +92,12 @@ void CacheManager::check_counts(std::int32_t index) const {
 // What a sequence has in the host tier are the first tokens of what it has in the tree.
 void CacheManager::check_host_place(const Sequence& sequence) const {
     if (sequence.storing != 0) {
-        const auto flight = flights_.find(sequence.storing);
-        require_law(sequence.host_node == nullptr && flight != flights_.end() &&
-                        sequences_.find(flight->second.sequence) == &sequence,
+        const auto is_its = [&](const HostFlight& flight) {
+            return flight.number == sequence.storing && flight.direction == HostDirection::kStore &&
+                   sequences_.find(flight.sequence) == &sequence;
+        };
+        require_law(sequence.host_node == nullptr &&
+                        std::any_of(ledger_->flights.begin(), ledger_->flights.end(), is_its),
                     "host tier: a sequence whose pages are stored waits for them");
     }
     if (sequence.host_node == nullptr) return;
@@ -95,9 +114,15 @@ void CacheManager::check_host(std::int32_t index) const {
     const Replica& replica = replica_at(index);
     if (replica.host == nullptr) return;
     std::int64_t on_their_way = 0;
+    std::unordered_set<BlockId> referenced;  // by one load or several
     std::vector<bool> storing(replica.storing.size());
-    for (const auto& [ticket, flight] : flights_) {
-        if (flight.replica != index || flight.source == nullptr) continue;
+    for (const HostFlight& flight : ledger_->flights) {
+        if (flight.replica != index) continue;
+        if (flight.direction == HostDirection::kLoad) {
+            const PathHold::Pages held = flight.source.references();
+            referenced.insert(held.ids, held.ids + held.n);
+            continue;
+        }
         on_their_way += static_cast<std::int64_t>(flight.host_pages.size());
         for (const BlockId page : flight.device_pages) {
             require_law(!storing[static_cast<std::size_t>(page)],
@@ -106,7 +131,41 @@ void CacheManager::check_host(std::int32_t index) const {
         }
     }
     require_law(storing == replica.storing, "host tier: pages on their way are known");
-    replica.host->check_integrity(on_their_way);
+    replica.host->check_integrity(on_their_way + static_cast<std::int64_t>(referenced.size()));
+}
+
+// Both pages of a copy are held until it is over, and its sequence waits for it.
+void CacheManager::check_transfers() const {
+    std::unordered_map<const Sequence*, std::int32_t> pending;
+    for (const Ledger::Copy& copy : ledger_->copies) {
+        const Replica& replica = replica_at(copy.copy.replica);
+        require_law(copy.source.page() == copy.copy.source &&
+                        copy.destination.page() == copy.copy.destination &&
+                        copy.destination.is_reference(),
+                    "transfers: both pages of a copy are held");
+        if (!copy.source.is_reference()) {
+            const TreePosition at = copy.source.at();
+            BlockId page = -1;
+            replica.tree.copy_pages(at, at.depth - 1, &page);
+            require_law(page == copy.copy.source && replica.tree.is_protected(at),
+                        "transfers: what is copied out of the tree stays there");
+        }
+        const Sequence* sequence = sequences_.find(copy.copy.sequence);
+        require_law(sequence != nullptr || copy.ticket != 0,
+                    "transfers: nothing is owed to a sequence that is gone");
+        if (sequence != nullptr) ++pending[sequence];
+    }
+    for (const HostFlight& flight : ledger_->flights) {
+        const Sequence* sequence = sequences_.find(flight.sequence);
+        const bool is_load = flight.direction == HostDirection::kLoad;
+        if (is_load && sequence != nullptr) ++pending[sequence];
+    }
+    for (const Sequence& sequence : sequences_.slots()) {
+        const auto found = pending.find(&sequence);
+        const std::int32_t expected = found == pending.end() ? 0 : found->second;
+        require_law(sequence.num_pending == expected,
+                    "transfers: a sequence knows of those into its pages");
+    }
 }
 
 void CacheManager::check_integrity() const {
@@ -116,6 +175,7 @@ void CacheManager::check_integrity() const {
         check_sequence(sequence);
         check_host_place(sequence);
     }
+    check_transfers();
     for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
         replica_at(i).pool.check_integrity();
         replica_at(i).tree.check_integrity();

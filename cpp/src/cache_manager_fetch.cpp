@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "batch_rules.hpp"
+#include "transfer_ledger.hpp"
 #include "undo_log.hpp"
 
 namespace kvcore {
@@ -25,10 +26,12 @@ struct CacheManager::Part {
 // Rows that have all they need are done with here. Those of missing_ still need pages, those of
 // late_ are to be written when they have.
 void CacheManager::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
-                                    FetchTarget* targets, InputCount& counted) {
+                                    FetchTarget* targets, InputCount& counted,
+                                    FetchResult& result) {
     const BatchRules rules = rules_of(num_steps);
     const RequestBatch batch = given;
     const std::int64_t n = batch.size();
+    const bool is_copying = !ledger_->copies.empty();
     batch_.resize(static_cast<std::size_t>(n));
     missing_.clear();
     late_.clear();
@@ -48,15 +51,22 @@ void CacheManager::write_ready_rows(const RequestBatch& given, std::int64_t num_
             part = {targets[replica]};
         }
         const std::int64_t row = part.target.rows++;
+        if (is_copying) freeze_read_pages(sequence, request.start);
         const bool has_pages = is_reserved(sequence, request, num_steps);
-        if (has_pages && sequence.is_sealed) {
+        const bool is_settled =
+            sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
+        if (has_pages && is_settled) {
             part.write(request, sequence, row);
             if (request.active > sequence.counted_end) {
                 part.new_input += request.active - std::max(request.start, sequence.counted_end);
                 counted.set(sequence, request.active);
             }
-            sequence.written = std::min(sequence.written, request.start);
             continue;
+        }
+        require_namespace(sequence, request, i);
+        if (sequence.num_pending > 0 && result.status == FetchStatus::kOk) {
+            result.status = FetchStatus::kPending;
+            result.row = i;
         }
         batch_[static_cast<std::size_t>(i)] = &sequence;
         late_.push_back({i, row});
@@ -74,18 +84,23 @@ bool CacheManager::have_room(const FetchTarget* targets) const {
 }
 
 FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_steps,
-                                FetchTarget* targets, std::vector<PageCopy>* copies,
-                                std::vector<HostCopy>* host_copies) {
-    require_host_copies(host_copies);
+                                FetchTarget* targets, Transfers* transfers) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (transfers != nullptr || config_.host_pages > 0) require_transfers(transfers);
+    const CallScope scope(*ledger_);
     for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
         targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
     }
     new_input_.assign(static_cast<std::size_t>(config_.num_replicas), 0);
     InputCount counted(undo_, batch.size());
-    write_ready_rows(batch, num_steps, targets, counted);
     FetchResult result;
-    if (!missing_.empty() && !reserve_missing(batch, num_steps, {copies, host_copies}, result)) {
+    write_ready_rows(batch, num_steps, targets, counted, result);
+    if (result.status != FetchStatus::kOk) return result;
+    if (!missing_.empty() && !reserve_missing(batch, num_steps, transfers, result)) {
+        return result;
+    }
+    if (transfers != nullptr && !transfers->empty()) {
+        result.status = FetchStatus::kPending;
         return result;
     }
     for (const LateRow& late : late_) {
@@ -104,7 +119,7 @@ FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_step
     }
     for (const LateRow& late : late_) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(late.batch_row)];
-        sequence.is_sealed = true;
+        sequence.reuse = Reuse::kSealed;
         const RequestView& request = batch[late.batch_row];
         sequence.written = std::min(sequence.written, request.start);
         count_input(request.start, request.active, sequence);

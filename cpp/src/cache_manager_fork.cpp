@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "kvcore/cache_manager.hpp"
+#include "admission.hpp"
 #include "kvcore/errors.hpp"
 
 namespace kvcore {
@@ -33,62 +33,108 @@ void CacheManager::check_children(const RequestView& parent, std::int64_t writte
     }
 }
 
-// The first pages of a row for another one: the tree's are pinned once more, the others counted.
-void CacheManager::adopt_pages(Replica& replica, Sequence& parent, Sequence& child,
-                               std::int32_t num_pages) {
-    if (num_pages == 0) return;
-    child.pages.assign(parent.pages.begin(), parent.pages.begin() + num_pages);
-    child.committed = std::min(parent.committed, num_pages);
-    child.node = replica.tree.split({parent.node, child.committed});
-    replica.tree.pin(child.node);
-    child.kept.assign(parent.kept.begin(),
-                      std::lower_bound(parent.kept.begin(), parent.kept.end(), child.committed));
-    for (const std::int32_t column : child.kept) {
-        replica.pool.share(&child.pages[static_cast<std::size_t>(column)], 1);
-    }
-    replica.pool.share(child.pages.data() + child.committed, num_pages - child.committed);
-    child.frozen = num_pages;
-    parent.frozen = std::max(parent.frozen, num_pages);
-    child.is_sealed = parent.is_sealed = true;
-}
-
-// A copy still owed to a page that forks hold is owed to each of them, should the others go first.
-// Next to the original: what comes behind it on the list may read the page, or write over the
-// source.
-void CacheManager::inherit_copies(SequenceHandle parent, SequenceHandle child) {
-    prune_copies();
-    const std::vector<BlockId>& pages = sequences_.at(child).pages;
-    for (std::size_t i = 0; i < owed_copies_.size(); ++i) {
-        PageCopy copy = owed_copies_[i];
+// A copy on the list into a page that forks hold is owed to each of them, should the others go
+// first. Next to the original: what comes behind it on the list may read the page, or write over
+// the source. There is room.
+void CacheManager::inherit_copies(SequenceHandle parent, SequenceHandle child) noexcept {
+    const std::vector<BlockId>& pages = sequences_.find(child)->pages;
+    for (std::size_t i = 0; i < listed_copies_.size(); ++i) {
+        PageCopy copy = listed_copies_[i];
         if (copy.sequence != parent ||
             std::find(pages.begin(), pages.end(), copy.destination) == pages.end()) {
             continue;
         }
         copy.sequence = child;
-        owed_copies_.insert(owed_copies_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
+        listed_copies_.insert(listed_copies_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
     }
 }
+
+/// Children that are being made: given back unless all of them are.
+class CacheManager::Brood {
+   public:
+    Brood(CacheManager& manager, const Sequence& parent, std::int64_t written,
+          std::int64_t num_children)
+        : manager_(manager),
+          replica_(manager.replica_at(parent.replica)),
+          num_pages_(static_cast<std::int32_t>(ceil_div(written, manager.config_.page_size))) {
+        handles_.reserve(static_cast<std::size_t>(num_children));
+        if (num_pages_ == 0) return;
+        const std::int32_t committed = std::min(parent.committed, num_pages_);
+        place_ = TreePin(replica_.tree, replica_.tree.split({parent.node, committed}));
+    }
+    Brood(const Brood&) = delete;
+    Brood& operator=(const Brood&) = delete;
+    ~Brood() {
+        for (const SequenceHandle handle : handles_) manager_.sequences_.release(handle);
+    }
+
+    /// Claims a child with memory for its rows. Sequences may move.
+    void add(std::int32_t replica, SequenceHandle parent) {
+        handles_.push_back(manager_.sequences_.claim(replica));
+        Sequence& child = manager_.sequences_.at(handles_.back());
+        const Sequence& source = manager_.sequences_.at(parent);
+        child.pages.reserve(static_cast<std::size_t>(num_pages_));
+        child.kept.reserve(source.kept.size());
+    }
+    [[nodiscard]] const std::vector<SequenceHandle>& handles() const noexcept { return handles_; }
+
+    /// The first pages of the parent's row for each child: the tree's are pinned once more, the
+    /// others counted.
+    void adopt_pages(Sequence& parent) noexcept {
+        for (const SequenceHandle handle : handles_) {
+            Sequence& child = *manager_.sequences_.find(handle);
+            ++replica_.num_sequences;
+            if (num_pages_ == 0) continue;
+            child.pages.assign(parent.pages.begin(), parent.pages.begin() + num_pages_);
+            child.committed = std::min(parent.committed, num_pages_);
+            child.node = place_.node();
+            replica_.tree.pin(child.node);
+            child.kept.assign(
+                parent.kept.begin(),
+                std::lower_bound(parent.kept.begin(), parent.kept.end(), child.committed));
+            for (const std::int32_t column : child.kept) {
+                replica_.pool.share(&child.pages[static_cast<std::size_t>(column)], 1);
+            }
+            replica_.pool.share(child.pages.data() + child.committed, num_pages_ - child.committed);
+            child.frozen = num_pages_;
+            parent.frozen = std::max(parent.frozen, num_pages_);
+            child.reuse = parent.reuse = Reuse::kSealed;
+        }
+    }
+    void keep() noexcept { handles_.clear(); }
+
+   private:
+    CacheManager& manager_;
+    Replica& replica_;
+    std::int32_t num_pages_;
+    TreePin place_;  // where the children's committed prefix ends
+    std::vector<SequenceHandle> handles_;
+};
 
 void CacheManager::fork(const RequestView& parent, const RequestBatch& children) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Sequence& source = sequences_.at(parent.sequence);
     const std::int32_t index = source.replica;
     if (!has_legal_indices(parent)) refuse_indices(parent, -1);  // no row of the children
+    if (source.num_pending > 0) refuse_pending(-1);
     const std::int64_t written = std::min(source.written, parent.start);
     check_children(parent, written, children);
-    Replica& replica = replica_at(index);
+    const Replica& replica = replica_at(index);
     if (replica.num_sequences + children.size() > config_.max_sequences) {
         throw CapacityError(detail::concat(
             "replica ", index, " has ", replica.num_sequences, " of ", config_.max_sequences,
             " sequences, ", children.size(), " forks do not fit; release some first"));
     }
-    const auto num_pages = static_cast<std::int32_t>(ceil_div(written, config_.page_size));
+    Brood brood(*this, source, written, children.size());
+    for (std::int64_t i = 0; i < children.size(); ++i) brood.add(index, parent.sequence);
+    prune_copies();
+    make_room(listed_copies_, listed_copies_.size() * static_cast<std::size_t>(children.size()));
+    // Nothing below can fail.
+    brood.adopt_pages(*sequences_.find(parent.sequence));
     for (std::int64_t i = 0; i < children.size(); ++i) {
-        const SequenceHandle handle = sequences_.claim(index);
-        ++replica.num_sequences;
-        Sequence& child = sequences_.at(handle);
-        adopt_pages(replica, sequences_.at(parent.sequence), child, num_pages);
+        const SequenceHandle handle = brood.handles()[static_cast<std::size_t>(i)];
         inherit_copies(parent.sequence, handle);
+        Sequence& child = *sequences_.find(handle);
         child.written = child.counted_end = child.counted_from = written;
         child.count_epoch = count_epoch_;
         RequestView& view = children[i];
@@ -96,53 +142,30 @@ void CacheManager::fork(const RequestView& parent, const RequestBatch& children)
         view.start = written;
         if (view.active <= written) view.active = view.end;
     }
+    brood.keep();
 }
 
-// A page that forks have begun was filled and committed by one of them. It is the tree's now, which
-// would evict it: so the others, and copies under way, hold it there, as a committed page of which
-// they have a part. O(sequences), once for such a page.
-void CacheManager::entrust_to_tree(const Sequence& sequence, std::int32_t column) {
-    Replica& replica = replica_at(sequence.replica);
-    const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
-    TreeNode* end = replica.tree.split({sequence.node, column + 1});
-    const SequenceTable::Slots live = sequences_.live();
-    for (Sequence* other = live.data; other != live.data + live.size; ++other) {
-        const bool holds = other->replica == sequence.replica && other->committed == column &&
-                           other->num_pages() > column &&
-                           other->pages[static_cast<std::size_t>(column)] == page;
-        if (!holds) continue;
-        replica.pool.free(&page, 1);
-        replica.tree.pin(end);
-        replica.tree.unpin(other->node, false);
-        other->node = end;
-        other->committed = column + 1;
+// A fork that let go of a page of this sequence may still copy it, or have to once more. What it
+// reads is not written again in place, should the sequence go back that far.
+void CacheManager::freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
+    const auto first = static_cast<std::int32_t>(start / config_.page_size);
+    for (const Ledger::Copy& copy : ledger_->copies) {
+        if (copy.copy.replica != sequence.replica || !copy.source.is_reference()) continue;
+        for (std::int32_t c = std::max(first, sequence.frozen); c < sequence.num_pages(); ++c) {
+            const bool is_it = sequence.pages[static_cast<std::size_t>(c)] == copy.copy.source;
+            const std::int64_t kept = start - std::int64_t{c} * config_.page_size;
+            if (is_it && copy.copy.num_tokens > kept) sequence.frozen = c + 1;
+        }
     }
-    for (PageCopy& copy : held_sources_) {
-        if (copy.replica != sequence.replica || copy.source != page) continue;
-        replica.pool.free(&page, 1);
-        replica.tree.pin(end);
-        copy.held = end;
-    }
-}
-
-// Copies into pages that are given up; whoever gets those next must not find them written.
-void CacheManager::forget_copies(SequenceHandle handle, const Sequence& sequence,
-                                 std::int32_t from) {
-    const auto is_dropped = [&](const PageCopy& copy) {
-        return copy.sequence == handle &&
-               std::find(sequence.pages.begin() + from, sequence.pages.end(), copy.destination) !=
-                   sequence.pages.end();
-    };
-    owed_copies_.erase(std::remove_if(owed_copies_.begin(), owed_copies_.end(), is_dropped),
-                       owed_copies_.end());
 }
 
 void CacheManager::truncate(SequenceHandle handle, std::int64_t n) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Sequence& sequence = sequences_.at(handle);
+    if (sequence.num_pending > 0) refuse_pending(-1);
     // Several steps of one fetch write behind what it counted.
     const std::int64_t most =
-        sequence.is_sealed ? std::max(sequence.counted_end, sequence.written) : 0;
+        sequence.is_sealed() ? std::max(sequence.counted_end, sequence.written) : 0;
     if (n < 0 || n > most) {
         throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
                                                    " tokens, must be 0 .. ", most,
@@ -151,11 +174,13 @@ void CacheManager::truncate(SequenceHandle handle, std::int64_t n) {
     const auto pages = static_cast<std::int32_t>(ceil_div(n, config_.page_size));
     if (pages < sequence.num_pages()) {
         Replica& replica = replica_at(sequence.replica);
+        CutPlaces cut = find_cut(replica, sequence, pages);
         forget_copies(handle, sequence, pages);
         drop_columns(replica, sequence, pages);
-        move_back(replica, sequence, pages);
+        move_back(replica, sequence, pages, cut);
         sequence.frozen = std::min(sequence.frozen, pages);
     }
+    freeze_read_pages(sequence, n);
     sequence.written = std::min(sequence.written, n);
 }
 

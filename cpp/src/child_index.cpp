@@ -28,9 +28,15 @@ std::uint64_t random_seed() {
     return (static_cast<std::uint64_t>(device()) << 32) | device();
 }
 
+// The system takes microseconds for one, and the trees of a process may share it.
+std::uint64_t process_seed() {
+    static const std::uint64_t seed = random_seed();
+    return seed;
+}
+
 }  // namespace
 
-ChildIndex::ChildIndex(std::int32_t page_size) : page_size_(page_size), seed_(random_seed()) {
+ChildIndex::ChildIndex(std::int32_t page_size) : page_size_(page_size), seed_(process_seed()) {
     segments_.push_back(new_segment(kSmall));
 }
 

@@ -228,7 +228,7 @@ TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const Blo
     leaf->capacity = capacity;
     leaf->num_pages = n;
     index_->reserve(2);
-    TreeNode* parent = split(at);
+    TreeNode* parent = at.depth == depth_of(at.node) ? at.node : split(at);
     attach(parent, leaf.get());
     static_cast<void>(buffer.release());
     ++num_nodes_;
@@ -259,7 +259,7 @@ TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId*
     TreeNode* end = repeated == n ? split(known)
                                   : add_leaf(known, tokens + std::ptrdiff_t{repeated} * page_size_,
                                              ids + repeated, n - repeated);
-    report_pages(known, depth, duplicates);
+    if (repeated > 0) report_pages(known, depth, duplicates);
     return end;
 }
 

@@ -42,10 +42,12 @@ void SequenceTable::release(SequenceHandle handle) noexcept {
     sequence = std::move(fresh);
 }
 
-void SequenceTable::refuse(SequenceHandle handle) {
-    throw RequestNotFoundError(detail::concat("sequence ", handle.index, " (generation ",
-                                              handle.generation,
-                                              ") is not claimed; claim it before use"));
+void SequenceTable::refuse(SequenceHandle handle, std::int64_t row) {
+    const std::string text =
+        detail::concat("sequence ", handle.index, " (generation ", handle.generation,
+                       ") is not claimed; claim it before use");
+    if (row < 0) throw RequestNotFoundError(text);
+    throw InRow<RequestNotFoundError>(row, text);
 }
 
 }  // namespace kvcore

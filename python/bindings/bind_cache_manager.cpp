@@ -27,7 +27,7 @@ using Key = std::optional<std::string>;
 CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            std::int64_t max_sequences, std::int64_t max_seq_len,
                            std::int32_t num_replicas, bool prefix_caching, bool dedup,
-                           bool partial_page_reuse, std::int64_t host_pages) {
+                           std::int32_t partial_page_reuse, std::int64_t host_pages) {
     kvcore::CacheConfig config;
     config.num_blocks = num_blocks;
     config.page_size = page_size;
@@ -161,7 +161,7 @@ void bind_cache_manager(py::module_& module) {
         .def(py::init(&make_manager), py::kw_only(), py::arg("num_blocks"), py::arg("page_size"),
              py::arg("max_sequences"), py::arg("max_seq_len"), py::arg("num_replicas") = 1,
              py::arg("prefix_caching") = true, py::arg("dedup") = true,
-             py::arg("partial_page_reuse") = true, py::arg("host_pages") = 0)
+             py::arg("partial_page_reuse") = 1, py::arg("host_pages") = 0)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)

@@ -61,7 +61,7 @@ py::array_t<std::uint64_t> digest_pages(const py::array& pool, const Ids& ids,
 // Of an array anywhere: only its addresses are looked at, and they are made up.
 bool has_shared_elements(const std::vector<py::ssize_t>& shape,
                          const std::vector<py::ssize_t>& strides, py::ssize_t item_size) {
-    static const std::byte kSomewhere{};
+    static constexpr std::byte kSomewhere{};
     const py::dtype bytes(std::string("V") + std::to_string(item_size));
     return kvcore::python::is_self_sharing(
         py::array(bytes, shape, strides, &kSomewhere, py::none()));

@@ -22,7 +22,8 @@ max_sequences : int
 max_seq_len : int
     Tokens of the longest sequence.
 num_replicas : int
-prefix_caching, dedup, partial_page_reuse : bool
+prefix_caching, dedup : bool
+partial_page_reuse : int
     As for PagedKVCacheManager.
 host_pages : int
     Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves their bytes:

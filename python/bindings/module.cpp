@@ -39,6 +39,7 @@ KVCORE_MODULE(_core, module) {
     bind_block_pool(module);
     bind_cache_manager(module);
     bind_host_store(module);
+    bind_page_copier(module);
     bind_kernels(module);
     bind_page_bytes(module);
     bind_paged_batch(module);

@@ -21,6 +21,7 @@ from kvcore.errors import (
     InsufficientBlocksError,
     InvalidHandleError,
     KVCacheError,
+    PendingTransfersError,
     RequestNotFoundError,
 )
 from kvcore.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
@@ -60,6 +61,7 @@ __all__ = [
     "PagedKVCacheCollection",
     "PagedKVCacheLayer",
     "PagedKVCacheManager",
+    "PendingTransfersError",
     "PinnedPrefix",
     "PrefixTree",
     "RaggedKVCacheInputs",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Claimed requests, and the walk from Python contexts to what C++ reads.
+# Claimed requests: their ids, and what is known of each.
 
 cdef uint64_t next_manager_uid = 1
 
@@ -79,33 +79,6 @@ cdef inline bint is_claimed(PyObject* item, uint64_t uid, const ClaimSlot* slots
     )
 
 
-cdef object read_foreign(object context, RequestView* view, list keep):
-    """Describe an object like a context, all but its claim; answer its request id."""
-    cdef cnp.ndarray tokens
-    cdef bytes name
-    try:
-        request_id = context.request_id
-        given = context.tokens
-        view.start = as_int(context.start_idx, "start_idx")
-        view.active = as_int(context.active_idx, "active_idx")
-        view.end = as_int(context.end_idx, "end_idx")
-    except AttributeError:
-        raise no_context(context) from None
-    tokens = as_tokens(given)
-    name = namespace_of(
-        getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
-    )
-    keep.append((tokens, name))
-    view.tokens = <const int32_t*>cnp.PyArray_DATA(tokens)
-    view.name_space = name_view(name)
-    if view.end > cnp.PyArray_DIM(tokens, 0):
-        raise ValueError(
-            f"request {request_id!r} has end_idx {view.end} but "
-            f"{cnp.PyArray_DIM(tokens, 0)} tokens; end_idx counts all tokens"
-        )
-    return request_id
-
-
 cdef inline int require_made(ClaimTable table) except -1:
     """First of all in every call: without its constructor a manager has no memory to look at."""
     if not table._is_made:
@@ -124,17 +97,8 @@ cdef inline int listen(ClaimTable table) except -1:
     return 0
 
 
-cdef inline bint is_recorded(
-    ClaimTable table, PyObject* item, SequenceHandle sequence
-) noexcept:
-    return (
-        sequence.index < table._slots.size()
-        and table._slots[sequence.index].context == item
-    )
-
-
 cdef class ClaimTable:
-    """Who is claimed, by request id; and the way from Python contexts to C++ requests."""
+    """Who is claimed, by request id."""
 
     def __init__(self, object core, *, bint runtime_checks, object gpus=None):
         global next_manager_uid
@@ -154,8 +118,6 @@ cdef class ClaimTable:
         self._checks = runtime_checks
         self._gpus = gpus
 
-    # ---- from Python objects to views ---------------------------------------------------------
-
     cdef _Claim _claim_of(self, object request_id):
         """The claim of an id; the code of an id may run before this answers, none after."""
         require_made(self)
@@ -166,152 +128,6 @@ cdef class ClaimTable:
 
     cdef SequenceHandle _find(self, object request_id) except *:
         return self._claim_of(request_id).sequence
-
-    cdef RequestView* _own(self, TextGenerationContext own) except NULL:
-        """The request of a context, with its present claim."""
-        if not is_claimed(<PyObject*>own, self._uid, self._slots.data()):
-            own._request.sequence = self._find(own.request_id)
-            own._manager_uid = self._uid
-            change_contexts_epoch()
-        return &own._request
-
-    cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1:
-        """The same of any object like a context; `keep` holds what the view refers to."""
-        view.sequence = self._find(read_foreign(context, view, keep))
-        return 0
-
-    cdef list _read(self, object batch, Batch* rows, list keep):
-        """Point to the requests of a batch; answer its contexts as a list that nothing changes.
-
-        That is the caller's own list when it holds nothing but contexts that know their claims, for
-        then no Python code runs during the call; otherwise a copy.
-        """
-        cdef list contexts
-        require_made(self)
-        rows.rows.swap(self._last)  # or its memory
-        rows.is_known = False
-        if type(batch) is list:
-            rows.is_known = self._is_last(<list>batch, rows.rows)
-            if rows.is_known or self._read_own(<list>batch, rows):
-                rows.epoch = contexts_epoch
-                return <list>batch
-        contexts = list(batch)
-        self._look_up(contexts, rows, keep)
-        return contexts
-
-    cdef int _look_up(self, list contexts, Batch* rows, list keep) except -1:
-        """Point to requests of any class, whose code may run and change whatever was read."""
-        cdef size_t i
-        cdef PyObject* item
-        rows.rows.resize(len(contexts))
-        rows.foreign.resize(len(contexts))
-        for i in range(rows.rows.size()):
-            context = contexts[i]
-            if type(context) is TextGenerationContext:
-                rows.rows[i] = self._own(<TextGenerationContext>context)
-            else:
-                self._foreign_view(context, &rows.foreign[i], keep)
-                rows.rows[i] = &rows.foreign[i]
-        rows.epoch = 0 if keep else contexts_epoch
-        # Another manager's handle, read as one of this manager, would name any of its requests.
-        for i in range(rows.rows.size()):
-            item = PyList_GET_ITEM(contexts, i)
-            if is_own(item) and not is_claimed(item, self._uid, self._slots.data()):
-                raise not_found((<TextGenerationContext>item).request_id)
-        return 0
-
-    cdef void _remember(self, Batch* rows) noexcept:
-        """Keep what was read of a batch whose contexts are all recorded."""
-        self._last.swap(rows.rows)
-        self._last_epoch = rows.epoch
-
-    cdef int _keep(self, Batch* rows, list contexts, int64_t done) except -1:
-        """Record the contexts of the first `done` rows, and remember the batch."""
-        cdef int64_t i
-        cdef PyObject* item
-        if not rows.is_known:
-            for i in range(done):
-                # The caller's list may have changed since it was read.
-                if i >= len(contexts):
-                    break
-                item = PyList_GET_ITEM(contexts, i)
-                if is_own(item) and (
-                    &(<TextGenerationContext>item)._request != rows.rows[i]
-                    or (<TextGenerationContext>item)._manager_uid != self._uid
-                ):
-                    break
-                if not is_recorded(self, item, rows.rows[i].sequence):
-                    self._record(<object>item, rows.rows[i].sequence)
-        if rows.is_known or done == <int64_t>rows.rows.size():
-            self._remember(rows)
-        return 0
-
-    cdef int _record(self, object context, SequenceHandle sequence) except -1:
-        """Note which context a request was used with, for ``fork`` to read.
-
-        Only calls that were done do so: the context of a refused one, or of a question, may hold
-        other tokens than the request's pages.
-        """
-        cdef _Claim claim
-        cdef object before
-        cdef ClaimSlot* slot
-        if self._by_slot is None or sequence.index >= self._slots.size():
-            return 0
-        slot = &self._slots[sequence.index]
-        if slot.generation != sequence.generation:
-            return 0
-        claim = <_Claim>PyList_GET_ITEM(self._by_slot, sequence.index)
-        before, claim.context = claim.context, context
-        slot.context = <PyObject*>context
-        if before is not None:
-            change_contexts_epoch()  # the batch that was read last may hold it
-        return 0  # here `before` may die, and run code of its own
-
-    cdef bint _is_last(self, list batch, const vector[RequestView*]& last) noexcept:
-        """True for the batch that was read last, as it is from one call of a step to the next."""
-        cdef Py_ssize_t n = len(batch)
-        cdef Py_ssize_t i
-        if self._last_epoch != contexts_epoch or n != <Py_ssize_t>last.size():
-            return False
-        for i in range(n):
-            if &(<TextGenerationContext>PyList_GET_ITEM(batch, i))._request != last[i]:
-                return False
-        return True
-
-    cdef bint _read_own(self, list batch, Batch* rows) except -1:
-        """False, with rows unfinished, where Python code has to run to find a claim."""
-        cdef Py_ssize_t n = len(batch)
-        cdef Py_ssize_t i
-        cdef PyObject* item
-        cdef uint64_t uid = self._uid
-        cdef const ClaimSlot* slots = self._slots.data()
-        rows.rows.resize(n)
-        cdef RequestView** requests = rows.rows.data()
-        for i in range(n):
-            item = PyList_GET_ITEM(batch, i)
-            if not is_own(item):
-                return False
-            if i + AHEAD < n:
-                prefetch_context(PyList_GET_ITEM(batch, i + AHEAD))
-            if not is_claimed(item, uid, slots):
-                return False
-            requests[i] = &(<TextGenerationContext>item)._request
-        return True
-
-    cdef int _write_back(self, object context, const RequestView& view) except -1:
-        """Move the indices of a foreign context to where its request now stands."""
-        if context.start_idx != view.start:
-            context.start_idx = view.start
-        if context.active_idx != view.active:
-            context.active_idx = view.active
-        return 0
-
-    cdef int _check_settable(self, object context) except -1:
-        """Raise before anything is reserved for a context whose indices could not be moved."""
-        if type(context) is not TextGenerationContext:
-            context.start_idx = context.start_idx
-            context.active_idx = context.active_idx
-        return 0
 
     cdef int _check(self) except -1:
         if self._checks:

@@ -10,8 +10,8 @@ cdef object fork_error(object error, object parent_id, list claims):
     return error if row is None else about(error, (<_Claim>claims[<int64_t>row]).request_id)
 
 
-cdef class Forks(ClaimTable):
-    """What a claim table does to requests that begin alike."""
+cdef class Forks(Copies):
+    """What a manager does to requests that begin alike."""
 
     def fork(self, parent_id, *child_ctxs):
         """Claim requests that go on from what another one has written; copies nothing yet.
@@ -36,15 +36,21 @@ cdef class Forks(ClaimTable):
         Pages are shared; the one that is written next is copied when parent or child reserves it,
         whichever comes first. Costs O(pages) and one comparison of the tokens per child.
         """
+        cdef list children = list(child_ctxs)
+        while not self._fork(parent_id, children):
+            self._settle_owed(self._find(parent_id))
+
+    cdef bint _fork(self, object parent_id, list children) except -1:
+        """False, with nothing done, while copies into the parent's pages are owed or under way."""
         cdef RequestView view
         cdef Batch requests
-        cdef list children = list(child_ctxs)
         cdef list keep = []
         cdef list claims = self._describe_children(children, &requests, keep)
         cdef _Claim parent = self._claim_of(parent_id)
         if not children:
-            return
+            return True
         self._read_parent(parent, &view, keep)
+        cdef size_t i
         try:
             self._insert_all(claims)
             # No code but this runs from here to the call: what the views point to stays.
@@ -53,25 +59,68 @@ cdef class Forks(ClaimTable):
             view.sequence = parent.sequence
             if view.tokens == NULL:
                 view.name_space = requests.rows[0].name_space
+            for i in range(requests.rows.size()):
+                requests.given[i] = requests.rows[i][0]
             self._native.fork(
                 view, RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
             )
         except BaseException as error:
             for claim in claims:
                 self._drop(claim)
+            if isinstance(error, PendingTransfersError):
+                return False
             raise fork_error(error, parent_id, claims) from None
+        try:
+            self._adopt(claims, children, &requests, parent.replica)
+        except BaseException:
+            self._disown(claims, children, &requests)
+            raise
+        self._check()
+        return True
+
+    cdef int _adopt(
+        self, list claims, list children, Batch* requests, int32_t replica
+    ) except -1:
+        """Make forks known by their claims, and have their contexts stand where they begin."""
         cdef size_t i
         for i in range(requests.rows.size()):
-            (<_Claim>claims[i]).replica = parent.replica
-            self._begin(<_Claim>claims[i], requests.rows[i].sequence)
-            self._record(children[i], requests.rows[i].sequence)
-            if type(children[i]) is TextGenerationContext:
-                (<TextGenerationContext>children[i])._manager_uid = self._uid
+            requests.foreign[i] = requests.rows[i][0]
+        for i in range(requests.rows.size()):
+            (<_Claim>claims[i]).replica = replica
+            self._begin(<_Claim>claims[i], requests.foreign[i].sequence)
+            self._record(children[i], requests.foreign[i].sequence)
         change_contexts_epoch()
         for i in range(requests.rows.size()):
             if type(children[i]) is not TextGenerationContext:
-                self._write_back(children[i], requests.rows[i][0])
-        self._check()
+                move_indices(children[i], requests.foreign[i], requests.given[i])
+        for i in range(requests.rows.size()):
+            if type(children[i]) is TextGenerationContext:
+                (<TextGenerationContext>children[i])._manager_uid = self._uid
+        return 0
+
+    cdef int _disown(self, list claims, list children, Batch* requests) except -1:
+        """Release forks that could not all be adopted; each stands where it stood before."""
+        cdef _Claim claim
+        cdef size_t i
+        for i in range(requests.rows.size()):
+            claim = <_Claim>claims[i]
+            try:
+                self._native.release(requests.foreign[i].sequence)
+            except RequestNotFoundError:
+                pass  # a setter has released it
+            if claim.is_live:
+                self._end(claim)
+            else:
+                self._drop(claim)
+            if type(children[i]) is TextGenerationContext:
+                requests.rows[i].start = requests.given[i].start
+                requests.rows[i].active = requests.given[i].active
+                continue
+            try:
+                move_indices(children[i], requests.given[i], requests.foreign[i])
+            except Exception:
+                pass  # what is raised is the first error
+        return 0
 
     cdef int _read_parent(self, _Claim parent, RequestView* view, list keep) except -1:
         """A claim that no context was used with has nothing written, and no tokens."""
@@ -97,6 +146,7 @@ cdef class Forks(ClaimTable):
                 requests.rows[i] = &requests.foreign[i]
                 claims.append(new_claim(read_foreign(context, requests.rows[i], keep)))
                 self._check_settable(context)
+        requests.given.resize(len(children))
         if len(set(claims)) < len(claims):
             names = [(<_Claim>claim).request_id for claim in claims]
             raise ValueError(f"the forks {names!r} repeat a request id; name each once")
@@ -122,10 +172,16 @@ cdef class Forks(ClaimTable):
         """
         cdef int64_t n = as_int(n_tokens, "n_tokens")
         cdef SequenceHandle sequence = self._find(request_id)
-        try:
-            self._native.truncate(sequence, n)
-        except ValueError as error:
-            raise ValueError(f"request {request_id!r} {error}") from None
+        while True:
+            try:
+                self._native.truncate(sequence, n)
+                break
+            except PendingTransfersError:
+                self._settle_owed(sequence)
+            except RequestNotFoundError:  # released while this one waited
+                raise not_found(request_id) from None
+            except ValueError as error:
+                raise ValueError(f"request {request_id!r} {error}") from None
         self._check()
 
     def shared_prefixes(self, batch):

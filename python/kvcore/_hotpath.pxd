@@ -11,14 +11,14 @@ from libcpp.vector cimport vector
 from kvcore.cpp cimport (
     CacheManager,
     FetchTarget,
-    HostCopy,
     LookupTable,
-    PageCopy,
     PinHandle,
     RequestView,
     SequenceHandle,
+    Transfers,
     TreeNode,
 )
+from kvcore.cpp cimport PageCopier as CppPageCopier
 from kvcore.cpp cimport PrefixHandle as CppPrefixHandle
 from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
@@ -30,6 +30,7 @@ cdef class TextGenerationContext:
     cdef uint64_t _manager_uid
     cdef int64_t _capacity
     cdef RequestView _request
+    cdef SequenceHandle _recorded  # the claim of that manager that knows this context
     cdef bytes _name  # of the prefix-cache namespace, whose bytes the request points to
     cdef cnp.ndarray _buffer
     cdef readonly object request_id
@@ -63,6 +64,9 @@ cdef class _FetchBuffer:
     cdef _TableMemory held  # by the tables handed out
     cdef LookupTable* rows
     cdef bint busy  # a fetch that is not over writes it
+    # Arrays handed out last, to be handed out again when nobody holds them any more.
+    cdef cnp.ndarray last_table
+    cdef cnp.ndarray last_lengths
 
     cdef bint is_free(self)
     cdef int take(self) except -1
@@ -79,8 +83,11 @@ cdef class PinnedPrefix:
 cdef struct Batch:
     vector[RequestView*] rows
     vector[RequestView] foreign
+    vector[RequestView] given  # the foreign ones, as their contexts know them
     uint64_t epoch  # of its contexts; 0 when some are foreign
     bint is_known  # the batch that was kept last: its contexts are recorded
+    Py_ssize_t first_new  # rows whose contexts may have to be recorded
+    Py_ssize_t end_new
 
 
 @cython.final
@@ -119,17 +126,6 @@ cdef class ClaimTable:
 
     cdef _Claim _claim_of(self, object request_id)
     cdef SequenceHandle _find(self, object request_id) except *
-    cdef RequestView* _own(self, TextGenerationContext own) except NULL
-    cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
-    cdef list _read(self, object batch, Batch* rows, list keep)
-    cdef int _look_up(self, list contexts, Batch* rows, list keep) except -1
-    cdef void _remember(self, Batch* rows) noexcept
-    cdef int _keep(self, Batch* rows, list contexts, int64_t done) except -1
-    cdef int _record(self, object context, SequenceHandle sequence) except -1
-    cdef bint _is_last(self, list batch, const vector[RequestView*]& last) noexcept
-    cdef bint _read_own(self, list batch, Batch* rows) except -1
-    cdef int _write_back(self, object context, const RequestView& view) except -1
-    cdef int _check_settable(self, object context) except -1
     cdef int _check(self) except -1
     cdef int32_t _replica(self, object replica_idx) except -1
     cdef int32_t _chosen_replica(self, object replica_idx) except -1
@@ -140,37 +136,61 @@ cdef class ClaimTable:
     cdef int _end(self, _Claim claim) except -1
 
 
-cdef class Forks(ClaimTable):
+cdef class Batches(ClaimTable):
+    cdef RequestView* _own(self, TextGenerationContext own) except NULL
+    cdef int _foreign_view(self, object context, RequestView* view, list keep) except -1
+    cdef list _read(self, object batch, Batch* rows, list keep)
+    cdef int _look_up(self, list contexts, Batch* rows, list keep) except -1
+    cdef void _remember(self, Batch* rows) noexcept
+    cdef int _keep(self, Batch* rows, list contexts, int64_t done) except -1
+    cdef int _record(self, object context, SequenceHandle sequence) except -1
+    cdef bint _is_last(self, list batch, const vector[RequestView*]& last) noexcept
+    cdef bint _read_own(self, list batch, Batch* rows) except -1
+    cdef bint _is_as_read(self, list batch, const vector[RequestView*]& read) noexcept
+    cdef int _check_settable(self, object context) except -1
+
+
+cdef class Copies(Batches):
+    cdef bint _copies_itself
+    cdef CppPageCopier* _native_copier  # of _copier, where that is the library's own
+    cdef readonly object _copier
+    cdef readonly object _mover  # None without a host tier
+
+    cdef Transfers* _room_for(self, Transfers* transfers) noexcept nogil
+    cdef int _perform(self, Transfers* transfers) except -1
+    cdef list _settle(self, Transfers* transfers, RequestView** rows, list contexts)
+    cdef int _take_back(self, const RequestView* request) except -1
+    cdef int _write_back(
+        self, object context, const RequestView& now, const RequestView& given
+    ) except -1
+    cdef int _settle_owed(self, SequenceHandle sequence) except -1
+
+
+cdef class Forks(Copies):
+    cdef bint _fork(self, object parent_id, list children) except -1
+    cdef int _adopt(
+        self, list claims, list children, Batch* requests, int32_t replica
+    ) except -1
+    cdef int _disown(self, list claims, list children, Batch* requests) except -1
     cdef int _read_parent(self, _Claim parent, RequestView* view, list keep) except -1
     cdef list _describe_children(self, list children, Batch* requests, list keep)
     cdef int _insert_all(self, list claims) except -1
 
 
-# What a call leaves to be done.
-cdef struct Owed:
-    vector[PageCopy] copies
-    vector[HostCopy] host_copies
+cdef class Reservations(Forks):
+    cdef int _expect_moves(self, list contexts, Batch* requests) except -1
+    cdef int _write_back_foreign(self, list contexts, Batch* requests) except -1
 
 
-cdef class Copies(Forks):
-    cdef bint _copies_itself
-    cdef readonly object _mover  # None without a host tier
-
-    cdef int _do(self, Owed* owed) except -1
-    cdef int _copy(self, vector[PageCopy]& copies) except -1
-    cdef int _move(self, vector[HostCopy]& copies) except -1
-
-
-cdef class PagedHotPath(Copies):
+cdef class PagedHotPath(Reservations):
     cdef int32_t _page_size
     cdef int64_t _total_pages
     cdef list _buffers
     cdef readonly list _shards
 
-    cdef int _write_back_foreign(
-        self, list contexts, const Batch& requests, int64_t first, int64_t end
-    ) except -1
+    cdef int _store(self, Transfers* transfers, list contexts) except -1
     cdef _FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width)
+    cdef int _choose_buffers(self, list buffers, vector[FetchTarget]& targets) except -1
     cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps)
 
 

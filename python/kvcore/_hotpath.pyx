@@ -25,6 +25,7 @@ from libcpp.vector cimport vector
 
 from kvcore.cpp cimport (
     BlockId,
+    BatchReserve,
     CacheManager,
     DuplicatePage,
     FetchResult,
@@ -33,31 +34,41 @@ from kvcore.cpp cimport (
     HostCopy,
     HostDirection,
     LookupTable,
+    MovedRequest,
+    OwedStatus,
     PageCopy,
     PageSwap,
     RequestBatch,
     RequestView,
     ReserveStatus,
     SequenceHandle,
+    Transfers,
     TreeNode,
     TreePosition,
     string_view,
 )
+from kvcore.cpp cimport PageCopier as CppPageCopier
 from kvcore.cpp cimport PrefixTree as CppPrefixTree
+
+import logging
 
 import numpy as np
 
+from kvcore._core import PageCopier
 from kvcore.errors import (
     AlreadyClaimedError,
     CapacityError,
     InsufficientBlocksError,
     InvalidHandleError,
+    PendingTransfersError,
     RequestNotFoundError,
 )
 from kvcore.metrics import KVCacheMetrics
 from kvcore.plans import ReservePlan, SharedPrefix
 
 cnp.import_array()
+
+log = logging.getLogger("kvcore")
 
 cdef extern from "Python.h":
     # Of a borrowed pointer: an object argument would count the argument itself.
@@ -94,8 +105,10 @@ include "_tokens.pxi"
 include "_context.pxi"
 include "_inputs.pxi"
 include "_claims.pxi"
-include "_forks.pxi"
+include "_batches.pxi"
 include "_copies.pxi"
+include "_forks.pxi"
+include "_reserve.pxi"
 include "_manager.pxi"
 include "_row_claims.pxi"
 include "_prefix_tree.pxi"

@@ -13,8 +13,8 @@ cdef class RaggedKVCacheInputs:
         Tokens of each request whose KV is written.
     lookup_table : uint32 [B, most pages of a request]
         Page ids in logical order, padded with the number of pages as "unassigned". Rows may be
-        strided. On the host read-only, for its memory serves later fetches; what DLPack makes of it
-        can be written, and what is written there lasts as long as it is held.
+        strided. On the host read-only, for its memory serves later fetches. Only what DLPack makes
+        of it may be written; what is written there lasts as long as it is held.
     max_lengths : uint32 [num_steps, 2], on the host
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
@@ -67,6 +67,8 @@ class _PageTable(np.ndarray):
 
 
 cdef object page_table = _PageTable
+cdef object UINT32 = np.dtype(np.uint32)
+cdef int HANDED_OUT = cnp.NPY_ARRAY_ALIGNED | cnp.NPY_ARRAY_WRITEABLE  # flags that matter
 
 
 cdef class _FetchBuffer:
@@ -104,7 +106,10 @@ cdef class _FetchBuffer:
             return False
         if self.memory is not None:  # which every array over it holds, these two among them
             return Py_REFCNT(<PyObject*>self.memory) == 3
-        return Py_REFCNT(<PyObject*>self.held) == 1 and Py_REFCNT(<PyObject*>self.lengths) == 1
+        return (
+            is_left(<PyObject*>self.last_table, <PyObject*>self.held)
+            and is_left(<PyObject*>self.last_lengths, <PyObject*>self.lengths)
+        )
 
     cdef int take(self) except -1:
         """Make it one fetch's, which writes all of it where somebody else may have written."""
@@ -126,17 +131,58 @@ cdef cnp.ndarray view_of(cnp.ndarray base, int ndim, cnp.npy_intp* shape, cnp.np
     return view
 
 
+# Borrowed: an object argument would count the argument itself.
+cdef inline bint is_left(PyObject* last, PyObject* base) noexcept:
+    """True when nobody but a buffer holds the array over `base` that it handed out last, or any."""
+    if last == <PyObject*>None:
+        return Py_REFCNT(base) == 1
+    return Py_REFCNT(base) == 2 and Py_REFCNT(last) == 1
+
+
+cdef inline bint is_same(
+    cnp.ndarray last, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides, int flags
+) noexcept:
+    """True when an array is still what it was made as, and what is wanted now."""
+    cdef int axis
+    if (
+        last is None
+        or cnp.PyArray_NDIM(last) != ndim
+        or <PyObject*>cnp.PyArray_DESCR(last) != <PyObject*>UINT32
+        or cnp.PyArray_FLAGS(last) & HANDED_OUT != flags
+    ):
+        return False
+    for axis in range(ndim):
+        if cnp.PyArray_DIM(last, axis) != shape[axis]:
+            return False
+        if cnp.PyArray_STRIDE(last, axis) != strides[axis]:
+            return False
+    return True
+
+
 cdef cnp.ndarray table_of(_FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
     """The table of a fetch over the start of a buffer's."""
     if buffer.held is None:  # pinned: read by copies to devices alone
         return view_of(buffer.table, 2, shape, strides)
-    cdef cnp.ndarray view = cnp.PyArray_New(
+    if is_same(buffer.last_table, 2, shape, strides, cnp.NPY_ARRAY_ALIGNED):
+        return buffer.last_table
+    buffer.last_table = cnp.PyArray_New(
         page_table, 2, shape, cnp.NPY_UINT32, strides, cnp.PyArray_DATA(buffer.table), 0,
         cnp.NPY_ARRAY_ALIGNED, None
     )
     Py_INCREF(buffer.held)
-    cnp.PyArray_SetBaseObject(view, buffer.held)
-    return view
+    cnp.PyArray_SetBaseObject(buffer.last_table, buffer.held)
+    return buffer.last_table
+
+
+cdef cnp.ndarray lengths_of(_FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
+    """The lengths of a fetch over the start of a buffer's."""
+    if buffer.held is None:
+        return view_of(buffer.lengths, 1, shape, strides)
+    if not is_same(
+        buffer.last_lengths, 1, shape, strides, cnp.NPY_ARRAY_ALIGNED | cnp.NPY_ARRAY_WRITEABLE
+    ):
+        buffer.last_lengths = view_of(buffer.lengths, 1, shape, strides)
+    return buffer.last_lengths
 
 
 cdef cnp.ndarray make_max_lengths(int64_t longest_new, int64_t longest_active, int64_t num_steps):

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# The calls of PagedKVCacheManager that run per step: reserve, fetch, step; match and pin.
-
-# Above this many tokens to compare or copy, other Python threads run meanwhile.
-cdef int64_t RELEASE_GIL_TOKENS = 8192
+# The calls of PagedKVCacheManager that run per step: fetch, step; match and pin.
 
 
-cdef class PagedHotPath(Copies):
+cdef class PagedHotPath(Reservations):
     """Base of PagedKVCacheManager: what runs per request and per step."""
 
-    def __init__(self, object core, *, object shards, bint copies_itself, object mover,
+    def __init__(self, object core, *, object shards, object copier, object mover,
                  bint runtime_checks, object listener, object gpus):
         super().__init__(
-            core, copies_itself=copies_itself, mover=mover, runtime_checks=runtime_checks,
-            gpus=gpus,
+            core, copier=copier, mover=mover, runtime_checks=runtime_checks, gpus=gpus,
         )
         self._page_size = self._native.config().page_size
         self._total_pages = self._native.config().num_blocks
@@ -20,142 +16,6 @@ cdef class PagedHotPath(Copies):
         self._listener = listener
         self._buffers = [[] for _ in range(self._num_replicas)]
         self._is_made = True
-
-    # ---- reserve ---------------------------------------------------------------
-
-    def maybe_reserve(self, data, num_steps=1):
-        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
-
-        Parameters
-        ----------
-        data : context
-            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
-        num_steps : int
-            Steps to run before the next reservation.
-
-        Returns
-        -------
-        bool
-            False when the pages do not fit; then nothing has changed.
-
-        Raises
-        ------
-        CapacityError
-            The request can never fit: larger than the pool or than ``max_seq_len``.
-        RequestNotFoundError, ValueError
-
-        Notes
-        -----
-        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
-        """
-        cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef RequestView foreign
-        cdef RequestView* request = &foreign
-        cdef Owed owed
-        cdef vector[PageCopy]* copies = &owed.copies if self._copies_itself else NULL
-        cdef ReserveStatus status
-        cdef list keep = []
-        cdef object buffer
-        listen(self)
-        if type(data) is TextGenerationContext:
-            request = self._own(<TextGenerationContext>data)
-            buffer = (<TextGenerationContext>data)._buffer  # kept while the GIL is not held
-        else:
-            self._foreign_view(data, request, keep)
-            self._check_settable(data)
-        cdef SequenceHandle sequence = request.sequence
-        try:
-            if request.end - request.start > RELEASE_GIL_TOKENS:
-                with nogil:
-                    status = self._native.reserve(request[0], steps, copies, &owed.host_copies)
-            else:
-                status = self._native.reserve(request[0], steps, copies, &owed.host_copies)
-        except ValueError as error:
-            raise named(error, [data]) from None
-        if status != ReserveStatus.kOk:
-            return False
-        self._do(&owed)
-        if not is_recorded(self, <PyObject*>data, sequence):
-            self._record(data, sequence)
-        if request is &foreign:
-            self._write_back(data, foreign)
-        self._check()
-        return True
-
-    reserve = maybe_reserve
-
-    def maybe_reserve_batch(self, batch, num_steps=1):
-        """Reserve contexts in order up to the first that does not fit; answer how many.
-
-        Every error is raised before anything is reserved.
-        """
-        cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef list contexts
-        cdef Batch requests
-        cdef Owed owed
-        cdef list keep = []
-        cdef int64_t done = 0
-        cdef int64_t reserved = 0
-        listen(self)
-        contexts = self._read(batch, &requests, keep)
-        cdef int64_t n = requests.rows.size()
-        if keep:
-            for context in contexts:
-                self._check_settable(context)
-        try:
-            while True:
-                owed.copies.clear()
-                owed.host_copies.clear()
-                reserved = self._native.reserve_batch(
-                    RequestBatch(requests.rows.data() + done, n - done), steps,
-                    &owed.copies if self._copies_itself else NULL, &owed.host_copies,
-                )
-                self._do(&owed)
-                if keep:
-                    self._write_back_foreign(contexts, requests, done, done + reserved)
-                done += reserved
-                # It stops behind a row that owes a copy, which is done now.
-                if owed.copies.size() == 0 or done == n:
-                    break
-        except ValueError as error:
-            raise named(error, contexts) from None
-        self._keep(&requests, contexts, done)
-        self._check()
-        return done
-
-    def plan(self, ctx, num_steps=1):
-        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
-
-        Returns
-        -------
-        ReservePlan
-            ``fits=False`` also for a request that can never fit.
-        """
-        cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef RequestView foreign
-        cdef RequestView* request = &foreign
-        cdef list keep = []
-        listen(self)
-        if type(ctx) is TextGenerationContext:
-            request = self._own(<TextGenerationContext>ctx)
-        else:
-            self._foreign_view(ctx, request, keep)
-        try:
-            plan = self._native.plan(request[0], steps)
-        except ValueError as error:
-            raise named(error, [ctx]) from None
-        return ReservePlan(
-            hit_tokens=plan.hit_tokens, new_pages=plan.new_pages,
-            evicted_pages=plan.evicted_pages, copied_tokens=plan.copied_tokens, fits=plan.fits,
-        )
-
-    cdef int _write_back_foreign(self, list contexts, const Batch& requests, int64_t first,
-                                 int64_t end) except -1:
-        cdef int64_t i
-        for i in range(first, end):
-            if type(contexts[i]) is not TextGenerationContext:
-                self._write_back(contexts[i], requests.rows[i][0])
-        return 0
 
     # ---- fetch and step ---------------------------------------------------------------
 
@@ -210,35 +70,36 @@ cdef class PagedHotPath(Copies):
         cdef int64_t steps = as_int(num_steps, "num_steps")
         cdef list contexts
         cdef Batch requests
-        cdef Owed owed
+        cdef Transfers transfers
         cdef vector[FetchTarget] targets
         cdef FetchResult result
         cdef list keep = []
         cdef list buffers = []
         cdef _FetchBuffer buffer
-        cdef bint has_moved = False
-        cdef int32_t r
         listen(self)
         contexts = self._read(batch, &requests, keep)
         if keep:
-            for context in contexts:
-                self._check_settable(context)
+            self._expect_moves(contexts, &requests)
         targets.resize(self._num_replicas)
         try:
+            self._choose_buffers(buffers, targets)
             while True:
-                # Sizes are known once the first try has reserved.
-                for r in range(self._num_replicas):
-                    buffer = self._buffer(r, targets[r].rows, targets[r].width)
-                    buffers.append(buffer)
-                    targets[r].table = buffer.rows
-                    targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
+                transfers.clear()
                 result = self._native.fetch(
                     RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), steps,
-                    targets.data(), &owed.copies if self._copies_itself else NULL,
-                    &owed.host_copies,
+                    targets.data(), self._room_for(&transfers),
                 )
-                has_moved = has_moved or result.has_moved
-                if result.status != FetchStatus.kGrow:
+                if transfers.ticket != 0:
+                    contexts = self._settle(&transfers, requests.rows.data(), contexts)
+                if keep:
+                    self._write_back_foreign(contexts, &requests)
+                if result.status == FetchStatus.kPending:
+                    if transfers.ticket == 0:
+                        contexts = contexts[:]  # the caller's list may change while this one waits
+                        self._settle_owed(requests.rows[result.row].sequence)
+                elif result.status == FetchStatus.kGrow:
+                    self._choose_buffers(buffers, targets)
+                else:
                     break
             if result.status == FetchStatus.kNoSpace:
                 raise InsufficientBlocksError(
@@ -246,9 +107,6 @@ cdef class PagedHotPath(Copies):
                     f"pages, {result.available} of {self._total_pages} are free; "
                     f"release a request first"
                 )
-            self._do(&owed)
-            if has_moved and keep:
-                self._write_back_foreign(contexts, requests, 0, len(contexts))
             inputs = self._outputs(buffers[-self._num_replicas:], targets, steps)
         except ValueError as error:
             raise named(error, contexts) from None
@@ -258,6 +116,17 @@ cdef class PagedHotPath(Copies):
         self._keep(&requests, contexts, <int64_t>requests.rows.size())
         self._check()
         return inputs
+
+    cdef int _choose_buffers(self, list buffers, vector[FetchTarget]& targets) except -1:
+        """Have a fetch write to buffers of the sizes that it has said it needs."""
+        cdef _FetchBuffer buffer
+        cdef int32_t r
+        for r in range(self._num_replicas):
+            buffer = self._buffer(r, targets[r].rows, targets[r].width)
+            buffers.append(buffer)
+            targets[r].table = buffer.rows
+            targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
+        return 0
 
     cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps):
         cdef list inputs = []
@@ -273,7 +142,7 @@ cdef class PagedHotPath(Copies):
             shape[1] = targets[r].width
             strides[0] = buffer.rows.stride() * sizeof(uint32_t)
             table = table_of(buffer, shape, strides)
-            lengths = view_of(buffer.lengths, 1, shape, strides + 1)
+            lengths = lengths_of(buffer, shape, strides + 1)
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
             for blocks, scales in <list>self._shards[r]:
                 if self._gpus is None:
@@ -305,26 +174,48 @@ cdef class PagedHotPath(Copies):
         Notes
         -----
         Costs O(new tokens), whatever the context length; with a host tier also the bytes of the
-        pages that are stored there, while other threads may run.
+        pages that are stored there, while other threads may run. Pages that the host tier could not
+        take are not there, which the log says ("kvcore"): what is committed stays so.
         """
         cdef list contexts
         cdef Batch requests
         cdef vector[PageSwap] swaps
-        cdef Owed owed
+        cdef Transfers transfers
+        cdef Transfers* stored = NULL
         cdef list keep = []
+        if self._mover is not None:
+            stored = &transfers
         listen(self)  # a page written now must not be swapped for one to be forgotten
         contexts = self._read(batch, &requests, keep)
-        try:
-            self._native.commit(
-                RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), swaps,
-                &owed.host_copies,
-            )
-        except ValueError as error:
-            raise named(error, contexts) from None
-        self._do(&owed)
+        while True:
+            try:
+                self._native.commit(
+                    RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), swaps,
+                    stored,
+                )
+                break
+            except PendingTransfersError as error:
+                row = error.row
+            except ValueError as error:
+                raise named(error, contexts) from None
+            contexts = contexts[:]  # the caller's list may change while this one waits
+            self._settle_owed(requests.rows[row].sequence)
+        if transfers.ticket != 0:
+            self._store(&transfers, contexts)
         self._keep(&requests, contexts, <int64_t>requests.rows.size())
         self._check()
         return swaps_array(swaps)
+
+    cdef int _store(self, Transfers* transfers, list contexts) except -1:
+        """Store pages in the host tier; what it cannot take, it does not have."""
+        try:
+            self._settle(transfers, NULL, contexts)
+        except Exception:
+            log.warning(
+                "%d pages were not stored in the host tier", transfers.host_copies.size(),
+                exc_info=True,
+            )
+        return 0
 
     # ---- prefixes ---------------------------------------------------------------
 

@@ -165,13 +165,16 @@ cdef class PrefixTree:
                 f"{cnp.PyArray_DIM(run, 0)} were given; pass whole pages"
             )
         cdef TreeNode* root = self._native.open_namespace(name_view(name))
+        cdef TreeNode* end
         self._native.pin(root)  # an empty namespace goes when nobody holds it
-        cdef TreeNode* end = self._native.insert(
-            root, <const int32_t*>cnp.PyArray_DATA(run), out, <int32_t>n, duplicates
-        )
-        self._native.pin(end)
-        self._native.unpin(end, True)
-        self._native.unpin(root, False)
+        try:
+            end = self._native.insert(
+                root, <const int32_t*>cnp.PyArray_DATA(run), out, <int32_t>n, duplicates
+            )
+            self._native.pin(end)
+            self._native.unpin(end, True)
+        finally:
+            self._native.unpin(root, False)
         for i in range(duplicates.size()):
             out[duplicates[i].index] = duplicates[i].cached
         return ids

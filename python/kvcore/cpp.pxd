@@ -2,7 +2,7 @@
 # distutils: language = c++
 """The public C++ headers of kvcore, for Cython. Compile with kvcore.get_include()."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -136,7 +136,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t num_replicas
         cbool prefix_caching
         cbool dedup
-        cbool partial_page_reuse
+        int32_t partial_page_reuse  # fewest tokens; 0: never
         int64_t host_pages
     cdef cppclass RequestView:
         SequenceHandle sequence
@@ -151,6 +151,10 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef enum class ReserveStatus:
         kOk
         kNoSpace
+        kPending
+    cdef cppclass BatchReserve:
+        int64_t reserved
+        ReserveStatus status
     cdef cppclass ReservePlan:
         int64_t hit_tokens
         int64_t new_pages
@@ -171,7 +175,20 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         HostDirection direction
         BlockId device_page
         BlockId host_page
-        uint32_t ticket
+    cdef cppclass MovedRequest:
+        int64_t row
+        int64_t start
+        int64_t active
+    cdef cppclass Transfers:
+        uint64_t ticket
+        vector[PageCopy] copies
+        vector[HostCopy] host_copies
+        vector[MovedRequest] moved
+        void clear()
+    cdef enum class OwedStatus:
+        kNone
+        kTaken
+        kUnderWay
     cdef cppclass SharedPrefix:
         int32_t replica
         int64_t num_tokens
@@ -191,6 +208,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         kOk
         kNoSpace
         kGrow
+        kPending
     cdef cppclass FetchResult:
         FetchStatus status
         int64_t row
@@ -212,37 +230,35 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
         vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
-        # The last argument of these four is for managers with a host tier.
+        void begin_again(SequenceHandle sequence) except +translate_exception
+        # `transfers`, empty before, get what the caller is to copy; without them see take_copies.
         ReserveStatus reserve(
-            RequestView& request, int64_t num_steps, vector[PageCopy]* copies
+            RequestView& request, int64_t num_steps
         ) except +translate_exception
         ReserveStatus reserve(
-            RequestView& request, int64_t num_steps, vector[PageCopy]* copies,
-            vector[HostCopy]* host_copies
+            RequestView& request, int64_t num_steps, Transfers* transfers
         ) except +translate_exception
-        int64_t reserve_batch(
-            const RequestBatch& batch, int64_t num_steps, vector[PageCopy]* copies
+        BatchReserve reserve_batch(
+            const RequestBatch& batch, int64_t num_steps
         ) except +translate_exception
-        int64_t reserve_batch(
-            const RequestBatch& batch, int64_t num_steps, vector[PageCopy]* copies,
-            vector[HostCopy]* host_copies
+        BatchReserve reserve_batch(
+            const RequestBatch& batch, int64_t num_steps, Transfers* transfers
         ) except +translate_exception
         ReservePlan plan(
             const RequestView& request, int64_t num_steps
         ) except +translate_exception
         FetchResult fetch(
-            const RequestBatch& batch, int64_t num_steps, FetchTarget* targets,
-            vector[PageCopy]* copies
+            const RequestBatch& batch, int64_t num_steps, FetchTarget* targets
         ) except +translate_exception
         FetchResult fetch(
             const RequestBatch& batch, int64_t num_steps, FetchTarget* targets,
-            vector[PageCopy]* copies, vector[HostCopy]* host_copies
+            Transfers* transfers
         ) except +translate_exception
         void commit(
             const RequestBatch& batch, vector[PageSwap]& swaps
         ) except +translate_exception
         void commit(
-            const RequestBatch& batch, vector[PageSwap]& swaps, vector[HostCopy]* host_copies
+            const RequestBatch& batch, vector[PageSwap]& swaps, Transfers* transfers
         ) except +translate_exception
         void fork(
             const RequestView& parent, const RequestBatch& children
@@ -263,12 +279,19 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             string_view name_space, const TokenId* tokens, int64_t n
         ) except +translate_exception
         void reset_prefix_cache() except +translate_exception
-        vector[PageCopy] take_copies() except +translate_exception
-        void finish_copies(const vector[PageCopy]& copies) except +translate_exception
-        void finish_host_copies(
-            const vector[HostCopy]& copies, cbool done
+        void finish(uint64_t ticket, cbool done) except +translate_exception
+        OwedStatus take_owed(
+            SequenceHandle sequence, Transfers& transfers
         ) except +translate_exception
+        void wait(SequenceHandle sequence) except +translate_exception
+        vector[PageCopy] take_copies() except +translate_exception
         PoolStats stats(int32_t replica) except +translate_exception
         Metrics metrics() except +translate_exception
         void reset_metrics() except +translate_exception
         void check_integrity() except +translate_exception
+
+
+cdef extern from "kvcore/page_copier.hpp" namespace "kvcore" nogil:
+    cdef cppclass PageCopier:
+        void run(const PageCopy* copies, int64_t n)
+        int64_t bytes_of(const PageCopy* copies, int64_t n)

@@ -13,6 +13,7 @@ __all__ = [
     "InsufficientBlocksError",
     "InvalidHandleError",
     "KVCacheError",
+    "PendingTransfersError",
     "RequestNotFoundError",
 ]
 
@@ -42,3 +43,11 @@ class CapacityError(KVCacheError, ValueError):
 
 class InvalidHandleError(KVCacheError, ValueError):
     """A double free, a double unpin or a stale handle."""
+
+
+class PendingTransfersError(KVCacheError):
+    """Bytes are on their way into the request's pages: finish those transfers first.
+
+    From Python only to the code that moves them, should it use the request itself: every other call
+    waits for them.
+    """

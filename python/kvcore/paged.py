@@ -11,8 +11,9 @@ from kvcore import increment, sizing
 from kvcore._core import CacheManager
 from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs, RowClaims
 from kvcore.device import Device, checked_devices
+from kvcore.page_copies import make_copier
 from kvcore.params import KVCacheParams, require_count
-from kvcore.pools import copy_page_starts, make_shards, pools_on_gpus
+from kvcore.pools import make_shards, pools_on_gpus
 from kvcore.swap import make_mover
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.views import PagedKVCacheCollection
@@ -58,8 +59,9 @@ class PagedKVCacheManager(PagedHotPath):
         The pool: allocated, none (page ids only), or the caller's own.
     dedup : bool
         ``step`` swaps a page for an equal cached one.
-    partial_page_reuse : bool
-        A prefix hit may end inside a page, whose first tokens are then copied.
+    partial_page_reuse : bool or int
+        A prefix hit may end inside a page, whose first tokens are then copied: from so many on.
+        True is 1, False (or 0) never.
 
     Raises
     ------
@@ -99,7 +101,7 @@ class PagedKVCacheManager(PagedHotPath):
         num_pages: int | None = None,
         blocks: Any = "allocate",
         dedup: bool = True,
-        partial_page_reuse: bool = True,
+        partial_page_reuse: bool | int = True,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
@@ -119,11 +121,11 @@ class PagedKVCacheManager(PagedHotPath):
                 num_replicas=params.data_parallel_degree,
                 prefix_caching=params.enable_prefix_caching,
                 dedup=dedup,
-                partial_page_reuse=partial_page_reuse,
+                partial_page_reuse=int(partial_page_reuse),
                 host_pages=host_pages,
             ),
             shards=shards,
-            copies_itself=blocks is not None,
+            copier=make_copier(shards, gpus),
             mover=make_mover(shards, places, host_pages, gpus),
             runtime_checks=enable_runtime_checks,
             # Made last: what failed before would hold the endpoint as long as its traceback.
@@ -372,12 +374,6 @@ class PagedKVCacheManager(PagedHotPath):
         return [input_symbols(params, device) for device in places]
 
     # ---- inside --------------------------------------------------------------------------
-
-    def _copy_pages(self, copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        for replica in np.unique(copies[:, 0]):
-            if self._gpus is not None:
-                self._gpus.enter(replica)
-            copy_page_starts(self._shards[replica], copies[copies[:, 0] == replica, 1:])
 
     def __repr__(self) -> str:
         stats = [self._core.stats(r) for r in range(self.num_replicas)]

@@ -16,17 +16,17 @@ from kvcore.arrays import (
 )
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
-from kvcore.ops.transfer import copy_partial
+from kvcore.ops.layouts import PoolLayout, Tensor, tensors_of
 from kvcore.params import KVCacheParams
 
 __all__ = [
     "Shard",
     "adopt_shard",
     "allocate_shard",
-    "copy_page_starts",
     "make_shards",
     "pools_on_gpus",
     "shard_shapes",
+    "tensors_of_shards",
 ]
 
 #: One device's part of a replica: ``(blocks, kv_scales)`` as RaggedKVCacheInputs hands them out.
@@ -184,15 +184,9 @@ def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> Any:
     return make_gpu_pools(devices, shards_per_replica)
 
 
-def copy_page_starts(shards: list[Shard], copies: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-    """Copy the first tokens of pages within each device's pool.
-
-    Parameters
-    ----------
-    shards : list of Shard
-        Of the replica that the copies belong to.
-    copies : int32 [n, 3]
-        Source page, destination page, tokens; done in this order.
-    """
-    for part in (part for shard in shards for part in shard if part is not None):
-        copy_partial(part, copies)
+def tensors_of_shards(shards: list[Shard]) -> list[list[Tensor]]:
+    """Answer every array of a replica, seen as K and V: those of all devices and their scales."""
+    arrays = [array for shard in shards for array in shard if array is not None]
+    flat = [part for each in arrays for part in (each if isinstance(each, tuple) else (each,))]
+    # Bytes are moved as they are: the dtype does not matter, and the layout names the axes.
+    return [tensors_of(PoolLayout(part.view(f"u{part.itemsize}"), "max")) for part in flat]

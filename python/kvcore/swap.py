@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from kvcore._core import HostStore
 from kvcore.device import Device
-from kvcore.ops.layouts import PoolLayout, tensors_of
-from kvcore.pools import Shard
+from kvcore.pools import Shard, tensors_of_shards
 
 __all__ = ["STORE", "HostMover", "Mover", "make_mover"]
 
@@ -31,14 +30,6 @@ class Mover(Protocol):
             Replica, direction (0: device to host, 1: back), page of the pool, page of the host
             tier. Of one call all have the same direction, and no destination is named twice.
         """
-
-
-def _parts(shards: list[Shard]) -> list[Any]:
-    """Answer every array of a replica, seen as K and V: those of all devices and their scales."""
-    arrays = [array for shard in shards for array in shard if array is not None]
-    flat = [part for each in arrays for part in (each if isinstance(each, tuple) else (each,))]
-    # Bytes are moved as they are: the dtype does not matter, and the layout names the axes.
-    return [tensors_of(PoolLayout(part.view(f"u{part.itemsize}"), "max")) for part in flat]
 
 
 class HostMover:
@@ -65,7 +56,7 @@ class HostMover:
     """
 
     def __init__(self, shards: list[list[Shard]], num_pages: int, threads: int = 1) -> None:
-        self.stores = [HostStore(num_pages, _parts(replica)) for replica in shards]
+        self.stores = [HostStore(num_pages, tensors_of_shards(replica)) for replica in shards]
         self.threads = threads
 
     def run(self, orders: NDArray[np.int32]) -> None:

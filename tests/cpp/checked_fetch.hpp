@@ -36,15 +36,22 @@ class CheckedEngine : public CheckedManager {
             return false;
         }
         std::vector<kvcore::FetchTarget> none(targets.size());
-        kvcore::FetchResult result = manager_.fetch(
-            in_batch(views), num_steps, too_small ? none.data() : targets.data(), copies_.begin());
+        kvcore::FetchTarget* first = too_small ? none.data() : targets.data();
+        kvcore::FetchResult result =
+            manager_.fetch(in_batch(views), num_steps, first, copies_.begin());
         const bool fits = accept_missing(batch, views, num_steps, result);
+        const bool waits = copies_.waits();
         end_copies();
         if (!fits) return false;
+        const auto again = [&](kvcore::FetchTarget* to) {
+            result = manager_.fetch(in_batch(views), num_steps, to, copies_.begin());
+            end_copies();
+        };
+        CHECK_EQ(waits, result.status == kvcore::FetchStatus::kPending);
+        if (waits) again(first);
         if (too_small) {
             CHECK_EQ(result.status, kvcore::FetchStatus::kGrow);
-            result = manager_.fetch(in_batch(views), num_steps, targets.data(), copies_.begin());
-            end_copies();
+            again(targets.data());
         }
         CHECK_EQ(result.status, kvcore::FetchStatus::kOk);
         copies_.do_copies();
@@ -118,13 +125,20 @@ class CheckedEngine : public CheckedManager {
             return accept_evicting(batch, views, missing, num_steps, result);
         }
         CHECK(fits);
+        for (const auto& each : options) oracle::hold(hit_of(each.front()));
         for (std::size_t k = 0; k < missing.size(); ++k) {
             Request& request = *item(batch, missing[k]);
             const kvcore::RequestView& view = item(views, missing[k]);
             for (oracle::Option& option : options[k]) option.fits = true;
             accept(request, view, explain(request, view, options[k], true));
         }
+        for (const auto& each : options) oracle::drop(hit_of(each.front()));
         return true;
+    }
+
+    // All hits of a fetch are held before any is taken.
+    static oracle::CachedPage* hit_of(const oracle::Option& option) {
+        return option.takes_hit ? option.at : nullptr;
     }
 
     // Whether the free pages alone are not enough.
@@ -155,9 +169,6 @@ class CheckedEngine : public CheckedManager {
             oracle_.note_leaving(*item(batch, i), options.back());
         }
         oracle_.forget_leaving();
-        const auto hit_of = [](const oracle::Option& option) {
-            return option.takes_hit ? option.at : nullptr;
-        };
         for (const oracle::Option& option : options) oracle::hold(hit_of(option));
         std::vector<std::int64_t> left;
         for (std::int32_t i = 0; i < config_.num_replicas; ++i) {

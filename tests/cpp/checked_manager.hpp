@@ -110,8 +110,9 @@ class CheckedManager {
         return plan;
     }
 
-    /// Returns how many of the batch were reserved; `plan`: of its first request. Copies at once
-    /// end the call behind the request that owes one.
+    /// Returns how many of the batch were reserved; `plan`: of its first request. With copies at
+    /// once the call ends in front of a request for which something is to be evicted, which may be
+    /// what the copies hold.
     std::int64_t reserve(const Batch& batch, std::int64_t num_steps,
                          const std::optional<kvcore::ReservePlan>& plan) {
         begin("reserve");
@@ -122,18 +123,20 @@ class CheckedManager {
             end_copies();
             return 0;
         }
-        const std::int64_t done =
+        const kvcore::BatchReserve result =
             manager_.reserve_batch(in_batch(views), num_steps, copies_.begin());
+        const std::int64_t done = result.reserved;
+        CHECK_EQ(result.status == kvcore::ReserveStatus::kOk, done == count(batch));
         for (std::int64_t i = 0; i < count(batch); ++i) {
             Request& request = *item(batch, i);
-            const oracle::Option option =
-                explain(request, item(views, i), oracle_.options(request, num_steps), i < done);
+            const std::vector<oracle::Option> options = oracle_.options(request, num_steps);
+            const bool waits = copies_.waits() && options.front().evicted > 0;
+            CHECK_EQ(waits, i == done && result.status == kvcore::ReserveStatus::kPending);
+            if (waits) break;
+            const oracle::Option option = explain(request, item(views, i), options, i < done);
             if (i == 0 && plan) CHECK(is_as_planned(request, num_steps, *plan, option));
             if (i == done) break;
-            if (accept(request, item(views, i), option) && copies_.at_once()) {
-                CHECK_EQ(done, i + 1);
-                break;
-            }
+            accept(request, item(views, i), option);
         }
         end_copies();
         for (std::int64_t i = 0; i < done; ++i) check_row(*item(batch, i));
@@ -305,15 +308,14 @@ class CheckedManager {
                         "; the oracle " + to_text(options));
     }
 
-    /// The manager took this option: so does the oracle, and the request moves on. True when it
-    /// owes a copy.
-    bool accept(Request& request, const kvcore::RequestView& view, const oracle::Option& option) {
+    /// The manager took this option: so does the oracle, and the request moves on.
+    void accept(Request& request, const kvcore::RequestView& view, const oracle::Option& option) {
         const oracle::OwedCopy owed = oracle_.apply(request, option);
         request.start = view.start;
         request.active = view.active;
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
         oracle_.learn(request, row);
-        if (!owed.is_owed) return false;
+        if (!owed.is_owed) return;
         kvcore::PageCopy copy;
         copy.replica = oracle_.claim_of(request).replica;
         copy.source = owed.source;
@@ -321,7 +323,6 @@ class CheckedManager {
         copy.num_tokens = static_cast<std::int32_t>(owed.tokens);
         copy.sequence = request.sequence;
         copies_.expect(copy);
-        return true;
     }
 
     [[nodiscard]] bool is_as_planned(const Request& request, std::int64_t num_steps,

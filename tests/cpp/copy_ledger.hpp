@@ -15,12 +15,15 @@ class CopyLedger {
 
     [[nodiscard]] bool at_once() const { return at_once_; }
 
-    /// A call begins; give it the result as its `copies` argument.
-    std::vector<kvcore::PageCopy>* begin() {
+    /// A call begins; give it the result as its `transfers` argument.
+    kvcore::Transfers* begin() {
         drawn_.clear();
-        has_drawn_ = at_once_;
-        return at_once_ ? &drawn_ : nullptr;
+        transfers_.clear();
+        has_drawn_ = false;
+        return at_once_ ? &transfers_ : nullptr;
     }
+    /// The present call should owe something that is to be copied at once.
+    [[nodiscard]] bool waits() const { return at_once_ && !expected_.empty(); }
     /// The last copy that the present call owes to `sequence`; nullptr: none.
     const kvcore::PageCopy* find(kvcore::SequenceHandle sequence) {
         draw();
@@ -34,11 +37,13 @@ class CopyLedger {
     void expect(const kvcore::PageCopy& copy) { expected_.push_back(copy); }
     /// The call is over: what was drawn has to be what was expected. Copies at once are done now.
     void end() {
+        if (at_once_) draw();
         if (!has_drawn_) return;
         check_drawn();
         if (at_once_) {
+            CHECK_EQ(transfers_.empty(), drawn_.empty());
             for (const kvcore::PageCopy& copy : drawn_) memory_.copy(copy);
-            manager_.finish_copies(drawn_);
+            if (!transfers_.empty()) manager_.finish(transfers_.ticket);
         } else {
             taken_.insert(taken_.end(), drawn_.begin(), drawn_.end());
         }
@@ -84,7 +89,7 @@ class CopyLedger {
     using Copies = std::vector<kvcore::PageCopy>;
 
     void draw() {
-        if (!has_drawn_) drawn_ = manager_.take_copies();
+        if (!has_drawn_) drawn_ = at_once_ ? transfers_.copies : manager_.take_copies();
         has_drawn_ = true;
     }
     static bool has(const std::vector<BlockId>& pages, BlockId page) {
@@ -105,7 +110,6 @@ class CopyLedger {
             CHECK_EQ(drawn_[i].source, expected_[i].source);
             CHECK_EQ(drawn_[i].destination, expected_[i].destination);
             CHECK_EQ(drawn_[i].num_tokens, expected_[i].num_tokens);
-            CHECK(at_once_ || drawn_[i].held == nullptr);
         }
     }
 
@@ -113,7 +117,8 @@ class CopyLedger {
     SimulatedMemory& memory_;
     bool at_once_;
     bool has_drawn_ = false;
-    Copies drawn_;     // what the manager says it owes since it was asked last
-    Copies expected_;  // what it should say
-    Copies taken_;     // still to be done
+    kvcore::Transfers transfers_;  // of the present call
+    Copies drawn_;                 // what the manager says it owes since it was asked last
+    Copies expected_;              // what it should say
+    Copies taken_;                 // still to be done
 };

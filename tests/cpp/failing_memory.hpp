@@ -203,6 +203,8 @@ inline int report() {
 }  // namespace failing_memory
 
 // ---- what the program allocates with ------------------------------------------------------------
+// Each program includes this once; the linker and the language choose the names.
+// NOLINTBEGIN(misc-definitions-in-headers,bugprone-reserved-*,readability-identifier-*)
 #if defined(KVCORE_WRAPS_MALLOC)
 extern "C" {
 void* __real_malloc(std::size_t bytes);
@@ -301,3 +303,4 @@ KVCORE_OWN_PAIR()
 KVCORE_OWN_PAIR([])
 #undef KVCORE_OWN_PAIR
 #undef KVCORE_OWN
+// NOLINTEND(misc-definitions-in-headers,bugprone-reserved-*,readability-identifier-*)

@@ -30,7 +30,10 @@ using Ids = std::vector<BlockId>;
 constexpr std::int32_t kPageSize = 2;
 
 // The second is too long for a string to hold without memory.
-const std::vector<std::string> kNames{"", "the namespace of one of many tenants", "b"};
+const std::vector<std::string>& all_names() {
+    static const std::vector<std::string> names{"", "the namespace of one of many tenants", "b"};
+    return names;
+}
 
 /// A tree, the pins on it, and room for what a call takes: only the tree asks for memory.
 struct Scene {
@@ -56,7 +59,7 @@ struct Scene {
     }
     /// Takes the scene apart.
     std::string text() {
-        std::string text = TreeText(tree, policy).of(kNames);
+        std::string text = TreeText(tree, policy).of(all_names());
         for (const auto& [index, cached] : duplicates) {
             text += std::to_string(index) + " is " + std::to_string(cached) + "\n";
         }
@@ -184,7 +187,7 @@ class Traffic {
     }
     static void begin(Scene& scene, const Step& step) {
         PrefixTree& tree = scene.tree;
-        const TreePin root(tree, tree.open_namespace(kNames[step.name]));
+        const TreePin root(tree, tree.open_namespace(all_names()[step.name]));
         const auto n = static_cast<std::int64_t>(step.tokens.size());
         TreeNode* end = tree.split(tree.match(root.node(), step.tokens.data(), n).at);
         tree.pin(end);
@@ -233,12 +236,12 @@ void pins_need_no_memory() {
 void reading_needs_no_memory() {
     const auto make = [] {
         auto scene = family(40);
-        scene->tree.pin(scene->tree.open_namespace(kNames[1]));
+        scene->tree.pin(scene->tree.open_namespace(all_names()[1]));
         return scene;
     };
     const Tokens tokens{-1, 0, -1, 1, -1, 9};
     allocates_nothing("match", make, [&](auto& scene) {
-        CHECK(scene->tree.find_namespace(kNames[1]) != nullptr);
+        CHECK(scene->tree.find_namespace(all_names()[1]) != nullptr);
         TreeNode* root = scene->tree.find_namespace("");
         const kvcore::PrefixMatch match = scene->tree.match(root, tokens.data(), 6, true);
         CHECK_EQ(match.at.depth, 2);
@@ -286,7 +289,7 @@ void eviction_needs_no_memory() {
 void namespaces_open_or_are_not_there() {
     const auto make = [] { return std::make_unique<Scene>(); };
     const auto open = [](auto& scene) {
-        scene->last = TreePin(scene->tree, scene->tree.open_namespace(kNames[1]));
+        scene->last = TreePin(scene->tree, scene->tree.open_namespace(all_names()[1]));
     };
     CHECK(each_site("open a namespace", make, open, [](auto& s) { return s->text(); }) >= 3);
 }
@@ -301,7 +304,8 @@ void a_refusal_changes_nothing() {
                     .at.node,
                 true);
             CHECK(false);
-        } catch (const kvcore::InvalidHandleError&) {
+        } catch (const kvcore::InvalidHandleError& error) {
+            CHECK(*error.what() != '\0');
         }
     };
     each_site("unpin what is not pinned", make, unpin, [](auto& s) { return s->text(); });

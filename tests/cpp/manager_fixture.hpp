@@ -48,8 +48,8 @@ class ManagerFixture {
     }
 
     kvcore::CacheManager manager;
-    std::vector<kvcore::PageSwap> swaps;   // of the last commit
-    std::vector<kvcore::PageCopy> copies;  // of the last call that took them
+    std::vector<kvcore::PageSwap> swaps;  // of the last commit
+    kvcore::Transfers transfers;          // of the last call that was given them
 
     Request claim(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "") {
         Request request(name, tokens);
@@ -57,28 +57,28 @@ class ManagerFixture {
         return request;
     }
     bool reserve(Request& request, std::int64_t num_steps = 1) {
-        kvcore::RequestView view = request.view();
-        const bool fits = manager.reserve(view, num_steps) == kvcore::ReserveStatus::kOk;
-        request.start = view.start;
-        request.active = view.active;
-        return fits;
+        return reserve_to(request, num_steps, nullptr) == kvcore::ReserveStatus::kOk;
     }
-    /// Copies are taken from the call, not yet finished.
+    /// Transfers are those of the call, not yet finished.
+    kvcore::ReserveStatus try_reserve(Request& request) {
+        transfers.clear();
+        return reserve_to(request, 1, &transfers);
+    }
     bool reserve_copying(Request& request) {
-        kvcore::RequestView view = request.view();
-        copies.clear();
-        const bool fits = manager.reserve(view, 1, &copies) == kvcore::ReserveStatus::kOk;
-        request.start = view.start;
-        request.active = view.active;
-        return fits;
+        return try_reserve(request) == kvcore::ReserveStatus::kOk;
+    }
+    void finish(bool done = true) {
+        manager.finish(transfers.ticket, done);
+        transfers.clear();
+        manager.check_integrity();
     }
     kvcore::FetchResult fetch(const std::vector<Request*>& batch, std::int64_t num_steps = 1) {
         return fetch_to(batch, num_steps, nullptr);
     }
-    /// Copies are taken from the call, not yet finished.
+    /// Transfers are those of the call, not yet finished.
     kvcore::FetchResult fetch_copying(const std::vector<Request*>& batch) {
-        copies.clear();
-        return fetch_to(batch, 1, &copies);
+        transfers.clear();
+        return fetch_to(batch, 1, &transfers);
     }
     /// One step of the model that runs all there is and samples `next`.
     void run(Request& request, TokenId next) {
@@ -174,8 +174,16 @@ class ManagerFixture {
         for (const Request* request : batch) views.push_back(request->view());
         return views;
     }
+    kvcore::ReserveStatus reserve_to(Request& request, std::int64_t num_steps,
+                                     kvcore::Transfers* to) {
+        kvcore::RequestView view = request.view();
+        const kvcore::ReserveStatus status = manager.reserve(view, num_steps, to);
+        request.start = view.start;
+        request.active = view.active;
+        return status;
+    }
     kvcore::FetchResult fetch_to(const std::vector<Request*>& batch, std::int64_t num_steps,
-                                 std::vector<kvcore::PageCopy>* to) {
+                                 kvcore::Transfers* to) {
         std::vector<kvcore::RequestView> views = views_of(batch);
         std::vector<kvcore::FetchTarget> targets = make_targets();
         const kvcore::FetchResult result =

@@ -93,6 +93,7 @@ class Oracle {
         std::vector<Option> all = hits(request, plain, allow_partial && config_.partial_page_reuse);
         if (all.empty()) all.push_back(plain);
         for (Option& option : all) {
+            option.declines = !allow_partial;
             weigh(option, claim, request.end() + num_steps - 1);
             if (!option.fits && option.source != nullptr) {
                 option = options(request, num_steps, false).front();
@@ -131,8 +132,10 @@ class Oracle {
         if (option.source != nullptr) {
             owed = {true, option.source->id, option.hit_pages, option.copied};
         }
-        count_hit(claim, option);
-        count_input(claim, option.start, option.active);
+        if (option.declines) claim.declined = option.hit_pages;
+        kvcore::Metrics& metrics = item(replicas_, claim.replica).metrics;
+        count_hit(claim, option, metrics);
+        count_input(claim, option.start, option.active, metrics);
         note_peak(claim.replica);
         return owed;
     }
@@ -146,12 +149,15 @@ class Oracle {
     void seal(const Request& request) {
         of(request).sealed = true;
         of(request).written = std::min(of(request).written, request.start);
-        count_input(of(request), request.start, request.active);
+        Claim& claim = of(request);
+        count_input(claim, request.start, request.active, item(replicas_, claim.replica).metrics);
     }
 
     /// It will give up pages before the rows behind it in a fetch are reserved.
     void note_leaving(const Request& request, const Option& option) {
-        departures_.note(claim_of(request), option.start / config_.page_size);
+        const std::int64_t kept = option.start % config_.page_size;
+        departures_.note(claim_of(request), option.start / config_.page_size, kept,
+                         copies_at_once_ ? kept : 0);
     }
     void forget_leaving() { departures_.forget_leaving(); }
     /// The copies at once of a call are done.
@@ -306,9 +312,13 @@ class Oracle {
         hit.at = match(claim.replica, request, request.end() - 1);
         hit.hit_pages = depth_of(hit.at);
         std::vector<CachedPage*> sources{nullptr};
-        if (allow_partial) {
+        if (allow_partial && hit.hit_pages > claim.declined) {
             hit.copied =
                 item(replicas_, claim.replica).cache.find_sources(request, hit.hit_pages, sources);
+        }
+        if (hit.copied < config_.partial_page_reuse) {
+            hit.copied = 0;
+            sources = {nullptr};
         }
         hit.hit_tokens = hit.start = hit.hit_pages * config_.page_size + hit.copied;
         if (hit.hit_tokens <= claim.hit_tokens) return {};
@@ -322,8 +332,9 @@ class Oracle {
 
     void weigh(Option& option, const Claim& claim, std::int64_t tokens) const {
         const Replica& replica = item(replicas_, claim.replica);
-        const std::int64_t needed = kvcore::ceil_div(tokens, config_.page_size);
-        const std::int64_t first_written = option.start / config_.page_size;
+        const std::int64_t page = config_.page_size;
+        const std::int64_t needed = kvcore::ceil_div(tokens, page);
+        const std::int64_t first_written = option.start / page;
         const std::int64_t held = std::max(claim.num_pages(), option.hit_pages);
         option.appended = std::max<std::int64_t>(0, needed - held);
         option.returned = std::min(claim.num_pages(), option.hit_pages) - claim.committed;
@@ -333,7 +344,8 @@ class Oracle {
             const std::int64_t end = std::min(claim.frozen, needed);
             option.replaced = end - first_written;
             for (std::int64_t c = first_written; c < end; ++c) {
-                option.replaced -= departures_.is_sole(item(claim.row, c)) ? 1 : 0;
+                const std::int64_t kept = std::max<std::int64_t>(0, option.start - c * page);
+                option.replaced -= departures_.is_sole(item(claim.row, c), kept) ? 1 : 0;
             }
             for (std::int64_t c = option.cut_to; c < held; ++c) {
                 option.returned += item(claim.row, c).use_count() == 1 ? 1 : 0;
@@ -354,11 +366,12 @@ class Oracle {
         const std::vector<BlockId> cached = ids_to(claim.at);
         for (std::int64_t c = first; c < std::min(claim.frozen, claim.num_pages()); ++c) {
             Own& page = item(claim.row, c);
-            if (departures_.is_sole(page)) continue;
+            const std::int64_t kept = c == first ? start % config_.page_size : 0;
+            if (departures_.is_sole(page, kept)) continue;
             const BlockId source = page != nullptr ? *page : item(cached, c);
-            if (c == first && start % config_.page_size > 0) {
-                owed = {true, source, c, start % config_.page_size};
-                if (copies_at_once_ && page != nullptr) departures_.hold_source(page);
+            if (kept > 0) {
+                owed = {true, source, c, kept};
+                if (copies_at_once_ && page != nullptr) departures_.hold_source(page, kept);
             }
             page = new_page(claim.replica);
         }
@@ -367,21 +380,6 @@ class Oracle {
         return owed;
     }
 
-    void count_hit(Claim& claim, const Option& option) {
-        kvcore::Metrics& metrics = item(replicas_, claim.replica).metrics;
-        const std::int64_t moved = std::min(claim.counted_end, option.hit_tokens) -
-                                   std::max(claim.counted_from, claim.hit_tokens);
-        metrics.input_tokens -= std::max<std::int64_t>(0, moved);
-        metrics.cache_tokens += option.hit_tokens - claim.hit_tokens;
-        metrics.copied_tokens += option.copied;
-        claim.hit_tokens = option.hit_tokens;
-    }
-    void count_input(Claim& claim, std::int64_t start, std::int64_t active) {
-        if (active <= claim.counted_end) return;
-        item(replicas_, claim.replica).metrics.input_tokens +=
-            active - std::max(start, claim.counted_end);
-        claim.counted_end = active;
-    }
     void note_peak(std::int32_t replica) {
         const kvcore::PoolStats now = stats(replica);
         std::int64_t& peak = item(replicas_, replica).metrics.peak_used_pages;

@@ -124,38 +124,32 @@ class Worker {
 
     void reserve(Request& request) {
         kvcore::RequestView view = request.view();
-        std::vector<kvcore::PageCopy> copies;
-        std::vector<kvcore::HostCopy> loads;
-        const bool fits = manager_.reserve(view, random_.between(1, 2), &copies, &loads) ==
+        transfers_.clear();
+        const bool fits = manager_.reserve(view, random_.between(1, 2), &transfers_) ==
                           kvcore::ReserveStatus::kOk;
         request.start = view.start;
         request.active = view.active;
-        do_copies(copies);
-        do_host_copies(loads);
+        transfer();
         if (!fits) give_way();
     }
-    void do_copies(const std::vector<kvcore::PageCopy>& copies) {
-        for (const kvcore::PageCopy& copy : copies) shared_.memory.copy(copy);
-        if (random_.chance(30)) std::this_thread::yield();
-        manager_.finish_copies(copies);
-        shared_.num_copies.fetch_add(count(copies), std::memory_order_relaxed);
-    }
 
-    void do_host_copies(const std::vector<kvcore::HostCopy>& copies) {
-        for (const kvcore::HostCopy& copy : copies) {
+    // Does what the last call left to be done; what is to be stored sometimes fails.
+    void transfer() {
+        if (transfers_.empty()) return;
+        bool stores = false;
+        for (const kvcore::PageCopy& copy : transfers_.copies) shared_.memory.copy(copy);
+        for (const kvcore::HostCopy& copy : transfers_.host_copies) {
             Digest* here = shared_.memory.page(copy.replica, copy.device_page);
             Digest* below = shared_.host.page(copy.replica, copy.host_page);
-            if (copy.direction == kvcore::HostDirection::kLoad) std::swap(here, below);
+            stores = copy.direction == kvcore::HostDirection::kStore;
+            if (!stores) std::swap(here, below);
             std::copy(here, here + config_.page_size, below);
         }
         if (random_.chance(30)) std::this_thread::yield();
-        if (!are_stores(copies)) {
-            shared_.num_loads.fetch_add(count(copies), std::memory_order_relaxed);
-        }
-        manager_.finish_host_copies(copies, !random_.chance(2) || !are_stores(copies));
-    }
-    static bool are_stores(const std::vector<kvcore::HostCopy>& copies) {
-        return !copies.empty() && copies[0].direction == kvcore::HostDirection::kStore;
+        manager_.finish(transfers_.ticket, !stores || !random_.chance(2));
+        shared_.num_copies.fetch_add(count(transfers_.copies), std::memory_order_relaxed);
+        const std::int64_t loads = stores ? 0 : count(transfers_.host_copies);
+        shared_.num_loads.fetch_add(loads, std::memory_order_relaxed);
     }
 
     void step() {
@@ -166,13 +160,23 @@ class Worker {
             targets[i].table = tables_[i].get();
             targets[i].cache_lengths = lengths_[i].data();
         }
-        std::vector<kvcore::PageCopy> copies;
-        std::vector<kvcore::HostCopy> loads;
-        const kvcore::FetchResult result =
-            manager_.fetch({views.data(), count(views)}, 1, targets.data(), &copies, &loads);
-        do_copies(copies);
-        do_host_copies(loads);
-        if (result.status != kvcore::FetchStatus::kOk) return give_way();
+        const auto fetch = [&] {
+            transfers_.clear();
+            const kvcore::FetchResult result =
+                manager_.fetch({views.data(), count(views)}, 1, targets.data(), &transfers_);
+            transfer();
+            return result.status;
+        };
+        kvcore::FetchStatus status = fetch();
+        if (status == kvcore::FetchStatus::kPending) status = fetch();
+        if (status != kvcore::FetchStatus::kOk) {
+            // Some may have been reserved: they stand where their views say.
+            for (std::size_t i = 0; i < live_.size(); ++i) {
+                live_[i].request.start = views[i].start;
+                live_[i].request.active = views[i].active;
+            }
+            return give_way();
+        }
         std::vector<std::int64_t> next_row(tables_.size());
         for (std::size_t i = 0; i < live_.size(); ++i) {
             live_[i].request.start = views[i].start;
@@ -208,9 +212,9 @@ class Worker {
         std::vector<kvcore::RequestView> views;
         for (const Live& live : live_) views.push_back(live.request.view());
         std::vector<kvcore::PageSwap> swaps;
-        std::vector<kvcore::HostCopy> stores;
-        manager_.commit({views.data(), count(views)}, swaps, &stores);
-        do_host_copies(stores);
+        transfers_.clear();
+        manager_.commit({views.data(), count(views)}, swaps, &transfers_);
+        transfer();
     }
 
     void give_way() {
@@ -299,6 +303,7 @@ class Worker {
     std::int64_t stride_;
     std::vector<Live> live_;
     std::vector<kvcore::PinHandle> pins_;
+    kvcore::Transfers transfers_;  // of the last call
     std::vector<std::vector<std::uint32_t>> cells_;
     std::vector<std::vector<std::uint32_t>> lengths_;
     std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;

@@ -245,7 +245,7 @@ void an_empty_batch_is_served() {
     CHECK_EQ(m.fetch({}).status, FetchStatus::kOk);
     m.commit({});
     std::vector<kvcore::RequestView> none;
-    CHECK_EQ(m.manager.reserve_batch({none.data(), 0}), 0);
+    CHECK_EQ(m.manager.reserve_batch({none.data(), 0}).reserved, 0);
 }
 
 void metrics_count_each_position_once() {

@@ -178,16 +178,21 @@ void a_family_is_fetched_with_exactly_enough_pages() {
         Family family(3, 2);
         ManagerFixture& m = family.m;
         const BlockId shared = m.pages(family.parent)[0];
-        const auto status = [&] {
-            return (at_once ? m.fetch_copying(family.all()) : m.fetch(family.all())).status;
-        };
-        CHECK_EQ(status(), FetchStatus::kOk);
-        const std::vector<PageCopy> copies = at_once ? m.copies : m.manager.take_copies();
+        if (at_once) {
+            CHECK_EQ(m.fetch_copying(family.all()).status, FetchStatus::kPending);
+        } else {
+            CHECK_EQ(m.fetch(family.all()).status, FetchStatus::kOk);
+        }
+        const std::vector<PageCopy> copies = at_once ? m.transfers.copies : m.manager.take_copies();
         CHECK_EQ(copies.size(), 2);
         check_copy(copies[0], shared, m.pages(family.parent)[0], 3, family.parent);
         check_copy(copies[1], shared, m.pages(family.children[0])[0], 3, family.children[0]);
         CHECK_EQ(m.pages(family.children[1])[0], shared);  // the last one writes in place
-        m.manager.finish_copies(copies);
+        if (at_once) {
+            m.finish();
+            CHECK_EQ(m.fetch_copying(family.all()).status, FetchStatus::kOk);
+            CHECK(m.transfers.empty());
+        }
         CHECK_EQ(m.free(), 0);
     }
 }
@@ -206,7 +211,7 @@ void a_family_is_refused_with_a_page_too_few() {
         CHECK_EQ(refused.needed, 1);
         CHECK_EQ(refused.available, 0);
         CHECK(trace() == before);
-        CHECK(m.copies.empty() && m.manager.take_copies().empty());
+        CHECK(m.transfers.empty() && m.manager.take_copies().empty());
     }
 }
 
@@ -216,19 +221,20 @@ void a_family_evicts_for_its_copies() {
     ManagerFixture& m = family.m;
     m.put({50, 51, 52, 53, 54});
     CHECK_EQ(m.available(), 3);
+    CHECK_EQ(m.fetch_copying(family.all()).status, FetchStatus::kPending);
+    CHECK_EQ(m.transfers.copies.size(), 2);
+    m.finish();
     CHECK_EQ(m.fetch_copying(family.all()).status, FetchStatus::kOk);
-    CHECK_EQ(m.copies.size(), 2);
-    m.manager.finish_copies(m.copies);
-    m.manager.check_integrity();
 }
 
 // Two rows go on in the same page, the third holder is not of the batch: both copy.
 void holders_outside_the_batch_count() {
     Family family(3, 2);
     ManagerFixture& m = family.m;
-    CHECK_EQ(m.fetch_copying({&family.children[0], &family.children[1]}).status, FetchStatus::kOk);
-    CHECK_EQ(m.copies.size(), 2);
-    m.manager.finish_copies(m.copies);
+    CHECK_EQ(m.fetch_copying({&family.children[0], &family.children[1]}).status,
+             FetchStatus::kPending);
+    CHECK_EQ(m.transfers.copies.size(), 2);
+    m.finish();
     CHECK_EQ(m.free(), 0);
     CHECK_EQ(m.fetch({&family.parent}).status, FetchStatus::kOk);
 }
@@ -240,13 +246,12 @@ void a_copy_at_once_holds_its_source() {
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
     CHECK(m.reserve_copying(child));
-    CHECK_EQ(m.copies.size(), 1);
-    check_copy(m.copies[0], m.pages(parent)[0], m.pages(child)[0], 3, child);
-    CHECK(m.copies[0].held == nullptr);
+    CHECK_EQ(m.transfers.copies.size(), 1);
+    check_copy(m.transfers.copies[0], m.pages(parent)[0], m.pages(child)[0], 3, child);
     CHECK(m.manager.take_copies().empty());
     m.manager.release(parent.sequence);
     CHECK_EQ(m.free(), 1);  // the source waits for the copy
-    m.manager.finish_copies(m.copies);
+    m.finish();
     CHECK_EQ(m.free(), 2);
 }
 
@@ -256,33 +261,32 @@ void a_source_under_way_is_not_written() {
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
     CHECK(m.reserve_copying(child));
-    const std::vector<PageCopy> first = m.copies;
+    const kvcore::Transfers first = m.transfers;
     CHECK(m.reserve_copying(parent));
-    CHECK_EQ(m.copies.size(), 1);
-    check_copy(m.copies[0], first[0].source, m.pages(parent)[0], 3, parent);
-    m.manager.finish_copies(first);
-    m.manager.finish_copies(m.copies);
+    CHECK_EQ(m.transfers.copies.size(), 1);
+    check_copy(m.transfers.copies[0], first.copies[0].source, m.pages(parent)[0], 3, parent);
+    m.manager.finish(first.ticket);
+    m.finish();
     CHECK_EQ(m.free(), 1);
 }
 
 void copies_are_finished_in_any_order() {
-    ManagerFixture m(ManagerFixture::config(4, 3));
+    ManagerFixture m(ManagerFixture::config(4, 4));
     m.put({50, 51, 52, 53, 54});
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
     CHECK(m.reserve_copying(child));
-    const std::vector<PageCopy> of_child = m.copies;
+    const kvcore::Transfers of_child = m.transfers;
     m.manager.release(child.sequence);
     Request other = m.claim({50, 51, 99});
     CHECK(m.reserve_copying(other));
-    CHECK_EQ(m.copies.size(), 1);
-    CHECK_EQ(m.copies[0].destination, of_child[0].destination);
-    m.manager.finish_copies(m.copies);
-    m.manager.check_integrity();
-    m.manager.finish_copies(of_child);
-    CHECK_EQ(m.available(), 1);
-    m.manager.release(other.sequence);
+    CHECK_EQ(m.transfers.copies.size(), 1);
+    CHECK(m.transfers.copies[0].destination != of_child.copies[0].destination);
+    m.finish();
+    m.manager.finish(of_child.ticket);
     CHECK_EQ(m.available(), 2);
+    m.manager.release(other.sequence);
+    CHECK_EQ(m.available(), 3);
 }
 
 // The copy owed to a page is for all that hold it.

@@ -10,6 +10,7 @@ using kvcore::FetchStatus;
 using kvcore::namespace_name;
 using kvcore::PageCopy;
 using kvcore::PinHandle;
+using kvcore::ReserveStatus;
 
 namespace {
 
@@ -37,7 +38,7 @@ void the_best_partial_page_is_copied() {
 
 void partial_pages_can_be_switched_off() {
     kvcore::CacheConfig config = ManagerFixture::config(4, 20);
-    config.partial_page_reuse = false;
+    config.partial_page_reuse = 0;
     ManagerFixture m(config);
     m.put({1, 2, 3, 4, 5, 6, 7, 8});
     Request request = m.claim({1, 2, 3, 4, 5, 6, 9, 1, 1});
@@ -64,32 +65,36 @@ void copies_at_once_hold_their_source() {
     Request request = m.claim({1, 3});
     CHECK(m.reserve_copying(request));
     CHECK_EQ(request.start, 1);
-    CHECK_EQ(m.copies.size(), 1);
-    CHECK(m.copies[0].held != nullptr);
+    CHECK_EQ(m.transfers.copies.size(), 1);
     CHECK_EQ(m.available(), 2);  // neither the copy nor its source
     CHECK(m.manager.take_copies().empty());
     m.manager.release(request.sequence);
-    CHECK_EQ(m.available(), 3);
-    m.manager.finish_copies(m.copies);
+    CHECK_EQ(m.available(), 2);
+    m.finish();
     CHECK_EQ(m.available(), 4);
 }
 
-// With copies from the call a batch stops where one is due.
-void a_batch_stops_behind_a_copy_at_once() {
-    ManagerFixture m(ManagerFixture::config(2, 10));
+// What the copies of a batch hold is not evicted for rows behind them: those wait.
+void a_batch_stops_where_copies_hold_what_could_be_evicted() {
+    ManagerFixture m(ManagerFixture::config(2, 4));
     m.put({1, 2});
-    Request plain = m.claim({5, 6});
+    m.put({3, 4});
     Request copying = m.claim({1, 3});
-    Request last = m.claim({7});
-    std::vector<kvcore::RequestView> views{plain.view(), copying.view(), last.view()};
-    std::vector<PageCopy> copies;
-    CHECK_EQ(m.manager.reserve_batch({views.data(), 3}, 1, &copies), 2);
-    CHECK_EQ(copies.size(), 1);
+    Request plain = m.claim({7});
+    Request last = m.claim({8});
+    std::vector<kvcore::RequestView> views{copying.view(), plain.view(), last.view()};
+    kvcore::Transfers transfers;
+    const kvcore::BatchReserve part = m.manager.reserve_batch({views.data(), 3}, 1, &transfers);
+    CHECK_EQ(part.reserved, 2);
+    CHECK_EQ(part.status, ReserveStatus::kPending);
+    CHECK_EQ(transfers.copies.size(), 1);
     CHECK(m.pages(last).empty());
-    m.manager.finish_copies(copies);
-    copies.clear();
-    CHECK_EQ(m.manager.reserve_batch({&views[2], 1}, 1, &copies), 1);
-    CHECK(copies.empty());
+    m.manager.finish(transfers.ticket);
+    transfers.clear();
+    const kvcore::BatchReserve rest = m.manager.reserve_batch({&views[2], 1}, 1, &transfers);
+    CHECK_EQ(rest.reserved, 1);
+    CHECK_EQ(rest.status, ReserveStatus::kOk);
+    CHECK(transfers.empty());
 }
 
 // Copies of requests that went are forgotten, also by a caller who never asks for any.
@@ -116,7 +121,9 @@ void a_batch_is_reserved_up_to_the_first_that_does_not_fit() {
     Request b = m.claim(count_up(10, 4));
     Request c = m.claim({99});
     std::vector<kvcore::RequestView> views{a.view(), b.view(), c.view()};
-    CHECK_EQ(m.manager.reserve_batch({views.data(), 3}), 1);
+    const kvcore::BatchReserve part = m.manager.reserve_batch({views.data(), 3});
+    CHECK_EQ(part.reserved, 1);
+    CHECK_EQ(part.status, ReserveStatus::kNoSpace);
     CHECK_EQ(m.pages(a).size(), 3);
     CHECK(m.pages(b).empty() && m.pages(c).empty());
 }
@@ -297,7 +304,7 @@ int main() {
     partial_pages_can_be_switched_off();
     no_partial_hit_where_its_source_must_go();
     copies_at_once_hold_their_source();
-    a_batch_stops_behind_a_copy_at_once();
+    a_batch_stops_where_copies_hold_what_could_be_evicted();
     copies_of_released_requests_are_not_owed();
     a_batch_is_reserved_up_to_the_first_that_does_not_fit();
     a_fetch_is_all_or_nothing();

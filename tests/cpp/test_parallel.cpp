@@ -29,7 +29,9 @@ struct StartSome {
     }
 };
 
-const std::system_error kNoThread(std::make_error_code(std::errc::resource_unavailable_try_again));
+std::system_error no_thread() {
+    return std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+}
 
 /// How often each of 0 .. n was worked on.
 struct Tally {
@@ -82,7 +84,7 @@ void what_the_caller_throws_reaches_it_with_all_threads_joined() {
 }  // namespace
 
 int main() {
-    everything_is_done_once_however_many_threads_start(kNoThread);
+    everything_is_done_once_however_many_threads_start(no_thread());
     everything_is_done_once_however_many_threads_start(std::bad_alloc());
     what_the_caller_throws_reaches_it_with_all_threads_joined();
     return 0;

@@ -52,7 +52,7 @@ class TreeText {
             for (std::int32_t i = 0; i < tree_.page_size(); ++i) {
                 text_ += std::to_string(tokens[i]) + ",";
             }
-            text_ += ")";
+            text_ += ')';
         }
         text_ += " pins " + std::to_string(node->pins) + "\n";
         std::vector<const kvcore::TreeNode*> children;

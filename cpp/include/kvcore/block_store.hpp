@@ -71,6 +71,9 @@ class BlockStore {
 
     /// Forgets every page that nobody holds.
     void reset() noexcept;
+    /// Where holds on single pages lie.
+    [[nodiscard]] BlockPool& pool() noexcept { return pool_; }
+    [[nodiscard]] PrefixTree& tree() noexcept { return tree_; }
 
     /// Throws IntegrityError unless the invariant holds with so many pages on their way in.
     /// O(pages).

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
@@ -24,17 +25,28 @@ namespace kvcore {
 /// is full. Ids only; the caller owns the memory behind them.
 ///
 /// Owns: per replica a BlockPool and a PrefixTree, with a host tier a BlockStore too; the
-/// SequenceTable over all replicas.
-/// Invariant: every page is free, or held by as many sequences and the tree as its count says.
+/// SequenceTable over all replicas; the ledger of what is being copied.
+/// Invariant: every page is free, or held by as many sequences, transfers and the tree as its count
+/// says. A page in the tree has no other owner. A page that is copied, or copied to, is held until
+/// that is finished.
 /// Threads: any number may call any method; one mutex, held for the length of a call. The tokens of
-/// a RequestView must stay unchanged meanwhile.
-/// Errors: a call that throws or answers "no" has changed nothing.
-/// Cost: claim, release of committed pages, pin: O(1). reserve: comparing the prompt with the cache
-/// plus O(pages added). commit: O(new tokens). fetch: O(pages changed since the table's last use).
+/// a RequestView must stay unchanged meanwhile. One thread at a time uses a request; others may
+/// release or fork it at any moment.
+/// Errors: a call that throws or answers "no" has changed nothing. Memory that runs out is
+/// std::bad_alloc, likewise.
+/// Copies: a call that is given `transfers` puts there what its caller has to copy at once;
+/// `finish` says that it is done, or failed. Without, copies within the pool go to the list of
+/// take_copies, and nothing is held for them: their order is what keeps them right. A manager is
+/// used in one of the two ways; with a host tier in the first. Cost: claim, release of committed
+/// pages, pin: O(1). reserve: comparing the prompt with the cache plus O(pages added). commit:
+/// O(new tokens). fetch: O(pages changed since the table's last use).
 class CacheManager {
    public:
     /// Throws std::invalid_argument for sizes below 1.
     explicit CacheManager(const CacheConfig& config);
+    CacheManager(const CacheManager&) = delete;
+    CacheManager& operator=(const CacheManager&) = delete;
+    ~CacheManager();
 
     /// As given to the constructor; valid as long as the manager. O(1), without the mutex.
     [[nodiscard]] const CacheConfig& config() const noexcept { return config_; }
@@ -48,58 +60,63 @@ class CacheManager {
     [[nodiscard]] std::int32_t replica_of(SequenceHandle sequence) const;
     /// Page ids in logical order, a copy. Throws RequestNotFoundError. O(pages).
     [[nodiscard]] std::vector<BlockId> pages_of(SequenceHandle sequence) const;
-    /// Forgets a sequence: committed pages stay cached, the others are free unless forks hold them.
+    /// Forgets a sequence: committed pages stay cached, the others are free unless forks hold them
+    /// or transfers are under way: then they are when those are finished.
     /// Throws RequestNotFoundError. O(pages not committed).
     void release(SequenceHandle sequence);
+    /// Drops the pages of a sequence, what is owed to it and what it counted, as if it had just
+    /// been claimed: for a caller who could not take over what a reservation said. Throws
+    /// RequestNotFoundError, and PendingTransfersError while transfers into its pages are under
+    /// way.
+    void begin_again(SequenceHandle sequence);
 
     /// Reuses the cached prefix, then allocates pages for end + num_steps - 1 tokens, evicting
     /// where it must. On success `request.start` and `.active` are where the request now stands.
-    /// Page copies owed go to `copies` (and are then due before their finish_copies) or, without
-    /// it, to the list that take_copies hands out. Throws RequestNotFoundError,
-    /// std::invalid_argument, and CapacityError when the request can never fit.
-    /// With a host tier a prefix that goes further there is reused too: the copies into the
-    /// request's own pages go to `host_copies`, which must be given, and are due before their
-    /// finish_host_copies.
+    /// Transfers into the request's pages are due before its kernels run; with a host tier a prefix
+    /// that goes further there is reused too. Throws RequestNotFoundError, std::invalid_argument,
+    /// and CapacityError when the request can never fit.
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
-                                        std::vector<PageCopy>* copies = nullptr,
-                                        std::vector<HostCopy>* host_copies = nullptr);
-    /// Reserves in order up to the first that does not fit; returns how many. Every error is raised
-    /// before anything is reserved. With `copies` it also stops behind a row that owes one: do it,
-    /// finish it, and go on with the rest.
-    [[nodiscard]] std::int64_t reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
-                                             std::vector<PageCopy>* copies = nullptr,
-                                             std::vector<HostCopy>* host_copies = nullptr);
+                                        Transfers* transfers = nullptr);
+    /// Reserves in order up to the first that does not fit. Every error is raised before anything
+    /// is reserved. Where a row could only be had with pages that the transfers of rows before
+    /// hold, it stops in front of it (kPending): finish those, and go on with the rest.
+    [[nodiscard]] BatchReserve reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
+                                             Transfers* transfers = nullptr);
     /// What `reserve` would do now. A request that can never fit answers fits = false. Throws
     /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
 
     /// Reserves what is missing, atomically over the batch, and writes lengths and page tables to
-    /// `targets` [num_replicas], batch order kept inside a replica. Copies owed and errors are
-    /// those of `reserve`; a request named twice is std::invalid_argument.
+    /// `targets` [num_replicas], batch order kept inside a replica. Errors are those of `reserve`;
+    /// a request named twice is std::invalid_argument. Tables are written once no transfer into
+    /// their pages is left: see FetchStatus::kPending.
     [[nodiscard]] FetchResult fetch(const RequestBatch& batch, std::int64_t num_steps,
-                                    FetchTarget* targets, std::vector<PageCopy>* copies = nullptr,
-                                    std::vector<HostCopy>* host_copies = nullptr);
+                                    FetchTarget* targets, Transfers* transfers = nullptr);
 
     /// Puts every page whose tokens are all written (start / page_size) into the prefix tree. Equal
-    /// pages found there replace the sequence's own, reported in `swaps`. Forks that hold such a
-    /// page as well hold it in the tree from then on.
-    /// Throws std::invalid_argument when a request claims more written tokens than its pages hold.
-    /// With a host tier, copies of cached pages that are not there yet go to `host_copies`, which
-    /// must be given: as many as have room, none of a sequence whose last ones are not finished.
+    /// pages found there replace the sequence's own: `swaps` are those of this call. Forks that
+    /// hold such a page as well hold it in the tree from then on. A page for whose place in the
+    /// tree there is no memory stays the sequence's own, for a later commit. Throws
+    /// std::invalid_argument when a request claims more written tokens than its pages hold, and
+    /// PendingTransfersError. With a host tier, copies of cached pages that are not there yet go to
+    /// `transfers`: as many as have room, none of a sequence whose last ones are not finished or
+    /// for which memory runs out.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
-                std::vector<HostCopy>* host_copies = nullptr);
+                Transfers* transfers = nullptr);
 
     /// Claims `children` on the parent's replica with the tokens that the parent had written as of
     /// its last commit: their pages are shared, and copied before either writes into one. Sets each
     /// child's sequence, start and, where that was not behind start, active. Throws
     /// std::invalid_argument unless each child has those tokens, at least one more, and the
     /// parent's namespace; CapacityError when the replica cannot take all of them;
-    /// RequestNotFoundError. Takes no pages. O(children * (pages + tokens compared)).
+    /// RequestNotFoundError and PendingTransfersError. Takes no pages. O(children * (pages + tokens
+    /// compared)).
     void fork(const RequestView& parent, const RequestBatch& children);
     /// Forgets written tokens from `n` on, and pages that hold none any more, those reserved ahead
     /// among them; the caller sets the request's indices back. The tree's pages are not rewritten:
-    /// one that is cut is copied when it is written next. Throws RequestNotFoundError, and
-    /// std::invalid_argument unless 0 <= n <= what was fetched or written. O(pages dropped).
+    /// one that is cut is copied when it is written next. Throws RequestNotFoundError,
+    /// PendingTransfersError, and std::invalid_argument unless 0 <= n <= what was fetched or
+    /// written. O(pages dropped).
     void truncate(SequenceHandle sequence, std::int64_t n);
     /// Groups of rows with common leading pages, nested ones too, longest first; pages, not tokens,
     /// are compared. Throws RequestNotFoundError. O(rows * runs * log(rows * runs)).
@@ -126,16 +143,21 @@ class CacheManager {
     /// forgotten).
     void reset_prefix_cache();
 
-    /// Copies owed since the last call, of sequences still claimed; to be done in this order.
+    /// The transfers given out by one call are over. Stored pages are found from now on, but those
+    /// for whose place there is no memory: they are not stored. What was held is let go. Where they
+    /// are not `done`, page copies are owed again (take_owed), pages that were to be stored are
+    /// not, and a request whose loads failed has lost its pages, as if it had just been claimed:
+    /// set it back to where `moved` says. Throws InvalidHandleError, and changes nothing, for a
+    /// ticket that was finished before. O(transfers).
+    void finish(std::uint64_t ticket, bool done = true);
+    /// Gives out again what is owed to a sequence since its transfers failed. O(transfers).
+    [[nodiscard]] OwedStatus take_owed(SequenceHandle sequence, Transfers& transfers);
+    /// Returns when no transfers into a sequence's pages are under way, or it is gone. Throws
+    /// std::logic_error where they are the calling thread's own, which would wait for ever.
+    void wait(SequenceHandle sequence) const;
+    /// Page copies on the list since the last call, of sequences still claimed; to be done in this
+    /// order, before the next kernels run.
     [[nodiscard]] std::vector<PageCopy> take_copies();
-    /// The copies given out by reserve or fetch are done: their sources are let go. Once for each
-    /// copy, in any order; none are due for those of take_copies. O(copies under way) each.
-    void finish_copies(const std::vector<PageCopy>& copies);
-    /// The host copies given out by one call are over: stored pages are found from now on, unless
-    /// `done` is false, and what was held for the copies is let go. A request whose loads are not
-    /// done loses its pages, as if it had just been claimed. Throws InvalidHandleError for copies
-    /// that were finished before. O(pages).
-    void finish_host_copies(const std::vector<HostCopy>& copies, bool done = true);
 
     /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
@@ -148,6 +170,7 @@ class CacheManager {
     void check_integrity() const;
 
    private:
+    friend struct CacheManagerProbe;  // of tests, which compare whole states
     struct Replica {
         BlockPool pool;
         PrefixTree tree;
@@ -155,24 +178,6 @@ class CacheManager {
         Metrics metrics;
         std::unique_ptr<BlockStore> host = nullptr;  // none without a host tier
         std::vector<bool> storing = {};              // for each page: it is on its way there
-    };
-    // Copies between the pool and the host tier that one sequence was given in one call.
-    struct HostFlight {
-        std::int32_t replica = 0;
-        SequenceHandle sequence;
-        TreeNode* place = nullptr;  // in the tier, the flight's: what is loaded ends there, what is
-                                    // stored goes behind it
-        std::vector<BlockId> host_pages;  // of the copies
-        // Of stores alone:
-        TreeNode* source = nullptr;         // in the tree of the replica, pinned
-        std::vector<BlockId> device_pages;  // of the copies
-        std::int32_t ahead = 0;             // pages behind `place` that earlier flights store
-        std::vector<TokenId> tokens;        // of those and of the copies
-        bool is_wanted = true;              // false: forgotten meanwhile
-    };
-    struct Owed {  // where a call puts the copies that it owes
-        std::vector<PageCopy>* copies;
-        std::vector<HostCopy>* host_copies;
     };
     struct PinSlot {
         TreeNode* node = nullptr;
@@ -185,7 +190,10 @@ class CacheManager {
         std::int64_t wanted = 0;     // pages
         std::size_t given = 0;       // of taken_, where the next ones are
     };
-    struct Admission;  // a reservation worked out, not yet made
+    struct Admission;    // a reservation worked out, not yet made
+    struct Reservation;  // the same with all that it takes beside pages: it cannot fail any more
+    struct Ledger;       // transfers that are owed or under way
+    class CallScope;
     struct BatchRules;
     struct LateRow {
         std::int64_t batch_row;
@@ -207,6 +215,16 @@ class CacheManager {
         }
     };
 
+    /// Forks of a page that let go of it in a call, and what their copies read of it meanwhile.
+    struct Leavers {
+        std::uint32_t count = 0;
+        std::int32_t reach = 0;  // tokens of the longest copy
+        void add(std::int32_t num_tokens) noexcept {
+            ++count;
+            reach = std::max(reach, num_tokens);
+        }
+    };
+
     // cache_manager.cpp
     [[nodiscard]] Replica& replica_at(std::int32_t index) const {
         return *replicas_[static_cast<std::size_t>(index)];
@@ -214,7 +232,7 @@ class CacheManager {
     void require_replica(std::int32_t index) const;
     static void free_own_pages(Replica& replica, const Sequence& sequence, std::int32_t from);
     void note_peak(Replica& replica);
-    // cache_manager_reserve.cpp
+    // cache_manager_admit.cpp
     [[nodiscard]] static bool has_legal_indices(const RequestView& request) noexcept {
         return request.start >= 0 && request.start < request.active &&
                request.active <= request.end;
@@ -224,6 +242,7 @@ class CacheManager {
         return std::min(capacity_tokens_, config_.max_seq_len - (num_steps - 1));
     }
     [[noreturn]] void refuse_indices(const RequestView& request, std::int64_t row) const;
+    void require_namespace(const Sequence& own, const RequestView& request, std::int64_t row) const;
     [[noreturn]] void refuse_length(const RequestView& request, std::int64_t row,
                                     std::int64_t num_steps) const;
     static void require_steps(std::int64_t num_steps);
@@ -231,37 +250,46 @@ class CacheManager {
                                   std::int64_t num_steps, bool allow_partial) const;
     void find_hit(Admission& admission, const Sequence& sequence, const RequestView& request,
                   bool allow_partial) const;
-    void weigh(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
-    bool apply(const Admission& admission, Sequence& sequence, RequestView& request, Owed owed);
     [[nodiscard]] std::int64_t find_hit_below(Admission& admission, const BlockStore& host,
                                               const RequestView& request, std::int64_t hit) const;
-    void take_hit(const Admission& admission, Replica& replica, Sequence& sequence);
-    void take_pages(Replica& replica, std::int64_t n, BlockId* out, EvictionGuard guard = {});
-    void append_pages(Replica& replica, Sequence& sequence, std::int64_t n,
-                      EvictionGuard guard = {});
-    [[nodiscard]] static EvictionGuard guard_of(const Admission& admission,
-                                                const Sequence& sequence);
+    void weigh(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
     [[nodiscard]] static bool is_own(const Sequence& sequence, std::int32_t column) noexcept;
-    [[nodiscard]] bool is_sole_holder(const Sequence& sequence, std::int32_t column) const;
-    [[nodiscard]] std::int64_t count_sole(const Sequence& sequence, std::int64_t begin,
+    [[nodiscard]] bool is_sole_holder(const Sequence& sequence, std::int32_t column,
+                                      std::int64_t start) const;
+    [[nodiscard]] std::int64_t count_sole(const Sequence& sequence, std::int64_t start,
                                           std::int64_t end) const;
     [[nodiscard]] std::int64_t count_returned(const Sequence& sequence, std::int64_t from) const;
-    static void drop_columns(Replica& replica, Sequence& sequence, std::int32_t from);
-    static void move_back(Replica& replica, Sequence& sequence, std::int32_t columns);
-    void thaw(const Admission& admission, Replica& replica, SequenceHandle handle,
-              Sequence& sequence, std::vector<PageCopy>* copies);
-    void owe_copy(PageCopy copy, TreePosition source, Replica& replica,
-                  std::vector<PageCopy>* copies);
-    void owe_shared_copy(const PageCopy& copy, Replica& replica, std::vector<PageCopy>* copies);
-    void put_on_list(const PageCopy& copy);
-    void prune_copies();
-    void count_hit(const Admission& admission, Sequence& sequence);
-    void count_input(std::int64_t start, std::int64_t active, Sequence& sequence) {
+    // cache_manager_apply.cpp
+    [[nodiscard]] Reservation prepare(const Admission& admission, Sequence& sequence,
+                                      const RequestView& request, Transfers* transfers);
+    bool apply(Reservation& reservation, Sequence& sequence, RequestView& request, std::int64_t row,
+               Transfers* transfers) noexcept;
+    void take_hit(const Admission& admission, Replica& replica, Sequence& sequence,
+                  TreeNode* place) noexcept;
+    void take_pages(Replica& replica, std::int64_t n, BlockId* out,
+                    EvictionGuard guard = {}) noexcept;
+    [[nodiscard]] static EvictionGuard guard_of(const Admission& admission,
+                                                const Sequence& sequence) noexcept;
+    static void drop_columns(Replica& replica, Sequence& sequence, std::int32_t from) noexcept;
+    struct CutPlaces;  // where a shorter row ends, in the trees
+    [[nodiscard]] static CutPlaces find_cut(Replica& replica, const Sequence& sequence,
+                                            std::int32_t columns);
+    static void move_back(Replica& replica, Sequence& sequence, std::int32_t columns,
+                          CutPlaces& places) noexcept;
+    void thaw(Reservation& reservation, Replica& replica, SequenceHandle handle, Sequence& sequence,
+              Transfers* transfers) noexcept;
+    void owe_cached_copy(const PageCopy& copy, TreePosition source, Replica& replica,
+                         Transfers* transfers) noexcept;
+    void owe_shared_copy(const PageCopy& copy, Replica& replica, Transfers* transfers) noexcept;
+    void count_hit(const Admission& admission, Sequence& sequence) noexcept;
+    void uncount(const Sequence& sequence) noexcept;
+    void count_input(std::int64_t start, std::int64_t active, Sequence& sequence) noexcept {
         if (active <= sequence.counted_end) return;
         replica_at(sequence.replica).metrics.input_tokens +=
             active - std::max(start, sequence.counted_end);
         sequence.counted_end = active;
     }
+    void begin_again(Sequence& sequence) noexcept;
     // cache_manager_batch.cpp
     /// It has all pages that the next steps write into, none of them shared.
     [[nodiscard]] bool is_reserved(const Sequence& sequence, const RequestView& request,
@@ -273,8 +301,8 @@ class CacheManager {
     [[nodiscard]] BatchRules rules_of(std::int64_t num_steps);
     [[noreturn]] static void refuse_repetition(std::int64_t row);
     void check_batch(const RequestBatch& batch, std::int64_t num_steps);
-    [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps, Owed owed,
-                                       FetchResult& result);
+    [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
+                                       Transfers* transfers, FetchResult& result);
     [[nodiscard]] bool only_grow(const RequestBatch& batch) const;
     [[nodiscard]] std::int64_t missing_pages(const RequestView& request, const Sequence& sequence,
                                              std::int64_t num_steps) const;
@@ -283,56 +311,76 @@ class CacheManager {
     [[nodiscard]] bool grow_together(const RequestBatch& batch, std::int64_t num_steps,
                                      FetchResult& result);
     [[nodiscard]] bool reserve_together(const RequestBatch& batch, std::int64_t num_steps,
-                                        Owed owed, FetchResult& result);
+                                        Transfers* transfers, FetchResult& result);
+    [[nodiscard]] bool only_appends(const Admission& admission, const Sequence& sequence) const;
+    [[nodiscard]] std::vector<Admission> admit_together(const RequestBatch& batch,
+                                                        std::int64_t num_steps, bool allow_partial,
+                                                        bool copies_at_once);
+    [[nodiscard]] bool must_evict(const std::vector<Admission>& admissions) const;
     [[nodiscard]] bool fits_together(const std::vector<Admission>& admissions,
                                      FetchResult& result) const;
+    void note_leaving(const Admission& admission, const Sequence& sequence, bool copies_at_once);
+    // cache_manager_commit.cpp
     [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
                                         std::int64_t row) const;
-    void note_leaving(const Admission& admission, const Sequence& sequence);
-    bool apply_together(const std::vector<Admission>& admissions, const RequestBatch& batch,
-                        Owed owed);
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
-                      std::int32_t row, std::vector<PageSwap>& swaps);
+                      std::int32_t row);
+    [[nodiscard]] std::int32_t next_shared(const Replica& replica, const Sequence& sequence,
+                                           std::int32_t written) const;
+    void commit_run(Replica& replica, Sequence& sequence, const TokenId* tokens, std::int32_t end,
+                    bool is_shared, std::int32_t row);
+    template <class Visit>
+    void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
+    void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
     // cache_manager_fetch.cpp
     void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
-                          InputCount& counted);
+                          InputCount& counted, FetchResult& result);
     [[nodiscard]] bool have_room(const FetchTarget* targets) const;
     // cache_manager_fork.cpp
+    class Brood;
     static void check_children(const RequestView& parent, std::int64_t written,
                                const RequestBatch& children);
-    static void adopt_pages(Replica& replica, Sequence& parent, Sequence& child,
-                            std::int32_t num_pages);
-    void inherit_copies(SequenceHandle parent, SequenceHandle child);
-    void entrust_to_tree(const Sequence& sequence, std::int32_t column);
-    void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from);
+    void inherit_copies(SequenceHandle parent, SequenceHandle child) noexcept;
+    void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept;
+    void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from) noexcept;
     // cache_manager_host.cpp
-    void require_host_copies(const std::vector<HostCopy>* host_copies) const;
-    [[nodiscard]] std::uint32_t next_ticket();
-    void owe_loads(const Admission& admission, const Sequence& sequence, SequenceHandle handle,
-                   std::vector<HostCopy>& host_copies);
+    struct HostFlight;
+    void prepare_load(Reservation& reservation, const Sequence& sequence,
+                      const RequestView& request, Transfers& transfers);
+    void make_room_for_loads(const std::vector<Reservation>& made, Transfers& transfers);
+    void owe_load(Reservation& reservation, Sequence& sequence, Transfers& transfers) noexcept;
     static void advance_host_place(Replica& replica, Sequence& sequence, std::int32_t end);
+    static void find_host_place(Replica& replica, Sequence& sequence);
     static void choose_stores(Replica& replica, const Sequence& sequence, std::int32_t end,
                               HostFlight& flight);
-    void owe_stores(SequenceHandle handle, Sequence& sequence, std::vector<HostCopy>& host_copies);
-    void finish_store(std::uint32_t ticket, const HostFlight& flight, bool done);
-    void finish_load(const HostFlight& flight, bool done);
+    void owe_stores(SequenceHandle handle, Sequence& sequence, Transfers& transfers);
+    void finish_store(HostFlight& flight, bool done) noexcept;
+    void finish_load(HostFlight& flight, bool done) noexcept;
+    // cache_manager_transfers.cpp
+    void require_transfers(Transfers* transfers) const;
+    [[noreturn]] static void refuse_pending(std::int64_t row);
+    void put_on_list(const PageCopy& copy) noexcept;
+    void prune_copies() noexcept;
+    void spare_source(const PageCopy& copy, const Sequence& sequence) noexcept;
+    [[nodiscard]] bool is_under_way(SequenceHandle sequence) const noexcept;
+    void drop_owed(SequenceHandle sequence) noexcept;
     // cache_manager_check.cpp
     void check_host_place(const Sequence& sequence) const;
     void check_host(std::int32_t replica) const;
     void check_sequence(const Sequence& sequence) const;
     void check_counts(std::int32_t replica) const;
+    void check_transfers() const;
 
     CacheConfig config_;
     mutable std::mutex mutex_;
+    mutable std::condition_variable finished_;  // transfers were
     std::vector<std::unique_ptr<Replica>> replicas_;
     mutable SequenceTable sequences_;
     std::vector<PinSlot> pins_;
     std::vector<std::uint32_t> free_pins_;
-    std::vector<PageCopy> owed_copies_;
-    std::vector<PageCopy> held_sources_;  // given out; each holds a reference to its source
+    std::unique_ptr<Ledger> ledger_;
+    std::vector<PageCopy> listed_copies_;
     std::size_t prune_copies_at_ = 64;
-    std::unordered_map<std::uint32_t, HostFlight> flights_;  // by ticket
-    std::uint32_t last_ticket_ = 0;
     std::int64_t capacity_tokens_;
     std::uint32_t batch_stamp_ = 0;
     std::uint32_t count_epoch_ = 0;  // resets of the metrics
@@ -344,8 +392,9 @@ class CacheManager {
     std::vector<std::int64_t> new_input_;  // tokens of each replica
     std::vector<Supply> supply_;           // of each replica
     std::vector<BlockId> taken_;           // pages on the way to their rows
-    std::map<PageKey, std::uint32_t> leaving_;  // forks of a page that let go of it in this call
+    std::map<PageKey, Leavers> leaving_;   // of each page
     std::vector<DuplicatePage> duplicates_;
+    std::vector<PageSwap> swapped_;  // by the present commit
 };
 
 }  // namespace kvcore

@@ -21,9 +21,10 @@ struct CacheConfig {
     std::int64_t max_seq_len = 0;    // tokens
     std::int32_t num_replicas = 1;
     bool prefix_caching = true;
-    bool dedup = true;               // commit swaps a page for an equal cached one
-    bool partial_page_reuse = true;  // a hit may end inside a page, whose start is then copied
-    std::int64_t host_pages = 0;     // of the tier below each replica; 0: there is none
+    bool dedup = true;  // commit swaps a page for an equal cached one
+    // A hit may end inside a page, whose start is then copied, from so many tokens on; 0: never.
+    std::int32_t partial_page_reuse = 1;
+    std::int64_t host_pages = 0;  // of the tier below each replica; 0: there is none
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.
@@ -60,6 +61,13 @@ class RequestBatch {
 enum class ReserveStatus {
     kOk,
     kNoSpace,  // nothing changed
+    kPending,  // nothing changed: transfers into the request's pages are owed or under way
+};
+
+/// What `reserve_batch` answers.
+struct BatchReserve {
+    std::int64_t reserved = 0;                  // rows, from the first one on
+    ReserveStatus status = ReserveStatus::kOk;  // of the row behind them, kOk where there is none
 };
 
 /// What `reserve` would do now.
@@ -72,14 +80,12 @@ struct ReservePlan {
 };
 
 /// A page copy that the owner of the pool performs: the first `num_tokens` tokens, all layers.
-/// Copies of one call or list are done in their order, before the next kernels run.
 struct PageCopy {
     std::int32_t replica = 0;
     BlockId source = 0;
     BlockId destination = 0;
     std::int32_t num_tokens = 0;
-    SequenceHandle sequence;   // that the destination belongs to
-    TreeNode* held = nullptr;  // the manager's: what finish_copies lets go
+    SequenceHandle sequence;  // that the destination belongs to
 
     /// The same bytes to the same place, whoever asked for them.
     friend bool operator==(const PageCopy& a, const PageCopy& b) noexcept {
@@ -95,14 +101,46 @@ enum class HostDirection {
 };
 
 /// A copy of a whole page that the owner of the pool and of the host tier's memory performs, all
-/// layers and scales. The copies of a call may be done in any order; loads before the next kernels
-/// run.
+/// layers and scales.
 struct HostCopy {
     std::int32_t replica = 0;
     HostDirection direction = HostDirection::kStore;
     BlockId device_page = 0;
     BlockId host_page = 0;
-    std::uint32_t ticket = 0;  // the manager's: what finish_host_copies ends
+};
+
+/// A request that a call moved, and where it stood before.
+struct MovedRequest {
+    std::int64_t row = 0;  // of the batch
+    std::int64_t start = 0;
+    std::int64_t active = 0;
+};
+
+/// What a call leaves to be done to bytes: by its caller, at once and in any order, and then
+/// finished by its ticket. Until it is finished every page that it names is held: nobody else gets
+/// it, whoever releases, forks, truncates or resets meanwhile; and no table names a page that is
+/// written by it.
+struct Transfers {
+    std::uint64_t ticket = 0;  // what CacheManager::finish ends; 0: there is nothing to do
+    std::vector<PageCopy> copies;
+    std::vector<HostCopy> host_copies;
+    std::vector<MovedRequest> moved;  // to be set back should a load fail
+
+    [[nodiscard]] bool empty() const noexcept { return ticket == 0; }
+    /// Ready for the next call; keeps the memory.
+    void clear() noexcept {
+        ticket = 0;
+        copies.clear();
+        host_copies.clear();
+        moved.clear();
+    }
+};
+
+/// What `take_owed` found of a sequence.
+enum class OwedStatus {
+    kNone,      // nothing is owed to it
+    kTaken,     // what is owed is in the transfers
+    kUnderWay,  // somebody else is at it: wait
 };
 
 /// Rows of a batch that hold the same leading pages.
@@ -136,12 +174,15 @@ enum class FetchStatus {
     kNoSpace,  // nothing changed; see row, needed, available
     kGrow,     // pages are reserved, but a table is missing or too small for rows x width; what was
                // offered may be written in part
+    kPending,  // the transfers given out are to be finished first; where there are none, those of
+               // `row`: they are owed since they failed, or under way elsewhere. Then call again
 };
 
-/// What `fetch` answers. `row`, `needed` and `available` are set where there is no space.
+/// What `fetch` answers. `row` is set where there is no space or something pending, `needed` and
+/// `available` where there is no space.
 struct FetchResult {
     FetchStatus status = FetchStatus::kOk;
-    std::int64_t row = 0;        // first request that did not fit
+    std::int64_t row = 0;        // first request that did not fit, or has to wait
     std::int64_t needed = 0;     // pages
     std::int64_t available = 0;  // pages
     bool has_moved = false;      // start or active of a request changed

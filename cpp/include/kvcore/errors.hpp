@@ -40,6 +40,12 @@ class InvalidHandleError : public Error {
     using Error::Error;
 };
 
+/// Transfers into the sequence's pages are owed or under way: see CacheManager::take_owed and wait.
+class PendingTransfersError : public Error {
+   public:
+    using Error::Error;
+};
+
 /// A conservation law does not hold: a bug in kvcore or memory overwritten from outside.
 class IntegrityError : public std::logic_error {
    public:

@@ -11,6 +11,13 @@ namespace kvcore {
 
 struct TreeNode;
 
+/// What a sequence may still take out of the cache.
+enum class Reuse : std::uint8_t {
+    kOpen,      // a longer prefix
+    kDeclined,  // the same, but no page in part behind the present one: it was needed itself
+    kSealed,    // nothing: it was fetched or written
+};
+
 /// A claimed sequence: its page row and what is known about each part of it.
 ///
 /// Columns of `pages`: [0, committed) are in the prefix tree, pinned at `node`; [committed, end)
@@ -21,7 +28,8 @@ struct alignas(64) Sequence {
     // What a decode step reads, in one cache line:
     std::uint32_t generation = 1;
     std::int16_t replica = -1;      // -1: the slot is free
-    bool is_sealed = false;         // fetched or written: its prefix is settled
+    Reuse reuse = Reuse::kOpen;     // of cached prefixes
+    std::uint8_t num_pending = 0;   // transfers into its pages that are owed or under way
     std::uint32_t batch_stamp = 0;  // the last batch it was seen in: finds duplicates
     std::uint32_t row_version = 0;  // changes when a page is replaced or dropped, not when added
     std::int32_t committed = 0;
@@ -35,12 +43,13 @@ struct alignas(64) Sequence {
     std::vector<std::int32_t> kept;  // ascending columns
     std::int64_t counted_from = 0;   // of those positions, what the last metrics reset left out
     std::uint32_t count_epoch = 0;   // the last metrics reset it knows of
-    std::uint32_t storing = 0;       // ticket of its pages on their way to the host tier; 0: none
+    std::uint32_t storing = 0;       // number of its flight to the host tier; 0: none
     TreeNode* host_node = nullptr;   // where its prefix in the host tier ends; nullptr: unknown
 
     [[nodiscard]] std::int32_t num_pages() const noexcept {
         return static_cast<std::int32_t>(pages.size());
     }
+    [[nodiscard]] bool is_sealed() const noexcept { return reuse == Reuse::kSealed; }
 };
 
 /// The claimed sequences, by handle.
@@ -70,10 +79,11 @@ class SequenceTable {
             const bool alive = sequence.generation == handle.generation && sequence.replica >= 0;
             return alive ? &sequence : nullptr;
         }
-        /// Throws RequestNotFoundError for a stale or foreign handle.
-        [[nodiscard]] Sequence& at(SequenceHandle handle) const {
+        /// Throws RequestNotFoundError for a stale or foreign handle; `row`: of a batch, where it
+        /// is about one.
+        [[nodiscard]] Sequence& at(SequenceHandle handle, std::int64_t row = -1) const {
             if (Sequence* sequence = find(handle)) return *sequence;
-            refuse(handle);
+            refuse(handle, row);
         }
         /// Asks for what `find` will read.
         void prefetch(SequenceHandle handle) const noexcept {
@@ -97,7 +107,7 @@ class SequenceTable {
     [[nodiscard]] const std::vector<Sequence>& slots() const noexcept { return slots_; }
 
    private:
-    [[noreturn]] static void refuse(SequenceHandle handle);
+    [[noreturn]] static void refuse(SequenceHandle handle, std::int64_t row);
 
     std::vector<Sequence> slots_;
     std::vector<std::uint32_t> free_;

@@ -49,6 +49,8 @@ inline void translate_exception() {
         set_error("CapacityError", error);
     } catch (const InvalidHandleError& error) {
         set_error("InvalidHandleError", error);
+    } catch (const PendingTransfersError& error) {
+        set_error("PendingTransfersError", error);
     } catch (const Error& error) {
         set_error("KVCacheError", error);
     } catch (const IntegrityError& error) {

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kvcore/block_pool.hpp"
+#include "kvcore/prefix_tree.hpp"
+
+namespace kvcore {
+
+/// Keeps one page of a pool from being given to anybody else while it is copied.
+///
+/// Owns: a reference to a page that sequences hold or, for a page of the tree, a pin on its run.
+/// Invariant: the page is not free, not evicted and not handed out until the hold ends.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: O(1). Allocates nothing and never throws.
+class PageHold {
+   public:
+    PageHold() noexcept = default;
+    /// One more reference to a page that a sequence holds.
+    [[nodiscard]] static PageHold share(BlockPool& pool, BlockId page) noexcept {
+        pool.share(&page, 1);
+        return adopt(pool, page);
+    }
+    /// Takes over the reference that its holder gives up.
+    [[nodiscard]] static PageHold adopt(BlockPool& pool, BlockId page) noexcept {
+        PageHold hold;
+        hold.pool_ = &pool;
+        hold.page_ = page;
+        return hold;
+    }
+    /// The last page on the way to `at`, of the tree.
+    [[nodiscard]] static PageHold pin(BlockPool& pool, PrefixTree& tree, TreePosition at,
+                                      BlockId page) noexcept {
+        PageHold hold = adopt(pool, page);
+        hold.tree_ = &tree;
+        hold.become_pin(at);
+        return hold;
+    }
+    PageHold(PageHold&& other) noexcept
+        : pool_(std::exchange(other.pool_, nullptr)),
+          tree_(other.tree_),
+          at_(std::exchange(other.at_, {})),
+          page_(other.page_) {}
+    PageHold& operator=(PageHold&& other) noexcept {
+        PageHold moved(std::move(other));
+        std::swap(pool_, moved.pool_);
+        std::swap(tree_, moved.tree_);
+        std::swap(at_, moved.at_);
+        std::swap(page_, moved.page_);
+        return *this;
+    }
+    ~PageHold() { reset(); }
+
+    [[nodiscard]] BlockId page() const noexcept { return page_; }
+    /// It counts among the page's references.
+    [[nodiscard]] bool is_reference() const noexcept {
+        return pool_ != nullptr && at_.node == nullptr;
+    }
+    /// Where the tree has the page; no node where the hold is a reference.
+    [[nodiscard]] TreePosition at() const noexcept { return at_; }
+
+    /// The page that is held by a reference is the tree's from now on, as the last one on the way
+    /// to `at`: so is the hold.
+    void move_to_tree(PrefixTree& tree, TreePosition at) noexcept {
+        pool_->free(&page_, 1);
+        tree_ = &tree;
+        become_pin(at);
+    }
+    /// Before the tree forgets what nobody uses: a copy alone is no use of a page. `fasten` has to
+    /// follow, once all holds are loose: a page that is still protected stays the tree's; of others
+    /// the hold has a reference, which outlives their place in the tree.
+    void loosen() noexcept {
+        if (at_.node != nullptr) tree_->unpin(at_.node, false);
+    }
+    void fasten() noexcept {
+        if (at_.node == nullptr) return;
+        at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut behind it
+        if (tree_->is_protected(at_)) {
+            tree_->pin(at_.node);
+        } else {
+            pool_->share(&page_, 1);
+            at_ = {};
+        }
+    }
+
+   private:
+    void become_pin(TreePosition at) noexcept {
+        at_ = PrefixTree::position(at.node, at.depth);
+        tree_->pin(at_.node);
+    }
+    void reset() noexcept {
+        if (pool_ == nullptr) return;
+        if (at_.node != nullptr) {
+            tree_->unpin(at_.node, false);
+        } else {
+            pool_->free(&page_, 1);
+        }
+        pool_ = nullptr;
+    }
+
+    BlockPool* pool_ = nullptr;  // nullptr: holds nothing
+    PrefixTree* tree_ = nullptr;
+    TreePosition at_;
+    BlockId page_ = 0;
+};
+
+/// The same for the last pages of a prefix in a tree: those of a store or a load.
+///
+/// Owns: a pin where the prefix ends; after `fasten`, for pages that nothing else protects, a
+/// reference to each, and the pin in front of them as long as there are others.
+/// Threads, cost: as PageHold; O(pages) to loosen, fasten and end.
+class PathHold {
+   public:
+    PathHold() noexcept = default;
+    /// Pages [n] at the end of the prefix of `depth` pages on the way to `node`.
+    PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth) noexcept
+        : pool_(&pool), tree_(&tree), node_(node), depth_(depth) {
+        tree.pin(node);
+    }
+    PathHold(PathHold&& other) noexcept
+        : pool_(other.pool_),
+          tree_(other.tree_),
+          node_(std::exchange(other.node_, nullptr)),
+          depth_(other.depth_),
+          references_(std::exchange(other.references_, {})) {}
+    PathHold& operator=(PathHold&& other) noexcept {
+        PathHold moved(std::move(other));
+        std::swap(pool_, moved.pool_);
+        std::swap(tree_, moved.tree_);
+        std::swap(node_, moved.node_);
+        std::swap(depth_, moved.depth_);
+        std::swap(references_, moved.references_);
+        return *this;
+    }
+    ~PathHold() { end(false); }
+
+    /// Where the part ends that the tree has.
+    [[nodiscard]] TreeNode* node() const noexcept { return node_; }
+    /// Pages that are held by references: the last of those given to `fasten`.
+    struct Pages {
+        const BlockId* ids = nullptr;
+        std::int64_t n = 0;
+    };
+    [[nodiscard]] Pages references() const noexcept { return references_; }
+
+    /// Ends the hold; `touch`: as a use of the pages.
+    void end(bool touch) noexcept {
+        if (TreeNode* node = std::exchange(node_, nullptr)) tree_->unpin(node, touch);
+        const Pages pages = std::exchange(references_, {});
+        if (pages.n > 0) pool_->free(pages.ids, pages.n);
+    }
+    /// As those of PageHold. `pages` [n] are the last ones of the prefix; they have to stay where
+    /// they are until the end.
+    void loosen() noexcept {
+        if (node_ != nullptr) tree_->unpin(node_, false);
+    }
+    void fasten(const BlockId* pages, std::int64_t n) noexcept {
+        if (node_ == nullptr) return;
+        const std::int64_t pinned = n - references_.n;
+        const std::int64_t loose = std::min(tree_->num_unprotected({node_, depth_}), pinned);
+        const BlockId* first = pages + (pinned - loose);
+        if (loose > 0) pool_->share(first, loose);
+        references_ = {first, references_.n + loose};
+        depth_ -= static_cast<std::int32_t>(loose);
+        node_ = loose < pinned ? PrefixTree::position(node_, depth_).node : nullptr;
+        if (node_ != nullptr) tree_->pin(node_);
+    }
+
+   private:
+    BlockPool* pool_ = nullptr;
+    PrefixTree* tree_ = nullptr;
+    TreeNode* node_ = nullptr;  // nullptr: the tree has nothing that is held
+    std::int32_t depth_ = 0;    // of that part
+    Pages references_;
+};
+
+}  // namespace kvcore

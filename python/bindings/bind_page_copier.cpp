@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvcore/page_copier.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "array_args.hpp"
+#include "bindings.hpp"
+#include "cache_args.hpp"
+#include "page_ids.hpp"
+
+namespace py = pybind11;
+using kvcore::PageCopier;
+using kvcore::PageCopy;
+using kvcore::python::CacheArg;
+using kvcore::python::check_page;
+using kvcore::python::check_rank;
+using kvcore::python::Ids;
+
+namespace {
+
+using Cache = CacheArg<std::byte>;
+
+/// A PageCopier together with the arrays that it copies in.
+class BoundCopier {
+   public:
+    /// `pools`: by replica, what CacheArg takes for each of its arrays.
+    explicit BoundCopier(py::list pools) : arrays_(std::move(pools)) {
+        std::vector<PageCopier::Pool> views;
+        for (const py::handle replica : arrays_) {
+            const auto arrays = py::cast<py::list>(replica);
+            caches_.emplace_back();
+            caches_.back().reserve(arrays.size());
+            views.emplace_back();
+            for (const py::handle each : arrays) {
+                caches_.back().emplace_back(py::cast<py::list>(each), "the pool", false);
+                views.back().push_back(caches_.back().back().view());
+            }
+        }
+        copier_ = std::make_unique<PageCopier>(std::move(views));
+    }
+
+    [[nodiscard]] PageCopier& copier() const noexcept { return *copier_; }
+
+    void run(const Ids& copies) const {
+        const std::vector<PageCopy> all = copies_of(copies);
+        const py::gil_scoped_release unlocked;
+        copier_->run(all.data(), static_cast<std::int64_t>(all.size()));
+    }
+
+   private:
+    // Columns: replica, source page, destination page, tokens.
+    [[nodiscard]] std::vector<PageCopy> copies_of(const Ids& given) const {
+        check_rank(given, "copies", "(n, 4)", 2);
+        if (given.shape(1) != 4) throw py::value_error("copies must have four columns");
+        std::vector<PageCopy> all;
+        all.reserve(static_cast<std::size_t>(given.shape(0)));
+        for (py::ssize_t i = 0; i < given.shape(0); ++i) {
+            const std::int64_t replica = given.at(i, 0);
+            const std::int64_t tokens = given.at(i, 3);
+            if (replica < 0 || replica >= static_cast<std::int64_t>(caches_.size())) {
+                throw py::index_error(kvcore::detail::concat(
+                    "replica ", replica, " does not exist, there are ", caches_.size()));
+            }
+            for (const Cache& cache : caches_[static_cast<std::size_t>(replica)]) {
+                check_page(given.at(i, 1), cache.sizes().pages);
+                check_page(given.at(i, 2), cache.sizes().pages);
+                if (tokens < 0 || tokens > cache.sizes().page_size) {
+                    throw py::value_error(
+                        kvcore::detail::concat(tokens, " tokens are to be copied, must be 0 .. ",
+                                               cache.sizes().page_size, ", those of a page"));
+                }
+            }
+            all.push_back({static_cast<std::int32_t>(replica),
+                           static_cast<kvcore::BlockId>(given.at(i, 1)),
+                           static_cast<kvcore::BlockId>(given.at(i, 2)),
+                           static_cast<std::int32_t>(tokens),
+                           {}});
+        }
+        return all;
+    }
+
+    py::list arrays_;  // keeps them alive
+    std::vector<std::vector<Cache>> caches_;
+    std::unique_ptr<PageCopier> copier_;
+};
+
+}  // namespace
+
+void bind_page_copier(py::module_& module) {
+    py::class_<BoundCopier>(module, "PageCopier",
+                            "Copies within the pools of a manager; by replica, their arrays.")
+        .def(py::init<py::list>(), py::arg("pools"))
+        .def("run", &BoundCopier::run, py::arg("copies"),
+             "Copy the starts of pages, in any order; rows: replica, source page, destination "
+             "page, tokens.")
+        .def("_capsule", [](const BoundCopier& bound) {
+            return py::capsule(&bound.copier(), "kvcore.PageCopier");
+        });
+}
