@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "children.hpp"
+#include "kvcore/cache_manager.hpp"
+#include "transfer_ledger.hpp"
+
+namespace kvcore {
+
+/// What a test sees of a CacheManager of one replica beyond its verbs. Reads only.
+struct CacheManagerProbe {
+    using Ledger = CacheManager::Ledger;
+    using Copy = CacheManager::Ledger::Copy;
+    using Flight = CacheManager::HostFlight;
+
+    [[nodiscard]] static const std::vector<Copy>& copies(const CacheManager& manager) {
+        return manager.ledger_->copies;
+    }
+    [[nodiscard]] static const std::vector<Flight>& flights(const CacheManager& manager) {
+        return manager.ledger_->flights;
+    }
+    /// nullptr when it is not claimed.
+    [[nodiscard]] static const Sequence* find(const CacheManager& manager, SequenceHandle handle) {
+        return manager.sequences_.find(handle);
+    }
+    [[nodiscard]] static const BlockPool& pool(const CacheManager& manager) {
+        return manager.replicas_[0]->pool;
+    }
+    [[nodiscard]] static const PrefixTree& tree(const CacheManager& manager) {
+        return manager.replicas_[0]->tree;
+    }
+    /// nullptr without a host tier.
+    [[nodiscard]] static BlockStore* host(const CacheManager& manager) {
+        return manager.replicas_[0]->host.get();
+    }
+    [[nodiscard]] static const TreeNode* pinned_node(const CacheManager& manager, PinHandle pin) {
+        return manager.pins_[pin.index].node;
+    }
+};
+
+}  // namespace kvcore
+
+/// The nodes of the default namespace of a tree, parents first, siblings in their order.
+class TreeNodes {
+   public:
+    explicit TreeNodes(const kvcore::PrefixTree& tree) : page_size_(tree.page_size()) {
+        static_cast<void>(tree.num_evictable());  // counts what is protected
+        nodes_.push_back(tree.find_namespace(""));
+        for (std::size_t i = 0; i < nodes_.size(); ++i) {
+            kvcore::for_each_child(nodes_[i],
+                                   [&](kvcore::TreeNode* child) { nodes_.push_back(child); });
+        }
+    }
+
+    [[nodiscard]] const std::vector<const kvcore::TreeNode*>& all() const { return nodes_; }
+    /// -1 for a node that is not there.
+    [[nodiscard]] int index_of(const kvcore::TreeNode* node) const {
+        const auto found = std::find(nodes_.begin(), nodes_.end(), node);
+        return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
+    }
+    [[nodiscard]] std::int32_t page_size() const { return page_size_; }
+
+    /// Listed nodes, the next victim first.
+    [[nodiscard]] std::vector<int> eviction_order() const {
+        std::vector<const kvcore::EvictionHook*> listed;
+        for (const kvcore::TreeNode* node : nodes_) {
+            if (node->is_listed()) listed.push_back(node);
+        }
+        const auto is_first = [&](const kvcore::EvictionHook* hook) {
+            return std::find(listed.begin(), listed.end(), hook->prev) == listed.end();
+        };
+        std::vector<int> order;
+        const auto first = std::find_if(listed.begin(), listed.end(), is_first);
+        const kvcore::EvictionHook* at = first == listed.end() ? nullptr : *first;
+        for (; order.size() < listed.size(); at = at->next) {
+            order.push_back(index_of(static_cast<const kvcore::TreeNode*>(at)));
+        }
+        return order;
+    }
+
+   private:
+    std::int32_t page_size_;
+    std::vector<const kvcore::TreeNode*> nodes_;
+};

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kvcore/types.hpp"
+
+/// Something that must not be the case: what the search looks for.
+class Violation : public std::runtime_error {
+   public:
+    using std::runtime_error::runtime_error;
+};
+
+inline void require(bool holds, const std::string& what) {
+    if (!holds) throw Violation(what);
+}
+
+enum class Verb : std::uint8_t {
+    kReserve,      // claims first where that was not done
+    kFetch,        // and runs the model, should it succeed
+    kFetchPair,    // of two requests in one batch
+    kReservePair,  // the same
+    kStep,         // the next token, and commit
+    kFork,
+    kTruncate,
+    kRewind,  // without a word to the manager
+    kRelease,
+    kBeginAgain,
+    kTakeOwed,
+    kMove,    // the bytes of a ticket
+    kFinish,  // after that
+    kFail,    // instead of it, leaving the destinations half written
+    kReset,
+    kPin,
+    kUnpin,
+};
+
+/// A verb and what it is about: requests, a ticket by its place among those under way, or tokens.
+struct Action {
+    Verb verb = Verb::kReset;
+    std::uint8_t first = 0;
+    std::uint8_t second = 0;
+};
+
+inline std::string text_of(const Action& action) {
+    static const char* const names[] = {
+        "reserve",  "fetch",  "fetch_pair", "reserve_pair", "step",      "fork",
+        "truncate", "rewind", "release",    "begin_again",  "take_owed", "move",
+        "finish",   "fail",   "reset",      "pin",          "unpin"};
+    std::string text = names[static_cast<std::size_t>(action.verb)];
+    if (action.verb >= Verb::kReset) return text;
+    text += "(" + std::to_string(action.first);
+    const bool has_second = action.verb == Verb::kFetchPair || action.verb == Verb::kReservePair ||
+                            action.verb == Verb::kFork || action.verb == Verb::kTruncate ||
+                            action.verb == Verb::kRewind;
+    if (has_second) text += ", " + std::to_string(action.second);
+    return text + ")";
+}
+
+/// Where a search begins.
+struct Scenario {
+    struct Prompt {
+        std::vector<kvcore::TokenId> tokens;
+        std::int64_t chunk;  // tokens that run at a time
+    };
+    std::string name;
+    std::int32_t page_size = 2;
+    std::int64_t num_pages = 4;
+    std::int64_t host_pages = 0;
+    bool dedup = true;
+    std::vector<Prompt> prompts;    // of the three requests
+    std::size_t longest = 7;        // tokens of a request
+    std::size_t pinned_tokens = 4;  // of the first prompt
+    std::vector<Action> prologue;   // done before the search begins
+    int depth = 4;                  // of the short search
+    bool asks_for_laws = true;      // false: contents and answers alone are looked at
+};
+
+inline void append(std::vector<Action>& actions, const std::vector<Action>& more) {
+    actions.insert(actions.end(), more.begin(), more.end());
+}
+
+/// All of them. Prompts share whole pages and parts of a page.
+inline std::vector<Scenario> all_scenarios() {
+    using kvcore::TokenId;
+    constexpr std::int64_t kWhole = 99;
+    const std::vector<Scenario::Prompt> prompts = {
+        {{1, 2, 3, 4, 5}, kWhole}, {{1, 2, 3, 9}, kWhole}, {{1, 2, 3, 4, 5, 6}, 3}};
+    const std::vector<Action> one_has_run = {{Verb::kFetch, 0}, {Verb::kStep, 0}};
+
+    Scenario plain;
+    plain.name = "plain";
+    plain.prompts = prompts;
+    plain.depth = 6;
+
+    Scenario forks;
+    forks.name = "forks";
+    forks.page_size = 3;
+    forks.prompts = {{{1, 2, 3, 4, 5}, kWhole}, {{1, 2, 3, 4, 9}, kWhole}, {{1, 2, 3, 4}, 2}};
+    forks.longest = 8;
+    forks.prologue = one_has_run;
+    forks.prologue.push_back({Verb::kFork, 0, 1});
+
+    Scenario twins = forks;  // pages that are equal to cached ones stay
+    twins.name = "twins";
+    twins.page_size = 2;
+    twins.num_pages = 5;
+    twins.dedup = false;
+    twins.prologue = one_has_run;
+
+    Scenario host;
+    host.name = "host";
+    host.host_pages = 3;
+    host.prompts = prompts;
+    host.depth = 6;
+
+    // The tier has two pages of the first prompt, of which the pool has none any more.
+    Scenario loads = host;
+    loads.name = "loads";
+    loads.depth = 7;
+    loads.prompts[1].tokens = {31, 32, 33, 34, 35, 36, 37};
+    loads.prologue = one_has_run;
+    const std::vector<Action> goes_for_another = {{Verb::kMove, 0},
+                                                  {Verb::kFinish, 0},
+                                                  {Verb::kRelease, 0},
+                                                  {Verb::kFetch, 1},
+                                                  {Verb::kRelease, 1}};
+    append(loads.prologue, goes_for_another);
+
+    // Forks share pages that were loaded and that nobody has committed; of the first of them a
+    // third request brings another copy.
+    Scenario heirs = loads;
+    heirs.name = "heirs";
+    heirs.depth = 4;
+    heirs.num_pages = 6;
+    heirs.prompts[1].tokens = {31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41};
+    heirs.prompts[2] = {{1, 2, 9}, kWhole};
+    append(heirs.prologue, {{Verb::kFetch, 0}, {Verb::kMove, 0}, {Verb::kFinish, 0}});
+    append(heirs.prologue, {{Verb::kFork, 0, 1}, {Verb::kFetch, 2}, {Verb::kMove, 0}});
+    return {plain, forks, twins, host, loads, heirs};
+}

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Break the cache manager in known ways and see that exploring its interleavings notices.
+
+    python tests/cpp/mutants.py [--only NAME] [--jobs N] [--cmake-arg ARG ...]
+
+Works on a copy of the tree. Each mutant replaces text that must be there exactly once. Its row says
+how deep the shortest sequence is that shows it, to the laws of the manager and, without asking
+those, to a reader of the pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = "explore_interleavings"
+SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
+SEARCHES = (("--depth", "5"), ("--depth", "8"))
+LIMIT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A way to break the manager: what is replaced, and the scenario that can show it."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    scenario: str
+
+
+HELD_COPY = "copies.push_back({copy, std::move(source), std::move(destination), 0, {}});"
+
+MUTANTS = (
+    Mutant(
+        "destination not held",
+        "cpp/src/transfer_ledger.hpp",
+        HELD_COPY,
+        HELD_COPY + " copies.back().destination = PageHold();",
+        "plain",
+    ),
+    Mutant(
+        "source not held",
+        "cpp/src/transfer_ledger.hpp",
+        HELD_COPY,
+        HELD_COPY + " copies.back().source = PageHold();",
+        "plain",
+    ),
+    Mutant(
+        "heirs only right behind what they committed",
+        "cpp/src/cache_manager_commit.cpp",
+        "other->committed <= column &&",
+        "other->committed == column &&",
+        "heirs",
+    ),
+    Mutant(
+        "a failed copy counts as done",
+        "cpp/src/cache_manager_transfers.cpp",
+        "if (sequence != nullptr && !done) {",
+        "if (sequence != nullptr && !done && ticket == 0) {",
+        "plain",
+    ),
+    Mutant(
+        "a failed load counts as done",
+        "cpp/src/cache_manager_host.cpp",
+        "        if (!done) begin_again(*sequence);\n",
+        "",
+        "loads",
+    ),
+    Mutant(
+        "a failed store counts as done",
+        "cpp/src/cache_manager_host.cpp",
+        "if (done && flight.is_wanted) {",
+        "if (flight.is_wanted) {",
+        "host",
+    ),
+    Mutant(
+        "fetch forgets what is owed",
+        "cpp/src/cache_manager_fetch.cpp",
+        "            result.status = FetchStatus::kPending;\n            result.row = i;\n",
+        "            result.status = FetchStatus::kPending;\n            result.row = i;\n"
+        "            drop_owed(request.sequence);\n"
+        "            sequence.num_pending = 0;\n",
+        "plain",
+    ),
+    Mutant(
+        "a reset leaves what is copied to be found",
+        "cpp/src/cache_manager.cpp",
+        "    for (Ledger::Copy& copy : ledger_->copies) copy.source.loosen();\n"
+        "    for (Ledger::Copy& copy : ledger_->copies) copy.source.fasten();\n",
+        "",
+        "plain",
+    ),
+    Mutant(
+        "truncate does not wait",
+        "cpp/src/cache_manager_fork.cpp",
+        "    Sequence& sequence = sequences_.at(handle);\n"
+        "    if (sequence.num_pending > 0) refuse_pending(-1);\n",
+        "    Sequence& sequence = sequences_.at(handle);\n",
+        "forks",
+    ),
+    Mutant(
+        "a fork writes what another still copies",
+        "cpp/src/cache_manager_fork.cpp",
+        "if (is_it && copy.copy.num_tokens > kept) sequence.frozen = c + 1;",
+        "static_cast<void>(is_it && kept > 0);",
+        "forks",
+    ),
+    Mutant(
+        "a fork behind writes what others of its batch copy",
+        "cpp/src/cache_manager_admit.cpp",
+        "return holders == 1 && std::max(going.reach, gone.reach) <= "
+        "std::max<std::int64_t>(0, kept);",
+        "return holders == 1 && kept < 1000;",
+        "forks",
+    ),
+    Mutant(
+        "a copy keeps a whole run at a reset",
+        "cpp/src/page_hold.hpp",
+        "        at_ = PrefixTree::position(at_.node, at_.depth);  "
+        "// the run may have been cut behind it\n",
+        "",
+        "twins",
+    ),
+)
+
+
+def copy_tree(where: Path) -> None:
+    """Copy what the explorer is built from."""
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, where / name)
+        else:
+            shutil.copy2(source, where / name)
+
+
+def build(where: Path, jobs: int) -> None:
+    """Build the explorer; its errors end the program."""
+    command = ["cmake", "--build", str(where / "build"), "--target", TARGET, "-j", str(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"the explorer does not build:\n{done.stdout}{done.stderr}")
+
+
+def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, str]:
+    """Return the depth of the shortest sequence that shows the mutant, and that sequence."""
+    for options in SEARCHES:
+        command = [str(where / "build" / TARGET), "--scenario", mutant.scenario, *options, *extra]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            break
+        if done.returncode != 0:
+            return described(done.stdout)
+    return "-", "not found"
+
+
+def described(output: str) -> tuple[str, str]:
+    """Take a violation's depth, text and sequence out of what the explorer printed."""
+    found = re.search(r"VIOLATION in \S+ at depth (\d+): (.*)\n\s*(.*)", output)
+    if found is None:
+        return "?", output.strip()[-200:]
+    return found[1], f"{found[2]}: {found[3]}"
+
+
+def main() -> int:
+    """Print a row for each mutant; 1 when one of them goes unnoticed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="mutants whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
+    parser.add_argument("--cmake-arg", action="append", default=[], help="for the first cmake call")
+    options = parser.parse_args()
+    chosen = [m for m in MUTANTS if options.only is None or options.only in m.name]
+    unnoticed = 0
+    with tempfile.TemporaryDirectory(prefix="kvcore-mutants-") as folder:
+        where = Path(folder)
+        copy_tree(where)
+        configure = ["cmake", "-S", folder, "-B", str(where / "build"), "-DKVCORE_CUDA=OFF"]
+        subprocess.run([*configure, *options.cmake_arg], check=True, capture_output=True)
+        build(where, options.jobs)
+        print(f"{'mutant':52} {'laws':>4} {'contents':>8} {'seconds':>7}")
+        for mutant in chosen:
+            begin = time.monotonic()
+            path = where / mutant.path
+            text = path.read_text()
+            count = text.count(mutant.old)
+            if count != 1:
+                sys.exit(f"{mutant.name}: {count} times in {mutant.path}, must be 1:\n{mutant.old}")
+            path.write_text(text.replace(mutant.old, mutant.new))
+            build(where, options.jobs)
+            laws, why = search(where, mutant, ())
+            contents, read = search(where, mutant, ("--contents",))
+            path.write_text(text)
+            seconds = time.monotonic() - begin
+            print(f"{mutant.name:52} {laws:>4} {contents:>8} {seconds:7.0f}")
+            print(f"    {why}\n    {read}", flush=True)
+            unnoticed += laws == "-"
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
