@@ -71,11 +71,12 @@ def measure(options: Namespace) -> list[Row]:
     small = 16_384 if options.quick else 262_144
     count = 1_000 if options.quick else 20_000
     rows = [_row(64, pages=small, count=count, kind=kind) for kind in _KINDS]
-    for kind in ("fresh", "cold"):
+    for kind in ("fresh", "cold", "begin"):
         rows.append(_row(2048, pages=small, count=count // 4, kind=kind))
         rows.append(_row(8192, pages=small, count=count // 10, kind=kind))
     large, many = (65_536, 50) if options.quick else (1 << 20, 300)
-    return [*rows, *(_row(131_072, pages=large, count=many, kind=k) for k in ("fresh", "cold"))]
+    kinds = ("fresh", "cold", "begin")
+    return [*rows, *(_row(131_072, pages=large, count=many, kind=k) for k in kinds)]
 
 
 if __name__ == "__main__":

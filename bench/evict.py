@@ -3,7 +3,8 @@
 
 Timed per request: claim, reserve 128 unseen tokens (which evicts 8 pages), the
 context's ``update``, step and release; the context was built a moment before. Then:
-one reserve of 4096 tokens in a pool full of cached pages.
+one reserve of 4096 tokens in a pool full of cached pages. The smallest tree and the reserve
+once more with prompts that all begin with the same token, which is copied.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from workload import PAGE, Admission, admissions, fill, fresh_parts, manager, pr
 _TOKENS = 128
 _PAGES = _TOKENS // PAGE
 _CALLS = 20_000
+_BEGIN = 128_000
 
 
 def _cycle(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
@@ -41,10 +43,10 @@ def _cycle(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
         release(request_id)
 
 
-def _leaves(leaves: int, calls: int) -> Row:
+def _leaves(leaves: int, calls: int, begin: int | None = None) -> Row:
     mgr = manager(leaves * _PAGES)
-    rows = prompts(calls, _TOKENS, leaves)
-    fill(mgr, _TOKENS, seed=leaves)
+    rows = prompts(calls, _TOKENS, leaves, begin=begin)
+    fill(mgr, _TOKENS, seed=leaves, begin=begin)
     before = mgr.metrics.evicted_pages
     half = calls // 2
     samples = sample_parts(partial(_cycle, mgr), fresh_parts(rows[:half], "loop"))
@@ -52,20 +54,24 @@ def _leaves(leaves: int, calls: int) -> Row:
     evicted = mgr.metrics.evicted_pages - before
     assert evicted == calls * _PAGES, f"{evicted} pages evicted, expected {calls * _PAGES}"
     return make_row(
-        f"evict.{leaves}",
-        f"claim, reserve 128 evicting 8 pages, step, release; {leaves:,} leaves",
+        f"evict.{leaves}{'.begin' if begin else ''}",
+        f"claim, reserve 128 evicting 8 pages, step, release; {leaves:,} leaves{_same(begin)}",
         samples,
         p99=percentile(singles, 0.99),
     )
 
 
-def _reserve_row(filler: int, *, pages: int, rounds: int) -> Row:
+def _same(begin: int | None) -> str:
+    return ", all begin with the same token (1 copied)" if begin else ""
+
+
+def _reserve_row(filler: int, *, pages: int, rounds: int, begin: int | None = None) -> Row:
     """Time reserve alone: rounds of 32 requests, stepped and released in between."""
     mgr = manager(pages)
-    fill(mgr, filler, seed=5)
+    fill(mgr, filler, seed=5, begin=begin)
     samples, singles = [], []
     for i in range(rounds):
-        items = admissions(prompts(32, 4096, 900 + i), f"r{i}")
+        items = admissions(prompts(32, 4096, 900 + i, begin=begin), f"r{i}")
         before = mgr.metrics.evicted_pages
         for request_id, _, _ in items:
             mgr.claim(request_id)
@@ -80,8 +86,8 @@ def _reserve_row(filler: int, *, pages: int, rounds: int) -> Row:
             mgr.step(batch)
             mgr.release(request_id)
     return make_row(
-        f"reserve.4096.{filler}",
-        f"reserve 4096 tokens, pool full of cached {filler}-token prompts",
+        f"reserve.4096.{filler}{'.begin' if begin else ''}",
+        f"reserve 4096 tokens, pool full of cached {filler}-token prompts{_same(begin)}",
         samples,
         p99=percentile(singles, 0.99),
     )
@@ -99,7 +105,9 @@ def measure(options: Namespace) -> list[Row]:
     pages = 65_536 if quick else 524_288
     rounds = 4 if quick else 60
     fillers = (4096, 128)
-    return rows + [_reserve_row(f, pages=pages, rounds=rounds) for f in fillers]
+    rows += [_reserve_row(f, pages=pages, rounds=rounds) for f in fillers]
+    rows.append(_leaves(sizes[0], 2_000 if quick else _CALLS, _BEGIN))
+    return [*rows, _reserve_row(fillers[0], pages=pages, rounds=rounds, begin=_BEGIN)]
 
 
 if __name__ == "__main__":

@@ -223,6 +223,42 @@ class ColdReads:
             size -= part
 
 
+class PieceCopies:
+    """Copy the first tokens of one page to others, all layers of K and V, in a bare loop.
+
+    Parameters
+    ----------
+    blocks : array [pages, kv, layers, page_size, heads, head_dim]
+    source : int
+        The page that is copied again and again.
+    tokens : int
+    """
+
+    def __init__(self, blocks: Any, source: int, *, tokens: int) -> None:
+        seen = blocks.view(f"u{blocks.itemsize}")
+        self._source = seen[source, :, :, :tokens]
+        self._targets = [seen[page, :, :, :tokens] for page in range(len(seen)) if page != source]
+        self._nothing = seen[source, :, :, :0]
+
+    def samples(self, rounds: int, size: int) -> list[float]:
+        """Return us per copy, less a call that copies nothing, over runs of ``size`` copies."""
+        targets = cycle(self._targets)
+        runs = [[next(targets) for _ in range(size)] for _ in range(rounds)]
+        return undisturbed(partial(self._run, run) for run in runs)
+
+    def _run(self, targets: list[Any]) -> list[float]:
+        idle = min(self._clock(self._nothing, [self._nothing] * len(targets)) for _ in range(3))
+        return [max(self._clock(self._source, targets) - idle, 0) / len(targets) / 1e3]
+
+    @staticmethod
+    def _clock(source: Any, targets: list[Any]) -> int:
+        copy = np.copyto
+        start = perf_counter_ns()
+        for target in targets:
+            copy(target, source)
+        return perf_counter_ns() - start
+
+
 class Products:
     """Multiply and add within the caches, for a limit taken in turns.
 

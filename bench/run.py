@@ -35,6 +35,7 @@ SUITES = {
         "limits",
         "match",
         "admit",
+        "partial",
         "pin",
         "evict",
         "alloc",
