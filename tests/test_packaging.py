@@ -116,6 +116,7 @@ find_package(kvcore CONFIG REQUIRED COMPONENTS cuda)
 """
 
 
+@pytest.mark.slow  # compiles the library once more
 def test_embedding_against_an_install_prefix(tmp_path: Path) -> None:
     """Built without GPU kernels: who asks for these is told so."""
     build, prefix = tmp_path / "build", tmp_path / "prefix"
