@@ -9,6 +9,7 @@
 #include "child_index.hpp"
 #include "children.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "make_room.hpp"
 #include "tree_node.hpp"
 
 namespace kvcore {
@@ -45,12 +46,6 @@ void copy_run(TokenId* buffer, std::int32_t capacity, std::int32_t at, const Tok
                 pages * static_cast<std::size_t>(page_size) * sizeof(TokenId));
     std::memcpy(buffer + static_cast<std::ptrdiff_t>(capacity) * page_size + at, ids,
                 pages * sizeof(BlockId));
-}
-
-// Growth in steps, so that a list that grows call by call costs no more than its length.
-void make_room(std::vector<DuplicatePage>& list, std::size_t n) {
-    const std::size_t needed = list.size() + n;
-    if (needed > list.capacity()) list.reserve(std::max(needed, 2 * list.capacity()));
 }
 
 }  // namespace

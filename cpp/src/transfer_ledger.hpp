@@ -9,16 +9,10 @@
 #include <vector>
 
 #include "kvcore/cache_manager.hpp"
+#include "make_room.hpp"
 #include "page_hold.hpp"
 
 namespace kvcore {
-
-/// Makes room for `more` items, so that adding them cannot fail; in steps that keep adding cheap.
-template <class T>
-void make_room(std::vector<T>& items, std::size_t more) {
-    const std::size_t needed = items.size() + more;
-    if (needed > items.capacity()) items.reserve(std::max(needed, 2 * items.capacity()));
-}
 
 /// A place in a host tier that its holder gives back: see BlockStore.
 class StorePlace {
