@@ -14,29 +14,20 @@
 namespace py = pybind11;
 using kvcore::HostStore;
 using kvcore::PagePair;
-using kvcore::python::CacheArg;
 using kvcore::python::check_page;
 using kvcore::python::check_rank;
 using kvcore::python::Ids;
+using kvcore::python::PoolArg;
 using kvcore::python::threads_of;
 
 namespace {
-
-using Cache = CacheArg<std::byte>;
 
 /// A HostStore together with the arrays that it copies from and to.
 class BoundStore {
    public:
     /// `caches`: what CacheArg takes, for each array of the replica.
-    BoundStore(std::int64_t num_pages, py::list caches) : arrays_(std::move(caches)) {
-        std::vector<kvcore::CacheView<std::byte>> views;
-        caches_.reserve(arrays_.size());
-        for (const py::handle each : arrays_) {
-            caches_.emplace_back(py::cast<py::list>(each), "the pool", false);
-            views.push_back(caches_.back().view());
-        }
-        store_ = std::make_unique<HostStore>(num_pages, views);
-    }
+    BoundStore(std::int64_t num_pages, py::list caches)
+        : pool_(std::move(caches)), store_(std::make_unique<HostStore>(num_pages, pool_.views())) {}
 
     [[nodiscard]] const HostStore& store() const noexcept { return *store_; }
 
@@ -62,15 +53,14 @@ class BoundStore {
         for (py::ssize_t i = 0; i < pairs.shape(0); ++i) {
             const std::int64_t device = pairs.at(i, 0);
             const std::int64_t host = pairs.at(i, 1);
-            for (const Cache& cache : caches_) check_page(device, cache.sizes().pages);
+            for (const auto& cache : pool_.caches()) check_page(device, cache.sizes().pages);
             check_page(host, store_->num_pages());
             all.push_back(is_store ? PagePair{device, host} : PagePair{host, device});
         }
         return all;
     }
 
-    py::list arrays_;  // keeps them alive
-    std::vector<Cache> caches_;
+    PoolArg pool_;
     std::unique_ptr<HostStore> store_;
 };
 

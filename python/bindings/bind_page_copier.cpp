@@ -14,30 +14,22 @@
 namespace py = pybind11;
 using kvcore::PageCopier;
 using kvcore::PageCopy;
-using kvcore::python::CacheArg;
 using kvcore::python::check_page;
 using kvcore::python::check_rank;
 using kvcore::python::Ids;
+using kvcore::python::PoolArg;
 
 namespace {
-
-using Cache = CacheArg<std::byte>;
 
 /// A PageCopier together with the arrays that it copies in.
 class BoundCopier {
    public:
     /// `pools`: by replica, what CacheArg takes for each of its arrays.
-    explicit BoundCopier(py::list pools) : arrays_(std::move(pools)) {
+    explicit BoundCopier(const py::list& pools) {
         std::vector<PageCopier::Pool> views;
-        for (const py::handle replica : arrays_) {
-            const auto arrays = py::cast<py::list>(replica);
-            caches_.emplace_back();
-            caches_.back().reserve(arrays.size());
-            views.emplace_back();
-            for (const py::handle each : arrays) {
-                caches_.back().emplace_back(py::cast<py::list>(each), "the pool", false);
-                views.back().push_back(caches_.back().back().view());
-            }
+        for (const py::handle replica : pools) {
+            pools_.emplace_back(py::cast<py::list>(replica));
+            views.push_back(pools_.back().views());
         }
         copier_ = std::make_unique<PageCopier>(std::move(views));
     }
@@ -60,11 +52,11 @@ class BoundCopier {
         for (py::ssize_t i = 0; i < given.shape(0); ++i) {
             const std::int64_t replica = given.at(i, 0);
             const std::int64_t tokens = given.at(i, 3);
-            if (replica < 0 || replica >= static_cast<std::int64_t>(caches_.size())) {
+            if (replica < 0 || replica >= static_cast<std::int64_t>(pools_.size())) {
                 throw py::index_error(kvcore::detail::concat(
-                    "replica ", replica, " does not exist, there are ", caches_.size()));
+                    "replica ", replica, " does not exist, there are ", pools_.size()));
             }
-            for (const Cache& cache : caches_[static_cast<std::size_t>(replica)]) {
+            for (const auto& cache : pools_[static_cast<std::size_t>(replica)].caches()) {
                 check_page(given.at(i, 1), cache.sizes().pages);
                 check_page(given.at(i, 2), cache.sizes().pages);
                 if (tokens < 0 || tokens > cache.sizes().page_size) {
@@ -82,8 +74,7 @@ class BoundCopier {
         return all;
     }
 
-    py::list arrays_;  // keeps them alive
-    std::vector<std::vector<Cache>> caches_;
+    std::vector<PoolArg> pools_;
     std::unique_ptr<PageCopier> copier_;
 };
 

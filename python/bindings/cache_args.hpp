@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "array_args.hpp"
@@ -241,6 +242,31 @@ class CacheArg {
     std::vector<LayeredArg<Byte>> tensors_;
     std::vector<std::int64_t> row_bytes_;
     Sizes sizes_ = {};
+};
+
+/// The arrays of one replica's pool, to be copied in by whoever keeps this; keeps them alive.
+class PoolArg {
+   public:
+    /// `arrays`: what CacheArg takes, for each of them.
+    explicit PoolArg(pybind11::list arrays) : arrays_(std::move(arrays)) {
+        caches_.reserve(arrays_.size());
+        for (const pybind11::handle each : arrays_) {
+            caches_.emplace_back(pybind11::cast<pybind11::list>(each), "the pool", false);
+        }
+    }
+
+    [[nodiscard]] const std::vector<CacheArg<std::byte>>& caches() const noexcept {
+        return caches_;
+    }
+    [[nodiscard]] std::vector<CacheView<std::byte>> views() const {
+        std::vector<CacheView<std::byte>> views;
+        for (const CacheArg<std::byte>& cache : caches_) views.push_back(cache.view());
+        return views;
+    }
+
+   private:
+    pybind11::list arrays_;
+    std::vector<CacheArg<std::byte>> caches_;
 };
 
 }  // namespace kvcore::python
