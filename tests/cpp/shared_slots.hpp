@@ -35,7 +35,6 @@ struct Shared {
     SimulatedMemory host;
     std::array<Slot, static_cast<std::size_t>(kSlots)> slots;
     std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
-    std::atomic<bool> has_begun{false};
     std::atomic<std::int64_t> num_batches{0};
     std::atomic<std::int64_t> num_copies{0};
     std::atomic<std::int64_t> num_loads{0};

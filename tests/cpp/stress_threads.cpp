@@ -12,6 +12,7 @@
 
 #include "kvcore/errors.hpp"
 #include "simulated_memory.hpp"
+#include "workers.hpp"
 
 namespace {
 
@@ -45,7 +46,6 @@ struct Shared {
     SimulatedMemory memory;
     SimulatedMemory host;
     std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
-    std::atomic<bool> has_begun{false};
     std::atomic<std::int64_t> num_batches{0};
     std::atomic<std::int64_t> num_copies{0};
     std::atomic<std::int64_t> num_forks{0};
@@ -312,20 +312,10 @@ class Worker {
 void hammer(bool dedup, std::int64_t host_pages, std::uint64_t seed, std::int64_t num_operations) {
     Shared shared(make_config(dedup, host_pages));
     Random random(seed);
-    for (int i = 0; i < 4; ++i) {
-        std::vector<TokenId> prompt;
-        for (int j = 0; j < 30; ++j) prompt.push_back(static_cast<TokenId>(random.below(3)));
-        shared.prompts.push_back(prompt);
-    }
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kThreads; ++i) {
-        threads.emplace_back([&shared, seed, num_operations, i] {
-            while (!shared.has_begun) std::this_thread::yield();
-            Worker(shared, seed * 1000 + static_cast<std::uint64_t>(i)).run(num_operations);
-        });
-    }
-    shared.has_begun = true;
-    for (std::thread& thread : threads) thread.join();
+    shared.prompts = random_prompts(random, 4, 30);
+    run_together(kThreads, [&](int i) {
+        Worker(shared, seed * 1000 + static_cast<std::uint64_t>(i)).run(num_operations);
+    });
     shared.manager.check_integrity();
     shared.manager.reset_prefix_cache();
     for (std::int32_t i = 0; i < shared.manager.config().num_replicas; ++i) {

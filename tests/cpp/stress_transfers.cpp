@@ -13,6 +13,7 @@
 
 #include "kvcore/errors.hpp"
 #include "shared_slots.hpp"
+#include "workers.hpp"
 
 namespace {
 
@@ -339,20 +340,10 @@ class Worker {
 void hammer(bool dedup, std::int64_t host_pages, std::uint64_t seed, std::int64_t num_operations) {
     Shared shared(make_config(dedup, host_pages));
     Random random(seed);
-    for (int i = 0; i < 4; ++i) {
-        std::vector<TokenId> prompt;
-        for (int j = 0; j < 28; ++j) prompt.push_back(static_cast<TokenId>(random.below(3)));
-        shared.prompts.push_back(prompt);
-    }
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kThreads; ++i) {
-        threads.emplace_back([&shared, seed, num_operations, i] {
-            while (!shared.has_begun) std::this_thread::yield();
-            Worker(shared, seed * 1000 + static_cast<std::uint64_t>(i)).run(num_operations);
-        });
-    }
-    shared.has_begun = true;
-    for (std::thread& thread : threads) thread.join();
+    shared.prompts = random_prompts(random, 4, 28);
+    run_together(kThreads, [&](int i) {
+        Worker(shared, seed * 1000 + static_cast<std::uint64_t>(i)).run(num_operations);
+    });
     shared.manager.check_integrity();
     for (const Slot& slot : shared.slots) {
         if (slot.request != nullptr) shared.manager.release(slot.request->sequence);
