@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is done to a batch as a whole: checks, reserving all or nothing.
-#include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "admission.hpp"
 #include "batch_rules.hpp"
@@ -42,28 +42,7 @@ void CacheManager::check_batch(const RequestBatch& batch, std::int64_t num_steps
     }
 }
 
-// Takes what the missing rows need from what is free or evictable in their replicas; the first row
-// for which that is not enough goes to `result`.
-bool CacheManager::fits_together(const std::vector<Admission>& admissions,
-                                 FetchResult& result) const {
-    std::vector<std::int64_t> left;
-    for (const auto& replica : replicas_) {
-        left.push_back(replica->pool.num_free() + replica->tree.num_evictable());
-    }
-    for (std::size_t k = 0; k < missing_.size(); ++k) {
-        const Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[k])];
-        std::int64_t& available = left[static_cast<std::size_t>(sequence.replica)];
-        const std::int64_t needed = admissions[k].new_pages() - admissions[k].returned;
-        if (needed > available) {
-            result = {FetchStatus::kNoSpace, missing_[k], needed, available, false};
-            return false;
-        }
-        available -= needed;
-    }
-    return true;
-}
-
-// What each missing row would do by itself, but for the forks among them.
+// What each joining row would do by itself, but for the forks among them.
 std::vector<CacheManager::Admission> CacheManager::admit_together(const RequestBatch& batch,
                                                                   std::int64_t num_steps,
                                                                   bool allow_partial,
@@ -76,8 +55,8 @@ std::vector<CacheManager::Admission> CacheManager::admit_together(const RequestB
     };
     const Forgotten forgotten{leaving_};
     std::vector<Admission> admissions;
-    admissions.reserve(missing_.size());
-    for (const std::int64_t row : missing_) {
+    admissions.reserve(joining_.size());
+    for (const std::int64_t row : joining_) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         admissions.push_back(admit(sequence, batch[row], num_steps, allow_partial));
         if (!allow_partial) admissions.back().declines_partial = true;
@@ -86,66 +65,74 @@ std::vector<CacheManager::Admission> CacheManager::admit_together(const RequestB
     return admissions;
 }
 
-// Whether free pages alone are not enough.
-bool CacheManager::must_evict(const std::vector<Admission>& admissions) const {
-    std::vector<std::int64_t> free;
-    for (const auto& replica : replicas_) free.push_back(replica->pool.num_free());
-    for (std::size_t k = 0; k < missing_.size(); ++k) {
-        const Sequence& sequence = *batch_[static_cast<std::size_t>(missing_[k])];
-        std::int64_t& left = free[static_cast<std::size_t>(sequence.replica)];
-        left -= admissions[k].new_pages() - admissions[k].returned;
-        if (left < 0) return true;
+// Whether what each replica has left is enough for all missing rows, in the order of the batch; if
+// not, the first row that goes without.
+FetchResult CacheManager::share_out(std::vector<std::int64_t> left, const RequestBatch& batch,
+                                    std::int64_t num_steps,
+                                    const std::vector<Admission>& admissions) const {
+    auto joining = joining_.begin();
+    auto admission = admissions.begin();
+    for (const std::int64_t row : missing_) {
+        const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        std::int64_t needed = 0;
+        if (joining != joining_.end() && *joining == row) {
+            needed = admission->new_pages() - admission->returned;
+            ++joining;
+            ++admission;
+        } else {
+            needed = missing_pages(batch[row], sequence, num_steps);
+        }
+        std::int64_t& available = left[static_cast<std::size_t>(sequence.replica)];
+        if (needed > available) return {FetchStatus::kNoSpace, row, needed, available, false};
+        available -= needed;
     }
-    return false;
+    return {};
 }
 
 // Several rows against one state, so that the batch gets its pages as a whole or not at all. All
 // hits are pinned first: what is evictable then is exactly what the batch may evict. Partial hits
 // are dropped where something must be evicted, for one row's victim could be another's source.
+// Rows that only grow come last: pages that others give back are there by then.
 bool CacheManager::reserve_together(const RequestBatch& batch, std::int64_t num_steps,
                                     Transfers* transfers, FetchResult& result) {
     const bool copies_at_once = transfers != nullptr;
+    std::vector<std::int64_t> left;
+    for (const auto& replica : replicas_) left.push_back(replica->pool.num_free());
     std::vector<Admission> admissions = admit_together(batch, num_steps, true, copies_at_once);
-    const bool evicts = must_evict(admissions);
+    const bool evicts = share_out(left, batch, num_steps, admissions).status != FetchStatus::kOk;
     if (evicts) admissions = admit_together(batch, num_steps, false, copies_at_once);
     std::vector<Reservation> made;
-    made.reserve(missing_.size());
-    make_room(listed_copies_, missing_.size());
-    make_room(ledger_->copies, missing_.size());
+    made.reserve(joining_.size());
+    make_room(listed_copies_, joining_.size());
+    make_room(ledger_->copies, joining_.size());
     if (transfers != nullptr) {
-        make_room(transfers->copies, missing_.size());
-        make_room(transfers->moved, missing_.size());
+        make_room(transfers->copies, joining_.size());
+        make_room(transfers->moved, joining_.size());
     }
-    for (std::size_t k = 0; k < missing_.size(); ++k) {
-        const std::int64_t row = missing_[k];
+    for (std::size_t k = 0; k < joining_.size(); ++k) {
+        const std::int64_t row = joining_[k];
         Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        if (only_appends(admissions[k], sequence)) {
-            make_room(sequence.pages, static_cast<std::size_t>(admissions[k].appended));
-        } else {
-            made.push_back(prepare(admissions[k], sequence, batch[row], transfers));
-        }
+        made.push_back(prepare(admissions[k], sequence, batch[row], transfers));
     }
     if (transfers != nullptr) make_room_for_loads(made, *transfers);
-    if (evicts && !fits_together(admissions, result)) return false;
-    auto next = made.begin();
-    for (std::size_t k = 0; k < missing_.size(); ++k) {
-        const std::int64_t row = missing_[k];
-        Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        if (only_appends(admissions[k], sequence)) {
-            Reservation plain{admissions[k], {}, {}, nullptr};
-            result.has_moved |= apply(plain, sequence, batch[row], row, transfers);
-        } else {
-            result.has_moved |= apply(*next++, sequence, batch[row], row, transfers);
+    prepare_growth(batch, num_steps);
+    if (evicts) {
+        for (std::size_t r = 0; r < replicas_.size(); ++r) {
+            left[r] = replicas_[r]->pool.num_free() + replicas_[r]->tree.num_evictable();
+        }
+        const FetchResult shared = share_out(std::move(left), batch, num_steps, admissions);
+        if (shared.status != FetchStatus::kOk) {
+            result = shared;
+            return false;
         }
     }
+    for (std::size_t k = 0; k < joining_.size(); ++k) {
+        const std::int64_t row = joining_[k];
+        Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
+        result.has_moved |= apply(made[k], sequence, batch[row], row, transfers);
+    }
+    grow(batch, num_steps);
     return true;
-}
-
-// What most rows of a decode step need: no place in a tree, no copy, nothing but pages. It stays so
-// while other rows of the batch are reserved.
-bool CacheManager::only_appends(const Admission& admission, const Sequence& sequence) const {
-    return sequence.node != nullptr && !admission.takes_hit &&
-           std::int64_t{sequence.frozen} * config_.page_size <= admission.start;
 }
 
 // Of the forks in a batch that go on writing the same page, the last one need not copy it, nor need
@@ -162,14 +149,18 @@ void CacheManager::note_leaving(const Admission& admission, const Sequence& sequ
     }
 }
 
-// True when no missing row can take a hit, begin again or must replace pages: all it needs is more
-// of them.
-bool CacheManager::only_grow(const RequestBatch& batch) const {
-    return std::all_of(missing_.begin(), missing_.end(), [&](std::int64_t row) {
+// Rows that can take no hit, do not begin again and replace no page need nothing but more pages:
+// what most rows of a decode step need. It stays so while other rows are reserved.
+void CacheManager::sort_missing(const RequestBatch& batch) {
+    growing_.clear();
+    joining_.clear();
+    for (const std::int64_t row : missing_) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
-        return sequence.is_sealed() && !sequence.pages.empty() &&
-               batch[row].start >= std::int64_t{sequence.frozen} * config_.page_size;
-    });
+        const bool only_grows =
+            sequence.is_sealed() && !sequence.pages.empty() &&
+            batch[row].start >= std::int64_t{sequence.frozen} * config_.page_size;
+        (only_grows ? growing_ : joining_).push_back(row);
+    }
 }
 
 std::int64_t CacheManager::missing_pages(const RequestView& request, const Sequence& sequence,
@@ -177,13 +168,13 @@ std::int64_t CacheManager::missing_pages(const RequestView& request, const Seque
     return ceil_div(request.end + num_steps - 1, config_.page_size) - sequence.num_pages();
 }
 
-// Adds up what the missing rows need in each replica; the first row for which what is free or
-// evictable is not enough goes to `result`.
+// Whether each replica has enough for its growing rows, free or evictable; the first row for which
+// it has not goes to `result`.
 bool CacheManager::find_supply(const RequestBatch& batch, std::int64_t num_steps,
                                FetchResult& result) {
     supply_.clear();
     for (const auto& replica : replicas_) supply_.push_back({replica->pool.num_free()});
-    for (const std::int64_t row : missing_) {
+    for (const std::int64_t row : growing_) {
         const Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         Supply& supply = supply_[static_cast<std::size_t>(sequence.replica)];
         const std::int64_t pages = missing_pages(batch[row], sequence, num_steps);
@@ -196,23 +187,25 @@ bool CacheManager::find_supply(const RequestBatch& batch, std::int64_t num_steps
             return false;
         }
         supply.left -= pages;
-        supply.wanted += pages;
     }
     return true;
 }
 
-// The decode step: rows that cross into a new page get it, all or none.
-bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_steps,
-                                 FetchResult& result) {
-    if (!find_supply(batch, num_steps, result)) return false;
+// Counts what the growing rows want and gets memory for it, so that `grow` cannot fail.
+void CacheManager::prepare_growth(const RequestBatch& batch, std::int64_t num_steps) {
+    supply_.assign(replicas_.size(), {});
     std::int64_t wanted = 0;
-    for (const Supply& supply : supply_) wanted += supply.wanted;
-    taken_.reserve(static_cast<std::size_t>(wanted));
-    for (const std::int64_t row : missing_) {
+    for (const std::int64_t row : growing_) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         const std::int64_t pages = missing_pages(batch[row], sequence, num_steps);
         make_room(sequence.pages, static_cast<std::size_t>(pages));
+        supply_[static_cast<std::size_t>(sequence.replica)].wanted += pages;
+        wanted += pages;
     }
+    taken_.reserve(static_cast<std::size_t>(wanted));
+}
+
+void CacheManager::grow(const RequestBatch& batch, std::int64_t num_steps) noexcept {
     taken_.clear();
     for (std::size_t r = 0; r < replicas_.size(); ++r) {
         Supply& supply = supply_[r];
@@ -221,7 +214,7 @@ bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_ste
         take_pages(*replicas_[r], supply.wanted, taken_.data() + supply.given);
         note_peak(*replicas_[r]);
     }
-    for (const std::int64_t row : missing_) {
+    for (const std::int64_t row : growing_) {
         Sequence& sequence = *batch_[static_cast<std::size_t>(row)];
         std::size_t& given = supply_[static_cast<std::size_t>(sequence.replica)].given;
         const BlockId* first = taken_.data() + given;
@@ -229,12 +222,18 @@ bool CacheManager::grow_together(const RequestBatch& batch, std::int64_t num_ste
         sequence.pages.insert(sequence.pages.end(), first, first + pages);
         given += static_cast<std::size_t>(pages);
     }
-    return true;
 }
 
+// Rows that need pages get them, all or none.
 bool CacheManager::reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
                                    Transfers* transfers, FetchResult& result) {
-    if (only_grow(batch)) return grow_together(batch, num_steps, result);
+    sort_missing(batch);
+    if (joining_.empty()) {
+        if (!find_supply(batch, num_steps, result)) return false;
+        prepare_growth(batch, num_steps);
+        grow(batch, num_steps);
+        return true;
+    }
     if (missing_.size() > 1) return reserve_together(batch, num_steps, transfers, result);
     // One row is what `reserve` does.
     const std::int64_t row = missing_[0];

@@ -126,7 +126,7 @@ class CheckedEngine : public CheckedManager {
         }
         CHECK(fits);
         for (const auto& each : options) oracle::hold(hit_of(each.front()));
-        for (std::size_t k = 0; k < missing.size(); ++k) {
+        for (const std::size_t k : order_of(batch, missing)) {
             Request& request = *item(batch, missing[k]);
             const kvcore::RequestView& view = item(views, missing[k]);
             for (oracle::Option& option : options[k]) option.fits = true;
@@ -134,6 +134,18 @@ class CheckedEngine : public CheckedManager {
         }
         for (const auto& each : options) oracle::drop(hit_of(each.front()));
         return true;
+    }
+
+    // The order in which the rows of a fetch get their pages: those that only grow come last.
+    std::vector<std::size_t> order_of(const Batch& batch,
+                                      const std::vector<std::int64_t>& rows) const {
+        std::vector<std::size_t> order;
+        for (const bool growing : {false, true}) {
+            for (std::size_t k = 0; k < rows.size(); ++k) {
+                if (oracle_.only_grows(*item(batch, rows[k])) == growing) order.push_back(k);
+            }
+        }
+        return order;
     }
 
     // All hits of a fetch are held before any is taken.
@@ -183,7 +195,8 @@ class CheckedEngine : public CheckedManager {
             if (!fits) check_refusal(result, rows[k], needed, available);
             available -= needed;
         }
-        for (std::size_t k = 0; fits && k < rows.size(); ++k) {
+        for (const std::size_t k : order_of(batch, rows)) {
+            if (!fits) break;
             Request& request = *item(batch, rows[k]);
             const kvcore::RequestView& view = item(views, rows[k]);
             options[k].fits = true;

@@ -187,7 +187,7 @@ class CacheManager {
     struct Supply {
         std::int64_t left;           // pages that can still be had
         bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
-        std::int64_t wanted = 0;     // pages
+        std::int64_t wanted = 0;     // pages of the rows that only grow
         std::size_t given = 0;       // of taken_, where the next ones are
     };
     struct Admission;    // a reservation worked out, not yet made
@@ -214,7 +214,6 @@ class CacheManager {
             return a.replica != b.replica ? a.replica < b.replica : a.page < b.page;
         }
     };
-
     /// Forks of a page that let go of it in a call, and what their copies read of it meanwhile.
     struct Leavers {
         std::uint32_t count = 0;
@@ -303,22 +302,21 @@ class CacheManager {
     void check_batch(const RequestBatch& batch, std::int64_t num_steps);
     [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
                                        Transfers* transfers, FetchResult& result);
-    [[nodiscard]] bool only_grow(const RequestBatch& batch) const;
+    void sort_missing(const RequestBatch& batch);
     [[nodiscard]] std::int64_t missing_pages(const RequestView& request, const Sequence& sequence,
                                              std::int64_t num_steps) const;
     [[nodiscard]] bool find_supply(const RequestBatch& batch, std::int64_t num_steps,
                                    FetchResult& result);
-    [[nodiscard]] bool grow_together(const RequestBatch& batch, std::int64_t num_steps,
-                                     FetchResult& result);
+    void prepare_growth(const RequestBatch& batch, std::int64_t num_steps);
+    void grow(const RequestBatch& batch, std::int64_t num_steps) noexcept;
     [[nodiscard]] bool reserve_together(const RequestBatch& batch, std::int64_t num_steps,
                                         Transfers* transfers, FetchResult& result);
-    [[nodiscard]] bool only_appends(const Admission& admission, const Sequence& sequence) const;
     [[nodiscard]] std::vector<Admission> admit_together(const RequestBatch& batch,
                                                         std::int64_t num_steps, bool allow_partial,
                                                         bool copies_at_once);
-    [[nodiscard]] bool must_evict(const std::vector<Admission>& admissions) const;
-    [[nodiscard]] bool fits_together(const std::vector<Admission>& admissions,
-                                     FetchResult& result) const;
+    [[nodiscard]] FetchResult share_out(std::vector<std::int64_t> left, const RequestBatch& batch,
+                                        std::int64_t num_steps,
+                                        const std::vector<Admission>& admissions) const;
     void note_leaving(const Admission& admission, const Sequence& sequence, bool copies_at_once);
     // cache_manager_commit.cpp
     [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
@@ -387,6 +385,8 @@ class CacheManager {
     // Scratch of a call, kept for its memory.
     std::vector<Sequence*> batch_;         // of its rows
     std::vector<std::int64_t> missing_;    // rows that need pages
+    std::vector<std::int64_t> growing_;    // those of them that need nothing else
+    std::vector<std::int64_t> joining_;    // the others
     std::vector<LateRow> late_;            // rows that fetch writes when it has reserved
     std::vector<Undo> undo_;               // what to take back from the rows of a refused batch
     std::vector<std::int64_t> new_input_;  // tokens of each replica
