@@ -1,44 +1,263 @@
 # SPDX-License-Identifier: Apache-2.0
-# The calls of PagedKVCacheManager that run per step: fetch, step; match and pin.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""The verbs of a manager that run per request and per step.
+
+No decision is made here: the rules live in the C++ library. A verb sees to it that the engine was
+made and that nobody has asked for the cache to be forgotten, and leaves the rest to its parts.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t
+
+from kvcore._hot cimport forks, prefixes, reservations, steps
+from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of
+from kvcore._hot.batches cimport BatchReader
+from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
+from kvcore._hot.contexts cimport id_of
+from kvcore._hot.settler cimport Settler, copies_array
+from kvcore._hot.steps cimport InputMaker
+from kvcore.cpp cimport CacheManager
+
+from kvcore.metrics import KVCacheMetrics
+
+cnp.import_array()
 
 
-cdef class PagedHotPath(Reservations):
-    """Base of PagedKVCacheManager: what runs per request and per step."""
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class StepEngine:
+    """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
-    def __init__(self, object core, *, object shards, object copier, object mover,
-                 bint runtime_checks, object listener, object gpus):
-        super().__init__(
-            core, copier=copier, mover=mover, runtime_checks=runtime_checks, gpus=gpus,
-        )
-        self._page_size = self._native.config().page_size
-        self._total_pages = self._native.config().num_blocks
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
+    `copier`, `mover`, `gpus` and `listener` are the caller's, each None where there is none.
+    """
+
+    def __init__(self, object core, *, list shards not None, object copier, object mover,
+                 object gpus, object listener, bint runtime_checks):
+        if self._is_made:
+            raise RuntimeError(
+                f"this {type(self).__name__} is initialised already; make another one"
+            )
+        self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self._core = core
+        self._claims = ClaimTable(core)
+        self._reader = BatchReader(self._claims)
+        self._settler = Settler(core, copier, mover)
+        self._maker = InputMaker(shards, gpus, self._native.config().num_blocks)
         self._shards = shards
+        self._copier = copier
+        self._mover = mover
+        self._gpus = gpus
         self._listener = listener
-        self._buffers = [[] for _ in range(self._num_replicas)]
+        self._checks = runtime_checks
         self._is_made = True
 
-    # ---- fetch and step ---------------------------------------------------------------
+    # ---- claims ------------------------------------------------------------------------------
+    def external_claim(self, request_id, replica_idx=None):
+        """Register a request on a replica; takes no pages.
 
-    cdef _FetchBuffer _buffer(self, int32_t replica, int64_t rows, int64_t width):
-        """Take a buffer of at least this size that nobody reads; the list keeps the last few."""
-        cdef list buffers = self._buffers[replica]
-        cdef _FetchBuffer buffer
-        cdef Py_ssize_t i
-        for i in range(len(buffers)):
-            buffer = <_FetchBuffer>buffers[i]
-            fits = buffer.rows.max_rows() >= rows and buffer.rows.stride() >= width
-            if fits and buffer.is_free():
-                buffer.take()
-                return buffer
-        # Room to grow, so that a growing batch does not make a buffer per step.
-        buffer = _FetchBuffer(max(16, rows + rows // 2), max(64, width + width // 2),
-                             <uint32_t>self._total_pages,
-                             None if self._gpus is None else self._gpus.pinned)
-        buffer.take()
-        buffers.insert(0, buffer)
-        del buffers[4:]
-        return buffer
+        Parameters
+        ----------
+        request_id
+            Any hashable object.
+        replica_idx : int or "auto", optional
+            Needed with several replicas; "auto" takes the one with the most free pages.
 
+        Raises
+        ------
+        AlreadyClaimedError, CapacityError, IndexError, ValueError
+        """
+        require_made(self)
+        self._claims.claim(request_id, replica_idx)
+        check(self)
+
+    claim = external_claim
+
+    def contains(self, request_id):
+        """Tell whether a request is claimed now."""
+        require_made(self)
+        return self._claims.lookup(request_id) is not None
+
+    def release(self, request_id, *, after=None):
+        """Drop a request; its committed pages stay cached and evictable.
+
+        Parameters
+        ----------
+        request_id : hashable
+        after : stream or event, optional
+            Of cupy or torch, or a stream's handle: on GPU pools nothing writes the request's pages
+            before the work that it stands for is done. Not needed for work on the streams that
+            were current when the batch was fetched.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `after` is given, but no pool is on a GPU.
+        """
+        require_made(self)
+        cdef Claim claim = self._claims.claim_of(request_id)
+        if after is not None:
+            if self._gpus is None:
+                raise ValueError(
+                    f"after is {after!r}, but this manager has no pool on a GPU; leave it out"
+                )
+            self._gpus.reuse_after(after)
+            if not claim.is_live:
+                raise not_found(request_id)
+        self._claims.release(claim)
+        check(self)
+
+    def get_replica(self, context):
+        """Return the index of the replica that a context's request is claimed on."""
+        require_made(self)
+        return self._claims.claim_of(id_of(context)).replica
+
+    def get_or_recommend_replica(self, context):
+        """Return the replica of a claimed request, or the best one for one not claimed yet.
+
+        Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
+        Changes nothing.
+        """
+        require_made(self)
+        cdef Claim claim = self._claims.lookup(id_of(context))
+        if claim is not None:
+            return claim.replica
+        listen(self)
+        return prefixes.recommend_replica(self._native, context)
+
+    def get_req_blocks(self, request_id):
+        """Return a request's page ids in logical order, a list of int."""
+        require_made(self)
+        return self._native.pages_of(self._claims.find(request_id))
+
+    def _row_claims(self, list request_ids not None):
+        """Remember the claims of a batch's rows."""
+        require_made(self)
+        return RowClaims(self._claims, request_ids)
+
+    # ---- pages -------------------------------------------------------------------------------
+    def maybe_reserve(self, data, num_steps=1):
+        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
+
+        Parameters
+        ----------
+        data : context
+            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
+        num_steps : int
+            Steps to run before the next reservation.
+
+        Returns
+        -------
+        bool
+            False when the pages do not fit; then nothing has changed.
+
+        Raises
+        ------
+        CapacityError
+            The request can never fit: larger than the pool or than ``max_seq_len``.
+        RequestNotFoundError, ValueError
+
+        Notes
+        -----
+        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
+        """
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        listen(self)
+        cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
+        check(self)
+        return fits
+
+    reserve = maybe_reserve
+
+    def maybe_reserve_batch(self, batch, num_steps=1):
+        """Reserve contexts in order up to the first that does not fit; return how many.
+
+        Every error is raised before anything is reserved.
+        """
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        listen(self)
+        cdef int64_t done = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
+        check(self)
+        return done
+
+    def plan(self, ctx, num_steps=1):
+        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
+
+        Returns
+        -------
+        ReservePlan
+            ``fits=False`` also for a request that can never fit.
+        """
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        listen(self)
+        return reservations.plan(self._reader, self._settler, ctx, ahead)
+
+    # ---- requests with a common past ---------------------------------------------------------
+    def fork(self, parent_id, *child_ctxs):
+        """Claim requests that go on from what another one has written; copies nothing yet.
+
+        Parameters
+        ----------
+        parent_id
+            A claimed request. Its tokens written as of its last ``step`` are shared.
+        *child_ctxs : context
+            Not claimed yet; each holds the parent's written tokens and at least one more, in the
+            same namespace. Its ``start_idx`` moves behind them, an ``active_idx`` not behind that
+            to ``end_idx``.
+
+        Raises
+        ------
+        RequestNotFoundError, AlreadyClaimedError, CapacityError
+        ValueError
+            Other tokens or another namespace than the parent's; nothing has been claimed.
+
+        Notes
+        -----
+        Pages are shared; the one that is written next is copied when parent or child reserves it,
+        whichever comes first. Costs O(pages) and one comparison of the tokens per child.
+        """
+        require_made(self)
+        forks.fork(self._claims, self._settler, parent_id, child_ctxs)
+        check(self)
+
+    def truncate(self, request_id, n_tokens):
+        """Forget written tokens of a request beyond the first `n_tokens`.
+
+        For draft tokens that were rejected: pages that hold none of the rest are free, those
+        reserved ahead as well. Committed pages are never rewritten; the next write into one copies
+        it first. Set the context back with ``ctx.rewind(n_tokens)``.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
+        """
+        cdef int64_t n = as_int(n_tokens, "n_tokens")
+        require_made(self)
+        forks.truncate(self._claims, self._settler, request_id, n)
+        check(self)
+
+    def shared_prefixes(self, batch):
+        """Find the rows of a batch that hold the same leading pages.
+
+        Returns
+        -------
+        list of SharedPrefix
+            Longest first; nested groups are listed each.
+
+        Notes
+        -----
+        Read off the prefix tree and the pages that forks share: O(batch x runs), no token is
+        compared.
+        """
+        require_made(self)
+        return forks.shared_prefixes(self._reader, batch)
+
+    # ---- steps -------------------------------------------------------------------------------
     def fetch(self, batch, num_steps=1):
         """Hand out what the kernels need for a batch, reserving pages that are missing.
 
@@ -67,90 +286,10 @@ cdef class PagedHotPath(Reservations):
         On a GPU the arrays are copied to it on cupy's current stream, which from then on is
         ordered behind the streams of earlier fetches; the host waits for nothing.
         """
-        cdef int64_t steps = as_int(num_steps, "num_steps")
-        cdef list contexts
-        cdef Batch requests
-        cdef Transfers transfers
-        cdef vector[FetchTarget] targets
-        cdef FetchResult result
-        cdef list keep = []
-        cdef list buffers = []
-        cdef _FetchBuffer buffer
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        contexts = self._read(batch, &requests, keep)
-        if keep:
-            self._expect_moves(contexts, &requests)
-        targets.resize(self._num_replicas)
-        try:
-            self._choose_buffers(buffers, targets)
-            while True:
-                transfers.clear()
-                result = self._native.fetch(
-                    RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), steps,
-                    targets.data(), self._room_for(&transfers),
-                )
-                if transfers.ticket != 0:
-                    contexts = self._settle(&transfers, requests.rows.data(), contexts)
-                if keep:
-                    self._write_back_foreign(contexts, &requests)
-                if result.status == FetchStatus.kPending:
-                    if transfers.ticket == 0:
-                        contexts = contexts[:]  # the caller's list may change while this one waits
-                        self._settle_owed(requests.rows[result.row].sequence)
-                elif result.status == FetchStatus.kGrow:
-                    self._choose_buffers(buffers, targets)
-                else:
-                    break
-            if result.status == FetchStatus.kNoSpace:
-                raise InsufficientBlocksError(
-                    f"request {contexts[result.row].request_id!r} needs {result.needed} more "
-                    f"pages, {result.available} of {self._total_pages} are free; "
-                    f"release a request first"
-                )
-            inputs = self._outputs(buffers[-self._num_replicas:], targets, steps)
-        except ValueError as error:
-            raise named(error, contexts) from None
-        finally:
-            for buffer in buffers:
-                buffer.busy = False
-        self._keep(&requests, contexts, <int64_t>requests.rows.size())
-        self._check()
-        return inputs
-
-    cdef int _choose_buffers(self, list buffers, vector[FetchTarget]& targets) except -1:
-        """Have a fetch write to buffers of the sizes that it has said it needs."""
-        cdef _FetchBuffer buffer
-        cdef int32_t r
-        for r in range(self._num_replicas):
-            buffer = self._buffer(r, targets[r].rows, targets[r].width)
-            buffers.append(buffer)
-            targets[r].table = buffer.rows
-            targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
-        return 0
-
-    cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps):
-        cdef list inputs = []
-        cdef _FetchBuffer buffer
-        cdef cnp.npy_intp shape[2]
-        cdef cnp.npy_intp strides[2]
-        cdef int32_t r
-        cdef int32_t shard = 0
-        strides[1] = sizeof(uint32_t)
-        for r in range(self._num_replicas):
-            buffer = <_FetchBuffer>buffers[r]
-            shape[0] = targets[r].rows
-            shape[1] = targets[r].width
-            strides[0] = buffer.rows.stride() * sizeof(uint32_t)
-            table = table_of(buffer, shape, strides)
-            lengths = lengths_of(buffer, shape, strides + 1)
-            limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
-            for blocks, scales in <list>self._shards[r]:
-                if self._gpus is None:
-                    inputs.append(RaggedKVCacheInputs(blocks, lengths, table, limits, scales))
-                    continue
-                staged = self._gpus.stage(shard, lengths, table)
-                inputs.append(RaggedKVCacheInputs(blocks, *staged, limits, scales))
-                shard += 1
+        cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
+        check(self)
         return inputs
 
     def step(self, batch):
@@ -177,48 +316,24 @@ cdef class PagedHotPath(Reservations):
         pages that are stored there, while other threads may run. Pages that the host tier could not
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
-        cdef list contexts
-        cdef Batch requests
-        cdef vector[PageSwap] swaps
-        cdef Transfers transfers
-        cdef Transfers* stored = NULL
-        cdef list keep = []
-        if self._mover is not None:
-            stored = &transfers
         listen(self)  # a page written now must not be swapped for one to be forgotten
-        contexts = self._read(batch, &requests, keep)
-        while True:
-            try:
-                self._native.commit(
-                    RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()), swaps,
-                    stored,
-                )
-                break
-            except PendingTransfersError as error:
-                row = error.row
-            except ValueError as error:
-                raise named(error, contexts) from None
-            contexts = contexts[:]  # the caller's list may change while this one waits
-            self._settle_owed(requests.rows[row].sequence)
-        if transfers.ticket != 0:
-            self._store(&transfers, contexts)
-        self._keep(&requests, contexts, <int64_t>requests.rows.size())
-        self._check()
-        return swaps_array(swaps)
+        swaps = steps.commit(self._reader, self._settler, batch)
+        check(self)
+        return swaps
 
-    cdef int _store(self, Transfers* transfers, list contexts) except -1:
-        """Store pages in the host tier; what it cannot take, it does not have."""
-        try:
-            self._settle(transfers, NULL, contexts)
-        except Exception:
-            log.warning(
-                "%d pages were not stored in the host tier", transfers.host_copies.size(),
-                exc_info=True,
-            )
-        return 0
+    def take_copies(self):
+        """Hand out the page copies that a manager without a pool of its own owes.
 
-    # ---- prefixes ---------------------------------------------------------------
+        Returns
+        -------
+        int32 [n, 4]
+            Replica, source page, destination page, tokens; to be done in this order, before the
+            next fetch's kernels run.
+        """
+        require_made(self)
+        return copies_array(self._native.take_copies())
 
+    # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
                      bint return_pages=False):
         """Count the tokens of a prefix that are cached in whole pages; changes nothing.
@@ -227,7 +342,7 @@ cdef class PagedHotPath(Reservations):
         ----------
         tokens : list of int, or array int32 or int64 [n]
         return_pages : bool
-            Also answer the page ids, int32.
+            Also return the page ids, int32.
 
         Returns
         -------
@@ -235,17 +350,10 @@ cdef class PagedHotPath(Reservations):
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
-        cdef vector[BlockId] pages
-        cdef int64_t depth
         listen(self)
-        depth = self._native.match(
-            self._replica(replica_idx), name_view(name),
-            <const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0),
-            &pages if return_pages else NULL,
+        return prefixes.match(
+            self._native, self._claims.replica(replica_idx), source, name, return_pages
         )
-        if not return_pages:
-            return depth * self._page_size
-        return depth * self._page_size, np.array(pages, dtype=np.int32)
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0):
         """Keep the cached whole pages of a prefix from eviction.
@@ -261,25 +369,19 @@ cdef class PagedHotPath(Reservations):
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
-        cdef PinnedPrefix pinned = PinnedPrefix.__new__(PinnedPrefix)
         listen(self)
-        pinned._pin = self._native.pin(
-            self._replica(replica_idx), name_view(name),
-            <const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0),
-        )
-        pinned._manager = self
-        pinned.num_tokens = pinned._pin.num_tokens
-        self._check()
+        cdef int32_t replica = self._claims.replica(replica_idx)
+        pinned = prefixes.pin(self, self._native, replica, source, name, self._checks)
+        check(self)
         return pinned
 
     def reset_prefix_cache(self):
         """Forget every cached page that nobody holds, on every replica and in its host tier."""
         require_made(self)
         self._native.reset_prefix_cache()
-        self._check()
+        check(self)
 
-    # ---- counters ---------------------------------------------------------------
-
+    # ---- inside ------------------------------------------------------------------------------
     def _counters(self):
         require_made(self)
         counters = self._native.metrics()
@@ -289,3 +391,9 @@ cdef class PagedHotPath(Reservations):
             peak_used_pages=counters.peak_used_pages, h2d_blocks_copied=counters.loaded_pages,
             d2h_blocks_copied=counters.stored_pages,
         )
+
+    def _set_copier(self, copier):
+        """Have pages copied by another ``kvcore.page_copies.Copier``; None without a pool."""
+        require_made(self)
+        self._settler.set_copier(copier)
+        self._copier = copier

@@ -1,54 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a call leaves to be copied: within the pool, and between it and the host tier.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What lies between two native calls: pages that are copied, and that are waited for.
+
+Pages are copied within the pools and between them and the host tier, under tickets of C++.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from kvcore._hot.claims cimport named
+from kvcore._hot.contexts cimport has_moved, move_indices
+from kvcore.cpp cimport (
+    CacheManager,
+    HostCopy,
+    HostDirection,
+    MovedRequest,
+    OwedStatus,
+    PageCopy,
+    RequestView,
+    SequenceHandle,
+    Transfers,
+)
+from kvcore.cpp cimport PageCopier as CppPageCopier
+
+from kvcore._core import PageCopier
+from kvcore.errors import PendingTransfersError, RequestNotFoundError
+
+cnp.import_array()
 
 # From so many bytes on, other Python threads run while pages are copied.
 cdef int64_t RELEASE_GIL_BYTES = 65536
 
 
-cdef class Copies(Batches):
-    """What a manager with a pool of its own does before a call returns."""
+cdef object name_row(object error, list contexts, Call* call, object own):
+    """The same error with the request of its row in front."""
+    return named(error, contexts, call.first)
 
-    def __init__(self, object core, *, object copier, object mover, bint runtime_checks,
-                 object gpus):
-        super().__init__(core, runtime_checks=runtime_checks, gpus=gpus)
-        self._set_copier(copier)
-        self._mover = mover
 
-    def _set_copier(self, copier):
-        """Have pages copied by a ``kvcore.page_copies.Copier``; None without a pool."""
-        self._copies_itself = copier is not None
-        self._copier = copier
-        self._native_copier = NULL
+cdef int wait_for_row(Call* call, object error) except -1:
+    """Wait for the request of the row that an error names, or for what the call waits for."""
+    cdef object row = getattr(error, "row", None)
+    if row is not None and call.n > 0:
+        call.waits_for = call.rows[call.first + <int64_t>row].sequence
+    return WAIT
+
+
+@cython.final
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class Settler:
+    """Carry calls out, with what they leave to be copied.
+
+    Parameters
+    ----------
+    core : CacheManager
+    copier : kvcore.page_copies.Copier, or None
+        None without a pool: then the manager's caller copies.
+    mover : kvcore.swap.Mover, or None
+        None without a host tier.
+    """
+
+    def __cinit__(self, object core, object copier, object mover):
+        self.core = core
+        self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self.set_copier(copier)
+        self.mover = mover
+
+    cdef int set_copier(self, object copier) except -1:
+        self.copies_itself = copier is not None
+        self.copier = copier
+        self.native_copier = NULL
         if type(copier) is PageCopier:
-            self._native_copier = <CppPageCopier*>PyCapsule_GetPointer(
+            self.native_copier = <CppPageCopier*>PyCapsule_GetPointer(
                 copier._capsule(), "kvcore.PageCopier"
             )
-
-    cdef Transfers* _room_for(self, Transfers* transfers) noexcept nogil:
-        """Where a call puts what is to be copied; without a pool, on the list of take_copies."""
-        return transfers if self._copies_itself else NULL
-
-    cdef int _perform(self, Transfers* transfers) except -1:
-        """Copy, while other threads may run."""
-        cdef const PageCopy* copies = transfers.copies.data()
-        cdef int64_t n = <int64_t>transfers.copies.size()
-        if n == 0:
-            pass
-        elif self._native_copier == NULL:
-            self._copier.run(copies_array(transfers.copies))
-        elif self._native_copier.bytes_of(copies, n) < RELEASE_GIL_BYTES:
-            self._native_copier.run(copies, n)
-        else:
-            with nogil:
-                self._native_copier.run(copies, n)
-        if transfers.host_copies.size() != 0:
-            self._mover.run(host_copies_array(transfers.host_copies))
         return 0
 
-    cdef list _settle(self, Transfers* transfers, RequestView** rows, list contexts):
+    cdef list carry_out(self, Attempt attempt, Call* call, list contexts, object own):
+        """Attempt a call until nothing is left to do; `own` is the verb's, or its one context.
+
+        In between it copies what the call has given out, or waits for what others copy into its
+        pages: C++ asks for that by a status, or by PendingTransfersError. `call.rows` point into
+        `contexts`, of which it returns a copy that keeps them once other threads may have run: they
+        may change the caller's list.
+        """
+        cdef int answer
+        while True:
+            try:
+                answer = attempt(self, call, own)
+            except PendingTransfersError as error:
+                answer = wait_for_row(call, error)
+            except ValueError as error:
+                if call.explain == NULL:
+                    raise
+                raise call.explain(error, contexts, call, own) from None
+            if call.transfers.ticket != 0:
+                contexts = self.settle(&call.transfers, call.rows + call.first, contexts)
+            if call.foreign != NULL:
+                self.write_back_all(call, contexts)
+            if answer == DONE:
+                return contexts
+            if contexts is not None:
+                contexts = contexts[:]
+            if answer == WAIT and call.transfers.ticket == 0:
+                self.settle_owed(call.waits_for)
+            call.transfers.clear()
+
+    cdef list settle(self, Transfers* transfers, RequestView** rows, list contexts):
         """Do what a call has given out, and say how it went.
 
-        `rows` point into `contexts`, of which it answers a copy that keeps them: other threads may
+        `rows` point into `contexts`, of which it returns a copy that keeps them: other threads may
         change the caller's list meanwhile. Where it fails, the requests that the call has moved are
         as if they had just been claimed, and stand where they stood before.
         """
@@ -58,27 +122,80 @@ cdef class Copies(Batches):
         try:
             if contexts is not None:
                 kept = contexts[:]
-            self._perform(transfers)
+            self.perform(transfers)
         except BaseException:  # an interrupt too
-            self._native.finish(transfers.ticket, False)
+            self.native.finish(transfers.ticket, False)
             for i in range(transfers.moved.size()):
                 moved = transfers.moved[i]
-                self._take_back(rows[moved.row])
+                self.take_back(rows[moved.row])
                 rows[moved.row].start = moved.start
                 rows[moved.row].active = moved.active
             raise
-        self._native.finish(transfers.ticket, True)
+        self.native.finish(transfers.ticket, True)
         return kept
 
-    cdef int _take_back(self, const RequestView* request) except -1:
+    cdef int perform(self, Transfers* transfers) except -1:
+        """Copy, while other threads may run."""
+        cdef const PageCopy* copies = transfers.copies.data()
+        cdef int64_t n = <int64_t>transfers.copies.size()
+        if n == 0:
+            pass
+        elif self.native_copier == NULL:
+            self.copier.run(copies_array(transfers.copies))
+        elif self.native_copier.bytes_of(copies, n) < RELEASE_GIL_BYTES:
+            self.native_copier.run(copies, n)
+        else:
+            with nogil:
+                self.native_copier.run(copies, n)
+        if transfers.host_copies.size() != 0:
+            self.mover.run(host_copies_array(transfers.host_copies))
+        return 0
+
+    cdef int settle_owed(self, SequenceHandle sequence) except -1:
+        """Do the copies that a request is owed since they failed, or wait for another thread's."""
+        cdef Transfers transfers
+        cdef OwedStatus status = self.native.take_owed(sequence, transfers)
+        if status == OwedStatus.kTaken:
+            self.settle(&transfers, NULL, None)
+        elif status == OwedStatus.kUnderWay:
+            try:
+                with nogil:
+                    self.native.wait(sequence)
+            except RuntimeError as error:  # std::logic_error
+                raise PendingTransfersError(
+                    f"{error}: the code that copies pages must not use the requests it copies for"
+                ) from None
+        return 0
+
+    cdef int take_back(self, const RequestView* request) except -1:
         """Undo a reservation, unless the request is gone or in other hands by now."""
         try:
-            self._native.begin_again(request.sequence)
+            self.native.begin_again(request.sequence)
         except (RequestNotFoundError, PendingTransfersError):
             return 0
         return 0
 
-    cdef int _write_back(
+    cdef int write_back_all(self, Call* call, list contexts) except -1:
+        """Move the indices of foreign contexts to where their requests now stand.
+
+        Where a setter raises, that request and those behind it are as if just claimed.
+        """
+        cdef int64_t i
+        cdef int64_t k
+        for i in range(call.n):
+            if call.rows[i] != &call.foreign[i]:
+                continue
+            try:
+                self.write_back(contexts[i], call.foreign[i], call.given[i])
+            except BaseException:
+                for k in range(i + 1, call.n):
+                    if has_moved(call.foreign[k], call.given[k]):
+                        self.take_back(&call.foreign[k])
+                raise
+            call.given[i] = call.foreign[i]
+        return 0
+
+    cdef int write_back(
         self, object context, const RequestView& now, const RequestView& given
     ) except -1:
         """Move the indices of a foreign context to where its request now stands.
@@ -88,7 +205,7 @@ cdef class Copies(Batches):
         try:
             move_indices(context, now, given)
         except BaseException:
-            self._take_back(&now)
+            self.take_back(&now)
             try:
                 move_indices(context, given, now)
             except Exception:
@@ -96,30 +213,37 @@ cdef class Copies(Batches):
             raise
         return 0
 
-    cdef int _settle_owed(self, SequenceHandle sequence) except -1:
-        """Do the copies that a request is owed since they failed, or wait for another thread's."""
-        cdef Transfers transfers
-        cdef OwedStatus status = self._native.take_owed(sequence, transfers)
-        if status == OwedStatus.kTaken:
-            self._settle(&transfers, NULL, None)
-        elif status == OwedStatus.kUnderWay:
-            try:
-                with nogil:
-                    self._native.wait(sequence)
-            except RuntimeError as error:  # std::logic_error
-                raise PendingTransfersError(
-                    f"{error}: the code that copies pages must not use the requests it copies for"
-                ) from None
-        return 0
 
-    def take_copies(self):
-        """Hand out the page copies that a manager without a pool of its own owes.
+# ---- orders of copies, as arrays -----------------------------------------------------------------
 
-        Returns
-        -------
-        int32 [n, 4]
-            Replica, source page, destination page, tokens; to be done in this order, before the
-            next fetch's kernels run.
-        """
-        require_made(self)
-        return copies_array(self._native.take_copies())
+cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
+    cdef cnp.npy_intp shape[2]
+    shape[0] = n
+    shape[1] = columns
+    return cnp.PyArray_SimpleNew(2, shape, cnp.NPY_INT32)
+
+
+cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
+    """int32 [n, 4]: replica, source page, destination page, tokens."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(copies.size()):
+        data[4 * i] = copies[i].replica
+        data[4 * i + 1] = copies[i].source
+        data[4 * i + 2] = copies[i].destination
+        data[4 * i + 3] = copies[i].num_tokens
+    return out
+
+
+cdef cnp.ndarray host_copies_array(const vector[HostCopy]& copies):
+    """int32 [n, 4]: replica, direction (0: to the host, 1: back), page there, page of the host."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(copies.size()):
+        data[4 * i] = copies[i].replica
+        data[4 * i + 1] = copies[i].direction == HostDirection.kLoad
+        data[4 * i + 2] = copies[i].device_page
+        data[4 * i + 3] = copies[i].host_page
+    return out

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from kvcore import _core
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import pair_of
 from kvcore.arrays import HOST, any_array, host_array, in_library_of, place_of
 from kvcore.ops.batch import PagedBatch, layer_pools

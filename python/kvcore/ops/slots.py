@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from numpy.typing import NDArray
 
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arrays import HOST, any_array, is_writable, place_of
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 
