@@ -17,7 +17,7 @@ import pytest
 import kvcore
 from conftest import require
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EMBED = ROOT / "tests" / "embed"
 PACKAGE = Path(kvcore.__file__).parent
 
