@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""The contexts of requests: the tokens of each and how far they are computed; and others like them.
-"""
+"""The contexts of requests: their tokens, and how far they are computed; and objects like them."""
 
 cimport cython
 cimport numpy as cnp

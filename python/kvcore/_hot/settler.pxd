@@ -28,7 +28,7 @@ ctypedef object (*Explain)(object error, list contexts, Call* call, object own)
 
 # A native call, as often as it is attempted.
 cdef struct Call:
-    Explain explain  # NULL where the attempt does so itself
+    Explain explain  # NULL where the attempt answers for errors itself
     RequestView** rows
     int64_t n
     int64_t steps

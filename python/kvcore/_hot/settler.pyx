@@ -92,6 +92,8 @@ cdef class Settler:
             try:
                 answer = attempt(self, call, own)
             except PendingTransfersError as error:
+                if call.explain == NULL:
+                    raise
                 answer = wait_for_row(call, error)
             except ValueError as error:
                 if call.explain == NULL:
