@@ -8,6 +8,8 @@ import doctest
 import inspect
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -159,6 +161,26 @@ def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
             stated[node.name] = ast.unparse(maker.args).split(", ", 1)[1]
     assert stated
     assert {name: written[name].replace(" = ", "=") for name in stated} == stated
+
+
+# -- figures -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("suite", "page", "mark"),
+    [
+        ("control-path", "README.md", "headlines"),
+        ("control-path", "docs/benchmarks.md", "control-path"),
+        ("data-path", "docs/benchmarks.md", "data-path"),
+        ("generate", "docs/benchmarks.md", "generate"),
+    ],
+)
+def test_figures_of_a_page_are_those_of_the_stored_run(suite: str, page: str, mark: str) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "run.py"), suite, "--stored"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    _, _, rest = (ROOT / page).read_text().partition(f"<!-- {mark}:begin -->\n")
+    figures, end, _ = rest.partition(f"<!-- {mark}:end -->")
+    assert figures
+    assert end
+    assert set(figures.splitlines()) <= set(printed.splitlines())
 
 
 # -- examples of the extension modules, which pytest does not collect ----------------------------
