@@ -15,10 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
 import kvcore
+from foreign_context import Context
 from kvcore import _core, _hotpath, cuda, errors, functional, ops
 from kvcore.cli.main import app, main
 
@@ -99,6 +101,24 @@ def test_every_public_member_says_what_it_is(cls: type) -> None:
     assert silent == []
 
 
+METHODS = (
+    kvcore.PagedKVCacheManager,
+    kvcore.ContinuousBatchingKVCacheManager,
+    kvcore.TextGenerationContext,
+    kvcore.PrefixTree,
+    kvcore.BlockPool,
+    kvcore.CacheManager,
+)
+
+
+def named_calls(heading: str) -> set[str]:
+    """The names in the first cells of the tables below a heading of the page of methods."""
+    page = (DOCS / "methods.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.+?) \| ", section, re.M)
+    return {name for cell in cells for name in re.findall(r"`(\w+)[^`]*`", cell)}
+
+
 @pytest.mark.parametrize("header", HEADERS, ids=lambda h: h.name)
 def test_cpp_page_names_every_header_and_its_types(header: Path) -> None:
     page = (DOCS / "cpp.md").read_text()
@@ -142,6 +162,18 @@ def test_command_line_page_names_every_json_key(
     assert [k for k in json.loads(capsys.readouterr().out) if f"`{k}`" not in section] == []
 
 
+@pytest.mark.parametrize("cls", METHODS, ids=lambda c: c.__name__)
+def test_page_of_methods_names_every_public_member(cls: type) -> None:
+    members = {name for name, _ in own_members(cls)}
+    named = named_calls(cls.__name__)
+    assert members <= named
+    assert named - members <= {"params", "devices", "max_batch_size", "max_seq_len"}
+
+
+def test_page_of_methods_names_every_function_of_ops() -> None:
+    assert named_calls("kvcore.ops") == set(ops.__all__)
+
+
 @pytest.mark.parametrize("stub", ["_core.pyi", "_hotpath.pyi"])
 def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
     """The constructors of extension classes do not tell theirs."""
@@ -161,6 +193,46 @@ def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
             stated[node.name] = ast.unparse(maker.args).split(", ", 1)[1]
     assert stated
     assert {name: written[name].replace(" = ", "=") for name in stated} == stated
+
+
+# -- error texts ---------------------------------------------------------------------------------
+def provoked_errors() -> Iterator[str]:
+    params = kvcore.KVCacheParams("float32", 1, 8, 1, page_size=4)
+    manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=4)
+    context = kvcore.TextGenerationContext("a", [1, 2, 3])
+    manager.claim("a")
+    inputs = manager.fetch([context])
+    rows, offsets = np.zeros((9, 1, 8), np.float32), np.array([0, 9], np.uint32)
+    late = Context("a", [1, 2, 3])
+    late.start_idx = 3
+    early = kvcore.TextGenerationContext("a", list(range(9)))
+    early.update(1)
+    for call in (
+        lambda: manager.claim("b"),
+        lambda: manager.reserve(kvcore.TextGenerationContext("a", list(range(30)))),
+        lambda: manager.fetch([context, context]),
+        lambda: manager.reserve(late),
+        lambda: manager.step([early]),
+        lambda: manager.increment_cache_lengths(
+            manager.increment_cache_lengths(inputs, offsets), offsets
+        ),
+        lambda: ops.append(inputs[0], 0, rows, rows, offsets),
+        lambda: ops.append(inputs[0], 0, rows, rows, offsets.astype(np.int64)),
+    ):
+        with pytest.raises((ValueError, IndexError, TypeError)) as error:
+            call()
+        yield str(error.value)
+
+
+def test_errors_quoted_on_the_troubleshooting_page_are_the_real_ones() -> None:
+    """But those of machines and processes that a test does not have."""
+    page = (DOCS / "troubleshooting.md").read_text().partition("## Find a leak")[0]
+    quoted = [text.split(" ... ") for text in re.findall(r'"([^"]+)"', page)]
+    texts = [*provoked_errors()]
+    missing = [q for q in quoted if not any(all(part in t for part in q) for t in texts)]
+    elsewhere = ("CUDA unavailable", "cannot listen", "zmq_endpoint_base")
+    assert len(quoted) - len(missing) == len(texts)
+    assert [q for q in missing if not q[0].startswith(elsewhere)] == []
 
 
 # -- figures -------------------------------------------------------------------------------------
