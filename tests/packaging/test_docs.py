@@ -8,6 +8,7 @@ import doctest
 import inspect
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,6 +142,27 @@ def test_command_line_page_names_every_command_and_option() -> None:
         options = {o for p in command.params for o in p.opts if o.startswith("--")}
         named = set(re.findall(r"(?<=`)--[\w-]+", section))
         assert named - {"--json", "--help"} == options - {"--json", "--help"}
+
+
+def commands_shown() -> list[list[str]]:
+    """Every line of a shell block that calls kvcore."""
+    found = []
+    for page in [*PAGES, ROOT / "README.md"]:
+        for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.M | re.S):
+            lines = (shlex.split(line, comments=True) for line in block.splitlines())
+            found += [line[1:] for line in lines if line[:1] == ["kvcore"]]
+    return found
+
+
+@pytest.mark.parametrize("arguments", commands_shown(), ids=" ".join)
+def test_commands_of_shell_blocks_are_right(arguments: list[str]) -> None:
+    """Those that need neither files nor time run, of the others the options are looked up."""
+    program: Any = typer.main.get_command(app)
+    command = program.commands[arguments[0]]
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in arguments if word.startswith("--")} <= known
+    if arguments[0] in ("plan", "info"):
+        assert main(arguments) == 0
 
 
 @pytest.mark.parametrize(
