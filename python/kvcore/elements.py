@@ -8,49 +8,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.backends.selection import backend_of, place_of
 from kvcore.device import Device
 
 __all__ = ["host_copy", "on_device", "read_element", "write_element"]
 
 
-def _place(array: Any) -> Any:
-    from kvcore.cuda.place import device_place
-
-    return device_place(None, [("the array", array)])
-
-
 def host_copy(array: Any) -> NDArray[Any]:
-    """Answer a numpy array as it is, one on a GPU as a copy, waiting for its current stream."""
-    if isinstance(array, np.ndarray):
-        return array
-    copy: NDArray[Any] = _place(array).here(array)
-    return copy
+    """Return a numpy array as it is, one on a GPU as a copy, waiting for its current stream."""
+    return place_of(None, array=array).to_host(array)
 
 
-def read_element(array: Any, place: tuple[int, ...]) -> Any:
-    """Answer one element as a numpy scalar; on a GPU the host waits for the current stream."""
-    found = array[place]
-    return found if isinstance(array, np.ndarray) else _place(array).here(found)[()]
+def read_element(array: Any, index: tuple[int, ...]) -> Any:
+    """Return one element as a numpy scalar; on a GPU the host waits for the current stream."""
+    found = array[index]
+    return found if isinstance(array, np.ndarray) else host_copy(found)[()]
 
 
-def write_element(array: Any, place: tuple[int, ...], value: Any) -> None:
+def write_element(array: Any, index: tuple[int, ...], value: Any) -> None:
     """Write one element, on a GPU in the order of its current stream."""
     if isinstance(array, np.ndarray):
-        array[place] = value
+        array[index] = value
         return
-    on_gpu = _place(array)
-    source, target = np.asarray(value, array.dtype), array[place]
-    address = source.__array_interface__["data"][0]
-    last = on_gpu.last(1)
-    on_gpu.kernels.copy(target.data.ptr, address, source.nbytes, *last)
+    place_of(None, array=array).copy_into(array[index], np.asarray(value, array.dtype))
 
 
 def on_device(device: Device, arrays: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
-    """Answer arrays of the host's, copied where a device is a GPU, on its current stream."""
-    if device.kind == "cpu":
-        return arrays
-    from kvcore.cuda import driver
-    from kvcore.cuda.place import DevicePlace
-
-    place = DevicePlace(device.index, driver.current_stream(device.index))
-    return tuple(place.there(array) for array in arrays)
+    """Return arrays of the host's, copied where a device is a GPU, on its current stream."""
+    place = backend_of(device.kind).current_place(device.index)
+    return tuple(place.from_host(array) for array in arrays)

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from kvcore import _core
 from kvcore.arguments import flag
 from kvcore.arrays import host_array, is_on_gpu
+from kvcore.compat import functional_rows as rows
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import require_count
 
@@ -228,8 +229,6 @@ def allocate_blocks(
     asked = sequence_idx, num_new_tokens, free_block_ids
     donate = flag("donate", donate)
     if _is_on_gpu(cache):
-        from kvcore.cuda import rows
-
         given = rows.rows_of(cache)
         table, lengths, consumed = rows.allocate_blocks(given, *asked, donate=donate)
     else:
@@ -291,8 +290,6 @@ def append_kv(
     """
     donate = flag("donate", donate)
     if _is_on_gpu(cache):
-        from kvcore.cuda import rows
-
         new = keys_new, values_new
         written = rows.append_rows(rows.rows_of(cache), sequence_idx, *new, donate=donate)
         return cache if donate else PagedKVCache(*written)
@@ -345,8 +342,6 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, int]:
     ((0, 1, 8), dtype('float32'), 0)
     """
     if _is_on_gpu(cache):
-        from kvcore.cuda import rows
-
         return rows.gather_rows(rows.rows_of(cache), sequence_idx)
     keys, values, seq_len = _core.gather_rows(*_arrays(cache), sequence_idx)
     return keys, values, seq_len

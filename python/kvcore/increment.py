@@ -9,7 +9,8 @@ import numpy as np
 
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
-from kvcore.arrays import any_array, is_on_gpu
+from kvcore.arrays import is_on_gpu
+from kvcore.backends.selection import any_array
 from kvcore.ops.slots import advance_lengths
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import any_array
+from kvcore.backends.selection import any_array
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import KVCacheParams, require_params
 from kvcore.pools import shard_shapes

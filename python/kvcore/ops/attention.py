@@ -9,7 +9,9 @@ from typing import Any, SupportsIndex
 from kvcore import _core
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arguments import pair_of
-from kvcore.arrays import HOST, any_array, host_array, in_library_of, place_of
+from kvcore.arrays import host_array, in_library_of
+from kvcore.backends.host import HOST
+from kvcore.backends.selection import any_array, place_of
 from kvcore.ops.batch import PagedBatch, layer_pools
 from kvcore.plans import SharedPrefix
 
@@ -228,8 +230,8 @@ def merge_states(
     else:
         both = pair_of("out", out)
         seen = [(any_array(target, f"out[{i}]"), f"out[{i}]") for i, target in enumerate(both)]
-        targets = [place.check(*each) for each in seen]
-    place.kernels.merge_states(*states, *targets, *place.last(threads))
+        targets = [place.checked(*each) for each in seen]
+    place.kernels.merge_states(*states, *targets, *place.launch_args(threads))
     if out is not None:
         return out
     return place.in_library_of(o_a, targets[0]), place.in_library_of(o_a, targets[1])

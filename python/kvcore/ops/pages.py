@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.arguments import integer, integers
-from kvcore.arrays import Place, any_array, is_on_gpu, place_of
+from kvcore.arrays import is_on_gpu
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array, place_of
 
 __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"]
 
 
 def _parts(blocks: Any) -> list[NDArray[Any]]:
-    """Answer the arrays of a pool, which is one or a pair."""
+    """Return the arrays of a pool, which is one or a pair."""
     given = list(blocks) if isinstance(blocks, tuple) else [blocks]
     if not 1 <= len(given) <= 2:
         raise ValueError(f"blocks is a tuple of {len(given)}, must be a pair: K and V")
@@ -28,7 +30,7 @@ def _parts_and_place(blocks: Any, stream: Any) -> tuple[list[NDArray[Any]], Plac
 
 
 def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
-    """Answer integers as int64 [n], or [n, columns] for more than one; on a GPU they are such.
+    """Return integers as int64 [n], or [n, columns] for more than one; on a GPU they are such.
 
     Raises
     ------
@@ -82,8 +84,8 @@ def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1)
     [[0, 1], [2, 3], [0, 1]]
     """
     parts, place = _parts_and_place(blocks, stream)
-    wanted = place.numbers(integer_array("pairs", pairs, 2), "pairs")
-    place.kernels.copy_pages(parts, wanted, *place.last(threads))
+    wanted = place.index_array(integer_array("pairs", pairs, 2), "pairs")
+    place.kernels.copy_pages(parts, wanted, *place.launch_args(threads))
 
 
 def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> None:
@@ -141,12 +143,12 @@ def fill_pages(
     """
     value = integer("byte", byte, 0, 255)
     parts, place = _parts_and_place(blocks, stream)
-    wanted = place.numbers(integer_array("ids", ids, 1), "ids")
-    place.kernels.fill_pages(parts, wanted, value, *place.last(threads))
+    wanted = place.index_array(integer_array("ids", ids, 1), "ids")
+    place.kernels.fill_pages(parts, wanted, value, *place.launch_args(threads))
 
 
 def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> Any:
-    """Answer a digest of each page's bytes, to compare pages without copying them.
+    """Return a digest of each page's bytes, to compare pages without copying them.
 
     Parameters
     ----------
@@ -171,7 +173,6 @@ def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> 
         As for ``copy_pages``.
     """
     parts, place = _parts_and_place(blocks, stream)
-    wanted = place.numbers(integer_array("ids", ids, 1), "ids")
-    digests = [place.digests(part, wanted, threads) for part in parts]
-    # Weighed, so that K and V that changed places are noticed.
-    return digests[0] if len(digests) == 1 else place.weighed(*digests)
+    wanted = place.index_array(integer_array("ids", ids, 1), "ids")
+    digests = [place.digest_pages(part, wanted, threads) for part in parts]
+    return digests[0] if len(digests) == 1 else place.combined_digests(*digests)

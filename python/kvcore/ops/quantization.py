@@ -9,7 +9,9 @@ from typing import Any, SupportsIndex
 from numpy.typing import NDArray
 
 from kvcore.arguments import integer, pair_of
-from kvcore.arrays import Place, any_array, is_writable, place_of
+from kvcore.arrays import is_writable
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array, place_of
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["dequantize", "quantize"]
@@ -101,7 +103,7 @@ def quantize(
         groups = (*source.shape[:-1], source.shape[-1] // group)
         scales = _target(place, "out[1]", given[1], groups, "float32")
         shape = scales.size, group
-    place.kernels.quantize(shape, source, codes, scales, *place.last(threads))
+    place.kernels.quantize(shape, source, codes, scales, *place.launch_args(threads))
     if out is not None:
         return out
     return place.in_library_of(x, codes), place.in_library_of(x, scales)
@@ -116,7 +118,7 @@ def dequantize(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Answer ``values * scales``.
+    """Return ``values * scales``.
 
     Parameters
     ----------
@@ -162,15 +164,15 @@ def dequantize(
         shape = _head_rows(codes.shape, "tensor" if factors.shape == (1,) else "head")
         if factors.shape != shape[1:2]:
             raise ValueError(_bad_scales(codes.shape, factors.shape))
-    place.kernels.dequantize(shape, codes, factors, target, *place.last(threads))
+    place.kernels.dequantize(shape, codes, factors, target, *place.launch_args(threads))
     return place.in_library_of(values, target) if out is None else out
 
 
 def _target(place: Place, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """Answer the array that a result goes to."""
+    """Return the array that a result goes to."""
     if given is None:
         return place.empty(shape, numpy_dtype(dtype))
-    array = place.check(any_array(given, name), name)
+    array = place.checked(any_array(given, name), name)
     _typed(name, array, (dtype,))
     if array.shape != shape or not (array.flags.c_contiguous and is_writable(array)):
         raise ValueError(
@@ -206,7 +208,7 @@ def _group_of_scales(values: tuple[int, ...], scales: tuple[int, ...]) -> int:
 
 
 def _head_rows(shape: tuple[int, ...], granularity: str) -> tuple[int, int, int]:
-    """Answer rows, heads and elements of a head."""
+    """Return rows, heads and elements of a head."""
     if granularity not in ("head", "tensor"):
         raise ValueError(f"granularity is {granularity!r}, must be an int, 'head' or 'tensor'")
     if granularity == "tensor":

@@ -8,7 +8,8 @@ from typing import Any, SupportsIndex
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
-from kvcore.arrays import HOST, any_array, is_writable, place_of
+from kvcore.arrays import is_writable
+from kvcore.backends.selection import any_array, place_of
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 
 __all__ = ["advance_lengths", "append_slots", "build_slots"]
@@ -21,7 +22,7 @@ def build_slots(
     out: Any = None,
     stream: Any = None,
 ) -> Any:
-    """Answer the slot of each of this step's tokens: page * page_size + place in the page.
+    """Return the slot of each of this step's tokens: page * page_size + place in the page.
 
     Parameters
     ----------
@@ -68,9 +69,9 @@ def build_slots(
     pools = layer_pools(inputs, 0)
     slots = None if out is None else _writable(out, "out")
     place = pools.place(stream, out=slots)
-    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
+    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
     tables = pools.lookup_table, pools.cache_lengths
-    built = place.slots(pools.pools[0], *tables, offsets, slots)
+    built = place.build_slots(pools.pools[0], *tables, offsets, slots)
     return built if out is None else out
 
 
@@ -175,11 +176,10 @@ def advance_lengths(
     flags = None if active is None else any_array(active, "active")
     target = None if out is None else _writable(out, "out")
     place = place_of(stream, lengths=before, active=flags, out=target)
-    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
+    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
     if target is None:
         target = place.empty(before.shape, before.dtype)
-    tail = place.last(1) if place is not HOST else ()
-    place.kernels.advance_lengths(before, offsets, flags, target, *tail)
+    place.advance_lengths(before, offsets, flags, target)
     return target if out is None else out
 
 
@@ -191,7 +191,7 @@ def _writable(given: Any, name: str) -> Any:
 
 
 def _tokens(pools: LayerPools, k: Any, v: Any) -> list[NDArray[Any]]:
-    """Answer the tokens of each pool."""
+    """Return the tokens of each pool."""
     keys = any_array(k, "k")
     if not pools.is_latent:
         return [keys, any_array(v, "v")]
