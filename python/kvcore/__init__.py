@@ -12,8 +12,16 @@ from pathlib import Path as _Path
 from kvcore import _core, functional, ops
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
+from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
+from kvcore.compat.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
+from kvcore.compat.slot_inputs import ContinuousBatchingKVCacheInputs
+from kvcore.compat.views import (
+    ContinuousBatchingKVCacheCollection,
+    FetchContinuousBatchingKVCacheCollection,
+    KVCacheCollection,
+    PagedKVCacheCollection,
+)
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
-from kvcore.continuous import ContinuousBatchingKVCacheManager
 from kvcore.device import Device
 from kvcore.errors import (
     AlreadyClaimedError,
@@ -24,19 +32,11 @@ from kvcore.errors import (
     PendingTransfersError,
     RequestNotFoundError,
 )
-from kvcore.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
 from kvcore.metrics import KVCacheMetrics
 from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.slot_inputs import ContinuousBatchingKVCacheInputs
-from kvcore.views import (
-    ContinuousBatchingKVCacheCollection,
-    FetchContinuousBatchingKVCacheCollection,
-    KVCacheCollection,
-    PagedKVCacheCollection,
-)
 
 __all__ = [
     "AlreadyClaimedError",

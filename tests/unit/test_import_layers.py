@@ -24,7 +24,6 @@ LAYERS = (
     ("arrays", "backends", "cuda"),
     ("ops",),
     ("pools", "symbols", "increment", "compat", "functional"),
-    ("continuous", "slots", "slot_inputs", "views", "view_arrays", "layer_views", "elements"),
     ("ipc_claim", "zmq_reset", "manager", "paged"),
     ("",),
     ("scheduler",),

@@ -66,7 +66,7 @@ def why_unavailable() -> str:
 
     Examples
     --------
-    >>> from kvcore.backends.cuda import why_unavailable
+    >>> from kvcore.cuda import why_unavailable
     >>> isinstance(why_unavailable(), str)
     True
     """

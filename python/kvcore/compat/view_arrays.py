@@ -39,7 +39,7 @@ def require_array(name: str, value: Any, rank: int, dtype: type[np.generic]) -> 
 def pool_parts(
     blocks: Any, scales: Any, params: KVCacheParams | None
 ) -> tuple[KVCacheParams, tuple[PoolPart, ...]]:
-    """Check a pool and its scales; answer them with the params that describe them.
+    """Check a pool and its scales; return them with the params that describe them.
 
     Parameters
     ----------

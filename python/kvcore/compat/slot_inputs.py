@@ -10,13 +10,13 @@ import numpy as np
 
 from kvcore.arrays import is_on_gpu
 from kvcore.backends.selection import any_array, place_of
+from kvcore.compat.view_arrays import require_array
 from kvcore.device import Device
 from kvcore.errors import CapacityError
 from kvcore.increment import added_tokens, checked_offsets
 from kvcore.ops.slots import advance_lengths
 from kvcore.params import KVCacheParams
 from kvcore.symbols import ArraySymbol, pool_symbols
-from kvcore.view_arrays import require_array
 
 __all__ = [
     "ContinuousBatchingKVCacheInputs",
