@@ -147,7 +147,7 @@ def kind_of(value: Any) -> str:
 
 def is_on_gpu(value: Any) -> bool:
     """Tell whether something is an array on a GPU, of any library."""
-    return kind_of(value) != "cpu"
+    return type(value) is not np.ndarray and kind_of(value) != "cpu"
 
 
 def address_of(array: Any) -> int:

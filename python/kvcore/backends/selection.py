@@ -54,14 +54,14 @@ def any_array(value: Any, name: str) -> Any:
     return backend_of(kind_of(value)).array(value, name)
 
 
-def place_of(stream: Any, **arrays: Any) -> Place:
+def place_of(stream: Any, arrays: dict[str, Any]) -> Place:
     """Return the place where all arrays of a call lie.
 
     Parameters
     ----------
     stream : stream or None
         Of a GPU: see ``kvcore.cuda.stream_handle``.
-    **arrays : array or list of array or None
+    arrays : dict of array, list of array or None
         As ``any_array`` returns them, by the names that error texts call them.
 
     Raises

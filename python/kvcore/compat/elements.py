@@ -16,7 +16,7 @@ __all__ = ["host_copy", "on_device", "read_element", "write_element"]
 
 def host_copy(array: Any) -> NDArray[Any]:
     """Return a numpy array as it is, one on a GPU as a copy, waiting for its current stream."""
-    return place_of(None, array=array).to_host(array)
+    return place_of(None, {"the array": array}).to_host(array)
 
 
 def read_element(array: Any, index: tuple[int, ...]) -> Any:
@@ -30,7 +30,7 @@ def write_element(array: Any, index: tuple[int, ...], value: Any) -> None:
     if isinstance(array, np.ndarray):
         array[index] = value
         return
-    place_of(None, array=array).copy_into(array[index], np.asarray(value, array.dtype))
+    place_of(None, {"the array": array}).copy_into(array[index], np.asarray(value, array.dtype))
 
 
 def on_device(device: Device, arrays: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:

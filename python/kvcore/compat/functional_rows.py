@@ -68,7 +68,7 @@ def rows_of(cache: Any) -> Rows:
     pools = any_array(cache.key_pool, "key_pool"), any_array(cache.value_pool, "value_pool")
     table = any_array(cache.block_table, "block_table")
     lengths = any_array(cache.seq_lengths, "seq_lengths")
-    place = place_of(None, key_pool=pools[0], value_pool=pools[1])
+    place = place_of(None, {"key_pool": pools[0], "value_pool": pools[1]})
     hosts = [_here(place, *each) for each in ((table, "block_table"), (lengths, "seq_lengths"))]
     return Rows(place, pools, (table, lengths), *hosts)
 

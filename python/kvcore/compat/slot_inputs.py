@@ -99,7 +99,7 @@ def _advance_on_gpus(
     offsets, _ = checked_offsets(prev_model_inputs, [len(inputs[0][1])])
     advanced = []
     for blocks, lengths, table, _ in inputs:
-        flag = place_of(None, cache_lengths=lengths).from_host(np.array([False]))
+        flag = place_of(None, {"cache_lengths": lengths}).from_host(np.array([False]))
         after = advance_lengths(lengths, offsets)
         advanced.append(ContinuousBatchingKVCacheInputs(blocks, after, table, flag))
     return advanced

@@ -15,6 +15,7 @@ from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of
 from kvcore.dtypes import NARROW
 from kvcore.ops.latent import latent_fp8_parts
+from kvcore.ops.options import Options
 
 __all__ = ["LayerPools", "PagedBatch", "layer_pools"]
 
@@ -52,17 +53,17 @@ class LayerPools(NamedTuple):
         v, rope = (None, second) if self.is_latent else (second, None)
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
 
-    def place(self, stream: Any, **more: Any) -> Place:
-        """Return where all arrays lie, those of the call included; see ``place_of``."""
-        return place_of(
-            stream,
-            pool=self.pools,
-            scales=self.scales,
-            factors=self.factors,
-            lookup_table=self.lookup_table,
-            cache_lengths=self.cache_lengths,
+    def place(self, options: Options, **more: Any) -> Place:
+        """Return where all arrays lie, those of the call included."""
+        arrays = {
+            "pool": self.pools,
+            "scales": self.scales,
+            "factors": self.factors,
+            "lookup_table": self.lookup_table,
+            "cache_lengths": self.cache_lengths,
             **more,
-        )
+        }
+        return options.place(arrays)
 
     def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
         if self.factors is not None and i < len(self.factors):
@@ -268,7 +269,7 @@ def _where_pool_is(pool: Any, factors: NDArray[np.float32]) -> Any:
     """Return factors where a pool is, for any stream: on a GPU the host waits for the copy."""
     if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
         return factors
-    place = place_of(None, pool=pool)
+    place = place_of(None, {"pool": pool})
     copied = place.from_host(factors)
     place.wait()
     return copied

@@ -16,6 +16,7 @@ from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.options import Options, array_at, documents_options
 
 __all__ = ["append", "gather", "scatter"]
 
@@ -24,6 +25,7 @@ __all__ = ["append", "gather", "scatter"]
 _Transfer = tuple[str, NDArray[Any], Any, Any, NDArray[Any]]
 
 
+@documents_options
 def append(
     inputs: RaggedKVCacheInputs | PagedBatch,
     layer: SupportsIndex,
@@ -53,11 +55,6 @@ def append(
         pool on a GPU; offsets on a GPU may end before the tokens do, those behind are padding.
     scale : float or array float32 [heads], or a pair of them for K and V, optional
         For a float8 or int8 pool without scales of its own: a stored code times it is the value.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -81,7 +78,8 @@ def append(
     that positions without a page do not raise: their tokens are skipped.
     """
     pools = layer_pools(inputs, layer)
-    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, stream, threads)
+    options = Options(stream, threads)
+    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, options)
 
 
 def scatter(
@@ -117,9 +115,11 @@ def scatter(
     >>> pool[1, :, 0, 0].tolist()
     [2, 2, 2, 0]
     """
-    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, stream, threads)
+    options = Options(stream, threads)
+    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, options)
 
 
+@documents_options
 def gather(
     inputs: RaggedKVCacheInputs | PagedBatch,
     layer: SupportsIndex,
@@ -144,11 +144,6 @@ def gather(
     out : (array, array or None), optional
         Where K [tokens, heads, head_dim] and V go, axes but the last strided or not; in place of
         `dtype`.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -180,14 +175,16 @@ def gather(
     otherwise the host waits for the stream once. Tokens without a page do not raise, what they
     would have written stays as it was.
     """
+    options = Options(stream, threads, out)
     pools = layer_pools(inputs, layer)
-    place = pools.place(stream)
+    place = pools.place(options)
     taken = _lengths(pools, lengths)
     offsets, total = place.row_offsets(taken, has_room=out is not None)
     targets = _targets(pools, place, total, dtype, out)
     parts = _parts(pools, ("out[0]", "out[1]"), targets)
     transfers = _transfers(pools, place, parts, None)
-    place.kernels.gather_tokens(transfers, pools.lookup_table, offsets, *place.launch_args(threads))
+    last = place.launch_args(options.threads)
+    place.kernels.gather_tokens(transfers, pools.lookup_table, offsets, *last)
     if out is None:
         pool = inputs.key_pool if isinstance(inputs, PagedBatch) else None
         results = [place.in_library_of(pool, target) for target in targets]
@@ -234,15 +231,16 @@ def _write(
     v: Any,
     row_offsets: Any,
     scale: Any,
-    stream: Any,
-    threads: int,
+    options: Options,
 ) -> None:
     parts = _sources(pools, k, v)
-    place = pools.place(stream, **dict(parts))
+    place = pools.place(options, **dict(parts))
     offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
     transfers = _transfers(pools, place, parts, scale)
     table = pools.lookup_table
-    place.kernels.append_tokens(transfers, table, lengths, offsets, *place.launch_args(threads))
+    place.kernels.append_tokens(
+        transfers, table, lengths, offsets, *place.launch_args(options.threads)
+    )
 
 
 def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]]:
@@ -349,8 +347,9 @@ def _targets(
         if dtype is not None:
             raise ValueError(f"dtype is {dtype!r} beside out, whose dtype decides; give one")
         given = _pair(out, len(outputs))
-        seen = [any_array(array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])]
-        return [place.checked(array, f"out[{i}]") for i, array in enumerate(seen)]
+        return [
+            array_at(place, array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])
+        ]
     if dtype is not None and not isinstance(dtype, str):
         raise TypeError(f"dtype is a {type(dtype).__name__}, must be a str")
     if dtype is not None and dtype not in WIDE:

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from kvcore.arguments import integer
 from kvcore.backends.protocol import Place, Tensor
-from kvcore.backends.selection import place_of
 from kvcore.ops.layouts import PACKED, PoolLayout, tensors_of
+from kvcore.ops.options import Options, documents_options
 from kvcore.ops.pages import integer_array
 
 __all__ = ["copy_partial", "transfer"]
 
 
+@documents_options
 def transfer(
     source: PoolLayout,
     destination: PoolLayout,
@@ -42,11 +43,6 @@ def transfer(
     max_blocks : int
         Thread blocks of a GPU to use at most, so that a model can run beside the copy; 0 for as
         many as are of use.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -73,12 +69,13 @@ def transfer(
             raise TypeError(f"{name} is a {type(given).__name__}, must be a PoolLayout")
     _check_dtypes(source, destination)
     layer_range = _layer_range(layers, source.layers)
-    place = _common_place(source, destination, stream)
+    place = _common_place(source, destination, Options(stream))
     pairs = _pairs(place, source_ids, destination_ids)
     limit = min(integer("max_blocks", max_blocks, 0), 2**31 - 1)
     place.transfer(_cache(source), _cache(destination), pairs, layer_range, limit, threads)
 
 
+@documents_options
 def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int = 1) -> None:
     """Copy the first tokens of pages within a pool, all layers.
 
@@ -90,11 +87,6 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
         Source page, destination page and tokens of each, done as if in their order: what
         ``take_copies`` answers behind its first column. For a pool on a GPU they may come from the
         host, or be int64 there: then they are not checked and done in any order.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -119,7 +111,7 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     if pool.layout == PACKED:
         raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
     tensors = tensors_of(pool)
-    place = place_of(stream, blocks=[array for tensor in tensors for array in tensor])
+    place = Options(stream).place({"blocks": [array for tensor in tensors for array in tensor]})
     wanted = place.index_array(integer_array("copies", copies, 3), "copies")
     place.copy_partial(tensors, wanted, threads)
 
@@ -132,14 +124,14 @@ def _cache(pool: PoolLayout) -> tuple[list[Tensor], bool]:
     return tensors_of(pool), pool.layout == PACKED
 
 
-def _common_place(source: PoolLayout, destination: PoolLayout, stream: Any) -> Place:
+def _common_place(source: PoolLayout, destination: PoolLayout, options: Options) -> Place:
     """Return where both caches lie; one may be in pinned host memory, which a GPU reads as well."""
     named = {
         name: [array for tensor in tensors_of(pool) for array in tensor]
         for name, pool in (("source", source), ("destination", destination))
     }
     on_gpu = {n: given for n, given in named.items() if not isinstance(given[0], np.ndarray)}
-    place = place_of(stream, **(on_gpu or named))
+    place = options.place(on_gpu or named)
     for name, given in named.items():
         if on_gpu and name not in on_gpu:
             _check_pinned(place, given, name)
