@@ -83,10 +83,10 @@ _INSTALLED = _Path(_core.__file__).parent
 
 
 def get_include() -> str:
-    """Answer the directory of the C++ headers, for compilers and Cython."""
+    """Return the directory of the C++ headers, for compilers and Cython."""
     return str(_INSTALLED / "include")
 
 
 def get_cmake_dir() -> str:
-    """Answer the directory that ``find_package(kvcore)`` needs in CMAKE_PREFIX_PATH."""
+    """Return the directory that ``find_package(kvcore)`` needs in CMAKE_PREFIX_PATH."""
     return str(_INSTALLED / "lib" / "cmake" / "kvcore")

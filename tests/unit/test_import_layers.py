@@ -18,15 +18,15 @@ ROOT = Path(kvcore.__file__).parent
 #: From the bottom up, by the first name behind ``kvcore``; a module imports its own layer and those
 #: before it. "" is the package itself, from which the layers behind it take the public names.
 LAYERS = (
-    ("errors", "arguments", "device", "dtypes", "metrics", "plans"),
+    ("errors", "arguments", "device", "dtypes", "metrics", "plans", "timing"),
     ("hf_config", "params", "sizing"),
     ("_core", "_cuda", "cpp", "_hot", "_hotpath", "context"),
-    ("arrays", "backends", "cuda"),
+    ("arrays", "backends", "cuda", "engine_parts"),
     ("ops",),
     ("pools", "symbols", "increment", "compat", "functional"),
     ("ipc_claim", "zmq_reset", "manager", "paged"),
     ("",),
-    ("scheduler",),
+    ("requests", "scheduler"),
     ("replay", "demo", "integrations"),
     ("cli", "__main__"),
 )
@@ -37,7 +37,9 @@ BY_NAME = {
     "kvcore.backends.cuda.availability": {"kvcore._cuda"},
 }
 
-_CYTHON = re.compile(r"^\s*(?:from (kvcore[\w.]*) c?import (\w+)?|c?import (kvcore[\w.]*))", re.M)
+_CYTHON = re.compile(
+    r"^\s*(?:from (kvcore[\w.]*) c?import ([\w, ]*)|c?import (kvcore[\w.]*))", re.M
+)
 _INCLUDED = re.compile(r'^include "([^"]+)"', re.M)
 
 Graph = dict[str, set[str]]
@@ -74,8 +76,9 @@ def imports_of_cython(path: Path, known: set[str]) -> Iterator[str]:
     parts = [path.with_suffix(".pxd"), *(path.parent / name for name in _INCLUDED.findall(text))]
     for part in (text, *(each.read_text(encoding="utf-8") for each in parts if each.exists())):
         code = re.sub(r'""".*?"""', "", part, flags=re.S)  # whose examples import kvcore
-        for module, name, whole in _CYTHON.findall(code):
-            yield whole or resolved(module, name, known)
+        for module, names, whole in _CYTHON.findall(code):
+            for name in names.split(", "):
+                yield whole or resolved(module, name.split(" ")[0], known)
 
 
 def import_graph() -> Graph:

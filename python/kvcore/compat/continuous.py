@@ -256,7 +256,7 @@ class ContinuousBatchingKVCacheManager:
         Parameters
         ----------
         valid_lengths : dict of id to count, or list of counts [B]
-        seq_ids : list of int [B], or what ``fetch_collection`` answered
+        seq_ids : list of int [B], or what ``fetch_collection`` returned
             The sequences of a list of counts.
 
         Raises
@@ -317,7 +317,7 @@ class ContinuousBatchingKVCacheManager:
         Parameters
         ----------
         kv_cache_inputs : sequence of tuple
-            One per device, as fetched or as answered by the previous call; not changed.
+            One per device, as fetched or as returned by the previous call; not changed.
         prev_model_inputs
             An object with ``input_row_offsets`` uint32 [B + 1], a tuple ``(x, row_offsets)``, or
             the row offsets themselves.

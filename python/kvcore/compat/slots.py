@@ -27,7 +27,7 @@ __all__ = ["SlotClaims", "SlotTable", "as_ids"]
 def as_ids(ids: Iterable[Any], slots: int, name: str = "seq_ids") -> list[int]:
     """Return ids as a list of int; TypeError for what is none, ValueError for a duplicate.
 
-    Of more ids than there are slots, one is answered too many: it is none of them. So a source
+    Of more ids than there are slots, one is returned too many: it is none of them. So a source
     without end is not read to its end.
     """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):

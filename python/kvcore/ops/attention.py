@@ -63,7 +63,7 @@ def attention(
     sinks : array float32, float16 or bfloat16 [q_heads], optional
         A score of each head that takes weight and has no value.
     return_lse : bool
-        Whether to answer the logarithms of the sums of exponentials as well.
+        Whether to return the logarithms of the sums of exponentials as well.
     out : array [tokens, q_heads, v_head_dim], optional
         Where the result goes: of q's dtype, last axis contiguous.
     v_head_dim : int, optional
@@ -134,7 +134,7 @@ def cascade_attention(
     inputs, layer, q, row_offsets
         As for ``attention``.
     shared : sequence of SharedPrefix
-        What ``manager.shared_prefixes(batch)`` answers after the ``fetch`` of `inputs`. Groups may
+        What ``manager.shared_prefixes(batch)`` returns after the ``fetch`` of `inputs`. Groups may
         lie in each other.
     replica : int
         The replica that `inputs` are of: groups of others are left out.
@@ -144,7 +144,7 @@ def cascade_attention(
     Returns
     -------
     o, lse
-        As ``attention`` answers them, but for the rounding of float32 sums.
+        As ``attention`` returns them, but for the rounding of float32 sums.
 
     Raises
     ------

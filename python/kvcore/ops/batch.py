@@ -85,7 +85,7 @@ class PagedBatch:
     value_pool : array, or None
         Likewise; its head_dim may differ. None where values are the first elements of the keys.
         With "MLA" the ends of the keys (rope) [pages, page_size, rope_dim], or None where they are
-        part of the rows; ``append`` takes whole keys and ``gather`` answers them in both cases.
+        part of the rows; ``append`` takes whole keys and ``gather`` returns them in both cases.
     lookup_table : uint32 [B, columns]
         Page ids of each row in logical order; ids from ``pages`` on mean "unassigned".
     cache_lengths : uint32 [B]

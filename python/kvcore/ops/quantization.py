@@ -121,7 +121,7 @@ def dequantize(
     ----------
     values : array float8_e4m3fn, float8_e5m2 or int8 [..., n]
     scales : array float32 [..., groups], [heads] or [1]
-        As ``quantize`` answers them: groups of the last axis, one for each index of the last but
+        As ``quantize`` returns them: groups of the last axis, one for each index of the last but
         one axis, or one for all.
     dtype : {"float32", "float16", "bfloat16"}
     out : array `dtype` [..., n], optional

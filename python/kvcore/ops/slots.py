@@ -85,7 +85,7 @@ def append_slots(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Write the K and V of tokens to their slots, and answer how many were beyond the pool.
+    """Write the K and V of tokens to their slots, and return how many were beyond the pool.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def append_slots(
     v : array [at least len(slots), heads, v_head_dim], or None
         Likewise; None for latent rows.
     slots : int64 or int32 [n]
-        From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` answers
+        From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` returns
         them. Negative ones are padding: their tokens are not written.
 
     Returns

@@ -85,7 +85,7 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
         The pool; any layout but "vllm".
     copies : integers [n, 3]
         Source page, destination page and tokens of each, done as if in their order: what
-        ``take_copies`` answers behind its first column. For a pool on a GPU they may come from the
+        ``take_copies`` returns behind its first column. For a pool on a GPU they may come from the
         host, or be int64 there: then they are not checked and done in any order.
 
     Raises
