@@ -25,8 +25,8 @@ LAYERS = (
     ("ops",),
     ("pools", "symbols", "increment", "compat", "functional"),
     ("ipc_claim", "zmq_reset", "manager", "paged"),
-    ("",),
     ("requests", "scheduler"),
+    ("",),
     ("replay", "demo", "integrations"),
     ("cli", "__main__"),
 )
