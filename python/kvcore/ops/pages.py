@@ -161,6 +161,7 @@ def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> 
     IndexError, ValueError, TypeError
         As for ``copy_pages``.
     """
-    place, parts, wanted = _located(Options(stream, threads), blocks, "ids", ids)
-    digests = [place.digest_pages(part, wanted, threads) for part in parts]
+    options = Options(stream, threads)
+    place, parts, wanted = _located(options, blocks, "ids", ids)
+    digests = [place.digest_pages(part, wanted, options.threads) for part in parts]
     return digests[0] if len(digests) == 1 else place.combined_digests(*digests)

@@ -125,8 +125,9 @@ def append_slots(
     if pools.scales is not None or pools.factors is not None:
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
-    place = pools.place(Options(stream), k=tokens[0], v=tokens[1:])
-    return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, threads)
+    options = Options(stream, threads)
+    place = pools.place(options, k=tokens[0], v=tokens[1:])
+    return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, options.threads)
 
 
 @documents_options

@@ -69,10 +69,12 @@ def transfer(
             raise TypeError(f"{name} is a {type(given).__name__}, must be a PoolLayout")
     _check_dtypes(source, destination)
     layer_range = _layer_range(layers, source.layers)
-    place = _common_place(source, destination, Options(stream))
+    options = Options(stream, threads)
+    place = _common_place(source, destination, options)
     pairs = _pairs(place, source_ids, destination_ids)
     limit = min(integer("max_blocks", max_blocks, 0), 2**31 - 1)
-    place.transfer(_cache(source), _cache(destination), pairs, layer_range, limit, threads)
+    caches = _cache(source), _cache(destination)
+    place.transfer(*caches, pairs, layer_range, limit, options.threads)
 
 
 @documents_options
@@ -111,9 +113,10 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     if pool.layout == PACKED:
         raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
     tensors = tensors_of(pool)
-    place = Options(stream).place({"blocks": [array for tensor in tensors for array in tensor]})
+    options = Options(stream, threads)
+    place = options.place({"blocks": [array for tensor in tensors for array in tensor]})
     wanted = place.index_array(integer_array("copies", copies, 3), "copies")
-    place.copy_partial(tensors, wanted, threads)
+    place.copy_partial(tensors, wanted, options.threads)
 
 
 # ---- inside --------------------------------------------------------------------------------------
