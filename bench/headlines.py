@@ -45,7 +45,7 @@ HEADLINES = (
     ),
     Headline(
         "evict.50000",
-        "evict 8 pages for a new request, 50,000 cached prompts",
+        "serve a request that must evict 8 pages, 50,000 cached prompts",
         "",
         "643 (evict alone)",
     ),
