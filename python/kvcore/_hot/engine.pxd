@@ -17,7 +17,7 @@ cdef class StepEngine:
     cdef InputMaker _maker
     cdef readonly object _core
     cdef readonly list _shards
-    # What is written in Python, see kvcore.engine_parts; each None where there is none.
+    # Of Python: kvcore.backends.protocol, kvcore.zmq_reset; each None where there is none.
     cdef readonly object _copier
     cdef readonly object _mover
     cdef readonly object _gpus

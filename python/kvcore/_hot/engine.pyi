@@ -10,11 +10,11 @@ from kvcore._hot.claims import RowClaims
 from kvcore._hot.contexts import TextGenerationContext
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefixes import PinnedPrefix
+from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.context import ContextLike
-from kvcore.engine_parts import Copier, Mover, ResetFlag, Stager
 from kvcore.metrics import KVCacheMetrics
 from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.pools import Shard
+from kvcore.zmq_reset import ResetListener
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
@@ -29,8 +29,8 @@ class StepEngine:
         shards: list[list[Shard]],
         copier: Copier | None,
         mover: Mover | None,
-        gpus: Stager | None,
-        listener: ResetFlag | None,
+        gpus: DevicePools | None,
+        listener: ResetListener | None,
         runtime_checks: bool,
     ) -> None: ...
     @property
@@ -42,9 +42,9 @@ class StepEngine:
     @property
     def _mover(self) -> Mover | None: ...
     @property
-    def _gpus(self) -> Stager | None: ...
+    def _gpus(self) -> DevicePools | None: ...
     @property
-    def _listener(self) -> ResetFlag | None: ...
+    def _listener(self) -> ResetListener | None: ...
     def external_claim(
         self, request_id: Hashable, replica_idx: int | Literal["auto"] | None = None
     ) -> None:
@@ -195,4 +195,4 @@ class StepEngine:
         """Forget every cached page that nobody holds, on every replica and in its host tier."""
     def _counters(self) -> KVCacheMetrics: ...
     def _set_copier(self, copier: Copier | None) -> None:
-        """Have pages copied by another ``kvcore.page_copies.Copier``; None without a pool."""
+        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""

@@ -393,7 +393,7 @@ cdef class StepEngine:
         )
 
     def _set_copier(self, copier):
-        """Have pages copied by another ``kvcore.page_copies.Copier``; None without a pool."""
+        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""
         require_made(self)
         self._settler.set_copier(copier)
         self._copier = copier

@@ -4,7 +4,7 @@ from typing import final
 from typing_extensions import Self
 
 from kvcore._core import CacheManager
-from kvcore.engine_parts import Copier, Mover
+from kvcore.backends.protocol import Copier, Mover
 
 @final
 class Settler:
@@ -13,9 +13,9 @@ class Settler:
     Parameters
     ----------
     core : CacheManager
-    copier : kvcore.page_copies.Copier, or None
+    copier : kvcore.backends.protocol.Copier, or None
         None without a pool: then the manager's caller copies.
-    mover : kvcore.swap.Mover, or None
+    mover : kvcore.backends.protocol.Mover, or None
         None without a host tier.
     """
 

@@ -57,9 +57,9 @@ cdef class Settler:
     Parameters
     ----------
     core : CacheManager
-    copier : kvcore.page_copies.Copier, or None
+    copier : kvcore.backends.protocol.Copier, or None
         None without a pool: then the manager's caller copies.
-    mover : kvcore.swap.Mover, or None
+    mover : kvcore.backends.protocol.Mover, or None
         None without a host tier.
     """
 

@@ -4,8 +4,7 @@ from typing import final
 
 from typing_extensions import Self
 
-from kvcore.engine_parts import Stager
-from kvcore.pools import Shard
+from kvcore.backends.protocol import DevicePools, Shard
 
 log: logging.Logger
 
@@ -17,8 +16,10 @@ class InputMaker:
     ----------
     shards : list of list of (blocks, scales)
         The pools by replica and device in it.
-    gpus : kvcore.engine_parts.Stager, or None
+    gpus : kvcore.backends.protocol.DevicePools, or None
         None where no pool is on a GPU.
     """
 
-    def __new__(cls, shards: list[list[Shard]], gpus: Stager | None, total_pages: int) -> Self: ...
+    def __new__(
+        cls, shards: list[list[Shard]], gpus: DevicePools | None, total_pages: int
+    ) -> Self: ...

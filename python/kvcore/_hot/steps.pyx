@@ -59,7 +59,7 @@ cdef class InputMaker:
     ----------
     shards : list of list of (blocks, scales)
         The pools by replica and device in it.
-    gpus : kvcore.engine_parts.Stager, or None
+    gpus : kvcore.backends.protocol.DevicePools, or None
         None where no pool is on a GPU.
     """
 
