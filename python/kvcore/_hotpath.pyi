@@ -17,6 +17,11 @@ _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 
+def pack_active(
+    contexts: Sequence[_Context],
+) -> tuple[
+    NDArray[np.int32], NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], int
+]: ...
 def update_batch(batch: Iterable[_Context], tokens: _Tokens) -> None: ...
 
 @final
@@ -70,6 +75,8 @@ class RaggedKVCacheInputs:
     def max_lengths(self) -> NDArray[np.uint32]: ...
     @property
     def kv_scales(self) -> Any: ...
+    @property
+    def row_offsets(self) -> NDArray[np.uint32]: ...
 
 class PinnedPrefix:
     def __init__(self, *args: object, **kwargs: object) -> None: ...

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvcore import TextGenerationContext
 from kvcore.demo.chats import Chat
 from kvcore.demo.protocol import Tokens
 
@@ -39,34 +38,19 @@ class Turn:
     ----------
     chat, number : int
         Which chat, and which of its turns.
-    rank : int
-        Place in the order of arrival.
-    context : TextGenerationContext
-        Its tokens; survives a preemption.
-    prompt_tokens, length : int
-        Tokens of the prompt, and with the whole answer.
     arrived : float
         Seconds, of ``time.perf_counter``.
-    written : int
-        Tokens that were written when it was last preempted; -1 before it was first admitted.
+    was_admitted : bool
+        Whether it ever ran.
     logits : list of float
         Of the tokens generated so far.
     """
 
     chat: int
     number: int
-    rank: int
-    context: TextGenerationContext
-    prompt_tokens: int
-    length: int
     arrived: float
-    written: int = -1
+    was_admitted: bool = False
     logits: list[float] = field(default_factory=list)
-
-    @property
-    def left_to_write(self) -> int:
-        """Tokens that the model has not run yet."""
-        return self.context.end_idx - self.context.start_idx
 
 
 def prompt_of(chat: Chat, conversation: Conversation, number: int) -> Tokens:
