@@ -19,9 +19,7 @@ _Context: TypeAlias = TextGenerationContext | ContextLike
 
 def pack_active(
     contexts: Sequence[_Context],
-) -> tuple[
-    NDArray[np.int32], NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], int
-]: ...
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], int]: ...
 def update_batch(batch: Iterable[_Context], tokens: _Tokens) -> None: ...
 
 @final

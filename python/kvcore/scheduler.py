@@ -83,16 +83,6 @@ class Request:
         """Tokens of the context that the model has not run yet."""
         return int(self.context.end_idx - self.context.start_idx)
 
-    def take(self, token: int) -> bool:
-        """Count a token that was generated; answer whether it is the last one."""
-        self.last_token = token
-        self.left -= 1
-        if token in self.stop_tokens:
-            self.finish_reason = "stop"
-        elif self.left == 0:
-            self.finish_reason = "length"
-        return self.finish_reason is not None
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Batch:
@@ -515,10 +505,17 @@ class Scheduler:
         ended: list[Request] = []
         for step in range(len(tokens)):
             self._update(contexts, by_row[step])  # drops the token of a prompt that goes on
-            pairs = zip(requests, tokens[step].tolist(), strict=True)
-            now = [request for request, token in pairs if request.take(token)]
-            ended += now
-            if now and step + 1 < len(tokens):  # the rest goes on, a row each
+            for request, token in zip(requests, tokens[step].tolist(), strict=True):
+                request.last_token = token
+                request.left -= 1
+                if token in request.stop_tokens:
+                    request.finish_reason = "stop"
+                elif request.left == 0:
+                    request.finish_reason = "length"
+                else:
+                    continue
+                ended.append(request)
+            if ended and step + 1 < len(tokens):  # the rest goes on, a row each
                 going_on = [row for row, r in enumerate(requests) if r.finish_reason is None]
                 requests = [requests[row] for row in going_on]
                 contexts = [contexts[row] for row in going_on]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve chats with a model, batching continuously over a paged KV cache: see ``kvcore.scheduler``."""
+"""Serve chats with a model over a paged KV cache, batched by ``kvcore.scheduler``."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ class ChatServer:
         while self._coming and self._coming[0][0] <= self._tally.steps:
             _, number, place = heapq.heappop(self._coming)
             chat = self._chats[number]
-            context = self._open((number, place), prompt_of(chat, self._conversations[number], place))
+            prompt = prompt_of(chat, self._conversations[number], place)
+            context = self._open((number, place), prompt)
             turn = Turn(chat=number, number=place, arrived=perf_counter())
             self._scheduler.add(Request(context, chat.answer_lengths[place], owner=turn))
             self._arrived += 1

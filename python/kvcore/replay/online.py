@@ -125,10 +125,10 @@ class _OnlineReplay:
             max_batch_size=concurrency, max_seq_len=longest + engine.decode_steps
         )
         self._timer = CallTimer()
-        self._timed: Any = TimedManager(self._manager, self._timer)
+        timed: Any = TimedManager(self._manager, self._timer)
         self._open = self._timer.timed(TextGenerationContext, of_one=True)
         self._scheduler = Scheduler(
-            self._timed,
+            timed,
             max_running=concurrency,
             max_batch_tokens=concurrency + engine.chunk,
             max_prompt_tokens=engine.chunk,
