@@ -10,114 +10,25 @@ the front of the queue and its pages go; it comes back with what is still cached
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from itertools import count
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.context import update_batch
 from kvcore.errors import CapacityError, InsufficientBlocksError
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
+from kvcore.requests import Batch, Request
 
 __all__ = ["Batch", "Request", "Scheduler"]
 
+_rank = attrgetter("rank")
+_replica = attrgetter("replica")
 _NO_COPIES = np.empty((0, 4), np.int32)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Request:
-    """Follow one sequence from its prompt to its last token.
-
-    Parameters
-    ----------
-    context : context, or callable that answers one
-        Holds the prompt. A callable is called when the request is first tried, so that a long queue
-        holds no tokens; `num_prompt`, the tokens of the prompt, is then needed.
-    left : int
-        Tokens still to generate, at most.
-    stop_tokens : collection of int
-        Each of them ends the sequence.
-    siblings : list of Request
-        Sequences that go on from the same prompt, each with a context of its own that holds it:
-        they are forked when the prompt is computed.
-    owner : object
-        Whatever the caller wants to find again.
-
-    Attributes
-    ----------
-    rank, replica : int
-        Place in the order of arrival, -1 before it was added; where it runs, or ran last.
-    cached_tokens : int
-        Tokens that were cached when it was first admitted, -1 before; of a fork the whole prompt.
-    written : int
-        Tokens that were written when it was last preempted.
-    last_token : int
-        The token generated last, -1 before the first.
-    finish_reason : "length", "stop", "cancelled" or None
-        Why it has ended.
-    """
-
-    context: Any
-    left: int
-    stop_tokens: Collection[int] = frozenset()
-    siblings: list[Request] = field(default_factory=list)
-    num_prompt: int = 0
-    owner: Any = None
-    rank: int = field(default=-1, init=False)
-    replica: int = field(default=0, init=False)
-    cached_tokens: int = field(default=-1, init=False)
-    written: int = field(default=0, init=False)
-    last_token: int = field(default=-1, init=False)
-    finish_reason: Literal["length", "stop", "cancelled"] | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.num_prompt = self.num_prompt or self.context.end_idx
-        require_count(left=self.left, num_prompt=self.num_prompt)
-
-    @property
-    def unwritten(self) -> int:
-        """Tokens of the context that the model has not run yet."""
-        return int(self.context.end_idx - self.context.start_idx)
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Batch:
-    """Say what a step runs: B rows, of which S sequences get a token.
-
-    Attributes
-    ----------
-    contexts : list of contexts [B]
-        The rows, replica after replica.
-    inputs : list of RaggedKVCacheInputs
-        What the kernels need, one per device.
-    requests : list of Request [S]
-        Who gets a token. A row whose prompt goes on in a later step gets none, one whose prompt
-        ends gets one more for each sibling, directly behind its own.
-    rows : int64 [S]
-        The row whose last logits tell each of them.
-    num_steps : int
-        Tokens for each of them; more than 1 only where no prompt runs.
-    completed : list of Request
-        Those whose prompt, with what they had generated before a preemption, ends with this step.
-    admitted, preempted : list of Request
-        Those that came, or came back, with this step; those that were sent back to the queue.
-    copies : int32 [n, 4]
-        For a manager without a pool, ``take_copies()``: to be done before the kernels run.
-    """
-
-    contexts: list[Any]
-    inputs: list[RaggedKVCacheInputs]
-    requests: list[Request]
-    rows: NDArray[np.int64]
-    num_steps: int
-    completed: list[Request]
-    admitted: list[Request]
-    preempted: list[Request]
-    copies: NDArray[np.int32]
 
 
 class Scheduler:
@@ -174,19 +85,19 @@ class Scheduler:
         hold: Callable[[Request], bool] | None = None,
         update: Callable[[list[Any], NDArray[np.int32]], object] = update_batch,
     ) -> None:
-        running = manager.max_batch_size if max_running is None else max_running
-        prompts = max_batch_tokens if max_prompt_tokens is None else max_prompt_tokens
-        require_count(max_running=running, max_batch_tokens=max_batch_tokens)
-        require_count(max_prompt_tokens=prompts, num_steps=num_steps)
+        max_running = manager.max_batch_size if max_running is None else max_running
+        max_prompts = max_batch_tokens if max_prompt_tokens is None else max_prompt_tokens
+        require_count(max_running=max_running, max_batch_tokens=max_batch_tokens)
+        require_count(max_prompt_tokens=max_prompts, num_steps=num_steps)
         self._manager = manager
-        self._max_running = min(running, manager.max_batch_size, max_batch_tokens)
+        self._max_running = min(max_running, manager.max_batch_size, max_batch_tokens)
         self._max_batch_tokens = max_batch_tokens
-        self._max_prompt_tokens = prompts
+        self._max_prompt_tokens = max_prompts
         self._num_steps = num_steps
         self._hold = hold
         self._update = update
         self._live: dict[int, Request] = {}  # by rank
-        self._num_added = 0
+        self._ranks = count()
         self._may_admit = True  # something was released since a request did not fit
         self._batch: Batch | None = None  # handed out, not booked yet
         self._running: list[Request] = []  # the rows of the last one
@@ -222,9 +133,8 @@ class Scheduler:
         for each in family:
             self._check(each)
         for each in family:
-            each.rank = self._num_added
+            each.rank = next(self._ranks)
             self._live[each.rank] = each
-            self._num_added += 1
         self.waiting.append(request)
 
     def _check(self, request: Request) -> None:
@@ -316,15 +226,14 @@ class Scheduler:
         ValueError
             Another batch, or another number of tokens; nothing has changed.
         """
-        shape = (batch.num_steps, len(batch.requests))
-        given = np.asarray(tokens, np.int32)
-        if batch is not self._batch or given.size != shape[0] * shape[1]:
+        given = np.atleast_2d(np.asarray(tokens, np.int32))
+        if batch is not self._batch or given.shape != (batch.num_steps, len(batch.requests)):
             raise ValueError(
-                f"{given.shape} tokens for a batch of {shape}; expected a token per step and "
-                f"request of what next_batch handed out last"
+                f"{given.shape} tokens for {batch.num_steps} steps of {len(batch.requests)} "
+                f"requests; expected a token of each, of the batch that was handed out last"
             )
         self._batch = None
-        ended = self._hand_out(batch, given.reshape(shape))
+        ended = self._hand_out(batch, given)
         self._manager.step(batch.contexts)
         for request in batch.completed:
             self.prefills.remove(request)
@@ -347,18 +256,15 @@ class Scheduler:
         return may_admit and bool(self.waiting) and self.num_running < self._max_running
 
     def _make_room(self, preempted: list[Request], num_steps: int = 1) -> int:
-        """Reserve the next token of all that generate, by preemption where it must be.
-
-        Answers how many tokens of each there is room for: `num_steps` or one.
-        """
+        """Reserve the next tokens of all that run: one by preemption, `num_steps` if they fit."""
         while True:
-            contexts = [request.context for request in self.decodes]
+            running = self.decodes + self.prefills
+            contexts = [request.context for request in running]
             fitting = self._manager.maybe_reserve_batch(contexts)
             if fitting == len(contexts):
                 break
-            replica = self.decodes[fitting].replica
-            running = (r for r in self.prefills + self.decodes if r.replica == replica)
-            request = max(running, key=_rank)
+            replica = running[fitting].replica
+            request = max((r for r in running if r.replica == replica), key=_rank)
             request.written = request.context.start_idx
             self._release(request)
             insort(self.waiting, request, key=_rank)
@@ -476,26 +382,12 @@ class Scheduler:
         completed = [r for r in chunks if r.context.active_idx == r.context.end_idx]
         if chunks:
             going_on = chunks[len(completed) :]
-            told = [
-                (each, row)
-                for row, request in enumerate(running)
-                if request not in going_on
-                for each in (request, *request.siblings)
-            ]
-            requests = [each for each, _ in told]
-            rows = np.fromiter((row for _, row in told), np.int64, len(told))
+            families = [() if r in going_on else (r, *r.siblings) for r in running]
+            requests = [request for family in families for request in family]
+            rows = np.repeat(rows, [len(family) for family in families])
         copies = manager.take_copies() if inputs[0].blocks is None else _NO_COPIES
-        return Batch(
-            contexts=self._contexts,
-            inputs=inputs,
-            requests=requests,
-            rows=rows,
-            num_steps=num_steps,
-            completed=completed,
-            admitted=admitted,
-            preempted=preempted,
-            copies=copies,
-        )
+        batch = self._contexts, inputs, requests, rows, num_steps, completed
+        return Batch(*batch, admitted, preempted, copies)
 
     def _hand_out(self, batch: Batch, tokens: NDArray[np.int32]) -> list[Request]:
         """Give every row its tokens, step by step; answer the requests that end."""
@@ -508,24 +400,13 @@ class Scheduler:
             for request, token in zip(requests, tokens[step].tolist(), strict=True):
                 request.last_token = token
                 request.left -= 1
-                if token in request.stop_tokens:
-                    request.finish_reason = "stop"
-                elif request.left == 0:
-                    request.finish_reason = "length"
-                else:
-                    continue
-                ended.append(request)
+                if request.left == 0 or token in request.stop_tokens:
+                    is_stop = token in request.stop_tokens
+                    request.finish_reason = "stop" if is_stop else "length"
+                    ended.append(request)
             if ended and step + 1 < len(tokens):  # the rest goes on, a row each
                 going_on = [row for row, r in enumerate(requests) if r.finish_reason is None]
                 requests = [requests[row] for row in going_on]
                 contexts = [contexts[row] for row in going_on]
                 tokens = by_row = tokens[:, going_on]
         return ended
-
-
-def _rank(request: Request) -> int:
-    return request.rank
-
-
-def _replica(request: Request) -> int:
-    return request.replica
