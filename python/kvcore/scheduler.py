@@ -309,7 +309,7 @@ class Scheduler:
             return False
         fits = False
         try:
-            fits = manager.reserve(context)
+            fits = manager.maybe_reserve(context)
         finally:
             if not fits:
                 manager.release(context.request_id)

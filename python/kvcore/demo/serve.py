@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -13,13 +12,13 @@ import numpy as np
 from kvcore import CapacityError, PagedKVCacheManager, TextGenerationContext, ops, update_batch
 from kvcore.demo.attention import PagedAttention
 from kvcore.demo.chats import Chat, longest_chat
-from kvcore.demo.conversation import Conversation, Turn, prompt_of
+from kvcore.demo.conversation import Conversation, Turn, arrivals_of, prompt_of, turns_of
 from kvcore.demo.engine import EngineSettings
 from kvcore.demo.protocol import Floats, LanguageModel
 from kvcore.demo.served import Served, Tally
 from kvcore.dtypes import itemsize, numpy_dtype
+from kvcore.replay.timing import CallTimer, TimedManager
 from kvcore.scheduler import Batch, Request, Scheduler
-from kvcore.timing import CallTimer, TimedManager
 
 
 class ChatServer:
@@ -60,9 +59,8 @@ class ChatServer:
         self._chats = chats
         self._conversations = [Conversation(chat.system) for chat in chats]
         self._dtype = numpy_dtype(settings.dtype if itemsize(settings.dtype) > 1 else "float32")
-        # What users do next: at a step, in a chat, a turn.
-        self._coming = [(chat.opens, number, 0) for number, chat in enumerate(chats)]
-        heapq.heapify(self._coming)
+        self._turns = turns_of(chats)
+        self._arrivals = arrivals_of(chats)
         self._tally = Tally()
         self._timer = CallTimer()
         timed: Any = TimedManager(self.manager, self._timer)
@@ -115,7 +113,7 @@ class ChatServer:
             The manager broke a conservation law.
         """
         self._started = perf_counter()
-        while self._coming or self._scheduler:
+        while self._arrivals or self._scheduler:
             self._step()
             if on_step is not None:
                 on_step(self)
@@ -141,12 +139,13 @@ class ChatServer:
 
     def _receive(self) -> None:
         """Queue each message that comes with this step."""
-        while self._coming and self._coming[0][0] <= self._tally.steps:
-            _, number, place = heapq.heappop(self._coming)
+        while self._arrivals.next_time <= self._tally.steps:
+            _, index = self._arrivals.pop()
+            number, place = self._turns[index]
             chat = self._chats[number]
             prompt = prompt_of(chat, self._conversations[number], place)
             context = self._open((number, place), prompt)
-            turn = Turn(chat=number, number=place, arrived=perf_counter())
+            turn = Turn(index=index, chat=number, arrived=perf_counter())
             self._scheduler.add(Request(context, chat.answer_lengths[place], owner=turn))
             self._arrived += 1
 
@@ -189,7 +188,4 @@ class ChatServer:
         said.tokens = context.tokens.copy()
         said.places += range(request.num_prompt, context.end_idx)
         said.logits += turn.logits
-        chat, following = self._chats[turn.chat], turn.number + 1
-        if following < len(chat.messages):
-            step = self._tally.steps + chat.pauses[turn.number]
-            heapq.heappush(self._coming, (step, turn.chat, following))
+        self._arrivals.answered(turn.index, self._tally.steps)

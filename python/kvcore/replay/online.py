@@ -18,8 +18,8 @@ import numpy as np
 from kvcore import CapacityError, TextGenerationContext, update_batch
 from kvcore.replay.arrivals import ArrivalQueue
 from kvcore.replay.report import ReplayReport, Tally, summarize
+from kvcore.replay.timing import CallTimer, TimedManager
 from kvcore.scheduler import Batch, Request, Scheduler
-from kvcore.timing import CallTimer, TimedManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ class _OnlineReplay:
             num_steps=engine.decode_steps,
             update=self._timer.timed(update_batch),
         )
-        self._arrivals = ArrivalQueue(workload)
+        self._arrivals = ArrivalQueue(workload.arrivals, workload.next_turns, workload.think_times)
         self._tally = Tally()
         self._now = 0.0
         self._unsampled_seconds = 0.0

@@ -11,7 +11,9 @@ from typing import Any
 __all__ = ["CallTimer", "TimedManager"]
 
 # Calls about one request: the first argument is its id, or its context.
-_OF_ONE = frozenset({"claim", "release", "reserve", "get_or_recommend_replica", "get_replica"})
+_OF_ONE = frozenset(
+    {"claim", "release", "maybe_reserve", "get_or_recommend_replica", "get_replica"}
+)
 
 
 class CallTimer:
@@ -26,7 +28,7 @@ class CallTimer:
 
     Examples
     --------
-    >>> from kvcore.timing import CallTimer
+    >>> from kvcore.replay.timing import CallTimer
     >>> timer = CallTimer()
     >>> timer.timed(len)([1, 2, 3]), 0 < timer.spent_ns < 10**9
     (3, True)
