@@ -22,7 +22,7 @@ class Request:
 
     Parameters
     ----------
-    context : context, or callable that answers one
+    context : context, or callable that returns one
         Holds the prompt. A callable is called when the request is first tried, so that a long queue
         holds no tokens; `num_prompt`, the tokens of the prompt, is then needed.
     left : int

@@ -39,11 +39,9 @@ class Scheduler:
     manager : PagedKVCacheManager
         With or without a pool, with any number of replicas and tiers; others may use it as well.
     max_running : int, optional
-        Sequences that run at a time; as many as the manager takes by default.
-    max_batch_tokens : int
-        Tokens of a step.
-    max_prompt_tokens : int, optional
-        Of these, tokens of prompts; by default whatever is left.
+        Sequences that run at a time; by default as many as the manager takes.
+    max_batch_tokens, max_prompt_tokens : int
+        Tokens of a step, and of these those of prompts; by default whatever is left.
     num_steps : int
         Tokens per sequence in a step that runs no prompt, or 1 where so many do not fit the pool.
     hold : callable(request) -> bool, optional
@@ -91,8 +89,7 @@ class Scheduler:
         require_count(max_prompt_tokens=max_prompts, num_steps=num_steps)
         self._manager = manager
         self._max_running = min(max_running, manager.max_batch_size, max_batch_tokens)
-        self._max_batch_tokens = max_batch_tokens
-        self._max_prompt_tokens = max_prompts
+        self._budgets = max_batch_tokens, max_prompts
         self._num_steps = num_steps
         self._hold = hold
         self._update = update
@@ -144,9 +141,8 @@ class Scheduler:
         tokens = request.num_prompt + request.left - 1  # the last one is not written
         if tokens > pool or tokens + self._num_steps - 1 > self._manager.max_seq_len:
             raise CapacityError(
-                f"a prompt of {request.num_prompt} tokens comes to {tokens} in steps of "
-                f"{self._num_steps}; the pool holds {pool} and max_seq_len is "
-                f"{self._manager.max_seq_len}; ask for fewer or give the manager more"
+                f"a request comes to {tokens} tokens, in steps of {self._num_steps}; the pool holds "
+                f"{pool} and max_seq_len is {self._manager.max_seq_len}; ask for fewer or give more"
             )
 
     def cancel(self, request: Request) -> None:
@@ -187,7 +183,8 @@ class Scheduler:
         self._batch = None
         admitted: list[Request] = []
         preempted: list[Request] = []
-        is_admitting = admit and self._can_admit()
+        may_admit = admit and (self._may_admit or not self.num_running)
+        is_admitting = may_admit and self.waiting and self.num_running < self._max_running
         num_steps = 1 if is_admitting or self.prefills else self._num_steps
         if is_admitting:
             self._make_room(preempted)  # for those that run, before anybody else takes it
@@ -250,10 +247,6 @@ class Scheduler:
         return ended
 
     # -- memory ------------------------------------------------------------------------------
-
-    def _can_admit(self) -> bool:
-        may_admit = self._may_admit or not self.num_running
-        return may_admit and bool(self.waiting) and self.num_running < self._max_running
 
     def _make_room(self, preempted: list[Request], num_steps: int = 1) -> int:
         """Reserve the next tokens of all that run: one by preemption, `num_steps` if they fit."""
@@ -348,7 +341,8 @@ class Scheduler:
     # -- rows and tokens ---------------------------------------------------------------------
 
     def _prompt_budget(self) -> int:
-        return min(self._max_batch_tokens - len(self.decodes), self._max_prompt_tokens)
+        of_all, of_prompts = self._budgets
+        return min(of_all - len(self.decodes), of_prompts)
 
     def _cut_chunks(self) -> list[Request]:
         """Share the step's tokens among the prompts, oldest first."""
@@ -390,7 +384,7 @@ class Scheduler:
         return Batch(*batch, admitted, preempted, copies)
 
     def _hand_out(self, batch: Batch, tokens: NDArray[np.int32]) -> list[Request]:
-        """Give every row its tokens, step by step; answer the requests that end."""
+        """Give every row its tokens, step by step; return the requests that end."""
         contexts, requests = batch.contexts, batch.requests
         by_row = np.zeros((len(tokens), len(contexts)), np.int32)
         by_row[:, batch.rows[::-1]] = tokens[:, ::-1]  # of a family the first, which comes last
@@ -400,8 +394,8 @@ class Scheduler:
             for request, token in zip(requests, tokens[step].tolist(), strict=True):
                 request.last_token = token
                 request.left -= 1
-                if request.left == 0 or token in request.stop_tokens:
-                    is_stop = token in request.stop_tokens
+                is_stop = token in request.stop_tokens
+                if is_stop or request.left == 0:
                     request.finish_reason = "stop" if is_stop else "length"
                     ended.append(request)
             if ended and step + 1 < len(tokens):  # the rest goes on, a row each

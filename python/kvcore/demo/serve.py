@@ -169,7 +169,7 @@ class ChatServer:
             self._finish(request)
 
     def _logits(self, batch: Batch) -> Floats:
-        """Run the model on the active tokens of a batch; answer the logits behind each row."""
+        """Run the model on the active tokens of a batch; return the logits that tell each token."""
         (inputs,) = batch.inputs
         packed = ops.pack(inputs, batch.contexts)
         attend = PagedAttention(inputs, packed.row_offsets, self._dtype, self.settings.threads)
