@@ -19,8 +19,6 @@ cdef class RaggedKVCacheInputs:
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
         Scales of a quantised pool.
-    row_offsets : uint32 [B + 1], on the host
-        Row b's new tokens of this step are ``row_offsets[b] .. row_offsets[b + 1]``.
 
     Notes
     -----

@@ -27,7 +27,6 @@ from kvcore.requests import Batch, Request
 __all__ = ["Batch", "Request", "Scheduler"]
 
 _rank = attrgetter("rank")
-_replica = attrgetter("replica")
 _NO_COPIES = np.empty((0, 4), np.int32)
 
 
@@ -45,17 +44,16 @@ class Scheduler:
     num_steps : int
         Tokens per sequence in a step that runs no prompt, or 1 where so many do not fit the pool.
     hold : callable(request) -> bool, optional
-        Asked before a request is admitted beside others: True leaves it in the queue for this step,
-        and those behind it may overtake it, which nobody else may.
+        Asked before a request joins others: True leaves it in the queue, and others may go first.
     update : callable(contexts, tokens)
         Hands contexts their tokens.
 
     Attributes
     ----------
     waiting, prefills, decodes : list of Request
-        Where requests are, not to be changed: in the queue, holding no pages; with a prompt that is
-        not computed; generating, in rows that keep their places: the last one fills a hole, so that
-        one row of the page table changes. Siblings of a prompt not computed are in none of them.
+        Where requests are, to be read only: in the queue, without pages; with a prompt that is not
+        computed, whose siblings are nowhere yet; generating, in rows that keep their places: the
+        last one fills a hole, so that one row of the page table changes.
     num_preemptions, recomputed_tokens : int
         How often a request was sent back to the queue, and the tokens run again for that.
 
@@ -141,8 +139,8 @@ class Scheduler:
         tokens = request.num_prompt + request.left - 1  # the last one is not written
         if tokens > pool or tokens + self._num_steps - 1 > self._manager.max_seq_len:
             raise CapacityError(
-                f"a request comes to {tokens} tokens, in steps of {self._num_steps}; the pool holds "
-                f"{pool} and max_seq_len is {self._manager.max_seq_len}; ask for fewer or give more"
+                f"a request comes to {tokens} tokens in steps of {self._num_steps}, the pool holds "
+                f"{pool} and max_seq_len is {self._manager.max_seq_len}; ask for fewer tokens"
             )
 
     def cancel(self, request: Request) -> None:
@@ -181,11 +179,10 @@ class Scheduler:
             Others hold so many pages that not one request fits.
         """
         self._batch = None
-        admitted: list[Request] = []
-        preempted: list[Request] = []
+        admitted, preempted = list[Request](), list[Request]()
         may_admit = admit and (self._may_admit or not self.num_running)
         is_admitting = may_admit and self.waiting and self.num_running < self._max_running
-        num_steps = 1 if is_admitting or self.prefills else self._num_steps
+        num_steps = 1 if is_admitting else self._num_steps
         if is_admitting:
             self._make_room(preempted)  # for those that run, before anybody else takes it
             if not preempted:
@@ -238,12 +235,12 @@ class Scheduler:
             for sibling in request.siblings:
                 self._fork(request, sibling)
             request.siblings = []
-        for request in ended:
-            del self._live[request.rank]
         # The last row first, for each hole is filled with one that stays; a sibling may have none.
         rows = (self.decodes.index(request) for request in ended if request in self.decodes)
         for row in sorted(rows, reverse=True):
             self._release(self.decodes[row])
+        for request in ended:
+            del self._live[request.rank]
         return ended
 
     # -- memory ------------------------------------------------------------------------------
@@ -286,12 +283,11 @@ class Scheduler:
 
     def _claim(self, request: Request) -> bool:
         """Claim and reserve on the replica with the best hit or, when it is full, the emptiest."""
-        manager = self._manager
         if callable(request.context):
             request.context = request.context()
-        if manager.num_replicas == 1:
+        if self._manager.num_replicas == 1:
             return self._claim_on(request, 0)
-        best = manager.get_or_recommend_replica(request.context)
+        best = self._manager.get_or_recommend_replica(request.context)
         return self._claim_on(request, best) or self._claim_on(request, "auto")
 
     def _claim_on(self, request: Request, replica: int | Literal["auto"]) -> bool:
@@ -332,8 +328,7 @@ class Scheduler:
         if request in self.prefills:
             self.prefills.remove(request)
         else:
-            row = self.decodes.index(request)
-            self.decodes[row] = self.decodes[-1]
+            self.decodes[self.decodes.index(request)] = self.decodes[-1]
             self.decodes.pop()
         self._manager.release(request.context.request_id)
         self._may_admit = True
@@ -351,20 +346,19 @@ class Scheduler:
         for request in self.prefills:
             if budget <= 0:
                 break
-            count = min(budget, request.unwritten)
-            request.context.active_idx = request.context.start_idx + count
+            length = min(budget, request.unwritten)
+            request.context.active_idx = request.context.start_idx + length
             chunks.append(request)
-            budget -= count
+            budget -= length
         return chunks
 
-    def _fetch(
-        self, num_steps: int, admitted: list[Request], preempted: list[Request]
-    ) -> Batch | None:
+    def _fetch(self, num_steps: int, come: list[Request], gone: list[Request]) -> Batch | None:
         """Fetch all that runs in this step; None where its next tokens do not fit the pool."""
         manager, chunks = self._manager, self._cut_chunks()
+        num_steps = 1 if chunks else num_steps
         running = self.decodes + chunks
         if manager.num_replicas > 1:
-            running.sort(key=_replica)
+            running.sort(key=attrgetter("replica"))
         if running != self._running:  # the manager knows a list again
             self._running = running
             self._contexts = [request.context for request in running]
@@ -381,7 +375,7 @@ class Scheduler:
             rows = np.repeat(rows, [len(family) for family in families])
         copies = manager.take_copies() if inputs[0].blocks is None else _NO_COPIES
         batch = self._contexts, inputs, requests, rows, num_steps, completed
-        return Batch(*batch, admitted, preempted, copies)
+        return Batch(*batch, come, gone, copies)
 
     def _hand_out(self, batch: Batch, tokens: NDArray[np.int32]) -> list[Request]:
         """Give every row its tokens, step by step; return the requests that end."""

@@ -66,7 +66,9 @@ def in_reference(module: ModuleType) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("module", [kvcore, functional, ops, scheduler, cuda], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [kvcore, functional, ops, scheduler, cuda], ids=lambda m: m.__name__
+)
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
     public = {n for n in module.__all__ if not inspect.ismodule(getattr(module, n))}
     assert in_reference(module) == public

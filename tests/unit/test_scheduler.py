@@ -179,6 +179,24 @@ def test_pages_that_others_hold_are_an_error_only_when_nothing_runs() -> None:
     assert engine.run_all() == [request]
 
 
+def test_prompt_runs_step_by_step_where_all_that_ran_had_to_go() -> None:
+    manager = make_manager(6, blocks=None)
+    engine = ToyEngine(manager, num_steps=3)
+    request = make_request(0, range(6), 9)
+    engine.scheduler.add(request)
+    for _ in range(3):
+        engine.step()
+    other = Context("other", range(50, 62))
+    manager.claim("other")
+    assert manager.reserve(other)
+    with pytest.raises(InsufficientBlocksError, match="13 tokens do not fit"):
+        engine.step()
+    manager.release("other")
+    engine.run_all()
+    assert tokens_of(request) == alone(range(6), 9)
+    assert [batch.num_steps for batch in engine.batches] == [1, 3, 3, 1, 3]
+
+
 def test_rows_that_others_have_claimed_make_requests_wait() -> None:
     manager = make_manager(32, blocks=None, max_batch_size=2)
     manager.claim("other")
