@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvcore import TextGenerationContext
 from kvcore.scheduler import Request
 
-__all__ = ["GenerationResult", "Sequence", "read_prompts", "result_of"]
+__all__ = ["GenerationResult", "PromptSequence", "read_prompts", "result_of"]
 
 FinishReason = Literal["length", "eos"]
 
@@ -42,7 +42,7 @@ class GenerationResult:
 
 
 @dataclass(slots=True)
-class Sequence:
+class PromptSequence:
     """Say whose tokens a request generates.
 
     Attributes
@@ -90,7 +90,7 @@ def read_prompts(
                 TextGenerationContext((run, i, n), tokens),
                 max_new_tokens,
                 stop_tokens=eos,
-                owner=Sequence(i, n),
+                owner=PromptSequence(i, n),
             )
             for n in range(copies)
         )
