@@ -41,6 +41,9 @@ class RaggedKVCacheInputs:
     def max_lengths(self) -> NDArray[np.uint32]: ...
     @property
     def kv_scales(self) -> Any: ...
+    @property
+    def row_offsets(self) -> NDArray[np.uint32]:
+        """uint32 [B + 1]: row b's new tokens of this step are ``row_offsets[b] .. [b + 1]``."""
 
 class PageTable(np.ndarray[Any, np.dtype[np.uint32]]):
     """A table of a fetch: read-only, for its memory is updated only where pages change."""

@@ -81,11 +81,13 @@ cdef class InputMaker:
             taken.append(buffer)
             targets[r].table = buffer.rows
             targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
+            targets[r].new_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.unread_new_lengths())
         return 0
 
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps):
         """The inputs of every device over the buffers that were taken last."""
         cdef list inputs = []
+        cdef RaggedKVCacheInputs each
         cdef FetchBuffer buffer
         cdef cnp.npy_intp shape[2]
         cdef cnp.npy_intp strides[2]
@@ -103,11 +105,13 @@ cdef class InputMaker:
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
             for blocks, scales in <list>self.shards[r]:
                 if self.gpus is None:
-                    inputs.append(RaggedKVCacheInputs(blocks, lengths, table, limits, scales))
-                    continue
-                staged = self.gpus.stage(shard, lengths, table)
-                inputs.append(RaggedKVCacheInputs(blocks, *staged, limits, scales))
-                shard += 1
+                    each = RaggedKVCacheInputs(blocks, lengths, table, limits, scales)
+                else:
+                    staged = self.gpus.stage(shard, lengths, table)
+                    each = RaggedKVCacheInputs(blocks, *staged, limits, scales)
+                    shard += 1
+                each._new_lengths = buffer.new_lengths
+                inputs.append(each)
         return inputs
 
 
