@@ -71,7 +71,7 @@ def imports_of_python(path: Path, known: set[str]) -> Iterator[str]:
 
 
 def imports_of_cython(path: Path, known: set[str]) -> Iterator[str]:
-    for part in (path, path.with_suffix(".pxd")):
+    for part in filter(Path.exists, (path, path.with_suffix(".pxd"))):
         text = part.read_text(encoding="utf-8")
         code = re.sub(r'""".*?"""', "", text, flags=re.S)  # whose examples import kvcore
         for module, names, whole in _CYTHON.findall(code):
