@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "atomics.hpp"
-#include "digest_word.hpp"
+#include "data/digest_word.hpp"
 #include "kvcore/cuda.hpp"
 #include "kvcore/types.hpp"
 #include "teams.hpp"

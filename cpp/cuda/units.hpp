@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "high_product.hpp"
+#include "data/high_product.hpp"
 #include "kvcore/dtype.hpp"
 
 namespace kvcore::cuda {

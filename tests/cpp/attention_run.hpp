@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "attention_case.hpp"
-#include "cpu/attention.hpp"
-#include "cpu/isa.hpp"
+#include "data/attention/attention.hpp"
+#include "data/kernels/isa.hpp"
 
 /// Runs cases and compares what they answer.
 namespace attention_case {

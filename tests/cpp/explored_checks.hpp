@@ -17,7 +17,7 @@ class ExploredChecks {
         const bool asks_for_laws = world_.scenario().asks_for_laws;
         if (asks_for_laws) world_.manager().check_integrity();
         check_tree(Probe::tree(world_.manager()), world_.device());
-        if (kvcore::BlockStore* store = Probe::host(world_.manager())) {
+        if (kvcore::TierIndex* store = Probe::host(world_.manager())) {
             check_tree(store->tree(), world_.host());
         }
         if (asks_for_laws) {
@@ -51,7 +51,7 @@ class ExploredChecks {
             if (!is_alone) held_below.push_back(flight.place.node());
         }
         check_held(TreeNodes(Probe::tree(manager)), held);
-        if (kvcore::BlockStore* store = Probe::host(manager)) {
+        if (kvcore::TierIndex* store = Probe::host(manager)) {
             check_held(TreeNodes(store->tree()), held_below);
         }
     }
@@ -122,7 +122,7 @@ class ExploredChecks {
     void check_transfers() const {
         const kvcore::CacheManager& manager = world_.manager();
         check_apart(written_, read_, Probe::pool(manager));
-        if (kvcore::BlockStore* store = Probe::host(manager)) {
+        if (kvcore::TierIndex* store = Probe::host(manager)) {
             check_apart(written_below_, read_below_, store->pool());
         }
         Probe::tree(manager).for_each_run([&](const kvcore::BlockId* ids, std::int32_t n) {
@@ -190,7 +190,7 @@ class ExploredChecks {
         const kvcore::PoolStats stats = world_.manager().stats(0);
         require(stats.free_pages + stats.evictable_pages == world_.scenario().num_pages,
                 "without requests every page can be had");
-        const kvcore::BlockStore* store = Probe::host(world_.manager());
+        const kvcore::TierIndex* store = Probe::host(world_.manager());
         require(store == nullptr || store->num_available() == world_.scenario().host_pages,
                 "without requests every host page can be had");
     }

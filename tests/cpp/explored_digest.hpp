@@ -21,7 +21,7 @@ class ExploredDigest {
           host_(world.scenario().host_pages, world.host()) {
         order_tickets();
         add_tree(nodes_, device_);
-        if (kvcore::BlockStore* store = Probe::host(world.manager())) {
+        if (kvcore::TierIndex* store = Probe::host(world.manager())) {
             host_nodes_.emplace(store->tree());
             add_tree(*host_nodes_, host_);
         }

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "children.hpp"
+#include "index/children.hpp"
 #include "kvcore/cache_manager.hpp"
-#include "transfer_ledger.hpp"
+#include "manager/transfer_ledger.hpp"
 
 namespace kvcore {
 
@@ -33,7 +33,7 @@ struct CacheManagerProbe {
         return manager.replicas_[0]->tree;
     }
     /// nullptr without a host tier.
-    [[nodiscard]] static BlockStore* host(const CacheManager& manager) {
+    [[nodiscard]] static TierIndex* host(const CacheManager& manager) {
         return manager.replicas_[0]->host.get();
     }
     [[nodiscard]] static const TreeNode* pinned_node(const CacheManager& manager, PinHandle pin) {

@@ -130,7 +130,7 @@ class ExploredWorld {
                 break;
         }
         tickets_.device().spoil_free_pages(Probe::pool(manager_));
-        if (kvcore::BlockStore* store = Probe::host(manager_))
+        if (kvcore::TierIndex* store = Probe::host(manager_))
             tickets_.host().spoil_free_pages(store->pool());
     }
 

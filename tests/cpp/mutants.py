@@ -43,49 +43,49 @@ HELD_COPY = "copies.push_back({copy, std::move(source), std::move(destination), 
 MUTANTS = (
     Mutant(
         "destination not held",
-        "cpp/src/transfer_ledger.hpp",
+        "cpp/src/manager/transfer_ledger.hpp",
         HELD_COPY,
         HELD_COPY + " copies.back().destination = PageHold();",
         "plain",
     ),
     Mutant(
         "source not held",
-        "cpp/src/transfer_ledger.hpp",
+        "cpp/src/manager/transfer_ledger.hpp",
         HELD_COPY,
         HELD_COPY + " copies.back().source = PageHold();",
         "plain",
     ),
     Mutant(
         "heirs only right behind what they committed",
-        "cpp/src/cache_manager_commit.cpp",
+        "cpp/src/manager/commit.cpp",
         "other->committed <= column &&",
         "other->committed == column &&",
         "heirs",
     ),
     Mutant(
         "a failed copy counts as done",
-        "cpp/src/cache_manager_transfers.cpp",
+        "cpp/src/manager/transfers.cpp",
         "if (sequence != nullptr && !done) {",
         "if (sequence != nullptr && !done && ticket == 0) {",
         "plain",
     ),
     Mutant(
         "a failed load counts as done",
-        "cpp/src/cache_manager_host.cpp",
+        "cpp/src/manager/host.cpp",
         "        if (!done) begin_again(*sequence);\n",
         "",
         "loads",
     ),
     Mutant(
         "a failed store counts as done",
-        "cpp/src/cache_manager_host.cpp",
+        "cpp/src/manager/host.cpp",
         "if (done && flight.is_wanted) {",
         "if (flight.is_wanted) {",
         "host",
     ),
     Mutant(
         "fetch forgets what is owed",
-        "cpp/src/cache_manager_fetch.cpp",
+        "cpp/src/manager/fetch.cpp",
         "            result.status = FetchStatus::kPending;\n            result.row = i;\n",
         "            result.status = FetchStatus::kPending;\n            result.row = i;\n"
         "            drop_owed(request.sequence);\n"
@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     Mutant(
         "a reset leaves what is copied to be found",
-        "cpp/src/cache_manager.cpp",
+        "cpp/src/manager/cache_manager.cpp",
         "    for (Ledger::Copy& copy : ledger_->copies) copy.source.loosen();\n"
         "    for (Ledger::Copy& copy : ledger_->copies) copy.source.fasten();\n",
         "",
@@ -102,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "truncate does not wait",
-        "cpp/src/cache_manager_fork.cpp",
+        "cpp/src/manager/fork.cpp",
         "    Sequence& sequence = sequences_.at(handle);\n"
         "    if (sequence.num_pending > 0) refuse_pending(-1);\n",
         "    Sequence& sequence = sequences_.at(handle);\n",
@@ -110,14 +110,14 @@ MUTANTS = (
     ),
     Mutant(
         "a fork writes what another still copies",
-        "cpp/src/cache_manager_fork.cpp",
+        "cpp/src/manager/fork.cpp",
         "if (is_it && copy.copy.num_tokens > kept) sequence.frozen = c + 1;",
         "static_cast<void>(is_it && kept > 0);",
         "forks",
     ),
     Mutant(
         "a fork behind writes what others of its batch copy",
-        "cpp/src/cache_manager_admit.cpp",
+        "cpp/src/manager/admit.cpp",
         "return holders == 1 && std::max(going.reach, gone.reach) <= "
         "std::max<std::int64_t>(0, kept);",
         "return holders == 1 && kept < 1000;",
@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         "a copy keeps a whole run at a reset",
-        "cpp/src/page_hold.hpp",
+        "cpp/src/manager/page_hold.hpp",
         "        at_ = PrefixTree::position(at_.node, at_.depth);  "
         "// the run may have been cut behind it\n",
         "",

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "child_index.hpp"
+#include "index/child_index.hpp"
 #include "page_nodes.hpp"
 
 using kvcore::ChildIndex;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "cpu/parallel.hpp"
+#include "support/parallel.hpp"
 
 namespace {
 

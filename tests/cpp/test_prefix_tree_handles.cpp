@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handles: right for as long as the pages are there, and never again.
+#include "index/tree_node.hpp"
 #include "kvcore/errors.hpp"
 #include "tree_fixture.hpp"
-#include "tree_node.hpp"
 
 using kvcore::InvalidHandleError;
 using kvcore::PrefixHandle;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/isa.hpp"
+#include "data/kernels/isa.hpp"
 #include "elements.hpp"
 #include "kvcore/kernels.hpp"
 #include "random.hpp"

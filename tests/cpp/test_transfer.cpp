@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "copy_runs.hpp"
+#include "data/copy_runs.hpp"
 #include "kvcore/transfer.hpp"
 #include "random.hpp"
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "children.hpp"
+#include "index/children.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 /// All that a PrefixTree holds, as text without addresses: two trees that read the same behave the

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
-#include "kvcore/block_store.hpp"
 #include "kvcore/cache_types.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/sequence_table.hpp"
+#include "kvcore/tier_index.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
@@ -24,7 +24,7 @@ namespace kvcore {
 /// The C++ entry point: which page belongs to whom, what a prompt can reuse, what goes when memory
 /// is full. Ids only; the caller owns the memory behind them.
 ///
-/// Owns: per replica a BlockPool and a PrefixTree, with a host tier a BlockStore too; the
+/// Owns: per replica a BlockPool and a PrefixTree, with a host tier a TierIndex too; the
 /// SequenceTable over all replicas; the ledger of what is being copied.
 /// Invariant: every page is free, or held by as many sequences, transfers and the tree as its count
 /// says. A page in the tree has no other owner. A page that is copied, or copied to, is held until
@@ -176,8 +176,8 @@ class CacheManager {
         PrefixTree tree;
         std::int64_t num_sequences = 0;
         Metrics metrics;
-        std::unique_ptr<BlockStore> host = nullptr;  // none without a host tier
-        std::vector<bool> storing = {};              // for each page: it is on its way there
+        std::unique_ptr<TierIndex> host = nullptr;  // none without a host tier
+        std::vector<bool> storing = {};             // for each page: it is on its way there
     };
     struct PinSlot {
         TreeNode* node = nullptr;
@@ -231,7 +231,7 @@ class CacheManager {
     void require_replica(std::int32_t index) const;
     static void free_own_pages(Replica& replica, const Sequence& sequence, std::int32_t from);
     void note_peak(Replica& replica);
-    // cache_manager_admit.cpp
+    // manager/admit.cpp
     [[nodiscard]] static bool has_legal_indices(const RequestView& request) noexcept {
         return request.start >= 0 && request.start < request.active &&
                request.active <= request.end;
@@ -249,7 +249,7 @@ class CacheManager {
                                   std::int64_t num_steps, bool allow_partial) const;
     void find_hit(Admission& admission, const Sequence& sequence, const RequestView& request,
                   bool allow_partial) const;
-    [[nodiscard]] std::int64_t find_hit_below(Admission& admission, const BlockStore& host,
+    [[nodiscard]] std::int64_t find_hit_below(Admission& admission, const TierIndex& host,
                                               const RequestView& request, std::int64_t hit) const;
     void weigh(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
     [[nodiscard]] static bool is_own(const Sequence& sequence, std::int32_t column) noexcept;
@@ -258,7 +258,7 @@ class CacheManager {
     [[nodiscard]] std::int64_t count_sole(const Sequence& sequence, std::int64_t start,
                                           std::int64_t end) const;
     [[nodiscard]] std::int64_t count_returned(const Sequence& sequence, std::int64_t from) const;
-    // cache_manager_apply.cpp
+    // manager/apply.cpp
     [[nodiscard]] Reservation prepare(const Admission& admission, Sequence& sequence,
                                       const RequestView& request, Transfers* transfers);
     bool apply(Reservation& reservation, Sequence& sequence, RequestView& request, std::int64_t row,
@@ -289,7 +289,7 @@ class CacheManager {
         sequence.counted_end = active;
     }
     void begin_again(Sequence& sequence) noexcept;
-    // cache_manager_batch.cpp
+    // manager/batch.cpp
     /// It has all pages that the next steps write into, none of them shared.
     [[nodiscard]] bool is_reserved(const Sequence& sequence, const RequestView& request,
                                    std::int64_t num_steps) const noexcept {
@@ -318,7 +318,7 @@ class CacheManager {
                                         std::int64_t num_steps,
                                         const std::vector<Admission>& admissions) const;
     void note_leaving(const Admission& admission, const Sequence& sequence, bool copies_at_once);
-    // cache_manager_commit.cpp
+    // manager/commit.cpp
     [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
                                         std::int64_t row) const;
     void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
@@ -330,18 +330,18 @@ class CacheManager {
     template <class Visit>
     void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
-    // cache_manager_fetch.cpp
+    // manager/fetch.cpp
     void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
                           InputCount& counted, FetchResult& result);
     [[nodiscard]] bool have_room(const FetchTarget* targets) const;
-    // cache_manager_fork.cpp
+    // manager/fork.cpp
     class Brood;
     static void check_children(const RequestView& parent, std::int64_t written,
                                const RequestBatch& children);
     void inherit_copies(SequenceHandle parent, SequenceHandle child) noexcept;
     void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept;
     void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from) noexcept;
-    // cache_manager_host.cpp
+    // manager/host.cpp
     struct HostFlight;
     void prepare_load(Reservation& reservation, const Sequence& sequence,
                       const RequestView& request, Transfers& transfers);
@@ -354,7 +354,7 @@ class CacheManager {
     void owe_stores(SequenceHandle handle, Sequence& sequence, Transfers& transfers);
     void finish_store(HostFlight& flight, bool done) noexcept;
     void finish_load(HostFlight& flight, bool done) noexcept;
-    // cache_manager_transfers.cpp
+    // manager/transfers.cpp
     void require_transfers(Transfers* transfers) const;
     [[noreturn]] static void refuse_pending(std::int64_t row);
     void put_on_list(const PageCopy& copy) noexcept;
@@ -362,7 +362,7 @@ class CacheManager {
     void spare_source(const PageCopy& copy, const Sequence& sequence) noexcept;
     [[nodiscard]] bool is_under_way(SequenceHandle sequence) const noexcept;
     void drop_owed(SequenceHandle sequence) noexcept;
-    // cache_manager_check.cpp
+    // manager/check.cpp
     void check_host_place(const Sequence& sequence) const;
     void check_host(std::int32_t replica) const;
     void check_sequence(const Sequence& sequence) const;

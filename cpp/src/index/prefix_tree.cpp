@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading, pinning and counting; what changes the shape of the tree is in prefix_tree_edit.cpp.
+#include "kvcore/prefix_tree.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "index/child_index.hpp"
+#include "index/children.hpp"
+#include "index/sibling_order.hpp"
+#include "index/tree_node.hpp"
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+namespace {
+
+std::int32_t checked_page_size(std::int32_t page_size) {
+    if (page_size < 1) {
+        throw std::invalid_argument(
+            detail::concat("page_size is ", page_size, ", must be at least 1 token"));
+    }
+    return page_size;
+}
+
+bool equal(const TokenId* a, const TokenId* b, std::size_t tokens) noexcept {
+    return std::memcmp(a, b, tokens * sizeof(TokenId)) == 0;
+}
+
+// Whole pages at which two runs agree. memcmp says only "differs somewhere", so the runs are
+// compared in ever smaller pieces; a full hit costs what comparing the bytes costs.
+std::int32_t common_pages(const TokenId* a, const TokenId* b, std::int32_t n,
+                          std::int32_t page_size) noexcept {
+    const auto page = static_cast<std::size_t>(page_size);
+    const auto total = static_cast<std::size_t>(n);
+    std::size_t done = 0;
+    for (const std::size_t piece_tokens : {std::size_t{8192}, std::size_t{512}, std::size_t{1}}) {
+        const std::size_t piece = std::max<std::size_t>(1, piece_tokens / page);
+        while (done < total) {
+            const std::size_t pages = std::min(piece, total - done);
+            if (!equal(a + done * page, b + done * page, pages * page)) break;
+            done += pages;
+        }
+    }
+    return static_cast<std::int32_t>(done);
+}
+
+[[noreturn]] void refuse_unpin(const TreeNode* node) {
+    throw InvalidHandleError(detail::concat("a prefix of ", PrefixTree::depth_of(node),
+                                            " pages is not pinned; unpin each pin once"));
+}
+
+}  // namespace
+
+PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> policy)
+    : page_size_(checked_page_size(page_size)),
+      policy_(policy != nullptr ? std::move(policy) : std::make_unique<LruPolicy>()),
+      arena_(std::make_unique<NodeArena>()),
+      order_arena_(std::make_unique<OrderArena>()),
+      index_(std::make_unique<ChildIndex>(page_size)),
+      default_root_(arena_->allocate()) {}
+
+TreeNode* PrefixTree::find_namespace(std::string_view name) const noexcept {
+    if (name.empty()) return default_root_;
+    const auto found = roots_.find(name);
+    return found == roots_.end() ? nullptr : found->second.node;
+}
+
+TreeNode* PrefixTree::open_namespace(std::string_view name) {
+    if (TreeNode* known = find_namespace(name)) return known;
+    auto own_name = std::make_unique<const std::string>(name);
+    FreshNode root(*arena_);
+    root->name = own_name.get();
+    const std::string_view key = *own_name;
+    roots_.emplace(key, NamedRoot{std::move(own_name), root.get()});
+    return root.release();
+}
+
+void PrefixTree::drop_root_if_unused(TreeNode* root) noexcept {
+    if (root == default_root_ || root->pins > 0 || root->num_children > 0) return;
+    roots_.erase(roots_.find(*root->name));  // by the place, since the key goes with it
+    arena_->recycle(root);
+}
+
+TreeNode* PrefixTree::find_child(const TreeNode* node, const TokenId* page) const noexcept {
+    if (node->num_children > 1) return index_->find(node, page);
+    TreeNode* child = node->first_child;
+    const bool matches =
+        child != nullptr && equal(child->tokens, page, static_cast<std::size_t>(page_size_));
+    return matches ? child : nullptr;
+}
+
+PrefixMatch PrefixTree::match(TreeNode* root, const TokenId* tokens, std::int64_t n,
+                              bool want_partial) const noexcept {
+    const auto max_pages = static_cast<std::int32_t>(n / page_size_);
+    PrefixMatch found{{root, depth_of(root)}, {}, 0};
+    const TokenId* rest = tokens;
+    std::int32_t left = max_pages;
+    // Should the index not have the page, its neighbours are wanted: both searches miss at once.
+    if (want_partial && left > 0 && root->is_sorted) root->order->prefetch(rest);
+    while (left > 0) {
+        TreeNode* child = find_child(found.at.node, rest);
+        if (child == nullptr) break;
+        const std::int32_t common =
+            common_pages(child->tokens, rest, std::min(child->num_pages, left), page_size_);
+        found.at = {child, found.at.depth + common};
+        rest += static_cast<std::ptrdiff_t>(common) * page_size_;
+        left -= common;
+        if (common < child->num_pages) break;
+    }
+    if (want_partial) {
+        const std::int64_t limit = std::min<std::int64_t>(n - (rest - tokens), page_size_ - 1);
+        if (limit > 0) find_partial(found, rest, static_cast<std::int32_t>(limit));
+    }
+    return found;
+}
+
+// The page that follows the match in its run or, at the end of a run, one of the children's first.
+void PrefixTree::find_partial(PrefixMatch& match, const TokenId* rest,
+                              std::int32_t limit) const noexcept {
+    TreeNode* node = match.at.node;
+    const auto consider = [&](TreeNode* source, std::int32_t page) {
+        const std::int32_t common =
+            common_tokens(source->page_tokens(page, page_size_), rest, limit);
+        if (common > match.partial_tokens) {
+            match.partial_tokens = common;
+            match.partial = {source, match.at.depth + 1};
+        }
+    };
+    if (match.at.depth < depth_of(node)) {
+        consider(node, match.at.depth - node->start);
+    } else if (node->is_sorted) {
+        TreeNode* best = node->order->longest_common_start(rest, limit, &match.partial_tokens);
+        if (best != nullptr) match.partial = {best, match.at.depth + 1};
+    } else {
+        for_each_child(node, [&](TreeNode* child) { consider(child, 0); });
+    }
+}
+
+std::int32_t PrefixTree::depth_of(const TreeNode* node) noexcept { return node->end(); }
+
+std::string_view PrefixTree::name_of(const TreeNode* node) noexcept {
+    while (!node->is_root()) node = node->parent;
+    return node->name == nullptr ? std::string_view{} : *node->name;
+}
+
+TreePosition PrefixTree::position(TreeNode* node, std::int32_t depth) noexcept {
+    while (!node->is_root() && depth <= node->start) node = node->parent;
+    return {node, depth};
+}
+
+void PrefixTree::copy_pages(TreePosition at, std::int32_t first, BlockId* out) const noexcept {
+    auto [node, depth] = position(at.node, at.depth);
+    while (depth > first) {
+        const std::int32_t from = std::max(first, node->start);
+        std::memcpy(out + (from - first), node->ids(page_size_) + (from - node->start),
+                    static_cast<std::size_t>(depth - from) * sizeof(BlockId));
+        depth = from;
+        node = node->parent;
+    }
+}
+
+std::vector<TokenId> PrefixTree::tokens_of(TreePosition at, std::int32_t first) const {
+    auto [node, depth] = position(at.node, at.depth);
+    const auto page = static_cast<std::size_t>(page_size_);
+    std::vector<TokenId> tokens(static_cast<std::size_t>(depth - first) * page);
+    while (depth > first) {
+        const std::int32_t from = std::max(first, node->start);
+        std::memcpy(tokens.data() + static_cast<std::size_t>(from - first) * page,
+                    node->page_tokens(from - node->start, page_size_),
+                    static_cast<std::size_t>(depth - from) * page * sizeof(TokenId));
+        depth = from;
+        node = node->parent;
+    }
+    return tokens;
+}
+
+bool PrefixTree::is_protected(TreePosition at) const noexcept {
+    settle();
+    return position(at.node, at.depth).node->protectors > 0;
+}
+
+std::int64_t PrefixTree::num_unprotected(TreePosition at) const noexcept {
+    settle();
+    auto [node, depth] = position(at.node, at.depth);
+    while (!node->is_root() && node->protectors == 0) {
+        depth = node->start;
+        node = node->parent;
+    }
+    return at.depth - depth;
+}
+
+std::int64_t PrefixTree::num_evictable() const noexcept {
+    settle();
+    return num_cached_ - num_protected_;
+}
+
+void PrefixTree::pin(TreeNode* node) noexcept {
+    if (node->pins++ == 0 && !node->is_root() && !node->is_queued) queue(node);
+}
+
+void PrefixTree::unpin(TreeNode* node, bool touch) {
+    if (node->pins == 0) refuse_unpin(node);
+    --node->pins;
+    if (node->is_root()) return drop_root_if_unused(node);
+    if (touch) policy_->touch(*node);
+    if (node->pins > 0) return;
+    if (!node->is_queued) queue(node);
+    // Off the list means that eviction met it as the oldest while it was pinned.
+    if (node->num_children == 0 && !node->is_listed()) policy_->expose(*node);
+}
+
+void PrefixTree::queue(TreeNode* node) const noexcept {
+    if (num_unsettled_ == kMaxUnsettled) settle();
+    unsettled_[num_unsettled_++] = node;
+    node->is_queued = true;
+}
+
+// Walks up only as far as a count passes between 0 and 1.
+void PrefixTree::settle() const noexcept {
+    for (std::size_t i = 0; i < num_unsettled_; ++i) {
+        TreeNode* node = unsettled_[i];
+        node->is_queued = false;
+        const bool pinned = node->pins > 0;
+        if (pinned == node->is_settled_pin) continue;
+        node->is_settled_pin = pinned;
+        for (; !node->is_root(); node = node->parent) {
+            if (pinned ? node->protectors++ != 0 : --node->protectors != 0) break;
+            num_protected_ += pinned ? node->num_pages : -node->num_pages;
+        }
+    }
+    num_unsettled_ = 0;
+}
+
+PrefixHandle PrefixTree::handle(TreePosition at) const noexcept {
+    const TreePosition exact = position(at.node, at.depth);
+    return {exact.node->id, exact.node->generation, exact.depth};
+}
+
+TreePosition PrefixTree::resolve(PrefixHandle handle) const {
+    TreeNode* node = arena_->at(handle.node);
+    if (node == nullptr || node->generation != handle.generation ||
+        node->generation == TreeNode::kNoGeneration || handle.depth > depth_of(node)) {
+        throw InvalidHandleError(detail::concat(
+            "prefix handle of ", handle.depth,
+            " pages is stale: pages of its run were evicted since; match the tokens again"));
+    }
+    return position(node, handle.depth);
+}
+
+void PrefixTree::check_node(const TreeNode* node) const {
+    using detail::require_law;
+    const bool root = node->is_root();
+    require_law(root || (node->num_pages >= 1 && node->num_pages <= node->capacity),
+                "prefix tree: a run holds 1 .. capacity pages");
+    require_law(node->num_children > 0 || node->pins > 0 || root || node->is_listed(),
+                "prefix tree: a leaf without pins is listed for eviction");
+    std::uint32_t children = 0;
+    std::uint32_t protectors = root ? 0 : node->pins > 0 ? 1 : 0;
+    for_each_child(node, [&](TreeNode* c) {
+        ++children;
+        require_law(c->parent == node && c->start == depth_of(node),
+                    "prefix tree: a child hangs where its parent ends");
+        require_law(find_child(node, c->tokens) == c, "prefix tree: a child is found by its page");
+        require_law(c->is_indexed == (node->num_children > 1),
+                    "prefix tree: children are indexed exactly where there are several");
+        protectors += c->protectors > 0 ? 1 : 0;
+    });
+    require_law(children == node->num_children, "prefix tree: children are counted");
+    require_law(root || protectors == node->protectors, "prefix tree: protection is counted");
+}
+
+void PrefixTree::check_integrity() const {
+    settle();
+    std::vector<const TreeNode*> stack{default_root_};
+    for (const auto& entry : roots_) stack.push_back(entry.second.node);
+    std::int64_t nodes = -static_cast<std::int64_t>(stack.size());
+    std::int64_t cached = 0;
+    std::int64_t protected_pages = 0;
+    while (!stack.empty()) {
+        const TreeNode* node = stack.back();
+        stack.pop_back();
+        check_node(node);
+        ++nodes;
+        cached += node->num_pages;
+        protected_pages += node->protectors > 0 ? node->num_pages : 0;
+        for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
+    }
+    detail::require_law(nodes == num_nodes_, "prefix tree: nodes are counted");
+    detail::require_law(cached == num_cached_, "prefix tree: cached pages are counted");
+    detail::require_law(protected_pages == num_protected_,
+                        "prefix tree: protected pages are counted");
+}
+
+void PrefixTree::collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const {
+    std::vector<const TreeNode*> stack{default_root_};
+    for (const auto& entry : roots_) stack.push_back(entry.second.node);
+    while (!stack.empty()) {
+        const TreeNode* node = stack.back();
+        stack.pop_back();
+        if (!node->is_root()) runs.emplace_back(node->ids(page_size_), node->num_pages);
+        for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
+    }
+}
+
+}  // namespace kvcore
