@@ -39,10 +39,11 @@ def finish(code: int) -> int:
         try:
             stream.flush()
         except OSError as error:
-            code = code or 1
             _abandon(stream)
-            if not isinstance(error, BrokenPipeError):  # nobody wants the rest
+            # Told before if the program failed; a broken pipe means that nobody wants the rest.
+            if code == 0 and not isinstance(error, BrokenPipeError):
                 tell(f"error: the output cannot be written: {error}")
+            code = code or 1
     return code
 
 
