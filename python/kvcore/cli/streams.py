@@ -34,13 +34,13 @@ def tell(text: str) -> None:
 
 
 def finish(code: int) -> int:
-    """Write out what is buffered; answer the exit code, 1 if it could not be written."""
+    """Write out what is buffered; return the exit code, 1 if it could not be written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
             _abandon(stream)
-            # Told before if the program failed; a broken pipe means that nobody wants the rest.
+            # Nobody wants the rest of a broken pipe; a run that failed has said why already.
             if code == 0 and not isinstance(error, BrokenPipeError):
                 tell(f"error: the output cannot be written: {error}")
             code = code or 1
