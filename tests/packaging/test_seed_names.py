@@ -15,6 +15,8 @@ from builders import make_manager
 from slot_managers import slot_manager
 
 README = Path(__file__).resolve().parents[2] / "README.md"
+pytestmark = pytest.mark.slow  # reads the README: no matter of the library
+
 HEADING = "## Names of MAX that are absent"
 
 TOP_LEVEL = """
