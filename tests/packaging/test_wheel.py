@@ -18,6 +18,7 @@ SHORT = ("unit/test_paged_manager.py", "unit/test_prefix_cache.py", "unit/test_a
 
 pytestmark = [
     pytest.mark.slow,  # compiles everything once more
+    pytest.mark.xdist_group("wheel"),  # that is: once
     pytest.mark.skipif(sys.platform != "linux", reason="manylinux is of Linux"),
 ]
 
