@@ -7,14 +7,14 @@ Where headers and CMake files are is told without the libraries of the command l
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import kvcore
 from kvcore.cli.streams import finish, open_streams, tell
 
 __all__ = ["main"]
 
-_BUILDS_ASK = {
+_BUILDS_ASK: dict[tuple[str, ...], Callable[[], str]] = {
     ("--cmakedir",): kvcore.get_cmake_dir,
     ("--includes",): kvcore.get_include,
 }
