@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvcore/eviction.hpp"
+#include "kvcore/tree_listener.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
@@ -75,6 +76,9 @@ class PrefixTree {
     PrefixTree& operator=(const PrefixTree&) = delete;
     ~PrefixTree();
 
+    /// Whom to tell from now on what enters and leaves; nullptr for nobody. The tree does not own
+    /// it.
+    void set_listener(TreeListener* listener) noexcept { listener_ = listener; }
     /// What decides the order of eviction.
     [[nodiscard]] const EvictionPolicy& policy() const noexcept { return *policy_; }
 
@@ -187,12 +191,14 @@ class PrefixTree {
     void offer_if_free(TreeNode* node) noexcept;
     void withdraw(TreeNode* node) noexcept;
     void remove_leaf(TreeNode* leaf) noexcept;
+    void bury(TreeNode* leaf) noexcept;
     void prefetch_victims() const noexcept;
     void drop_root_if_unused(TreeNode* root) noexcept;
     void collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const;
     void check_node(const TreeNode* node) const;
 
     std::int32_t page_size_;
+    TreeListener* listener_ = nullptr;
     std::unique_ptr<EvictionPolicy> policy_;
     std::unique_ptr<NodeArena> arena_;
     std::unique_ptr<OrderArena> order_arena_;

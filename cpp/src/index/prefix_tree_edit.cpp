@@ -206,6 +206,7 @@ bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* id
     leaf->num_pages += n;
     num_cached_ += n;
     protection_->grow(leaf, n);
+    if (listener_ != nullptr) listener_->stored(leaf, leaf->end() - n, n);
     return true;
 }
 
@@ -262,6 +263,7 @@ TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId*
         report_pages(known, depth, duplicates);
         use_between(known, depth);
     }
+    if (listener_ != nullptr && repeated < n) listener_->stored(end, known.depth, n - repeated);
     return end;
 }
 

@@ -31,13 +31,20 @@ void PrefixTree::withdraw(TreeNode* node) noexcept {
     policy_->withdraw(node->id);
 }
 
-// What is left of an empty leaf, told last: its buffer, and the way up from it.
+// What is left of it can be read until it is buried: its buffer, and the way up.
 void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
     TreeNode* parent = leaf->parent;
     detach(leaf);
     policy_->erase(leaf->id);
     --num_nodes_;
     if (!parent->is_root()) offer_if_free(parent);
+}
+
+void PrefixTree::bury(TreeNode* leaf) noexcept {
+    TreeNode* parent = leaf->parent;
+    std::free(leaf->tokens);
+    arena_->recycle(leaf);
+    if (parent->is_root()) drop_root_if_unused(parent);
 }
 
 std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept {
@@ -53,11 +60,9 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noex
     } else {
         leaf->begin_generation();
     }
+    if (listener_ != nullptr) listener_->removed(leaf, leaf->end(), count);
     if (is_gone) {
-        TreeNode* parent = leaf->parent;
-        std::free(leaf->tokens);
-        arena_->recycle(leaf);
-        if (parent->is_root()) drop_root_if_unused(parent);
+        bury(leaf);
     } else if (leaf->num_pages < leaf->capacity / 2) {
         resize(leaf, leaf->num_pages);
     }
