@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether arrays on GPUs can be used here, and why not."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from types import ModuleType
+
+from kvcore.errors import KVCacheError
+
+__all__ = ["cupy", "is_built", "kernels", "require_devices", "why_unavailable"]
+
+_NOT_BUILT = "kvcore was built without nvcc; install a CUDA toolkit and build it again"
+_NO_CUPY = "cupy is not installed; pip install 'kvcore[cuda13]'"
+
+
+@cache
+def _imported(name: str) -> ModuleType:
+    return importlib.import_module(name)  # a failed one is tried again
+
+
+def is_built() -> bool:
+    """Tell whether this build has the module of GPU kernels."""
+    try:
+        _imported("kvcore._cuda")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def kernels() -> ModuleType:
+    """Return the module of GPU kernels.
+
+    Raises
+    ------
+    KVCacheError
+        The build has none.
+    """
+    if not is_built():
+        raise KVCacheError(f"CUDA unavailable: {_NOT_BUILT}")
+    return _imported("kvcore._cuda")
+
+
+def cupy() -> ModuleType:
+    """Return cupy, whose arrays are what kvcore's kernels work on.
+
+    Raises
+    ------
+    KVCacheError
+        It is not installed.
+    """
+    try:
+        return _imported("cupy")
+    except ImportError as error:
+        raise KVCacheError(f"CUDA unavailable: {_NO_CUPY}") from error
+
+
+def why_unavailable() -> str:
+    """Return why no GPU can be used, "" where one can.
+
+    Returns
+    -------
+    str
+        The build has no kernels, the driver's own words, or cupy is not installed.
+
+    Examples
+    --------
+    >>> from kvcore.cuda import why_unavailable
+    >>> isinstance(why_unavailable(), str)
+    True
+    """
+    if not is_built():
+        return _NOT_BUILT
+    count, reason = kernels().count_devices()
+    if not count:
+        return str(reason)
+    try:
+        cupy()
+    except KVCacheError:
+        return _NO_CUPY
+    return ""
+
+
+def require_devices() -> int:
+    """Return the number of GPUs, at least 1.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    KVCacheError
+        "CUDA unavailable: " and why.
+    """
+    reason = why_unavailable()
+    if reason:
+        raise KVCacheError(f"CUDA unavailable: {reason}")
+    return int(kernels().count_devices()[0])

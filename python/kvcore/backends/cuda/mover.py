@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host tier of pools on GPUs: pinned memory, and a copy stream in each direction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.backends.cuda.arrays import over_memory
+from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.place import DevicePlace
+from kvcore.backends.cuda.pools import GpuPools
+from kvcore.backends.protocol import STORE, Shard
+from kvcore.backends.shards import arrays_of, tensors_of
+from kvcore.device import Device
+
+__all__ = ["GpuMover"]
+
+# Smaller pieces are moved by a kernel: a copy call is published at 2.3 us, in which a PCIe 4 bus
+# moves about as many bytes. Not measured yet.
+_ENGINE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Hold an array of a device as bytes, and its part of each host page."""
+
+    device: int
+    pool: Any  # uint8 [pages, 1, 1, 1, 1, bytes], axes as of a pool
+    host: Any  # uint8 [host pages, 1, 1, 1, 1, bytes], pinned
+
+
+class _Lane:
+    """Copy pages of one device in one direction, on a stream of its own."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.stream = kernels().Stream(device)
+        self.done = kernels().Event(device)
+        kernels().record(self.done.ptr, device, self.stream.ptr)
+
+    def wait(self, event: Any) -> None:
+        """Let the copies given from now on wait for an event."""
+        kernels().wait(event.ptr, self.device, self.stream.ptr)
+
+    def copy(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
+        """Copy pages pairs[i, 0] of `source` to pages pairs[i, 1] of `target`."""
+        size = source.shape[-1]
+        if size < _ENGINE_BYTES:
+            self._copy_by_kernel(source, target, pairs)
+            return
+        ends = (
+            array.data.ptr + ids.astype(np.uint64) * np.uint64(array.strides[0])
+            for array, ids in ((target, pairs[:, 1]), (source, pairs[:, 0]))
+        )
+        sizes = np.full(len(pairs), size, np.int64)
+        kernels().copy_batch(*ends, sizes, self.device, self.stream.ptr)
+
+    def _copy_by_kernel(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
+        place = DevicePlace(self.device, self.stream.ptr)
+        wanted = place.index_array(pairs.astype(np.int64, order="C"), "pairs")
+        caches = (tensors_of(source), False), (tensors_of(target), False)
+        place.transfer(*caches, wanted, layers=(0, 1), most_blocks=0, threads=1)
+
+    def finish(self) -> None:
+        """Let `done` stand for the copies given so far."""
+        kernels().record(self.done.ptr, self.device, self.stream.ptr)
+
+
+class GpuMover:
+    """Move pages between pools on GPUs and pinned host memory, in stream order.
+
+    Parameters
+    ----------
+    shards : list of list of Shard
+        The pools by replica and device in it; the bytes of a page are contiguous.
+    devices : tuple of Device
+        Of each shard, replica-major.
+    num_pages : int
+        Host pages of each replica, at least 1.
+    gpus : GpuPools
+        Knows the streams that use the pools.
+
+    Raises
+    ------
+    ValueError
+        A pool whose pages are not one run of bytes.
+    KVCacheError
+        The host memory cannot be pinned.
+
+    Notes
+    -----
+    ``run`` makes the host wait for nothing. A store reads the page after the work of the current
+    stream, and whoever is handed the page later writes it after the store. A load writes after
+    everything that may still read the page, and the current stream goes on after the load.
+    """
+
+    def __init__(
+        self,
+        shards: list[list[Shard]],
+        devices: tuple[Device, ...],
+        num_pages: int,
+        gpus: GpuPools,
+    ) -> None:
+        self._gpus = gpus
+        per_replica = len(devices) // len(shards)
+        self._parts = [
+            _make_parts(replica, devices[i * per_replica :], num_pages)
+            for i, replica in enumerate(shards)
+        ]
+        indices = sorted({each.index for each in devices})
+        self._stores = {index: _Lane(index) for index in indices}
+        self._loads = {index: _Lane(index) for index in indices}
+        self._ready = {index: kernels().Event(index) for index in indices}
+
+    def run(self, orders: NDArray[np.int32]) -> None:
+        """Put copies in front of everything that uses the pages later; see Mover."""
+        copy = self._store if orders[0, 1] == STORE else self._load
+        for replica in np.unique(orders[:, 0]):
+            copy(self._parts[replica], orders[orders[:, 0] == replica, 2:])
+
+    def _behind_current(self, lane: _Lane, other: _Lane) -> int:
+        """Put a lane behind the current stream and the other direction; return the stream."""
+        stream = self._gpus.orders[lane.device].enter()
+        ready = self._ready[lane.device]
+        kernels().record(ready.ptr, lane.device, stream)
+        lane.wait(ready)
+        lane.wait(other.done)  # a host page may be read there before it is written, or the reverse
+        return stream
+
+    def _store(self, parts: list[_Part], pages: NDArray[np.int32]) -> None:
+        for device in sorted({part.device for part in parts}):
+            lane = self._stores[device]
+            self._behind_current(lane, self._loads[device])
+            for part in (each for each in parts if each.device == device):
+                lane.copy(part.pool, part.host, pages)
+            lane.finish()
+            self._gpus.orders[device].put_after(lane.done.ptr, lane.done)
+
+    def _load(self, parts: list[_Part], pages: NDArray[np.int32]) -> None:
+        for device in sorted({part.device for part in parts}):
+            lane = self._loads[device]
+            stream = self._behind_current(lane, self._stores[device])
+            for part in (each for each in parts if each.device == device):
+                lane.copy(part.host, part.pool, pages[:, ::-1])
+            lane.finish()
+            kernels().wait(lane.done.ptr, device, stream)
+
+
+def _make_parts(replica: list[Shard], devices: tuple[Device, ...], num_pages: int) -> list[_Part]:
+    """Lay the parts of a replica's pages out one behind the other in pinned memory."""
+    pools: list[tuple[int, Any]] = []
+    for shard, device in zip(replica, devices, strict=False):
+        pools += [(device.index, _as_rows(array)) for array in arrays_of(shard)]
+    page_bytes = sum(pool.shape[-1] for _, pool in pools)
+    memory = kernels().PinnedMemory(num_pages * page_bytes)
+    parts = []
+    address = memory.ptr
+    for index, pool in pools:
+        host = _rows(address, num_pages, page_bytes, pool.shape[-1], index, memory)
+        parts.append(_Part(index, pool, host))
+        address += pool.shape[-1]
+    return parts
+
+
+def _as_rows(pool: Any) -> Any:
+    """See the pages of a pool as bytes."""
+    size = math.prod(pool.shape[1:]) * pool.itemsize
+    if not pool[0].flags.c_contiguous:
+        raise ValueError(
+            f"the pages of blocks {pool.shape} with strides {pool.strides} are not one run of "
+            f"bytes each, which a host tier needs; pass pools in C order"
+        )
+    return _rows(pool.data.ptr, len(pool), pool.strides[0], size, pool.data.device_id, pool)
+
+
+def _rows(address: int, count: int, stride: int, size: int, device: int, owner: Any) -> Any:
+    shape, strides = (count, 1, 1, 1, 1, size), (stride, size, size, size, size, 1)
+    return over_memory(address, shape, np.dtype(np.uint8), device, owner, strides)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager with pools on GPUs does beyond ids: staging of tables, order of streams."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.availability import cupy, kernels, require_devices
+from kvcore.backends.cuda.order import StreamOrder
+from kvcore.device import Device
+
+__all__ = ["GpuPools", "make_gpu_pools"]
+
+_ENTRY = 4  # bytes of an entry of a table
+
+
+class GpuPools:
+    """Copy what a fetch writes to its devices, and order the streams that use the pools.
+
+    Parameters
+    ----------
+    devices : tuple of Device
+        Of each shard, replica-major.
+    shards_per_replica : int
+
+    Notes
+    -----
+    Thread-safe. A fetch costs each device one copy of its table and lengths out of pinned memory,
+    on cupy's current stream of that device; the host waits for nothing. The device's arrays come
+    out of cupy's memory pool, which uses memory again in the order of that stream.
+    """
+
+    def __init__(self, devices: tuple[Device, ...], shards_per_replica: int) -> None:
+        self._devices = [each.index for each in devices]
+        self._per_replica = shards_per_replica
+        self.orders = {index: StreamOrder(index) for index in self._devices}
+        self._lock = threading.Lock()
+        self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
+
+    def pinned(self, entries: int) -> NDArray[np.uint32]:
+        """Allocate uint32 [entries] of pinned memory, as an array that all views of it hold.
+
+        By its references a fetch sees whether anyone does; ``pinned_zeros`` answers a view itself.
+        """
+        memory = kernels().PinnedMemory(max(1, entries) * _ENTRY)
+        return np.frombuffer(memory, np.uint32, entries)
+
+    def enter(self, replica: int) -> None:
+        """Order the current streams of a replica's devices behind whatever uses its pools."""
+        first = replica * self._per_replica
+        for index in set(self._devices[first : first + self._per_replica]):
+            self.orders[index].enter()
+
+    def stage(
+        self, shard: int, lengths: NDArray[np.uint32], table: NDArray[np.uint32]
+    ) -> tuple[Any, Any]:
+        """Return lengths and table on a shard's device.
+
+        Parameters
+        ----------
+        shard : int
+        lengths : uint32 [B]
+        table : uint32 [B, columns]
+            Behind `lengths` in one piece of pinned memory; rows may be strided.
+
+        Returns
+        -------
+        uint32 [B], uint32 [B, columns]
+        """
+        device = self._devices[shard]
+        stream = self.orders[device].enter()
+        begin, middle = (each.__array_interface__["data"][0] for each in (lengths, table))
+        size = middle - begin + max(0, len(table) - 1) * table.strides[0]
+        size += table.shape[1] * _ENTRY if len(table) else 0
+        staged = driver.empty((size // _ENTRY,), np.dtype(np.uint32), device, stream)
+        if len(table):
+            self._copy(staged, begin, size, device, stream, (lengths, table))
+        rows = cupy().ndarray(
+            table.shape, np.uint32, staged.data + (middle - begin), strides=table.strides
+        )
+        return staged[: len(lengths)], rows
+
+    def _copy(
+        self, target: Any, source: int, size: int, device: int, stream: int, held: Any
+    ) -> None:
+        """Copy out of host memory that is not written again before the copy is done."""
+        event = kernels().Event(device)
+        kernels().copy(target.data.ptr, source, size, device, stream)
+        kernels().record(event.ptr, device, stream)
+        with self._lock:
+            self._in_flight = [each for each in self._in_flight if not kernels().query(each[0].ptr)]
+            self._in_flight.append((event, *held))
+
+    def reuse_after(self, after: Any) -> None:
+        """Let pages be written again only when a stream's work, or an event, is done.
+
+        Raises
+        ------
+        TypeError
+            Neither a stream nor an event.
+        ValueError
+            A stream by its handle alone, where several devices could be meant.
+        """
+        if isinstance(after, int) and len(self.orders) > 1:
+            raise ValueError(
+                f"after is the handle {after}, of one of {len(self.orders)} devices; "
+                f"pass the stream itself, or an event"
+            )
+        for order in self.orders.values():
+            order.put_after_work(after)
+
+
+def make_gpu_pools(devices: tuple[Device, ...], shards_per_replica: int) -> GpuPools:
+    """Check that the driver shows the devices, all of which are GPUs."""
+    count = require_devices()
+    for device in devices:
+        if device.index >= count:
+            raise ValueError(f"device is {device}, the driver shows cuda:0 .. cuda:{count - 1}")
+    return GpuPools(devices, shards_per_replica)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed package: what is in it, and who can build against it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvcore
+from conftest import require
+
+ROOT = Path(__file__).resolve().parents[2]
+EMBED = ROOT / "tests" / "embed"
+PACKAGE = Path(kvcore.__file__).parent
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """Answer a program's output; its errors are in the failure text."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def python(*arguments: str, cwd: Path) -> str:
+    return run(sys.executable, *arguments, cwd=cwd)
+
+
+def cmake(source: Path, build: Path, **definitions: object) -> None:
+    run("cmake", "-S", source, "-B", build, *(f"-D{k}={v}" for k, v in definitions.items()))
+
+
+def build_and_run_embed(build: Path, **definitions: object) -> str:
+    cmake(EMBED, build, CMAKE_BUILD_TYPE="Release", **definitions)
+    run("cmake", "--build", build)
+    return run(build / "embed")
+
+
+def block_of(page: str, language: str) -> str:
+    """Return the one block of a language on a page."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    assert len(blocks) == 1, f"{page} has {len(blocks)} {language} blocks, expected 1"
+    return str(blocks[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["py.typed", "_core.pyi", "_hotpath.pyi", "_hotpath.pxd", "cpp.pxd"]
+)
+def test_package_ships_typing_and_cython_declarations(name: str) -> None:
+    assert (PACKAGE / name).is_file()
+
+
+def test_package_ships_every_public_header() -> None:
+    public = {path.name for path in (ROOT / "cpp" / "include" / "kvcore").glob("*.hpp")}
+    shipped = {path.name for path in Path(kvcore.get_include(), "kvcore").glob("*.hpp")}
+    assert public
+    assert public <= shipped
+
+
+def test_package_is_a_cmake_prefix() -> None:
+    cmake_dir = Path(kvcore.get_cmake_dir())
+    prefix = Path(kvcore.get_include()).parent
+    assert cmake_dir == prefix / "lib" / "cmake" / "kvcore"
+    assert (cmake_dir / "kvcoreConfig.cmake").is_file()
+    assert (cmake_dir / "kvcoreConfigVersion.cmake").is_file()
+    assert list((prefix / "lib").glob("libkvcore*.a"))
+
+
+def test_module_prints_its_paths(tmp_path: Path) -> None:
+    assert python("-m", "kvcore", "--cmakedir", cwd=tmp_path).strip() == kvcore.get_cmake_dir()
+    assert python("-m", "kvcore", "--includes", cwd=tmp_path).strip() == kvcore.get_include()
+
+
+def test_version_is_that_of_pyproject() -> None:
+    stated = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert stated is not None
+    assert kvcore.__version__ == stated[1]
+
+
+def test_import_loads_no_accelerator_library(tmp_path: Path) -> None:
+    heavy = {"cupy", "redis", "torch", "transformers", "zmq"}
+    code = f"import sys, kvcore; print(sorted({heavy} & set(sys.modules)))"
+    assert python("-c", code, cwd=tmp_path).strip() == "[]"
+
+
+def test_embedding_against_the_installed_package(tmp_path: Path) -> None:
+    output = build_and_run_embed(tmp_path, kvcore_DIR=kvcore.get_cmake_dir())
+    assert output == expected_embed_output()
+    has_cuda = (Path(kvcore.get_cmake_dir()) / "kvcoreCudaTargets.cmake").is_file()
+    assert (tmp_path / "embed_cuda").is_file() == has_cuda
+    if has_cuda:
+        done = run(tmp_path / "embed_cuda")
+        without_driver = r"CUDA unavailable: .+ \(code \d+\)\n"
+        assert re.fullmatch(rf"no error \(code 0\); page 0 ends with 42\n|{without_driver}", done)
+
+
+CUDA_USER = """
+cmake_minimum_required(VERSION 3.24)
+project(user LANGUAGES CXX)
+find_package(kvcore CONFIG REQUIRED COMPONENTS cuda)
+"""
+
+
+@pytest.mark.slow  # compiles the library once more
+def test_embedding_against_an_install_prefix(tmp_path: Path) -> None:
+    """Built without GPU kernels: who asks for these is told so."""
+    build, prefix = tmp_path / "build", tmp_path / "prefix"
+    without = {"KVCORE_BUILD_TESTS": "OFF", "KVCORE_CUDA": "OFF"}
+    cmake(ROOT, build, CMAKE_BUILD_TYPE="Release", **without)
+    run("cmake", "--build", build)
+    run("cmake", "--install", build, "--prefix", prefix)
+    output = build_and_run_embed(tmp_path / "embed", CMAKE_PREFIX_PATH=prefix)
+    assert output == expected_embed_output()
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "CMakeLists.txt").write_text(CUDA_USER)
+    with pytest.raises(AssertionError) as refused:
+        cmake(user, tmp_path / "user-build", CMAKE_PREFIX_PATH=prefix)
+    words = " ".join(str(refused.value).split())  # CMake breaks lines where it likes
+    assert "this kvcore was built without GPU kernels; build it where nvcc is found" in words
+
+
+def expected_embed_output() -> str:
+    """The example's comment `// prints: ...` says what it prints."""
+    stated = re.search(r"// prints: (.+)$", (EMBED / "main.cpp").read_text(), re.M)
+    assert stated is not None
+    return stated[1] + "\n"
+
+
+CYTHON_USER = """
+# cython: language_level=3
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libcpp.vector cimport vector
+from kvcore._hotpath cimport TextGenerationContext
+from kvcore.cpp cimport (
+    CacheConfig, CacheManager, FetchStatus, FetchTarget, LookupTable, PageSwap, PrefixTree,
+    RequestBatch, RequestView, TokenId,
+)
+
+def id_and_page_size(TextGenerationContext context, int page_size):
+    cdef PrefixTree* tree = new PrefixTree(page_size)
+    try:
+        return context.request_id, tree.page_size()
+    finally:
+        del tree
+
+def fork(int page_size, list prompt, list tail):
+    cdef CacheConfig config
+    config.num_blocks, config.page_size = 16, page_size
+    config.max_sequences, config.max_seq_len = 4, 64
+    cdef vector[TokenId] tokens = prompt + [0]
+    cdef vector[TokenId] other = prompt + tail
+    cdef vector[uint32_t] cells = [0] * 64
+    cdef uint32_t length = 0
+    cdef RequestView parent, child
+    cdef FetchTarget target
+    cdef vector[PageSwap] swaps
+    cdef LookupTable* table = new LookupTable(cells.data(), 1, 64, 16)
+    cdef CacheManager* manager = new CacheManager(config)
+    try:
+        parent.sequence = manager.claim(0)
+        parent.tokens = tokens.data()
+        parent.active = parent.end = <int64_t>len(prompt)
+        target.table, target.cache_lengths = table, &length
+        if manager.fetch(RequestBatch(&parent, 1), 1, &target, NULL).status != FetchStatus.kOk:
+            return None
+        parent.start, parent.active, parent.end = len(prompt), len(prompt) + 1, len(prompt) + 1
+        manager.commit(RequestBatch(&parent, 1), swaps)
+        child.tokens = other.data()
+        child.end = <int64_t>other.size()
+        manager.fork(parent, RequestBatch(&child, 1))
+        shared = manager.pages_of(child.sequence) == manager.pages_of(parent.sequence)
+        manager.truncate(child.sequence, 1)
+        return child.start, child.active, shared, manager.pages_of(child.sequence).size()
+    finally:
+        del manager
+        del table
+"""
+CYTHON_CALLER = """
+import kvcore, user
+context = kvcore.TextGenerationContext("a", [1, 2])
+print(user.id_and_page_size(context, 7))
+print(user.fork(2, [1, 2, 3], [4, 5]))
+for call in (lambda: user.id_and_page_size(context, 0), lambda: user.fork(2, [1, 2, 3], [])):
+    try:
+        call()
+    except ValueError:
+        print("refused")
+"""
+CYTHON_OUTPUT = "('a', 7)\n(3, 5, True, 1)\nrefused\nrefused\n"
+
+
+def test_cython_code_can_cimport_the_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "user.pyx").write_text(CYTHON_USER)
+    python("-m", "cython", "--cplus", "-I", str(PACKAGE.parent), "user.pyx", cwd=tmp_path)
+    include = Path(kvcore.get_include())
+    headers = (include, np.get_include(), sysconfig.get_path("include"))
+    module = "user" + str(sysconfig.get_config_var("EXT_SUFFIX"))
+    flags = ("-std=c++17", "-shared", "-fPIC", *(f"-I{folder}" for folder in headers))
+    library = (f"-L{include.parent / 'lib'}", "-lkvcore", "-pthread")
+    run(os.environ.get("CXX", "c++"), *flags, "user.cpp", "-o", module, *library, cwd=tmp_path)
+    assert python("-c", CYTHON_CALLER, cwd=tmp_path) == CYTHON_OUTPUT
+
+
+def test_program_of_the_cpp_page_is_the_embedding_project() -> None:
+    assert block_of("docs/cpp.md", "cpp") == (EMBED / "main.cpp").read_text()
+
+
+def test_readme_example_runs(tmp_path: Path) -> None:
+    python("-W", "error", "-c", block_of("README.md", "python"), cwd=tmp_path)
+
+
+def test_sdist_holds_the_sources_and_no_junk(tmp_path: Path) -> None:
+    require("build")
+    python("-m", "build", "--sdist", "--no-isolation", "--skip-dependency-check",
+           "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path)  # fmt: skip
+    archive = tmp_path / f"kvcore-{kvcore.__version__}.tar.gz"
+    with tarfile.open(archive) as tar:
+        names = [Path(name).relative_to(f"kvcore-{kvcore.__version__}") for name in tar.getnames()]
+        # Pythons before 3.10.12 and 3.11.4 have no filters, later ones want one to be named.
+        rules: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        tar.extractall(tmp_path, **rules)
+    junk = re.compile(r"(^|/)(build|dist|__pycache__|\..*_cache|\.hypothesis)/|\.(so|a|o|pyc)$")
+    assert [str(name) for name in names if junk.search(str(name))] == []
+    for needed in ("LICENSE", "README.md", "pyproject.toml", "cpp/include/kvcore/types.hpp"):
+        assert Path(needed) in names
+    cmake(tmp_path / archive.name.removesuffix(".tar.gz"), tmp_path / "configured")
