@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -178,7 +177,7 @@ class PrefixTree {
     void replace_child(TreeNode* child, TreeNode* head) noexcept;
     void sort_children(TreeNode* parent);
     void unsort_children(TreeNode* parent) noexcept;
-    void resize(TreeNode* node, std::int32_t capacity) noexcept;
+    void shrink_buffer(TreeNode* node) noexcept;
     [[nodiscard]] bool extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
                               std::int32_t n) noexcept;
     [[nodiscard]] TreeNode* add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
@@ -191,7 +190,7 @@ class PrefixTree {
     void offer_if_free(TreeNode* node) noexcept;
     void withdraw(TreeNode* node) noexcept;
     void remove_leaf(TreeNode* leaf) noexcept;
-    void bury(TreeNode* leaf) noexcept;
+    void free_leaf(TreeNode* leaf) noexcept;
     void prefetch_victims() const noexcept;
     void drop_root_if_unused(TreeNode* root) noexcept;
     void collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const;

@@ -49,6 +49,16 @@ void copy_run(TokenId* buffer, std::int32_t capacity, std::int32_t at, const Tok
                 pages * sizeof(BlockId));
 }
 
+// Moves what follows the first `n` pages of a run to the front of its buffer.
+void drop_front(TreeNode* node, std::int32_t n, std::int32_t page_size) noexcept {
+    const auto left = static_cast<std::size_t>(node->num_pages - n);
+    std::memmove(node->tokens, node->page_tokens(n, page_size),
+                 left * static_cast<std::size_t>(page_size) * sizeof(TokenId));
+    BlockId* ids = node->ids(page_size);
+    std::memmove(ids, ids + n, left * sizeof(BlockId));
+    node->num_pages -= n;
+}
+
 }  // namespace
 
 // The nodes still to come are chained through what the index needed: no memory is asked for.
@@ -69,20 +79,20 @@ PrefixTree::~PrefixTree() {
     }
 }
 
-// Shrinks a buffer to `capacity` >= num_pages. Ids lie behind the tokens and move first. Where the
-// system has no smaller buffer, the larger one serves.
-void PrefixTree::resize(TreeNode* node, std::int32_t capacity) noexcept {
+// Ids lie behind the tokens and move first. Where the system has no smaller buffer, the larger one
+// serves.
+void PrefixTree::shrink_buffer(TreeNode* node) noexcept {
     const BlockId* ids = node->ids(page_size_);
-    node->capacity = capacity;
+    node->capacity = node->num_pages;
     std::memmove(node->ids(page_size_), ids,
                  static_cast<std::size_t>(node->num_pages) * sizeof(BlockId));
-    void* smaller = std::realloc(node->tokens, buffer_bytes(capacity, page_size_));
+    void* smaller = std::realloc(node->tokens, buffer_bytes(node->capacity, page_size_));
     if (smaller != nullptr) node->tokens = static_cast<TokenId*>(smaller);
 }
 
 void PrefixTree::shrink(TreeNode* node) noexcept {
     if (!node->is_root() && node->pins == 0 && node->capacity > node->num_pages) {
-        resize(node, node->num_pages);
+        shrink_buffer(node);
     }
 }
 
@@ -158,8 +168,6 @@ TreeNode* PrefixTree::split(TreePosition at) {
     const std::int32_t cut = depth - node->start;
     if (node->is_root() || cut == node->num_pages) return node;
     const std::int32_t left = node->num_pages - cut;
-    const TokenId* tail_tokens = node->page_tokens(cut, page_size_);
-    const BlockId* tail_ids = node->ids(page_size_) + cut;
     const bool keeps_head = cut > left;
     const std::int32_t shorter = std::min(cut, left);
     Buffer buffer = new_buffer(shorter, page_size_);
@@ -168,7 +176,8 @@ TreeNode* PrefixTree::split(TreePosition at) {
     head->num_pages = cut;
     Protection::split(head, node);
     if (keeps_head) {
-        copy_run(buffer.get(), shorter, 0, tail_tokens, tail_ids, left, page_size_);
+        copy_run(buffer.get(), shorter, 0, node->page_tokens(cut, page_size_),
+                 node->ids(page_size_) + cut, left, page_size_);
         head->tokens = node->tokens;
         head->capacity = node->capacity;
     } else {
@@ -179,17 +188,12 @@ TreeNode* PrefixTree::split(TreePosition at) {
     replace_child(node, head);  // while both still begin with the same page
     if (keeps_head) {
         node->tokens = buffer.release();
-        node->capacity = left;
-        resize(head, cut);
+        node->capacity = node->num_pages = left;
+        shrink_buffer(head);
     } else {
-        std::memmove(node->tokens, tail_tokens,
-                     static_cast<std::size_t>(left) * static_cast<std::size_t>(page_size_) *
-                         sizeof(TokenId));
-        std::memmove(node->ids(page_size_), tail_ids,
-                     static_cast<std::size_t>(left) * sizeof(BlockId));
+        drop_front(node, cut, page_size_);
+        shrink_buffer(node);
     }
-    node->num_pages = left;
-    if (!keeps_head) resize(node, left);
     attach(head, node);
     policy_->split(head->id, node->id);
     return head;
@@ -232,7 +236,7 @@ TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const Blo
     ++num_nodes_;
     num_cached_ += n;
     // With a child it cannot grow any more.
-    if (grows && parent->capacity > parent->num_pages) resize(parent, parent->num_pages);
+    if (grows && parent->capacity > parent->num_pages) shrink_buffer(parent);
     policy_->insert(leaf->id, leaf->end(), n, priority);
     return leaf.release();
 }

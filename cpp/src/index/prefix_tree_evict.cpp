@@ -31,7 +31,7 @@ void PrefixTree::withdraw(TreeNode* node) noexcept {
     policy_->withdraw(node->id);
 }
 
-// What is left of it can be read until it is buried: its buffer, and the way up.
+// What is left of it can be read until it is freed: its buffer, and the way up.
 void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
     TreeNode* parent = leaf->parent;
     detach(leaf);
@@ -40,7 +40,7 @@ void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
     if (!parent->is_root()) offer_if_free(parent);
 }
 
-void PrefixTree::bury(TreeNode* leaf) noexcept {
+void PrefixTree::free_leaf(TreeNode* leaf) noexcept {
     TreeNode* parent = leaf->parent;
     std::free(leaf->tokens);
     arena_->recycle(leaf);
@@ -62,9 +62,9 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noex
     }
     if (listener_ != nullptr) listener_->removed(leaf, leaf->end(), count);
     if (is_gone) {
-        bury(leaf);
+        free_leaf(leaf);
     } else if (leaf->num_pages < leaf->capacity / 2) {
-        resize(leaf, leaf->num_pages);
+        shrink_buffer(leaf);
     }
     return count;
 }

@@ -16,10 +16,13 @@ namespace kvcore {
 
 class SiblingOrder;
 
-struct TreeNode;
-
-/// What finding a child reads: the start of a node.
-struct TreeNodeKey {
+/// A run of pages: what the tree is made of.
+///
+/// One buffer holds the run's tokens and behind them its page ids:
+///     tokens [capacity * page_size] int32 | ids [capacity] int32, both filled to num_pages.
+/// A node is reached from its parent by its first page; an only child directly, one of several
+/// through the ChildIndex. What a match reads of it comes first.
+struct TreeNode {
     TreeNode* parent = nullptr;  // nullptr for a namespace's root
     union {
         TokenId* tokens = nullptr;
@@ -28,15 +31,6 @@ struct TreeNodeKey {
     TreeNode* hash_next = nullptr;  // chain of the ChildIndex; free list of the arena
     std::uint32_t hash = 0;         // of (parent, first page), set while indexed
     NodeId id = 0;
-};
-
-/// A run of pages: what the tree is made of.
-///
-/// One buffer holds the run's tokens and behind them its page ids:
-///     tokens [capacity * page_size] int32 | ids [capacity] int32, both filled to num_pages.
-/// A node is reached from its parent by its first page; an only child directly, one of several
-/// through the ChildIndex.
-struct TreeNode : TreeNodeKey {
     std::int32_t start = 0;  // pages between the root and this run
     std::int32_t num_pages = 0;
     std::int32_t capacity = 0;
