@@ -17,16 +17,18 @@ constexpr std::int32_t kDefaultPriority = 50;
 
 /// The order in which cached runs go.
 ///
-/// Owns: what it knows of each run, in arrays of its own by node id. It sees no tokens, no pages
-/// and no tree, so that one policy serves any of them; the tree tells it what happens and asks for
-/// a victim when pages are needed. Invariant: candidates are the runs released or offered since
-/// they were inserted or withdrawn. A candidate may be in use again or have children: the tree
-/// withdraws it where it meets it as a victim, and offers it when it can go after all. So a policy
-/// need not know what is pinned. Memory: `make_room` alone asks for any. Threads: none of its own,
-/// those of the tree. Cost: each verb O(1) or O(log n) of the candidates; nothing is rebuilt per
-/// call. All are called once per run, never per page, and `pin` and `match` call none: so a virtual
-/// call, which comes to a nanosecond beside the cache misses of a run, buys that policies can be
-/// written outside of this library.
+/// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
+/// It sees no tokens, no pages and no tree, so that one serves any of them.
+///
+/// Owns: what it knows of each run, in arrays of its own by node id.
+/// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A
+/// candidate may be in use again or have children: the tree withdraws it where it meets it as a
+/// victim, and offers it when it can go after all. So a policy need not know what is pinned.
+/// Memory: `make_room` alone asks for any.
+/// Threads: none of its own, those of the tree.
+/// Cost: each verb O(1) or O(log n) of the candidates; nothing is rebuilt per call. All are called
+/// once per run, never per page, and `pin` and `match` call none. So a virtual call, a nanosecond
+/// beside the cache misses of a run, buys that policies can be written outside of this library.
 class EvictionPolicy {
    public:
     EvictionPolicy() = default;

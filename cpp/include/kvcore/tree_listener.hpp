@@ -17,9 +17,9 @@ struct TreeNode;
 /// already, and runs that are cut in two, are no news; a tree that is taken down tells nothing.
 ///
 /// Owns: nothing.
-/// Threads: called by whoever changes the tree, which for that of a CacheManager is under its
-/// mutex. Cost: one call for a run that grows or shrinks, never one per page. A tree without a
-/// listener pays a branch.
+/// Threads: called by whoever changes the tree, so that of a CacheManager under its mutex.
+/// Cost: one call for a run that grows or shrinks, never one per page. A tree without a listener
+/// pays a branch.
 class TreeListener {
    public:
     TreeListener() = default;

@@ -11,10 +11,10 @@ namespace kvcore {
 
 /// Least recently released first: a ring of candidates in the order of their release.
 ///
-/// Owns: two node ids for each node, its neighbours in the ring; whoever is no candidate is its
-/// own. Invariant: behind kNoNode the oldest candidate, in front of it the newest. A run that is
-/// offered goes first, for what went last was older than all others. Cost: O(1) per verb, in an
-/// array that is far smaller than the nodes.
+/// Owns: two node ids for each node, its neighbours in the ring; itself where it is no candidate.
+/// Invariant: behind kNoNode comes the oldest candidate, in front of it the newest. A run that is
+/// offered goes first, for what went last was older than all others.
+/// Cost: O(1) per verb, in an array that is far smaller than the nodes.
 class LruPolicy final : public EvictionPolicy {
    public:
     void make_room(NodeId last) override { links_.push_back({last, last}); }
