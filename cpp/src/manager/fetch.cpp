@@ -20,6 +20,8 @@ struct CacheManager::Part {
         if (target.table == nullptr || !target.table->has_room(row, sequence)) return;
         target.table->write_row(row, request.sequence, sequence);
         target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
+        if (target.new_lengths == nullptr) return;
+        target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
     }
 };
 
@@ -89,7 +91,8 @@ FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_step
     if (transfers != nullptr || config_.host_pages > 0) require_transfers(transfers);
     const CallScope scope(*ledger_);
     for (std::int32_t r = 0; r < config_.num_replicas; ++r) {
-        targets[r] = {targets[r].table, targets[r].cache_lengths, 0, 0, 0, 0};
+        const FetchTarget& given = targets[r];
+        targets[r] = {given.table, given.cache_lengths, given.new_lengths, 0, 0, 0, 0};
     }
     new_input_.assign(static_cast<std::size_t>(config_.num_replicas), 0);
     InputCount counted(undo_, batch.size());
