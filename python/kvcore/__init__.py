@@ -11,7 +11,9 @@ from pathlib import Path as _Path
 
 from kvcore import _core, functional, ops, scheduler
 from kvcore._core import BlockPool, CacheManager, __version__
-from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore._hot.prefix_tree import PrefixTree
+from kvcore._hot.prefixes import PinnedPrefix
 from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
 from kvcore.compat.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
 from kvcore.compat.slot_inputs import ContinuousBatchingKVCacheInputs

@@ -9,7 +9,8 @@ import numpy as np
 
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
-from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs, RowClaims
+from kvcore._hot.engine import StepEngine
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.params import KVCacheParams, require_count
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCacheManager"]
 
 
-class PagedKVCacheManager(PagedHotPath):
+class PagedKVCacheManager(StepEngine):
     """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
 
     Parameters
@@ -125,10 +126,10 @@ class PagedKVCacheManager(PagedHotPath):
             shards=shards,
             copier=make_copier(shards, gpus),
             mover=make_mover(shards, places, host_pages, gpus),
-            runtime_checks=enable_runtime_checks,
+            gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
             listener=_listener(params, zmq_endpoint_base),
-            gpus=gpus,
+            runtime_checks=enable_runtime_checks,
         )
         self.params = params
         self.max_batch_size = max_batch_size
@@ -174,7 +175,7 @@ class PagedKVCacheManager(PagedHotPath):
     def max_supported_sequence_length(
         cls, params: KVCacheParams, num_layers: int, memory_available: int
     ) -> int:
-        """Answer the longest sequence in tokens, a multiple of the page; 0 when no page fits.
+        """Return the longest sequence in tokens, a multiple of the page; 0 when no page fits.
 
         `memory_available` counts bytes over all devices; a sequence has those of one replica.
         """
@@ -191,7 +192,7 @@ class PagedKVCacheManager(PagedHotPath):
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
-        """Answer the largest batch of longest sequences that fits; 0 when not one does.
+        """Return the largest batch of longest sequences that fits; 0 when not one does.
 
         Over all replicas; the arguments are those of ``estimated_memory_size``.
         """
@@ -312,7 +313,7 @@ class PagedKVCacheManager(PagedHotPath):
         inputs = self.fetch(contexts, num_steps)
         shards = self.params.tensor_parallel_degree
         for replica, names in enumerate(self._names_by_replica(contexts)):
-            claims = RowClaims(self, names)
+            claims = self._row_claims(names)
             for each in inputs[replica * shards : (replica + 1) * shards]:
                 views.append(PagedKVCacheCollection(each, kv_params=self.params, guard=claims))
         return views
@@ -331,7 +332,7 @@ class PagedKVCacheManager(PagedHotPath):
         Parameters
         ----------
         kv_cache_inputs : sequence of RaggedKVCacheInputs
-            One per device, as fetched or as answered by the previous call; not changed.
+            One per device, as fetched or as returned by the previous call; not changed.
         prev_model_inputs
             An object with ``input_row_offsets`` uint32 [B + 1] and, with several replicas,
             ``data_parallel_splits`` [replicas + 1]; or a tuple ``(x, row_offsets)``; or the row

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.params import require_count
 
 __all__ = ["Batch", "Request"]

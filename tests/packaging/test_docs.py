@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import importlib
 import inspect
 import json
 import re
@@ -17,7 +18,8 @@ import pytest
 import typer
 
 import kvcore
-from kvcore import _core, _hotpath, cuda, errors, functional, ops, scheduler
+from kvcore import _core, cuda, errors, functional, ops, scheduler
+from kvcore._hot import contexts, prefix_tree
 from kvcore.cli.main import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,7 +144,26 @@ def test_command_line_page_names_every_json_key(
     assert [k for k in json.loads(capsys.readouterr().out) if f"`{k}`" not in section] == []
 
 
-@pytest.mark.parametrize("stub", ["_core.pyi", "_hotpath.pyi"])
+STUBS = sorted((Path(kvcore.__file__).parent / "_hot").glob("*.pyi"))
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: stub.stem)
+def test_docstrings_of_stubs_are_parts_of_those_at_runtime(stub: Path) -> None:
+    module = importlib.import_module(f"kvcore._hot.{stub.stem}")
+    for node in ast.walk(ast.parse(stub.read_text())):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        members = {f.name: f for f in node.body if isinstance(f, ast.FunctionDef)}
+        runtime = getattr(module, node.name)
+        pairs = [(node, runtime)] + [(f, vars(runtime).get(name)) for name, f in members.items()]
+        for stated, at_runtime in pairs:
+            for part in (ast.get_docstring(stated) or "").split("\n\n"):
+                assert part in (inspect.getdoc(at_runtime) or ""), part
+
+
+@pytest.mark.parametrize(
+    "stub", ["_core.pyi", "_hot/contexts.pyi", "_hot/inputs.pyi", "_hot/prefix_tree.pyi"]
+)
 def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
     """The constructors of extension classes do not tell theirs."""
     pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.rst"))
@@ -175,7 +196,7 @@ def documented(module: ModuleType) -> dict[str, str]:
     return {name: text for name, text in found.items() if ">>>" in text}
 
 
-EXAMPLES = documented(_core) | documented(_hotpath)
+EXAMPLES = documented(_core) | documented(contexts) | documented(prefix_tree)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -17,6 +17,7 @@ import pytest
 
 import kvcore
 from conftest import require
+from kvcore._hot import engine
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBED = ROOT / "tests" / "embed"
@@ -58,11 +59,19 @@ def block_of(page: str, language: str) -> str:
     return str(blocks[0])
 
 
-@pytest.mark.parametrize(
-    "name", ["py.typed", "_core.pyi", "_hotpath.pyi", "_hotpath.pxd", "cpp.pxd"]
-)
+@pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "cpp.pxd"])
 def test_package_ships_typing_and_cython_declarations(name: str) -> None:
     assert (PACKAGE / name).is_file()
+
+
+def test_every_cython_module_ships_its_declarations_and_types() -> None:
+    modules = [path.name.split(".")[0] for path in Path(engine.__file__).parent.glob("*.so")]
+    assert "engine" in modules
+    for name in modules:
+        assert (PACKAGE / "_hot" / f"{name}.pyi").is_file()
+    declared = {path.name for path in (ROOT / "python" / "kvcore" / "_hot").glob("*.pxd")}
+    assert declared
+    assert declared <= {path.name for path in (PACKAGE / "_hot").glob("*.pxd")}
 
 
 def test_package_ships_every_public_header() -> None:
@@ -146,7 +155,7 @@ CYTHON_USER = """
 # cython: language_level=3
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
-from kvcore._hotpath cimport TextGenerationContext
+from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore.cpp cimport (
     CacheConfig, CacheManager, FetchStatus, FetchTarget, LookupTable, PageSwap, PrefixTree,
     RequestBatch, RequestView, TokenId,

@@ -20,8 +20,8 @@ ROOT = Path(kvcore.__file__).parent
 LAYERS = (
     ("errors", "arguments", "device", "dtypes", "metrics", "plans"),
     ("hf_config", "params", "sizing"),
-    ("_core", "_cuda", "cpp", "_hot", "_hotpath", "context"),
-    ("arrays", "backends", "cuda", "engine_parts"),
+    ("_core", "_cuda", "cpp", "_hot", "context"),
+    ("arrays", "backends", "cuda"),
     ("ops",),
     ("pools", "symbols", "increment", "compat", "functional"),
     ("ipc_claim", "zmq_reset", "manager", "paged"),
@@ -40,7 +40,6 @@ BY_NAME = {
 _CYTHON = re.compile(
     r"^\s*(?:from (kvcore[\w.]*) c?import ([\w, ]*)|c?import (kvcore[\w.]*))", re.M
 )
-_INCLUDED = re.compile(r'^include "([^"]+)"', re.M)
 
 Graph = dict[str, set[str]]
 
@@ -72,10 +71,9 @@ def imports_of_python(path: Path, known: set[str]) -> Iterator[str]:
 
 
 def imports_of_cython(path: Path, known: set[str]) -> Iterator[str]:
-    text = path.read_text(encoding="utf-8")
-    parts = [path.with_suffix(".pxd"), *(path.parent / name for name in _INCLUDED.findall(text))]
-    for part in (text, *(each.read_text(encoding="utf-8") for each in parts if each.exists())):
-        code = re.sub(r'""".*?"""', "", part, flags=re.S)  # whose examples import kvcore
+    for part in filter(Path.exists, (path, path.with_suffix(".pxd"))):
+        text = part.read_text(encoding="utf-8")
+        code = re.sub(r'""".*?"""', "", text, flags=re.S)  # whose examples import kvcore
         for module, names, whole in _CYTHON.findall(code):
             for name in names.split(", "):
                 yield whole or resolved(module, name.split(" ")[0], known)

@@ -12,7 +12,9 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, make_params, prefilled
-from kvcore import _hotpath
+from kvcore._hot.claims import RowClaims
+from kvcore._hot.engine import StepEngine
+from kvcore._hot.prefix_tree import PrefixHandle
 
 CALLS: dict[str, Callable[[Any], object]] = {
     "claim": lambda m: m.claim("a"),
@@ -38,7 +40,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "pin": lambda m: m.pin([1]),
     "reset_prefix_cache": lambda m: m.reset_prefix_cache(),
     "counters": lambda m: m._counters(),
-    "row claims": lambda m: _hotpath.RowClaims(m, ["a"]),
+    "row claims": lambda m: m._row_claims(["a"]),
 }
 
 
@@ -76,12 +78,17 @@ def test_subclass_that_forgets_the_constructor() -> None:
 
 
 def test_part_of_the_constructor_is_not_enough() -> None:
-    made = make_manager()
+    class NoCore:
+        def _capsule(self) -> object:
+            raise RuntimeError("no core")
+
+    parts: dict[str, Any] = {"copier": None, "mover": None, "gpus": None, "listener": None}
     manager: Any = kvcore.PagedKVCacheManager.__new__(kvcore.PagedKVCacheManager)
-    try:
-        _hotpath.ClaimTable.__init__(manager, made._core, runtime_checks=False)
-    except (RuntimeError, TypeError):
-        return
+    made: Any = make_manager()
+    make: Any = StepEngine.__init__
+    for core, shards in ((made._core, None), (NoCore(), [])):
+        with pytest.raises((RuntimeError, TypeError), match=r"no core|shards"):
+            make(manager, core, shards=shards, runtime_checks=False, **parts)
     with pytest.raises(RuntimeError, match="was not initialised"):
         manager.fetch([])
 
@@ -129,12 +136,12 @@ def test_context_that_is_made_twice_stays_what_it_was() -> None:
 
 def test_row_claims_are_made_whole() -> None:
     with pytest.raises(TypeError):
-        _hotpath.RowClaims.__new__(_hotpath.RowClaims)(0, 0, 0)  # type: ignore[call-arg]
+        RowClaims.__new__(RowClaims)(0, 0, 0)  # type: ignore[call-arg]
 
 
 def test_blank_tree_handles_are_refused() -> None:
     tree = kvcore.PrefixTree(2)
-    blank = _hotpath.PrefixHandle()
+    blank = PrefixHandle()
     assert blank.num_pages == 0
     for verb in (tree.pin, tree.unpin):
         with pytest.raises(kvcore.InvalidHandleError):

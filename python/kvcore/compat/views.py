@@ -10,7 +10,7 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integer, integers
 from kvcore.compat.elements import host_copy, read_element
 from kvcore.compat.layer_views import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from kvcore import _core
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import pair_of
 from kvcore.arrays import host_array, in_library_of
 from kvcore.backends.host import HOST

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import integer, number
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hotpath import RaggedKVCacheInputs, TextGenerationContext, pack_active
+from kvcore._hot.contexts import TextGenerationContext
+from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore._hot.packing import pack_active
 from kvcore.context import ContextLike
 from kvcore.ops.batch import PagedBatch
 

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from numpy.typing import NDArray
 
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arrays import is_writable
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvcore import ops
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.integrations.transformers.latents import LatentLayer, LatentTray, keeps_latents
 from kvcore.integrations.transformers.rules import AttentionRule

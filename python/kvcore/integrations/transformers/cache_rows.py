@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import ops
-from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import TextGenerationContext, update_batch
 from kvcore.errors import KVCacheError
 from kvcore.params import KVCacheParams

@@ -1,5 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-# The prefix tree by itself, for engines that bring their own manager.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""The prefix tree by itself, for engines that bring their own manager."""
+
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from kvcore._hot.arguments cimport INT32_HIGH, as_int, as_tokens, name_view, namespace_of
+from kvcore.cpp cimport DuplicatePage, TreeNode, TreePosition, string_view
+from kvcore.cpp cimport PrefixTree as CppPrefixTree
+
+import numpy as np
+
+from kvcore.errors import InvalidHandleError
+
+cnp.import_array()
 
 
 cdef class PrefixHandle:

@@ -1,33 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-# TextGenerationContext: the tokens of a request and how far they are computed.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""The contexts of requests: their tokens, and how far they are computed; and objects like them."""
 
+cimport cython
+cimport numpy as cnp
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memcpy
 
-cdef bytes namespace_of(object extra_key, object cache_salt):
-    """The C++ name of a prefix-cache namespace; None for the default one."""
-    cdef bytes extra = None
-    cdef bytes salt = None
-    if extra_key is None and cache_salt is None:
-        return None
-    for name, key in (("extra_key", extra_key), ("cache_salt", cache_salt)):
-        if key is not None and not isinstance(key, str):
-            raise TypeError(f"{name} is a {type(key).__name__}, must be a str or None")
-    # Lone surrogates are legal in a str and must not merge into one another.
-    if extra_key is not None:
-        extra = (<str>extra_key).encode("utf-8", "surrogatepass")
-    if cache_salt is not None:
-        salt = (<str>cache_salt).encode("utf-8", "surrogatepass")
-    return join_namespace(
-        extra is not None, b"" if extra is None else extra, salt is not None,
-        b"" if salt is None else salt,
-    )
+from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, narrow_token
+from kvcore.cpp cimport RequestView
 
+cnp.import_array()
 
-cdef inline string_view name_view(bytes name) noexcept:
-    """What C++ reads of it, for as long as `name` lives."""
-    if name is None:
-        return string_view()
-    return string_view(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+cdef extern from "Python.h":
+    # Of a borrowed pointer: an object argument would count the argument itself.
+    Py_ssize_t Py_REFCNT(PyObject* o)
 
+cdef uint64_t contexts_epoch = 1
 
 # Requests of one age would outgrow their buffers in the same step again and again, and that step
 # would copy all of them: so buffers that grow get unequal room, 64 to 127 tokens.
@@ -227,19 +218,6 @@ cdef class TextGenerationContext:
         )
 
 
-cdef inline bint is_own(PyObject* item) noexcept:
-    return <PyObject*>Py_TYPE(item) == <PyObject*>TextGenerationContext
-
-
-# Of a batch, contexts this far ahead are asked for early.
-cdef Py_ssize_t AHEAD = 16
-
-
-cdef inline void prefetch_context(PyObject* item) noexcept:
-    KVCORE_PREFETCH(item)
-    KVCORE_PREFETCH(<const char*>item + 79)
-
-
 cdef inline void prefetch_tail(PyObject* item) noexcept:
     """Ask for where the next token goes."""
     cdef RequestView* request = &(<TextGenerationContext>item)._request
@@ -309,8 +287,61 @@ def update_batch(object batch, object tokens):
         contexts[i].update(data[i])
 
 
+# ---- objects that are like contexts --------------------------------------------------------------
+
 cdef object no_context(object item):
     return TypeError(
         f"a {type(item).__name__} ({item!r}) is no context: request_id, tokens, start_idx, "
         f"active_idx, end_idx and update are needed"
     )
+
+
+cdef object id_of(object context):
+    try:
+        return context.request_id
+    except AttributeError:
+        raise no_context(context) from None
+
+
+cdef object read_foreign(object context, RequestView* view, list keep):
+    """Describe an object like a context, all but its claim; return its request id."""
+    cdef cnp.ndarray tokens
+    cdef bytes name
+    try:
+        request_id = context.request_id
+        given = context.tokens
+        view.start = as_int(context.start_idx, "start_idx")
+        view.active = as_int(context.active_idx, "active_idx")
+        view.end = as_int(context.end_idx, "end_idx")
+    except AttributeError:
+        raise no_context(context) from None
+    tokens = as_tokens(given)
+    name = namespace_of(
+        getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
+    )
+    keep.append((tokens, name))
+    view.tokens = <const int32_t*>cnp.PyArray_DATA(tokens)
+    view.name_space = name_view(name)
+    if view.end > cnp.PyArray_DIM(tokens, 0):
+        raise ValueError(
+            f"request {request_id!r} has end_idx {view.end} but "
+            f"{cnp.PyArray_DIM(tokens, 0)} tokens; end_idx counts all tokens"
+        )
+    return request_id
+
+
+cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1:
+    """Set the indices of a foreign context that differ; `active_idx` first, which stays behind."""
+    if to.active != given.active:
+        context.active_idx = to.active
+    if to.start != given.start:
+        context.start_idx = to.start
+    return 0
+
+
+cdef int check_settable(object context) except -1:
+    """Raise before anything is reserved for a context whose indices could not be moved."""
+    if type(context) is not TextGenerationContext:
+        context.start_idx = context.start_idx
+        context.active_idx = context.active_idx
+    return 0

@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# The active tokens of a batch, side by side.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""The active tokens of a batch, side by side."""
+
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libcpp.vector cimport vector
+
+from kvcore._hot.contexts cimport TextGenerationContext, read_foreign
+from kvcore.cpp cimport RequestView
+
+cnp.import_array()
 
 
 cdef cnp.ndarray new_vector(cnp.npy_intp n, int dtype):

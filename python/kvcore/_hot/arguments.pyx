@@ -1,5 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-# Numbers and tokens: from what callers pass to C integers and contiguous int32.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What callers pass, as C values: integers, contiguous int32 tokens, names of namespaces."""
+
+# Before anything that such an interpreter waits for without end. The other modules need this one,
+# and so are refused as well.
+cdef extern from "interpreter.hpp":
+    int require_main_interpreter "kvcore::python::require_main_interpreter"() except -1
+
+require_main_interpreter()
+
+cimport numpy as cnp
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.number cimport PyIndex_Check, PyNumber_Index
+from cpython.ref cimport PyObject
+from libc.stdint cimport int32_t, int64_t
+from libcpp.string cimport string
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    PyObject** PySequence_Fast_ITEMS(object o)
+    bint PyLong_CheckExact(PyObject* o)
+
+cdef extern from *:
+    """
+    #include "kvcore/name_space.hpp"
+
+    static std::string join_namespace(bool has_extra, const std::string& extra, bool has_salt,
+                                      const std::string& salt) {
+        using Key = std::optional<std::string_view>;
+        return kvcore::namespace_name(has_extra ? Key(extra) : Key(),
+                                      has_salt ? Key(salt) : Key());
+    }
+    """
+    string join_namespace(bint has_extra, const string& extra, bint has_salt, const string& salt)
+
+cdef int64_t INT32_LOW = -2147483648
+cdef int64_t INT32_HIGH = 2147483647
+
 
 cdef int64_t as_int(object value, str name) except? -1:
     """An integer argument; TypeError for what is none, ValueError beyond int64."""
@@ -10,10 +49,6 @@ cdef int64_t as_int(object value, str name) except? -1:
     if overflow:
         raise ValueError(f"{name} is {value}, must fit in 64 bits")
     return number
-
-
-cdef int64_t INT32_LOW = -2147483648
-cdef int64_t INT32_HIGH = 2147483647
 
 
 cdef int32_t narrow_token(object token, Py_ssize_t position) except? -1:
@@ -101,4 +136,24 @@ cdef cnp.ndarray as_tokens(object tokens):
             return tokens_from_int64(array)
     raise TypeError(
         f"tokens have dtype {tokens.dtype}, must be int32 or int64; convert with astype(np.int32)"
+    )
+
+
+cdef bytes namespace_of(object extra_key, object cache_salt):
+    """The C++ name of a prefix-cache namespace; None for the default one."""
+    cdef bytes extra = None
+    cdef bytes salt = None
+    if extra_key is None and cache_salt is None:
+        return None
+    for name, key in (("extra_key", extra_key), ("cache_salt", cache_salt)):
+        if key is not None and not isinstance(key, str):
+            raise TypeError(f"{name} is a {type(key).__name__}, must be a str or None")
+    # Lone surrogates are legal in a str and must not merge into one another.
+    if extra_key is not None:
+        extra = (<str>extra_key).encode("utf-8", "surrogatepass")
+    if cache_salt is not None:
+        salt = (<str>cache_salt).encode("utf-8", "surrogatepass")
+    return join_namespace(
+        extra is not None, b"" if extra is None else extra, salt is not None,
+        b"" if salt is None else salt,
     )

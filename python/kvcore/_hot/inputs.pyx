@@ -1,5 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-# What fetch hands out, and the buffers behind it.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What fetch hands out, and the buffers behind it."""
+
+cimport cython
+cimport numpy as cnp
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from kvcore.cpp cimport LookupTable
+
+import numpy as np
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    # Of a borrowed pointer: an object argument would count the argument itself.
+    Py_ssize_t Py_REFCNT(PyObject* o)
 
 
 cdef class RaggedKVCacheInputs:
@@ -59,11 +76,11 @@ cdef class RaggedKVCacheInputs:
 
 
 @cython.final
-cdef class _TableMemory:
+cdef class TableMemory:
     """Own the memory of tables handed out, which nobody but this module may make writable."""
 
 
-class _PageTable(np.ndarray):
+class PageTable(np.ndarray):
     """A table of a fetch: read-only, for its memory is updated only where pages change.
 
     Consumers that ask for memory they may write, as DLPack's do, get it all the same: then the next
@@ -76,23 +93,23 @@ class _PageTable(np.ndarray):
         owner = self
         while isinstance(owner, np.ndarray):
             owner = owner.base
-        if self.flags.writeable or type(owner) is not _TableMemory:
+        if self.flags.writeable or type(owner) is not TableMemory:
             return super().__dlpack__(**options)  # a copy, the caller's own
-        (<_TableMemory>owner).is_exported = True
+        (<TableMemory>owner).is_exported = True
         cdef cnp.ndarray view = self.view(np.ndarray)
         cnp.PyArray_ENABLEFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
         return view.__dlpack__(**options)
 
 
-cdef object page_table = _PageTable
+cdef object page_table = PageTable
 cdef object UINT32 = np.dtype(np.uint32)
 cdef int HANDED_OUT = cnp.NPY_ARRAY_ALIGNED | cnp.NPY_ARRAY_WRITEABLE  # flags that matter
 
 
-cdef class _FetchBuffer:
+cdef class FetchBuffer:
     """Hold one page table and its lengths, used again for batch after batch.
 
-    `allocate` answers uint32 [n] of pinned memory; None for memory that no device reads.
+    `allocate` returns uint32 [n] of pinned memory; None for memory that no device reads.
     """
 
     def __cinit__(self, int64_t max_rows, int64_t width, uint32_t unassigned, object allocate):
@@ -105,7 +122,7 @@ cdef class _FetchBuffer:
         if allocate is None:
             self.table = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_UINT32)
             self.lengths = cnp.PyArray_SimpleNew(1, shape, cnp.NPY_UINT32)
-            self.held = _TableMemory.__new__(_TableMemory)
+            self.held = TableMemory.__new__(TableMemory)
             self.held.array = self.table
         else:  # in one piece, so that one copy takes both to a device
             self.memory = allocate(max_rows * (stride + 1))
@@ -143,6 +160,35 @@ cdef class _FetchBuffer:
             self.rows.forget()
             self.held.is_exported = False
         return 0
+
+
+cdef class FetchBuffers:
+    """Hold the buffers of a manager's fetches: per replica the last few, used again when free."""
+
+    def __cinit__(self, int32_t num_replicas, uint32_t unassigned, object allocate):
+        self.by_replica = [[] for _ in range(num_replicas)]
+        self.unassigned = unassigned
+        self.allocate = allocate
+
+    cdef FetchBuffer take(self, int32_t replica, int64_t rows, int64_t width):
+        """Take a buffer of at least this size that nobody reads."""
+        cdef list buffers = self.by_replica[replica]
+        cdef FetchBuffer buffer
+        cdef Py_ssize_t i
+        for i in range(len(buffers)):
+            buffer = <FetchBuffer>buffers[i]
+            fits = buffer.rows.max_rows() >= rows and buffer.rows.stride() >= width
+            if fits and buffer.is_free():
+                buffer.take()
+                return buffer
+        # Room to grow, so that a growing batch does not make a buffer per step.
+        buffer = FetchBuffer(
+            max(16, rows + rows // 2), max(64, width + width // 2), self.unassigned, self.allocate
+        )
+        buffer.take()
+        buffers.insert(0, buffer)
+        del buffers[4:]
+        return buffer
 
 
 cdef cnp.ndarray view_of(cnp.ndarray base, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides):
@@ -184,7 +230,7 @@ cdef inline bint is_same(
     return True
 
 
-cdef cnp.ndarray table_of(_FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
+cdef cnp.ndarray table_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
     """The table of a fetch over the start of a buffer's."""
     if buffer.held is None:  # pinned: read by copies to devices alone
         return view_of(buffer.table, 2, shape, strides)
@@ -199,7 +245,7 @@ cdef cnp.ndarray table_of(_FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp
     return buffer.last_table
 
 
-cdef cnp.ndarray lengths_of(_FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
+cdef cnp.ndarray lengths_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
     """The lengths of a fetch over the start of a buffer's."""
     if buffer.held is None:
         return view_of(buffer.lengths, 1, shape, strides)
@@ -222,88 +268,3 @@ cdef cnp.ndarray make_max_lengths(int64_t longest_new, int64_t longest_active, i
         data[2 * k + 1] = <uint32_t>(longest_active + k)
     data[0] = <uint32_t>longest_new
     return out
-
-
-cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
-    cdef cnp.npy_intp shape[2]
-    shape[0] = n
-    shape[1] = columns
-    return cnp.PyArray_SimpleNew(2, shape, cnp.NPY_INT32)
-
-
-cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
-    """int32 [n, 4]: replica, source page, destination page, tokens."""
-    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
-    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
-    cdef size_t i
-    for i in range(copies.size()):
-        data[4 * i] = copies[i].replica
-        data[4 * i + 1] = copies[i].source
-        data[4 * i + 2] = copies[i].destination
-        data[4 * i + 3] = copies[i].num_tokens
-    return out
-
-
-cdef cnp.ndarray host_copies_array(const vector[HostCopy]& copies):
-    """int32 [n, 4]: replica, direction (0: to the host, 1: back), page there, page of the host."""
-    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
-    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
-    cdef size_t i
-    for i in range(copies.size()):
-        data[4 * i] = copies[i].replica
-        data[4 * i + 1] = copies[i].direction == HostDirection.kLoad
-        data[4 * i + 2] = copies[i].device_page
-        data[4 * i + 3] = copies[i].host_page
-    return out
-
-
-cdef cnp.ndarray swaps_array(const vector[PageSwap]& swaps):
-    """int32 [n, 3]: batch row, column, page."""
-    cdef cnp.ndarray out = int32_rows(<int64_t>swaps.size(), 3)
-    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
-    cdef size_t i
-    for i in range(swaps.size()):
-        data[3 * i] = swaps[i].row
-        data[3 * i + 1] = swaps[i].column
-        data[3 * i + 2] = swaps[i].page
-    return out
-
-
-cdef class PinnedPrefix:
-    """Keep the cached pages of a prefix from eviction until ``release()`` or the end of ``with``.
-
-    Attributes
-    ----------
-    num_tokens : int
-        Tokens of the prefix that are cached in whole pages and so are kept.
-
-    Notes
-    -----
-    An object that is dropped lets the pages go as well.
-    """
-
-    def __init__(self, *args, **rest):
-        raise TypeError("a PinnedPrefix is not made by itself; use what pin() answers")
-
-    def release(self):
-        """Let the pages go; InvalidHandleError when that was done before."""
-        if self._manager is None:
-            raise InvalidHandleError("this PinnedPrefix pins nothing; use what pin() answers")
-        self._manager._native.unpin(self._pin)
-        self._released = True
-        if self._manager._checks:
-            self._manager._native.check_integrity()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        if not self._released:
-            self.release()
-
-    def __del__(self):
-        if self._manager is not None and not self._released:
-            self.release()
-
-    def __repr__(self):
-        return f"PinnedPrefix({self.num_tokens} tokens)"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+cimport cython
+cimport numpy as cnp
+from cpython.ref cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from kvcore.cpp cimport RequestView, SequenceHandle
+
+cdef extern from "Python.h":
+    # Borrowed, without counting references per row of a batch.
+    PyObject* PyList_GET_ITEM(object list, Py_ssize_t i)
+    void* Py_TYPE(PyObject* o)
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    #define KVCORE_PREFETCH(address) __builtin_prefetch(address)
+    #else
+    #define KVCORE_PREFETCH(address) ((void)(address))
+    #endif
+    """
+    void KVCORE_PREFETCH(const void* address) noexcept
+
+
+@cython.final
+cdef class TextGenerationContext:
+    # What a step reads comes first, to share cache lines: the request as C++ sees it, with the
+    # claim it was last seen with; stale when the manager's slot has another generation.
+    cdef uint64_t _manager_uid
+    cdef int64_t _capacity
+    cdef RequestView _request
+    cdef SequenceHandle _recorded  # the claim of that manager that knows this context
+    cdef bytes _name  # of the prefix-cache namespace, whose bytes the request points to
+    cdef cnp.ndarray _buffer
+    cdef readonly object request_id
+    cdef readonly object extra_key
+    cdef readonly object cache_salt
+
+    cdef int _make_buffer(self, int64_t capacity) except -1
+    cdef int _move_buffer(self, int64_t capacity) except -1
+    cdef int _append(self, const int32_t* tokens, int64_t n) except -1
+    cdef int _update(self, int32_t token) except -1
+
+
+# Changes whenever a context may no longer be what a batch read earlier took it for: one is gone, so
+# that another object may have its address, or has moved to another claim.
+cdef uint64_t contexts_epoch
+
+
+cdef inline void change_contexts_epoch() noexcept:
+    global contexts_epoch
+    contexts_epoch += 1
+
+
+cdef inline bint is_own(PyObject* item) noexcept:
+    return <PyObject*>Py_TYPE(item) == <PyObject*>TextGenerationContext
+
+
+# Of a batch, contexts this far ahead are asked for early.
+cdef enum:
+    AHEAD = 16
+
+
+cdef inline void prefetch_context(PyObject* item) noexcept:
+    KVCORE_PREFETCH(item)
+    KVCORE_PREFETCH(<const char*>item + 79)
+
+
+cdef inline bint has_moved(const RequestView& now, const RequestView& given) noexcept:
+    return now.start != given.start or now.active != given.active
+
+
+# Of other objects, whose code may run and change whatever was read.
+cdef object no_context(object item)
+cdef object id_of(object context)
+cdef object read_foreign(object context, RequestView* view, list keep)
+cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1
+cdef int check_settable(object context) except -1

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from kvcore.context import ContextLike
+
+_Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
+
+def update_batch(batch: Iterable[TextGenerationContext | ContextLike], tokens: _Tokens) -> None:
+    """Call ``ctx.update(token)`` for each context of a batch.
+
+    Parameters
+    ----------
+    batch : sequence of contexts [B]
+    tokens : list of int, or array int32 or int64 [B]
+        The sampled tokens; those of contexts that are between chunks are discarded.
+    """
+
+@final
+class TextGenerationContext:
+    """Hold the tokens of one request and how far their KV is written.
+
+    Parameters
+    ----------
+    request_id
+        Any hashable object that names the request.
+    tokens : list of int, or array int32 or int64 [n]
+        The prompt, at least one token; copied.
+    active_idx : int, optional
+        End of the first chunk to run; the whole prompt by default.
+    extra_key, cache_salt : str, optional
+        Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
+        share pages. "" is a key of its own, None is none.
+    """
+
+    request_id: Hashable
+    extra_key: str | None
+    cache_salt: str | None
+    def __new__(
+        cls,
+        request_id: Hashable,
+        tokens: _Tokens,
+        *,
+        active_idx: int | None = None,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Self: ...
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
+    @property
+    def start_idx(self) -> int:
+        """Tokens whose KV is written."""
+    @property
+    def active_idx(self) -> int:
+        """End of the chunk to run now; settable within ``start_idx + 1 .. end_idx``."""
+    @active_idx.setter
+    def active_idx(self, value: int) -> None: ...
+    @property
+    def end_idx(self) -> int:
+        """Number of all tokens."""
+    @property
+    def active_length(self) -> int:
+        """Tokens to run now: ``active_idx - start_idx``."""
+    @property
+    def current_length(self) -> int:
+        """Number of all tokens, the same as ``end_idx``."""
+    def update(self, token: int) -> None:
+        """Advance past the chunk that ran."""
+    def extend(self, tokens: _Tokens) -> None:
+        """Append tokens to run, such as draft tokens: ``active_idx = end_idx =`` the new length.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        """
+    def rewind(self, n: int) -> None:
+        """Cut the tokens to the first `n`; at least the last of them is to run again."""

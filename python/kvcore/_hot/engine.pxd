@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+from kvcore._hot.batches cimport BatchReader
+from kvcore._hot.claims cimport ClaimTable
+from kvcore._hot.settler cimport Settler
+from kvcore._hot.steps cimport InputMaker
+from kvcore.cpp cimport CacheManager
+
+
+cdef class StepEngine:
+    cdef bint _is_made
+    cdef bint _checks
+    cdef CacheManager* _native  # of `_core`
+    cdef ClaimTable _claims
+    cdef BatchReader _reader
+    cdef Settler _settler
+    cdef InputMaker _maker
+    cdef readonly object _core
+    cdef readonly list _shards
+    # Of Python: kvcore.backends.protocol, kvcore.zmq_reset; each None where there is none.
+    cdef readonly object _copier
+    cdef readonly object _mover
+    cdef readonly object _gpus
+    cdef readonly object _listener
+
+
+# First of all in every call: without its constructor an engine has no parts.
+cdef inline int require_made(StepEngine engine) except -1:
+    if not engine._is_made:
+        raise RuntimeError(
+            f"this {type(engine).__name__} was not initialised; call __init__ of the base class "
+            f"before anything else"
+        )
+    return 0
+
+
+# Before the cache is read: forget it where somebody asks for that.
+cdef inline int listen(StepEngine engine) except -1:
+    require_made(engine)
+    if engine._listener is not None and engine._listener.is_asked():
+        engine.reset_prefix_cache()
+    return 0
+
+
+# After every call that has changed something.
+cdef inline int check(StepEngine engine) except -1:
+    if engine._checks:
+        engine._native.check_integrity()
+    return 0

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore._core import CacheManager
+from kvcore._hot.claims import RowClaims
+from kvcore._hot.contexts import TextGenerationContext
+from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore._hot.prefixes import PinnedPrefix
+from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
+from kvcore.context import ContextLike
+from kvcore.metrics import KVCacheMetrics
+from kvcore.plans import ReservePlan, SharedPrefix
+from kvcore.zmq_reset import ResetListener
+
+_Context: TypeAlias = TextGenerationContext | ContextLike
+_Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
+
+class StepEngine:
+    """Run what an engine asks per request and per step; the base of PagedKVCacheManager."""
+
+    def __init__(
+        self,
+        core: CacheManager,
+        *,
+        shards: list[list[Shard]],
+        copier: Copier | None,
+        mover: Mover | None,
+        gpus: DevicePools | None,
+        listener: ResetListener | None,
+        runtime_checks: bool,
+    ) -> None: ...
+    @property
+    def _core(self) -> CacheManager: ...
+    @property
+    def _shards(self) -> list[list[Shard]]: ...
+    @property
+    def _copier(self) -> Copier | None: ...
+    @property
+    def _mover(self) -> Mover | None: ...
+    @property
+    def _gpus(self) -> DevicePools | None: ...
+    @property
+    def _listener(self) -> ResetListener | None: ...
+    def external_claim(
+        self, request_id: Hashable, replica_idx: int | Literal["auto"] | None = None
+    ) -> None:
+        """Register a request on a replica; takes no pages.
+
+        Parameters
+        ----------
+        request_id
+            Any hashable object.
+        replica_idx : int or "auto", optional
+            Needed with several replicas; "auto" takes the one with the most free pages.
+        """
+    def claim(self, request_id: Hashable, replica_idx: int | Literal["auto"] | None = None) -> None:
+        """Register a request on a replica; takes no pages.
+
+        Parameters
+        ----------
+        request_id
+            Any hashable object.
+        replica_idx : int or "auto", optional
+            Needed with several replicas; "auto" takes the one with the most free pages.
+        """
+    def contains(self, request_id: Hashable) -> bool:
+        """Tell whether a request is claimed now."""
+    def release(self, request_id: Hashable, *, after: Any = None) -> None:
+        """Drop a request; its committed pages stay cached and evictable.
+
+        Parameters
+        ----------
+        request_id : hashable
+        after : stream or event, optional
+            Of cupy or torch, or a stream's handle: on GPU pools nothing writes the request's pages
+            before the work that it stands for is done. Not needed for work on the streams that
+            were current when the batch was fetched.
+        """
+    def get_replica(self, context: _Context) -> int:
+        """Return the index of the replica that a context's request is claimed on."""
+    def get_or_recommend_replica(self, context: _Context) -> int:
+        """Return the replica of a claimed request, or the best one for one not claimed yet."""
+    def get_req_blocks(self, request_id: Hashable) -> list[int]:
+        """Return a request's page ids in logical order, a list of int."""
+    def _row_claims(self, request_ids: list[Hashable]) -> RowClaims:
+        """Remember the claims of a batch's rows."""
+    def maybe_reserve(self, data: _Context, num_steps: int = 1) -> bool:
+        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
+
+        Parameters
+        ----------
+        data : context
+            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
+        num_steps : int
+            Steps to run before the next reservation.
+        """
+    def reserve(self, data: _Context, num_steps: int = 1) -> bool:
+        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
+
+        Parameters
+        ----------
+        data : context
+            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
+        num_steps : int
+            Steps to run before the next reservation.
+        """
+    def maybe_reserve_batch(self, batch: Iterable[_Context], num_steps: int = 1) -> int:
+        """Reserve contexts in order up to the first that does not fit; return how many."""
+    def plan(self, ctx: _Context, num_steps: int = 1) -> ReservePlan:
+        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency."""
+    def fork(self, parent_id: Hashable, *child_ctxs: _Context) -> None:
+        """Claim requests that go on from what another one has written; copies nothing yet.
+
+        Parameters
+        ----------
+        parent_id
+            A claimed request. Its tokens written as of its last ``step`` are shared.
+        *child_ctxs : context
+            Not claimed yet; each holds the parent's written tokens and at least one more, in the
+            same namespace. Its ``start_idx`` moves behind them, an ``active_idx`` not behind that
+            to ``end_idx``.
+        """
+    def truncate(self, request_id: Hashable, n_tokens: int) -> None:
+        """Forget written tokens of a request beyond the first `n_tokens`."""
+    def shared_prefixes(self, batch: Iterable[_Context]) -> list[SharedPrefix]:
+        """Find the rows of a batch that hold the same leading pages."""
+    def fetch(self, batch: Iterable[_Context], num_steps: int = 1) -> list[RaggedKVCacheInputs]:
+        """Hand out what the kernels need for a batch, reserving pages that are missing.
+
+        Parameters
+        ----------
+        batch : sequence of contexts
+        num_steps : int
+            Steps that run before the next fetch.
+        """
+    def step(self, batch: Iterable[_Context]) -> NDArray[np.int32]:
+        """Commit every page whose tokens are all written to the prefix cache.
+
+        Parameters
+        ----------
+        batch : sequence of contexts
+            After ``update``: ``start_idx`` tokens are written.
+        """
+    def take_copies(self) -> NDArray[np.int32]:
+        """Hand out the page copies that a manager without a pool of its own owes."""
+    @overload
+    def match_prefix(
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        replica_idx: int = 0,
+        *,
+        return_pages: Literal[False] = False,
+    ) -> int:
+        """Count the tokens of a prefix that are cached in whole pages; changes nothing.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        return_pages : bool
+            Also return the page ids, int32.
+        """
+    @overload
+    def match_prefix(
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        replica_idx: int = 0,
+        *,
+        return_pages: Literal[True],
+    ) -> tuple[int, NDArray[np.int32]]:
+        """Count the tokens of a prefix that are cached in whole pages; changes nothing.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        return_pages : bool
+            Also return the page ids, int32.
+        """
+    def pin(
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        replica_idx: int = 0,
+    ) -> PinnedPrefix:
+        """Keep the cached whole pages of a prefix from eviction."""
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached page that nobody holds, on every replica and in its host tier."""
+    def _counters(self) -> KVCacheMetrics: ...
+    def _set_copier(self, copier: Copier | None) -> None:
+        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""The verbs of a manager that run per request and per step.
+
+No decision is made here: the rules live in the C++ library. A verb sees to it that the engine was
+made and that nobody has asked for the cache to be forgotten, and leaves the rest to its parts.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t
+
+from kvcore._hot cimport forks, prefixes, reservations, steps
+from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of
+from kvcore._hot.batches cimport BatchReader
+from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
+from kvcore._hot.contexts cimport id_of
+from kvcore._hot.settler cimport Settler, copies_array
+from kvcore._hot.steps cimport InputMaker
+from kvcore.cpp cimport CacheManager
+
+from kvcore.metrics import KVCacheMetrics
+
+cnp.import_array()
+
+
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class StepEngine:
+    """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
+
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
+    `copier`, `mover`, `gpus` and `listener` are the caller's, each None where there is none.
+    """
+
+    def __init__(self, object core, *, list shards not None, object copier, object mover,
+                 object gpus, object listener, bint runtime_checks):
+        if self._is_made:
+            raise RuntimeError(
+                f"this {type(self).__name__} is initialised already; make another one"
+            )
+        self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self._core = core
+        self._claims = ClaimTable(core)
+        self._reader = BatchReader(self._claims)
+        self._settler = Settler(core, copier, mover)
+        self._maker = InputMaker(shards, gpus, self._native.config().num_blocks)
+        self._shards = shards
+        self._copier = copier
+        self._mover = mover
+        self._gpus = gpus
+        self._listener = listener
+        self._checks = runtime_checks
+        self._is_made = True
+
+    # ---- claims ------------------------------------------------------------------------------
+    def external_claim(self, request_id, replica_idx=None):
+        """Register a request on a replica; takes no pages.
+
+        Parameters
+        ----------
+        request_id
+            Any hashable object.
+        replica_idx : int or "auto", optional
+            Needed with several replicas; "auto" takes the one with the most free pages.
+
+        Raises
+        ------
+        AlreadyClaimedError, CapacityError, IndexError, ValueError
+        """
+        require_made(self)
+        self._claims.claim(request_id, replica_idx)
+        check(self)
+
+    claim = external_claim
+
+    def contains(self, request_id):
+        """Tell whether a request is claimed now."""
+        require_made(self)
+        return self._claims.lookup(request_id) is not None
+
+    def release(self, request_id, *, after=None):
+        """Drop a request; its committed pages stay cached and evictable.
+
+        Parameters
+        ----------
+        request_id : hashable
+        after : stream or event, optional
+            Of cupy or torch, or a stream's handle: on GPU pools nothing writes the request's pages
+            before the work that it stands for is done. Not needed for work on the streams that
+            were current when the batch was fetched.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `after` is given, but no pool is on a GPU.
+        """
+        require_made(self)
+        cdef Claim claim = self._claims.claim_of(request_id)
+        if after is not None:
+            if self._gpus is None:
+                raise ValueError(
+                    f"after is {after!r}, but this manager has no pool on a GPU; leave it out"
+                )
+            self._gpus.reuse_after(after)
+            if not claim.is_live:
+                raise not_found(request_id)
+        self._claims.release(claim)
+        check(self)
+
+    def get_replica(self, context):
+        """Return the index of the replica that a context's request is claimed on."""
+        require_made(self)
+        return self._claims.claim_of(id_of(context)).replica
+
+    def get_or_recommend_replica(self, context):
+        """Return the replica of a claimed request, or the best one for one not claimed yet.
+
+        Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
+        Changes nothing.
+        """
+        require_made(self)
+        cdef Claim claim = self._claims.lookup(id_of(context))
+        if claim is not None:
+            return claim.replica
+        listen(self)
+        return prefixes.recommend_replica(self._native, context)
+
+    def get_req_blocks(self, request_id):
+        """Return a request's page ids in logical order, a list of int."""
+        require_made(self)
+        return self._native.pages_of(self._claims.find(request_id))
+
+    def _row_claims(self, list request_ids not None):
+        """Remember the claims of a batch's rows."""
+        require_made(self)
+        return RowClaims(self._claims, request_ids)
+
+    # ---- pages -------------------------------------------------------------------------------
+    def maybe_reserve(self, data, num_steps=1):
+        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
+
+        Parameters
+        ----------
+        data : context
+            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
+        num_steps : int
+            Steps to run before the next reservation.
+
+        Returns
+        -------
+        bool
+            False when the pages do not fit; then nothing has changed.
+
+        Raises
+        ------
+        CapacityError
+            The request can never fit: larger than the pool or than ``max_seq_len``.
+        RequestNotFoundError, ValueError
+
+        Notes
+        -----
+        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
+        """
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        listen(self)
+        cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
+        check(self)
+        return fits
+
+    reserve = maybe_reserve
+
+    def maybe_reserve_batch(self, batch, num_steps=1):
+        """Reserve contexts in order up to the first that does not fit; return how many.
+
+        Every error is raised before anything is reserved.
+        """
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        listen(self)
+        cdef int64_t done = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
+        check(self)
+        return done
+
+    def plan(self, ctx, num_steps=1):
+        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
+
+        Returns
+        -------
+        ReservePlan
+            ``fits=False`` also for a request that can never fit.
+        """
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        listen(self)
+        return reservations.plan(self._reader, self._settler, ctx, ahead)
+
+    # ---- requests with a common past ---------------------------------------------------------
+    def fork(self, parent_id, *child_ctxs):
+        """Claim requests that go on from what another one has written; copies nothing yet.
+
+        Parameters
+        ----------
+        parent_id
+            A claimed request. Its tokens written as of its last ``step`` are shared.
+        *child_ctxs : context
+            Not claimed yet; each holds the parent's written tokens and at least one more, in the
+            same namespace. Its ``start_idx`` moves behind them, an ``active_idx`` not behind that
+            to ``end_idx``.
+
+        Raises
+        ------
+        RequestNotFoundError, AlreadyClaimedError, CapacityError
+        ValueError
+            Other tokens or another namespace than the parent's; nothing has been claimed.
+
+        Notes
+        -----
+        Pages are shared; the one that is written next is copied when parent or child reserves it,
+        whichever comes first. Costs O(pages) and one comparison of the tokens per child.
+        """
+        require_made(self)
+        forks.fork(self._claims, self._settler, parent_id, child_ctxs)
+        check(self)
+
+    def truncate(self, request_id, n_tokens):
+        """Forget written tokens of a request beyond the first `n_tokens`.
+
+        For draft tokens that were rejected: pages that hold none of the rest are free, those
+        reserved ahead as well. Committed pages are never rewritten; the next write into one copies
+        it first. Set the context back with ``ctx.rewind(n_tokens)``.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
+        """
+        cdef int64_t n = as_int(n_tokens, "n_tokens")
+        require_made(self)
+        forks.truncate(self._claims, self._settler, request_id, n)
+        check(self)
+
+    def shared_prefixes(self, batch):
+        """Find the rows of a batch that hold the same leading pages.
+
+        Returns
+        -------
+        list of SharedPrefix
+            Longest first; nested groups are listed each.
+
+        Notes
+        -----
+        Read off the prefix tree and the pages that forks share: O(batch x runs), no token is
+        compared.
+        """
+        require_made(self)
+        return forks.shared_prefixes(self._reader, batch)
+
+    # ---- steps -------------------------------------------------------------------------------
+    def fetch(self, batch, num_steps=1):
+        """Hand out what the kernels need for a batch, reserving pages that are missing.
+
+        Parameters
+        ----------
+        batch : sequence of contexts
+        num_steps : int
+            Steps that run before the next fetch.
+
+        Returns
+        -------
+        list of RaggedKVCacheInputs
+            One per device, replica-major; batch order is kept inside a replica.
+
+        Raises
+        ------
+        InsufficientBlocksError
+            Pages are missing; no context of the batch has changed.
+        CapacityError, RequestNotFoundError, ValueError
+
+        Notes
+        -----
+        One native call. Costs O(batch) plus O(pages changed since the buffer was last used); after
+        a True ``maybe_reserve`` with the same or more steps it cannot fail for memory.
+
+        On a GPU the arrays are copied to it on cupy's current stream, which from then on is
+        ordered behind the streams of earlier fetches; the host waits for nothing.
+        """
+        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        listen(self)
+        cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
+        check(self)
+        return inputs
+
+    def step(self, batch):
+        """Commit every page whose tokens are all written to the prefix cache.
+
+        Parameters
+        ----------
+        batch : sequence of contexts
+            After ``update``: ``start_idx`` tokens are written.
+
+        Returns
+        -------
+        int32 [n, 3]
+            Pages that were swapped for equal cached ones: batch row, column, page. Usually empty.
+
+        Raises
+        ------
+        ValueError
+            A context claims more written tokens than its pages hold; nothing has been committed.
+
+        Notes
+        -----
+        Costs O(new tokens), whatever the context length; with a host tier also the bytes of the
+        pages that are stored there, while other threads may run. Pages that the host tier could not
+        take are not there, which the log says ("kvcore"): what is committed stays so.
+        """
+        listen(self)  # a page written now must not be swapped for one to be forgotten
+        swaps = steps.commit(self._reader, self._settler, batch)
+        check(self)
+        return swaps
+
+    def take_copies(self):
+        """Hand out the page copies that a manager without a pool of its own owes.
+
+        Returns
+        -------
+        int32 [n, 4]
+            Replica, source page, destination page, tokens; to be done in this order, before the
+            next fetch's kernels run.
+        """
+        require_made(self)
+        return copies_array(self._native.take_copies())
+
+    # ---- prefixes ----------------------------------------------------------------------------
+    def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
+                     bint return_pages=False):
+        """Count the tokens of a prefix that are cached in whole pages; changes nothing.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        return_pages : bool
+            Also return the page ids, int32.
+
+        Returns
+        -------
+        int, or (int, int32 [pages])
+        """
+        cdef cnp.ndarray source = as_tokens(tokens)
+        cdef bytes name = namespace_of(extra_key, cache_salt)
+        listen(self)
+        return prefixes.match(
+            self._native, self._claims.replica(replica_idx), source, name, return_pages
+        )
+
+    def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0):
+        """Keep the cached whole pages of a prefix from eviction.
+
+        Returns
+        -------
+        PinnedPrefix
+            A context manager; ``num_tokens`` tells how many tokens are kept.
+
+        Notes
+        -----
+        Costs the match plus O(1). Pinned pages do not count as free.
+        """
+        cdef cnp.ndarray source = as_tokens(tokens)
+        cdef bytes name = namespace_of(extra_key, cache_salt)
+        listen(self)
+        cdef int32_t replica = self._claims.replica(replica_idx)
+        pinned = prefixes.pin(self, self._native, replica, source, name, self._checks)
+        check(self)
+        return pinned
+
+    def reset_prefix_cache(self):
+        """Forget every cached page that nobody holds, on every replica and in its host tier."""
+        require_made(self)
+        self._native.reset_prefix_cache()
+        check(self)
+
+    # ---- inside ------------------------------------------------------------------------------
+    def _counters(self):
+        require_made(self)
+        counters = self._native.metrics()
+        return KVCacheMetrics(
+            input_tokens=counters.input_tokens, cache_tokens=counters.cache_tokens,
+            copied_tokens=counters.copied_tokens, evicted_pages=counters.evicted_pages,
+            peak_used_pages=counters.peak_used_pages, h2d_blocks_copied=counters.loaded_pages,
+            d2h_blocks_copied=counters.stored_pages,
+        )
+
+    def _set_copier(self, copier):
+        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""
+        require_made(self)
+        self._settler.set_copier(copier)
+        self._copier = copier

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""Requests with a common past: fork, truncate, shared_prefixes."""
+
+cimport cython
+from libc.stdint cimport int32_t, int64_t
+
+from kvcore._hot.batches cimport Batch, BatchReader
+from kvcore._hot.claims cimport Claim, ClaimTable, about, new_claim, not_found
+from kvcore._hot.contexts cimport (
+    TextGenerationContext,
+    change_contexts_epoch,
+    check_settable,
+    move_indices,
+    read_foreign,
+)
+from kvcore._hot.settler cimport DONE, WAIT, Call, Settler, begin_call
+from kvcore.cpp cimport RequestBatch, RequestView
+
+from kvcore.errors import CapacityError, PendingTransfersError, RequestNotFoundError
+from kvcore.plans import SharedPrefix
+
+
+cdef object fork_error(object error, object parent_id, list claims):
+    """The same error with the request it is about in front; row -1 is the parent."""
+    cdef object row = getattr(error, "row", None)
+    if isinstance(error, CapacityError) or row == -1:
+        return about(error, parent_id)
+    return error if row is None else about(error, (<Claim>claims[<int64_t>row]).request_id)
+
+
+@cython.final
+cdef class Fork:
+    """Claim the children of a request, all of them or none."""
+
+    cdef ClaimTable table
+    cdef object parent_id
+    cdef list children
+
+    cdef bint attempt(self) except -1:
+        """False, with nothing done, while copies into the parent's pages are owed or under way."""
+        cdef RequestView view
+        cdef Batch requests
+        cdef list keep = []
+        cdef list claims = self.describe_children(&requests, keep)
+        cdef Claim parent = self.table.claim_of(self.parent_id)
+        cdef size_t i
+        if not self.children:
+            return True
+        self.read_parent(parent, &view, keep)
+        try:
+            self.insert_all(claims)
+            # No code but this runs from here to the call: what the views point to stays.
+            if type(parent.context) is TextGenerationContext:
+                view = (<TextGenerationContext>parent.context)._request
+            view.sequence = parent.sequence
+            if view.tokens == NULL:
+                view.name_space = requests.rows[0].name_space
+            for i in range(requests.rows.size()):
+                requests.given[i] = requests.rows[i][0]
+            self.table.native.fork(
+                view, RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
+            )
+        except BaseException as error:
+            for claim in claims:
+                self.table.drop(claim)
+            if isinstance(error, PendingTransfersError):
+                return False
+            raise fork_error(error, self.parent_id, claims) from None
+        try:
+            self.adopt(claims, &requests, parent.replica)
+        except BaseException:
+            self.disown(claims, &requests)
+            raise
+        return True
+
+    cdef list describe_children(self, Batch* requests, list keep):
+        """Check what can be wrong with the children by themselves; return their claims to be."""
+        cdef list claims = []
+        cdef size_t i
+        requests.rows.resize(len(self.children))
+        requests.foreign.resize(len(self.children))
+        for i in range(requests.rows.size()):
+            context = self.children[i]
+            if type(context) is TextGenerationContext:
+                requests.rows[i] = &(<TextGenerationContext>context)._request
+                claims.append(new_claim((<TextGenerationContext>context).request_id))
+            else:
+                requests.rows[i] = &requests.foreign[i]
+                claims.append(new_claim(read_foreign(context, requests.rows[i], keep)))
+                check_settable(context)
+        requests.given.resize(len(self.children))
+        if len(set(claims)) < len(claims):
+            names = [(<Claim>claim).request_id for claim in claims]
+            raise ValueError(f"the forks {names!r} repeat a request id; name each once")
+        return claims
+
+    cdef int read_parent(self, Claim parent, RequestView* view, list keep) except -1:
+        """A claim that no context was used with has nothing written, and no tokens."""
+        cdef object context = parent.context
+        if context is None:
+            view.active = view.end = 1
+        elif type(context) is not TextGenerationContext:
+            read_foreign(context, view, keep)
+        return 0
+
+    cdef int insert_all(self, list claims) except -1:
+        for claim in claims:
+            self.table.insert(<Claim>claim, self.table.require_unclaimed(<Claim>claim))
+        return 0
+
+    cdef int adopt(self, list claims, Batch* requests, int32_t replica) except -1:
+        """Make forks known by their claims, and have their contexts stand where they begin."""
+        cdef size_t i
+        for i in range(requests.rows.size()):
+            requests.foreign[i] = requests.rows[i][0]
+        for i in range(requests.rows.size()):
+            (<Claim>claims[i]).replica = replica
+            self.table.begin(<Claim>claims[i], requests.foreign[i].sequence)
+            self.table.record(self.children[i], requests.foreign[i].sequence)
+        change_contexts_epoch()
+        for i in range(requests.rows.size()):
+            if type(self.children[i]) is not TextGenerationContext:
+                move_indices(self.children[i], requests.foreign[i], requests.given[i])
+        for i in range(requests.rows.size()):
+            if type(self.children[i]) is TextGenerationContext:
+                (<TextGenerationContext>self.children[i])._manager_uid = self.table.manager_uid
+        return 0
+
+    cdef int disown(self, list claims, Batch* requests) except -1:
+        """Release forks that could not all be adopted; each stands where it stood before."""
+        cdef Claim claim
+        cdef size_t i
+        for i in range(requests.rows.size()):
+            claim = <Claim>claims[i]
+            try:
+                self.table.native.release(requests.foreign[i].sequence)
+            except RequestNotFoundError:
+                pass  # a setter has released it
+            if claim.is_live:
+                self.table.end(claim)
+            else:
+                self.table.drop(claim)
+            if type(self.children[i]) is TextGenerationContext:
+                requests.rows[i].start = requests.given[i].start
+                requests.rows[i].active = requests.given[i].active
+                continue
+            try:
+                move_indices(self.children[i], requests.given[i], requests.foreign[i])
+            except Exception:
+                pass  # what is raised is the first error
+        return 0
+
+
+cdef int fork_once(Settler settler, Call* call, object own) except -1:
+    cdef Fork it = <Fork>own
+    if it.attempt():
+        return DONE
+    call.waits_for = it.table.find(it.parent_id)
+    return WAIT
+
+
+cdef int fork(ClaimTable claims, Settler settler, object parent_id, tuple children) except -1:
+    cdef Fork it = Fork.__new__(Fork)
+    cdef Call call
+    it.table = claims
+    it.parent_id = parent_id
+    it.children = list(children)
+    begin_call(&call, NULL, NULL, 0, 0)
+    settler.carry_out(fork_once, &call, None, it)
+    return 0
+
+
+cdef struct TruncateCall:
+    Call call
+    int64_t num_tokens
+
+
+cdef int truncate_once(Settler settler, Call* call, object request_id) except -1:
+    settler.native.truncate(call.waits_for, (<TruncateCall*>call).num_tokens)
+    return DONE
+
+
+cdef object name_truncated(object error, list contexts, Call* call, object request_id):
+    if isinstance(error, RequestNotFoundError):  # released while this one waited
+        return not_found(request_id)
+    return ValueError(f"request {request_id!r} {error}")
+
+
+cdef int truncate(
+    ClaimTable claims, Settler settler, object request_id, int64_t num_tokens
+) except -1:
+    cdef TruncateCall truncate
+    begin_call(&truncate.call, name_truncated, NULL, 0, 0)
+    truncate.call.waits_for = claims.find(request_id)
+    truncate.num_tokens = num_tokens
+    settler.carry_out(truncate_once, &truncate.call, None, request_id)
+    return 0
+
+
+cdef list shared_prefixes(BatchReader reader, object batch):
+    cdef Batch requests
+    cdef list keep = []
+    cdef list contexts = reader.read(batch, &requests, keep)
+    groups = reader.claims.native.shared_prefixes(
+        RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
+    )
+    if requests.is_known:
+        reader.remember(&requests)
+    del contexts  # held till here
+    return [
+        SharedPrefix(rows=tuple(group.rows), num_tokens=group.num_tokens, replica=group.replica)
+        for group in groups
+    ]

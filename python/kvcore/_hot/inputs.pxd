@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from kvcore.cpp cimport LookupTable
+
+
+cdef class RaggedKVCacheInputs:
+    cdef readonly object blocks
+    cdef readonly object cache_lengths
+    cdef readonly object lookup_table
+    cdef readonly object max_lengths
+    cdef readonly object kv_scales
+    cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None where unknown
+    cdef cnp.ndarray _row_offsets  # once asked for
+
+
+@cython.final
+cdef class TableMemory:
+    cdef cnp.ndarray array
+    cdef bint is_exported
+
+
+@cython.final
+cdef class FetchBuffer:
+    cdef cnp.ndarray memory  # of both where it is pinned, else None
+    cdef cnp.ndarray table
+    cdef cnp.ndarray lengths
+    cdef cnp.ndarray new_lengths  # held by the inputs handed out
+    cdef TableMemory held  # by the tables handed out
+    cdef LookupTable* rows
+    cdef bint busy  # a fetch that is not over writes it
+    # Arrays handed out last, to be handed out again when nobody holds them any more.
+    cdef cnp.ndarray last_table
+    cdef cnp.ndarray last_lengths
+
+    cdef bint is_free(self)
+    cdef cnp.ndarray unread_new_lengths(self)
+    cdef int take(self) except -1
+
+
+@cython.final
+cdef class FetchBuffers:
+    cdef list by_replica
+    cdef uint32_t unassigned  # what pads the tables
+    cdef object allocate  # uint32 [n] of pinned memory; None for memory that no device reads
+
+    cdef FetchBuffer take(self, int32_t replica, int64_t rows, int64_t width)
+
+
+# Of a fetch, over the start of a buffer's.
+cdef cnp.ndarray table_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides)
+cdef cnp.ndarray lengths_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides)
+cdef cnp.ndarray make_max_lengths(int64_t longest_new, int64_t longest_active, int64_t num_steps)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+class RaggedKVCacheInputs:
+    """Hold what the kernels of one device need for one batch of B requests.
+
+    Attributes
+    ----------
+    blocks : array [pages, kv_dim, layers, page_size, heads_per_device, head_dim], or pair, or None
+        The pool; (K pool, V pool) when V has a width of its own; None when the manager has no pool.
+    cache_lengths : uint32 [B]
+        Tokens of each request whose KV is written.
+    lookup_table : uint32 [B, most pages of a request]
+        Page ids in logical order, padded with the number of pages as "unassigned". Rows may be
+        strided. On the host read-only, for its memory serves later fetches. Only what DLPack makes
+        of it may be written; what is written there lasts as long as it is held.
+    max_lengths : uint32 [num_steps, 2], on the host
+        Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
+    kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
+        Scales of a quantised pool.
+    """
+
+    def __init__(
+        self,
+        blocks: Any,
+        cache_lengths: NDArray[np.uint32],
+        lookup_table: NDArray[np.uint32],
+        max_lengths: NDArray[np.uint32],
+        kv_scales: Any = None,
+    ) -> None: ...
+    @property
+    def blocks(self) -> Any: ...
+    @property
+    def cache_lengths(self) -> NDArray[np.uint32]: ...
+    @property
+    def lookup_table(self) -> NDArray[np.uint32]: ...
+    @property
+    def max_lengths(self) -> NDArray[np.uint32]: ...
+    @property
+    def kv_scales(self) -> Any: ...
+    @property
+    def row_offsets(self) -> NDArray[np.uint32]:
+        """uint32 [B + 1]: row b's new tokens of this step are ``row_offsets[b] .. [b + 1]``."""
+
+class PageTable(np.ndarray[Any, np.dtype[np.uint32]]):
+    """A table of a fetch: read-only, for its memory is updated only where pages change."""
+
+    def __dlpack__(self, **options: Any) -> Any: ...
+
+@final
+class TableMemory:
+    """Own the memory of tables handed out, which nobody but this module may make writable."""
+
+@final
+class FetchBuffer:
+    """Hold one page table and its lengths, used again for batch after batch."""
+
+@final
+class FetchBuffers:
+    """Hold the buffers of a manager's fetches: per replica the last few, used again when free."""

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+from libc.stdint cimport int64_t
+
+from kvcore.cpp cimport PrefixHandle as CppPrefixHandle
+from kvcore.cpp cimport PrefixTree as CppPrefixTree
+from kvcore.cpp cimport TreeNode
+
+
+cdef class PrefixHandle:
+    cdef PrefixTree _tree
+    cdef CppPrefixHandle _handle
+    cdef TreeNode* _node
+    cdef int64_t _pins
+
+    cdef int _pin(self) except -1
+    cdef int _unpin(self) except -1
+
+
+cdef class PrefixTree:
+    cdef CppPrefixTree* _native
+
+    cdef int _check_own(self, PrefixHandle handle) except -1

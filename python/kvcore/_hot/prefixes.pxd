@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t
+
+from kvcore.cpp cimport CacheManager, PinHandle
+
+
+cdef class PinnedPrefix:
+    cdef readonly int64_t num_tokens
+    cdef object _manager  # whose pages are pinned
+    cdef CacheManager* _native
+    cdef PinHandle _pin
+    cdef bint _checks
+    cdef bint _released
+
+
+cdef int32_t recommend_replica(CacheManager* native, object context) except -1
+cdef object match(
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+)
+cdef PinnedPrefix pin(
+    object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
+    bint checks
+)

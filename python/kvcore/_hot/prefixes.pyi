@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing_extensions import Self
+
+class PinnedPrefix:
+    """Keep the cached pages of a prefix from eviction until ``release()`` or the end of ``with``.
+
+    Attributes
+    ----------
+    num_tokens : int
+        Tokens of the prefix that are cached in whole pages and so are kept.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    def release(self) -> None:
+        """Let the pages go; InvalidHandleError when that was done before."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What a manager's prefix cache holds of some tokens, and pins of it."""
+
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from kvcore._hot.arguments cimport as_tokens, name_view, namespace_of
+from kvcore._hot.contexts cimport no_context
+from kvcore.cpp cimport BlockId, CacheManager
+
+import numpy as np
+
+from kvcore.errors import InvalidHandleError
+
+cnp.import_array()
+
+
+cdef int32_t recommend_replica(CacheManager* native, object context) except -1:
+    """The best replica for a request that is not claimed."""
+    try:
+        given = context.tokens
+    except AttributeError:
+        raise no_context(context) from None
+    cdef cnp.ndarray tokens = as_tokens(given)
+    cdef bytes name = namespace_of(
+        getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
+    )
+    return native.recommend_replica(
+        name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens), cnp.PyArray_DIM(tokens, 0)
+    )
+
+
+cdef object match(
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+):
+    """The tokens of a prefix that are cached in whole pages, with the pages if asked for."""
+    cdef vector[BlockId] pages
+    cdef int64_t depth = native.match(
+        replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
+        cnp.PyArray_DIM(tokens, 0), &pages if return_pages else NULL,
+    )
+    cdef int64_t num_tokens = depth * native.config().page_size
+    if not return_pages:
+        return num_tokens
+    return num_tokens, np.array(pages, dtype=np.int32)
+
+
+cdef class PinnedPrefix:
+    """Keep the cached pages of a prefix from eviction until ``release()`` or the end of ``with``.
+
+    Attributes
+    ----------
+    num_tokens : int
+        Tokens of the prefix that are cached in whole pages and so are kept.
+
+    Notes
+    -----
+    An object that is dropped lets the pages go as well.
+    """
+
+    def __init__(self, *args, **rest):
+        raise TypeError("a PinnedPrefix is not made by itself; use what pin() returns")
+
+    def release(self):
+        """Let the pages go; InvalidHandleError when that was done before."""
+        if self._manager is None:
+            raise InvalidHandleError("this PinnedPrefix pins nothing; use what pin() returns")
+        self._native.unpin(self._pin)
+        self._released = True
+        if self._checks:
+            self._native.check_integrity()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if not self._released:
+            self.release()
+
+    def __del__(self):
+        if self._manager is not None and not self._released:
+            self.release()
+
+    def __repr__(self):
+        return f"PinnedPrefix({self.num_tokens} tokens)"
+
+
+cdef PinnedPrefix pin(
+    object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
+    bint checks
+):
+    """Pin what a manager has of some tokens."""
+    cdef PinnedPrefix pinned = PinnedPrefix.__new__(PinnedPrefix)
+    pinned._pin = native.pin(
+        replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
+        cnp.PyArray_DIM(tokens, 0),
+    )
+    pinned._manager = manager
+    pinned._native = native
+    pinned._checks = checks
+    pinned.num_tokens = pinned._pin.num_tokens
+    return pinned

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What lies between two native calls: pages that are copied, and that are waited for.
+
+Pages are copied within the pools and between them and the host tier, under tickets of C++.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from kvcore._hot.claims cimport named
+from kvcore._hot.contexts cimport has_moved, move_indices
+from kvcore.cpp cimport (
+    CacheManager,
+    HostCopy,
+    HostDirection,
+    MovedRequest,
+    OwedStatus,
+    PageCopy,
+    RequestView,
+    SequenceHandle,
+    Transfers,
+)
+from kvcore.cpp cimport PageCopier as CppPageCopier
+
+from kvcore._core import PageCopier
+from kvcore.errors import PendingTransfersError, RequestNotFoundError
+
+cnp.import_array()
+
+# From so many bytes on, other Python threads run while pages are copied.
+cdef int64_t RELEASE_GIL_BYTES = 65536
+
+
+cdef object name_row(object error, list contexts, Call* call, object own):
+    """The same error with the request of its row in front."""
+    return named(error, contexts, call.first)
+
+
+cdef int wait_for_row(Call* call, object error) except -1:
+    """Wait for the request of the row that an error names, or for what the call waits for."""
+    cdef object row = getattr(error, "row", None)
+    if row is not None and call.n > 0:
+        call.waits_for = call.rows[call.first + <int64_t>row].sequence
+    return WAIT
+
+
+@cython.final
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class Settler:
+    """Carry calls out, with what they leave to be copied.
+
+    Parameters
+    ----------
+    core : CacheManager
+    copier : kvcore.backends.protocol.Copier, or None
+        None without a pool: then the manager's caller copies.
+    mover : kvcore.backends.protocol.Mover, or None
+        None without a host tier.
+    """
+
+    def __cinit__(self, object core, object copier, object mover):
+        self.core = core
+        self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self.set_copier(copier)
+        self.mover = mover
+
+    cdef int set_copier(self, object copier) except -1:
+        self.copies_itself = copier is not None
+        self.copier = copier
+        self.native_copier = NULL
+        if type(copier) is PageCopier:
+            self.native_copier = <CppPageCopier*>PyCapsule_GetPointer(
+                copier._capsule(), "kvcore.PageCopier"
+            )
+        return 0
+
+    cdef list carry_out(self, Attempt attempt, Call* call, list contexts, object own):
+        """Attempt a call until nothing is left to do; `own` is the verb's, or its one context.
+
+        In between it copies what the call has given out, or waits for what others copy into its
+        pages: C++ asks for that by a status, or by PendingTransfersError. `call.rows` point into
+        `contexts`, of which it returns a copy that keeps them once other threads may have run: they
+        may change the caller's list.
+        """
+        cdef int answer
+        while True:
+            try:
+                answer = attempt(self, call, own)
+            except PendingTransfersError as error:
+                if call.explain == NULL:
+                    raise
+                answer = wait_for_row(call, error)
+            except ValueError as error:
+                if call.explain == NULL:
+                    raise
+                raise call.explain(error, contexts, call, own) from None
+            if call.transfers.ticket != 0:
+                contexts = self.settle(&call.transfers, call.rows + call.first, contexts)
+            if call.foreign != NULL:
+                self.write_back_all(call, contexts)
+            if answer == DONE:
+                return contexts
+            if contexts is not None:
+                contexts = contexts[:]
+            if answer == WAIT and call.transfers.ticket == 0:
+                self.settle_owed(call.waits_for)
+            call.transfers.clear()
+
+    cdef list settle(self, Transfers* transfers, RequestView** rows, list contexts):
+        """Do what a call has given out, and say how it went.
+
+        `rows` point into `contexts`, of which it returns a copy that keeps them: other threads may
+        change the caller's list meanwhile. Where it fails, the requests that the call has moved are
+        as if they had just been claimed, and stand where they stood before.
+        """
+        cdef MovedRequest moved
+        cdef list kept = None
+        cdef size_t i
+        try:
+            if contexts is not None:
+                kept = contexts[:]
+            self.perform(transfers)
+        except BaseException:  # an interrupt too
+            self.native.finish(transfers.ticket, False)
+            for i in range(transfers.moved.size()):
+                moved = transfers.moved[i]
+                self.take_back(rows[moved.row])
+                rows[moved.row].start = moved.start
+                rows[moved.row].active = moved.active
+            raise
+        self.native.finish(transfers.ticket, True)
+        return kept
+
+    cdef int perform(self, Transfers* transfers) except -1:
+        """Copy, while other threads may run."""
+        cdef const PageCopy* copies = transfers.copies.data()
+        cdef int64_t n = <int64_t>transfers.copies.size()
+        if n == 0:
+            pass
+        elif self.native_copier == NULL:
+            self.copier.run(copies_array(transfers.copies))
+        elif self.native_copier.bytes_of(copies, n) < RELEASE_GIL_BYTES:
+            self.native_copier.run(copies, n)
+        else:
+            with nogil:
+                self.native_copier.run(copies, n)
+        if transfers.host_copies.size() != 0:
+            self.mover.run(host_copies_array(transfers.host_copies))
+        return 0
+
+    cdef int settle_owed(self, SequenceHandle sequence) except -1:
+        """Do the copies that a request is owed since they failed, or wait for another thread's."""
+        cdef Transfers transfers
+        cdef OwedStatus status = self.native.take_owed(sequence, transfers)
+        if status == OwedStatus.kTaken:
+            self.settle(&transfers, NULL, None)
+        elif status == OwedStatus.kUnderWay:
+            try:
+                with nogil:
+                    self.native.wait(sequence)
+            except RuntimeError as error:  # std::logic_error
+                raise PendingTransfersError(
+                    f"{error}: the code that copies pages must not use the requests it copies for"
+                ) from None
+        return 0
+
+    cdef int take_back(self, const RequestView* request) except -1:
+        """Undo a reservation, unless the request is gone or in other hands by now."""
+        try:
+            self.native.begin_again(request.sequence)
+        except (RequestNotFoundError, PendingTransfersError):
+            return 0
+        return 0
+
+    cdef int write_back_all(self, Call* call, list contexts) except -1:
+        """Move the indices of foreign contexts to where their requests now stand.
+
+        Where a setter raises, that request and those behind it are as if just claimed.
+        """
+        cdef int64_t i
+        cdef int64_t k
+        for i in range(call.n):
+            if call.rows[i] != &call.foreign[i]:
+                continue
+            try:
+                self.write_back(contexts[i], call.foreign[i], call.given[i])
+            except BaseException:
+                for k in range(i + 1, call.n):
+                    if has_moved(call.foreign[k], call.given[k]):
+                        self.take_back(&call.foreign[k])
+                raise
+            call.given[i] = call.foreign[i]
+        return 0
+
+    cdef int write_back(
+        self, object context, const RequestView& now, const RequestView& given
+    ) except -1:
+        """Move the indices of a foreign context to where its request now stands.
+
+        Where a setter raises, the request is as if it had just been claimed.
+        """
+        try:
+            move_indices(context, now, given)
+        except BaseException:
+            self.take_back(&now)
+            try:
+                move_indices(context, given, now)
+            except Exception:
+                pass  # what is raised is the first error
+            raise
+        return 0
+
+
+# ---- orders of copies, as arrays -----------------------------------------------------------------
+
+cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
+    cdef cnp.npy_intp shape[2]
+    shape[0] = n
+    shape[1] = columns
+    return cnp.PyArray_SimpleNew(2, shape, cnp.NPY_INT32)
+
+
+cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
+    """int32 [n, 4]: replica, source page, destination page, tokens."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(copies.size()):
+        data[4 * i] = copies[i].replica
+        data[4 * i + 1] = copies[i].source
+        data[4 * i + 2] = copies[i].destination
+        data[4 * i + 3] = copies[i].num_tokens
+    return out
+
+
+cdef cnp.ndarray host_copies_array(const vector[HostCopy]& copies):
+    """int32 [n, 4]: replica, direction (0: to the host, 1: back), page there, page of the host."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(copies.size()):
+        data[4 * i] = copies[i].replica
+        data[4 * i + 1] = copies[i].direction == HostDirection.kLoad
+        data[4 * i + 2] = copies[i].device_page
+        data[4 * i + 3] = copies[i].host_page
+    return out

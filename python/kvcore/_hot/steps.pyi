@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+from typing import final
+
+from typing_extensions import Self
+
+from kvcore.backends.protocol import DevicePools, Shard
+
+log: logging.Logger
+
+@final
+class InputMaker:
+    """Make the inputs of every device out of the tables that a fetch writes.
+
+    Parameters
+    ----------
+    shards : list of list of (blocks, scales)
+        The pools by replica and device in it.
+    gpus : kvcore.backends.protocol.DevicePools, or None
+        None where no pool is on a GPU.
+    """
+
+    def __new__(
+        cls, shards: list[list[Shard]], gpus: DevicePools | None, total_pages: int
+    ) -> Self: ...
