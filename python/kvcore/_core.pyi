@@ -13,26 +13,98 @@ __version__: str
 build_info: dict[str, str | int | bool]
 
 class BlockPool:
+    """Count the references of page ids ``0 .. num_blocks - 1``.
+
+    Parameters
+    ----------
+    num_blocks : int
+        Pages, ``1 .. 2**31 - 1``.
+
+    Raises
+    ------
+    ValueError
+        Another number of pages.
+
+    Notes
+    -----
+    One thread at a time. O(1) per id; ids freed last are handed out first.
+
+    Examples
+    --------
+    >>> from kvcore import BlockPool
+    >>> pool = BlockPool(4)
+    >>> ids = pool.allocate(3)
+    >>> pool.free(ids[:1])
+    >>> pool
+    BlockPool(4 pages, 2 free, 2 used)
+    """
+
     def __init__(self, num_blocks: int) -> None: ...
     @property
-    def num_blocks(self) -> int: ...
+    def num_blocks(self) -> int:
+        """Pages of the pool."""
     @property
-    def num_free(self) -> int: ...
-    def allocate(self, n: int) -> _Ids: ...
-    def share(self, ids: _Ints) -> None: ...
-    def free(self, ids: _Ints) -> None: ...
-    def ref_count(self, block_id: int) -> int: ...
-    def check_integrity(self) -> None: ...
+    def num_free(self) -> int:
+        """Pages that nobody references."""
+    def allocate(self, n: int) -> _Ids:
+        """Take pages, each with one reference.
+
+        Returns
+        -------
+        int32 [n]
+            Their ids.
+
+        Raises
+        ------
+        InsufficientBlocksError
+            Fewer than `n` are free; nothing has been taken.
+        ValueError
+            `n` below 0.
+        """
+    def share(self, ids: _Ints) -> None:
+        """Add one reference to each page.
+
+        Parameters
+        ----------
+        ids : list of int, or array int32 or int64 [n]
+
+        Raises
+        ------
+        InvalidHandleError
+            An id that is free or no page; nothing has changed.
+        """
+    def free(self, ids: _Ints) -> None:
+        """Drop one reference of each page; one without references is free again.
+
+        Parameters
+        ----------
+        ids : list of int, or array int32 or int64 [n]
+
+        Raises
+        ------
+        InvalidHandleError
+            An id that is free already (a double free) or no page; nothing has changed.
+        """
+    def ref_count(self, block_id: int) -> int:
+        """Answer the references to a page, 0 when it is free; InvalidHandleError for no page."""
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free and referenced pages make up the pool. O(num_blocks)."""
 
 class SequenceHandle:
+    """A claimed sequence; stale once it is released."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 class PinHandle:
+    """A pinned prefix; its num_tokens are kept."""
+
     @property
     def num_tokens(self) -> int: ...
 
 class Metrics:
+    """Counters since construction or the last reset."""
+
     @property
     def input_tokens(self) -> int: ...
     @property
@@ -49,6 +121,8 @@ class Metrics:
     def loaded_pages(self) -> int: ...
 
 class PoolStats:
+    """Pages of one replica at one moment."""
+
     @property
     def total_pages(self) -> int: ...
     @property
@@ -67,6 +141,8 @@ class PoolStats:
     def available_pages(self) -> int: ...
 
 class ReservePlan:
+    """What a reservation would do now."""
+
     @property
     def hit_tokens(self) -> int: ...
     @property
@@ -79,6 +155,50 @@ class ReservePlan:
     def fits(self) -> bool: ...
 
 class CacheManager:
+    """Keep the books of pages for sequences: ids only, one sequence per call.
+
+    What ``kvcore.PagedKVCacheManager`` is built on, for engines that bring their own contexts
+    and pool.
+
+    Parameters
+    ----------
+    num_blocks : int
+        Pages of each replica.
+    page_size : int
+        Tokens per page.
+    max_sequences : int
+        Sequences claimed at a time, in each replica.
+    max_seq_len : int
+        Tokens of the longest sequence.
+    num_replicas : int
+    prefix_caching, dedup : bool
+    partial_page_reuse : int
+        As for PagedKVCacheManager.
+    host_pages : int
+        Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves their bytes:
+        with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
+
+    Raises
+    ------
+    ValueError
+        A size below 1.
+
+    Notes
+    -----
+    Thread-safe: any number of threads may call any method. A call that raises or answers "no" has
+    changed nothing. Wherever tokens are passed they are a list of int or an int32 or int64 array.
+
+    Examples
+    --------
+    >>> from kvcore import CacheManager
+    >>> manager = CacheManager(num_blocks=8, page_size=2, max_sequences=4, max_seq_len=16)
+    >>> sequence = manager.claim()
+    >>> manager.reserve(sequence, [5, 6, 7])  # fits, start, active
+    (True, 0, 3)
+    >>> len(manager.commit(sequence, [5, 6, 7], written=3)), manager.match([5, 6, 7])[0]
+    (0, 2)
+    """
+
     def __init__(
         self,
         *,
@@ -92,11 +212,31 @@ class CacheManager:
         partial_page_reuse: int = True,
         host_pages: int = 0,
     ) -> None: ...
-    def claim(self, replica: int = 0) -> SequenceHandle: ...
-    def contains(self, sequence: SequenceHandle) -> bool: ...
-    def replica_of(self, sequence: SequenceHandle) -> int: ...
-    def pages_of(self, sequence: SequenceHandle) -> _Ids: ...
-    def release(self, sequence: SequenceHandle) -> None: ...
+    def claim(self, replica: int = 0) -> SequenceHandle:
+        """Register a sequence; takes no pages.
+
+        Returns
+        -------
+        SequenceHandle
+            Names the sequence until it is released, and nothing afterwards.
+
+        Raises
+        ------
+        IndexError
+            No such replica.
+        CapacityError
+            The replica has `max_sequences` sequences.
+        """
+    def contains(self, sequence: SequenceHandle) -> bool:
+        """Tell whether a sequence is claimed now."""
+    def replica_of(self, sequence: SequenceHandle) -> int:
+        """Answer the index of a sequence's replica; RequestNotFoundError when it is not claimed."""
+    def pages_of(self, sequence: SequenceHandle) -> _Ids:
+        """Answer a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
+        claimed.
+        """
+    def release(self, sequence: SequenceHandle) -> None:
+        """Forget a sequence: committed pages stay cached; RequestNotFoundError when it is not claimed."""
     def reserve(
         self,
         sequence: SequenceHandle,
@@ -107,7 +247,34 @@ class CacheManager:
         num_steps: int = 1,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> tuple[bool, int, int]: ...
+    ) -> tuple[bool, int, int]:
+        """Reuse the cached prefix of a sequence and allocate the pages that its next steps need.
+
+        Parameters
+        ----------
+        sequence : SequenceHandle
+        tokens : list of int, or array int32 or int64 [n]
+            All tokens of the sequence.
+        start, active : int
+            ``tokens[start:active]`` run next; `active` is n unless given.
+        num_steps : int
+            Steps before the next reservation.
+        extra_key, cache_salt : str, optional
+            Prefix-cache namespace.
+
+        Returns
+        -------
+        fits : bool
+            False when there are not enough pages; nothing has changed.
+        start, active : int
+            Where the sequence stands now: behind the prefix found.
+
+        Raises
+        ------
+        CapacityError
+            The sequence can never fit.
+        RequestNotFoundError, ValueError
+        """
     def plan(
         self,
         sequence: SequenceHandle,
@@ -118,45 +285,123 @@ class CacheManager:
         num_steps: int = 1,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> ReservePlan: ...
-    def commit(self, sequence: SequenceHandle, tokens: _Ints, written: int) -> _Ids: ...
+    ) -> ReservePlan:
+        """Tell what ``reserve`` would do now; changes nothing.
+
+        Returns
+        -------
+        ReservePlan
+            With the fields of ``kvcore.ReservePlan``.
+        """
+    def commit(self, sequence: SequenceHandle, tokens: _Ints, written: int) -> _Ids:
+        """Put the pages whose tokens are all written into the prefix cache.
+
+        Parameters
+        ----------
+        sequence : SequenceHandle
+        tokens : list of int, or array int32 or int64 [n]
+        written : int
+            Tokens whose K and V are written, ``0 .. n``.
+
+        Returns
+        -------
+        int32 [swaps, 2]
+            Pages swapped for equal cached ones: column, page.
+
+        Raises
+        ------
+        ValueError
+            More tokens than the sequence's pages hold, or than there are.
+        RequestNotFoundError
+        """
     def match(
         self,
         tokens: _Ints,
         replica: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> tuple[int, _Ids]: ...
+    ) -> tuple[int, _Ids]:
+        """Find the cached whole pages of a prefix; changes nothing.
+
+        Returns
+        -------
+        num_tokens : int
+        pages : int32 [num_tokens / page_size]
+        """
     def pin(
         self,
         tokens: _Ints,
         replica: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-    ) -> PinHandle: ...
-    def unpin(self, pin: PinHandle) -> None: ...
-    def take_copies(self) -> _Ids: ...
-    def reset_prefix_cache(self) -> None: ...
-    def stats(self, replica: int = 0) -> PoolStats: ...
+    ) -> PinHandle:
+        """Keep the cached whole pages of a prefix from eviction until unpinned.
+
+        Returns
+        -------
+        PinHandle
+            Its ``num_tokens`` are kept.
+        """
+    def unpin(self, pin: PinHandle) -> None:
+        """Let pinned pages go; InvalidHandleError when that was done before."""
+    def take_copies(self) -> _Ids:
+        """Hand out the page copies owed since the last call, to be done before the next kernels run.
+
+        Returns
+        -------
+        int32 [n, 4]
+            Replica, source page, destination page, tokens.
+        """
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached page that nobody holds, on every replica."""
+    def stats(self, replica: int = 0) -> PoolStats:
+        """Count the pages of a replica.
+
+        Returns
+        -------
+        PoolStats
+            ``total_pages``, ``free_pages``, ``cached_pages``, ``evictable_pages``, ``num_sequences``,
+            ``available_pages``, those that a reservation could have, and of the host tier ``host_pages``
+            and ``host_cached_pages``.
+        """
     @property
-    def metrics(self) -> Metrics: ...
-    def reset_metrics(self) -> None: ...
-    def check_integrity(self) -> None: ...
+    def metrics(self) -> Metrics:
+        """Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, evicted_pages, peak_used_pages, stored_pages, loaded_pages."""
+    def reset_metrics(self) -> None:
+        """Set every counter to zero, the peak to what is in use."""
+    def check_integrity(self) -> None:
+        """Raise AssertionError naming the conservation law that does not hold. O(everything)."""
     def _capsule(self) -> object: ...
 
 class PageCopier:
+    """Copies within the pools of a manager; by replica, their arrays."""
+
     def __init__(self, pools: list[list[list[list[_Array]]]]) -> None: ...
-    def run(self, copies: _Array) -> None: ...
+    def run(self, copies: _Array) -> None:
+        """run(self: kvcore._core.PageCopier, copies: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> None
+
+        Copy the starts of pages, in any order; rows: replica, source page, destination page, tokens.
+        """
     def _capsule(self) -> object: ...
 
 class HostStore:
+    """Memory of the host tier's pages for one replica, and copies between it and the arrays of the pool."""
+
     def __init__(self, num_pages: int, caches: list[list[list[_Array]]]) -> None: ...
     @property
     def num_pages(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
-    def store(self, pairs: _Array, threads: int = 1) -> None: ...
-    def load(self, pairs: _Array, threads: int = 1) -> None: ...
+    def store(self, pairs: _Array, threads: int = 1) -> None:
+        """store(self: kvcore._core.HostStore, pairs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object = 1) -> None
+
+        Copy pages to the host tier; rows: page of the pool, page of the tier.
+        """
+    def load(self, pairs: _Array, threads: int = 1) -> None:
+        """load(self: kvcore._core.HostStore, pairs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object = 1) -> None
+
+        Copy pages of the host tier back; rows as for store.
+        """
 
 def allocate_blocks(
     key_pool: _Array,
@@ -167,7 +412,12 @@ def allocate_blocks(
     num_new_tokens: int,
     free_block_ids: _Ints,
     donate: bool,
-) -> tuple[tuple[_Array, _Array, _Array, _Array], int]: ...
+) -> tuple[tuple[_Array, _Array, _Array, _Array], int]:
+    """allocate_blocks(key_pool: numpy.ndarray, value_pool: numpy.ndarray, block_table: numpy.ndarray, seq_lengths: numpy.ndarray, sequence_idx: object, num_new_tokens: object, free_block_ids: object, donate: object) -> tuple
+
+    Enter free blocks into a row: (the cache's arrays, blocks consumed); copies the table unless donated.
+    """
+
 def append_rows(
     key_pool: _Array,
     value_pool: _Array,
@@ -177,42 +427,62 @@ def append_rows(
     keys_new: _Array,
     values_new: _Array,
     donate: bool,
-) -> tuple[_Array, _Array, _Array, _Array]: ...
+) -> tuple[_Array, _Array, _Array, _Array]:
+    """append_rows(key_pool: numpy.ndarray, value_pool: numpy.ndarray, block_table: numpy.ndarray, seq_lengths: numpy.ndarray, sequence_idx: object, keys_new: numpy.ndarray, values_new: numpy.ndarray, donate: object) -> tuple
+
+    Write tokens behind those of a row: the cache's arrays, copies unless donated.
+    """
+
 def gather_rows(
     key_pool: _Array,
     value_pool: _Array,
     block_table: _Array,
     seq_lengths: _Array,
     sequence_idx: int,
-) -> tuple[_Array, _Array, int]: ...
-def kernel_isa() -> str: ...
+) -> tuple[_Array, _Array, int]:
+    """gather_rows(key_pool: numpy.ndarray, value_pool: numpy.ndarray, block_table: numpy.ndarray, seq_lengths: numpy.ndarray, sequence_idx: object) -> tuple
+
+    Copy the tokens of a row: (keys, values, tokens).
+    """
+
+def kernel_isa() -> str:
+    """kernel_isa() -> str"""
+
 def quantize(
     shape: Sequence[int],
     source: _Array,
     codes: _Array,
     scales: NDArray[np.float32],
     threads: int,
-) -> None: ...
+) -> None:
+    """quantize(shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], source: numpy.ndarray, codes: numpy.ndarray, scales: numpy.ndarray, threads: object) -> None"""
+
 def dequantize(
     shape: Sequence[int],
     codes: _Array,
     scales: NDArray[np.float32],
     destination: _Array,
     threads: int,
-) -> None: ...
+) -> None:
+    """dequantize(shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], codes: numpy.ndarray, scales: numpy.ndarray, destination: numpy.ndarray, threads: object) -> None"""
+
 def append_tokens(
     transfers: list[tuple[str, _Array, _Array | None, _Array | None, _Array]],
     table: NDArray[np.uint32],
     lengths: NDArray[np.uint32] | None,
     offsets: NDArray[np.uint32],
     threads: int,
-) -> None: ...
+) -> None:
+    """append_tokens(transfers: list, table: numpy.ndarray, lengths: object, offsets: numpy.ndarray, threads: object) -> None"""
+
 def gather_tokens(
     transfers: list[tuple[str, _Array, _Array | None, _Array | None, _Array]],
     table: NDArray[np.uint32],
     offsets: NDArray[np.uint32],
     threads: int,
-) -> None: ...
+) -> None:
+    """gather_tokens(transfers: list, table: numpy.ndarray, offsets: numpy.ndarray, threads: object) -> None"""
+
 def attention(
     pools: tuple[_Array | None, ...],
     v_head_dim: SupportsIndex | None,
@@ -224,7 +494,9 @@ def attention(
     out: _Array | None,
     return_lse: bool,
     threads: int,
-) -> tuple[_Array, NDArray[np.float32] | None]: ...
+) -> tuple[_Array, NDArray[np.float32] | None]:
+    """attention(pools: tuple, v_head_dim: object, step: tuple, q: numpy.ndarray, rule: tuple, shared: object, replica: object, out: object, return_lse: object, threads: object) -> tuple"""
+
 def merge_states(
     o_a: _Array,
     lse_a: NDArray[np.float32],
@@ -233,22 +505,32 @@ def merge_states(
     out: _Array,
     out_lse: NDArray[np.float32],
     threads: int,
-) -> None: ...
+) -> None:
+    """merge_states(o_a: numpy.ndarray, lse_a: numpy.ndarray, o_b: numpy.ndarray, lse_b: numpy.ndarray, out: numpy.ndarray, out_lse: numpy.ndarray, threads: object) -> None"""
+
 def build_slots(
     pool: _Array,
     table: NDArray[np.uint32],
     lengths: NDArray[np.uint32],
     offsets: NDArray[np.uint32],
     out: _Array | None,
-) -> _Array: ...
-def append_slots(pools: list[_Array], slots: _Array, tokens: list[_Array], threads: int) -> int: ...
+) -> _Array:
+    """build_slots(pool: numpy.ndarray, table: numpy.ndarray, lengths: numpy.ndarray, offsets: numpy.ndarray, out: object) -> numpy.ndarray"""
+
+def append_slots(pools: list[_Array], slots: _Array, tokens: list[_Array], threads: int) -> int:
+    """append_slots(pools: list, slots: numpy.ndarray, tokens: list, threads: object) -> int"""
+
 def advance_lengths(
     lengths: NDArray[np.uint32],
     offsets: NDArray[np.uint32],
     active: NDArray[np.bool_] | None,
     out: NDArray[np.uint32],
-) -> None: ...
-def layout_axes() -> dict[str, tuple[str, ...]]: ...
+) -> None:
+    """advance_lengths(lengths: numpy.ndarray, offsets: numpy.ndarray, active: object, out: numpy.ndarray) -> None"""
+
+def layout_axes() -> dict[str, tuple[str, ...]]:
+    """layout_axes() -> dict"""
+
 def transfer(
     source: list[list[_Array]],
     source_is_packed: bool,
@@ -258,9 +540,20 @@ def transfer(
     first_layer: int,
     num_layers: int,
     threads: int,
-) -> None: ...
-def copy_partial(pool: list[list[_Array]], copies: NDArray[np.int64], threads: int) -> None: ...
-def copy_pages(pools: list[_Array], pairs: NDArray[np.int64], threads: int) -> None: ...
-def fill_pages(pools: list[_Array], ids: NDArray[np.int64], value: int, threads: int) -> None: ...
-def has_shared_elements(shape: Sequence[int], strides: Sequence[int], item_size: int) -> bool: ...
-def digest_pages(pool: _Array, ids: NDArray[np.int64], threads: int) -> NDArray[np.uint64]: ...
+) -> None:
+    """transfer(source: list, source_is_packed: bool, destination: list, destination_is_packed: bool, pairs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], first_layer: typing.SupportsInt | typing.SupportsIndex, num_layers: typing.SupportsInt | typing.SupportsIndex, threads: object) -> None"""
+
+def copy_partial(pool: list[list[_Array]], copies: NDArray[np.int64], threads: int) -> None:
+    """copy_partial(pool: list, copies: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object) -> None"""
+
+def copy_pages(pools: list[_Array], pairs: NDArray[np.int64], threads: int) -> None:
+    """copy_pages(pools: list, pairs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object) -> None"""
+
+def fill_pages(pools: list[_Array], ids: NDArray[np.int64], value: int, threads: int) -> None:
+    """fill_pages(pools: list, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], value: typing.SupportsInt | typing.SupportsIndex, threads: object) -> None"""
+
+def has_shared_elements(shape: Sequence[int], strides: Sequence[int], item_size: int) -> bool:
+    """has_shared_elements(shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], strides: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], item_size: typing.SupportsInt | typing.SupportsIndex) -> bool"""
+
+def digest_pages(pool: _Array, ids: NDArray[np.int64], threads: int) -> NDArray[np.uint64]:
+    """digest_pages(pool: numpy.ndarray, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object) -> numpy.typing.NDArray[numpy.uint64]"""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import doctest
-import importlib
 import inspect
 import json
 import re
@@ -142,23 +141,6 @@ def test_command_line_page_names_every_json_key(
     section = (DOCS / "cli.md").read_text().split(f"\n## kvcore {arguments[0]}")[1]
     section = section.split("\n## ")[0]
     assert [k for k in json.loads(capsys.readouterr().out) if f"`{k}`" not in section] == []
-
-
-STUBS = sorted((Path(kvcore.__file__).parent / "_hot").glob("*.pyi"))
-
-
-@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: stub.stem)
-def test_docstrings_of_stubs_are_parts_of_those_at_runtime(stub: Path) -> None:
-    module = importlib.import_module(f"kvcore._hot.{stub.stem}")
-    for node in ast.walk(ast.parse(stub.read_text())):
-        if not isinstance(node, ast.ClassDef):
-            continue
-        members = {f.name: f for f in node.body if isinstance(f, ast.FunctionDef)}
-        runtime = getattr(module, node.name)
-        pairs = [(node, runtime)] + [(f, vars(runtime).get(name)) for name, f in members.items()]
-        for stated, at_runtime in pairs:
-            for part in (ast.get_docstring(stated) or "").split("\n\n"):
-                assert part in (inspect.getdoc(at_runtime) or ""), part
 
 
 @pytest.mark.parametrize(

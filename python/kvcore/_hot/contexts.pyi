@@ -18,6 +18,11 @@ def update_batch(batch: Iterable[TextGenerationContext | ContextLike], tokens: _
     batch : sequence of contexts [B]
     tokens : list of int, or array int32 or int64 [B]
         The sampled tokens; those of contexts that are between chunks are discarded.
+
+    Raises
+    ------
+    ValueError
+        The lengths differ, or a token is beyond int32; no context has changed.
     """
 
 @final
@@ -35,6 +40,25 @@ class TextGenerationContext:
     extra_key, cache_salt : str, optional
         Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
         share pages. "" is a key of its own, None is none.
+
+    Raises
+    ------
+    ValueError
+        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``.
+    TypeError
+        Tokens of another dtype, a namespace that is not a string.
+
+    Notes
+    -----
+    ``0 <= start_idx < active_idx <= end_idx`` always. One thread at a time uses a context.
+
+    Examples
+    --------
+    >>> from kvcore import TextGenerationContext
+    >>> ctx = TextGenerationContext("r1", [10, 11, 12])
+    >>> ctx.update(13)
+    >>> ctx.start_idx, ctx.active_idx, ctx.tokens.tolist()
+    (3, 4, [10, 11, 12, 13])
     """
 
     request_id: Hashable
@@ -70,7 +94,16 @@ class TextGenerationContext:
     def current_length(self) -> int:
         """Number of all tokens, the same as ``end_idx``."""
     def update(self, token: int) -> None:
-        """Advance past the chunk that ran."""
+        """Advance past the chunk that ran.
+
+        After the last chunk of the prompt `token`, the newly sampled one, is appended and is what
+        runs next; after an earlier chunk the rest of the prompt is, and `token` is discarded.
+
+        Raises
+        ------
+        ValueError
+            A token beyond int32.
+        """
     def extend(self, tokens: _Tokens) -> None:
         """Append tokens to run, such as draft tokens: ``active_idx = end_idx =`` the new length.
 
@@ -79,4 +112,10 @@ class TextGenerationContext:
         tokens : list of int, or array int32 or int64 [n]
         """
     def rewind(self, n: int) -> None:
-        """Cut the tokens to the first `n`; at least the last of them is to run again."""
+        """Cut the tokens to the first `n`; at least the last of them is to run again.
+
+        Raises
+        ------
+        ValueError
+            `n` outside ``1 .. end_idx``.
+        """

@@ -20,7 +20,11 @@ _Context: TypeAlias = TextGenerationContext | ContextLike
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 class StepEngine:
-    """Run what an engine asks per request and per step; the base of PagedKVCacheManager."""
+    """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
+
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
+    `copier`, `mover`, `gpus` and `listener` are the caller's, each None where there is none.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,10 @@ class StepEngine:
             Any hashable object.
         replica_idx : int or "auto", optional
             Needed with several replicas; "auto" takes the one with the most free pages.
+
+        Raises
+        ------
+        AlreadyClaimedError, CapacityError, IndexError, ValueError
         """
     def claim(self, request_id: Hashable, replica_idx: int | Literal["auto"] | None = None) -> None:
         """Register a request on a replica; takes no pages.
@@ -66,6 +74,10 @@ class StepEngine:
             Any hashable object.
         replica_idx : int or "auto", optional
             Needed with several replicas; "auto" takes the one with the most free pages.
+
+        Raises
+        ------
+        AlreadyClaimedError, CapacityError, IndexError, ValueError
         """
     def contains(self, request_id: Hashable) -> bool:
         """Tell whether a request is claimed now."""
@@ -79,15 +91,24 @@ class StepEngine:
             Of cupy or torch, or a stream's handle: on GPU pools nothing writes the request's pages
             before the work that it stands for is done. Not needed for work on the streams that
             were current when the batch was fetched.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `after` is given, but no pool is on a GPU.
         """
     def get_replica(self, context: _Context) -> int:
         """Return the index of the replica that a context's request is claimed on."""
     def get_or_recommend_replica(self, context: _Context) -> int:
-        """Return the replica of a claimed request, or the best one for one not claimed yet."""
+        """Return the replica of a claimed request, or the best one for one not claimed yet.
+
+        Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
+        Changes nothing.
+        """
     def get_req_blocks(self, request_id: Hashable) -> list[int]:
         """Return a request's page ids in logical order, a list of int."""
-    def _row_claims(self, request_ids: list[Hashable]) -> RowClaims:
-        """Remember the claims of a batch's rows."""
+    def _row_claims(self, request_ids: list[Hashable]) -> RowClaims: ...
     def maybe_reserve(self, data: _Context, num_steps: int = 1) -> bool:
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
 
@@ -97,6 +118,21 @@ class StepEngine:
             Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
         num_steps : int
             Steps to run before the next reservation.
+
+        Returns
+        -------
+        bool
+            False when the pages do not fit; then nothing has changed.
+
+        Raises
+        ------
+        CapacityError
+            The request can never fit: larger than the pool or than ``max_seq_len``.
+        RequestNotFoundError, ValueError
+
+        Notes
+        -----
+        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
         """
     def reserve(self, data: _Context, num_steps: int = 1) -> bool:
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
@@ -107,11 +143,35 @@ class StepEngine:
             Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
         num_steps : int
             Steps to run before the next reservation.
+
+        Returns
+        -------
+        bool
+            False when the pages do not fit; then nothing has changed.
+
+        Raises
+        ------
+        CapacityError
+            The request can never fit: larger than the pool or than ``max_seq_len``.
+        RequestNotFoundError, ValueError
+
+        Notes
+        -----
+        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
         """
     def maybe_reserve_batch(self, batch: Iterable[_Context], num_steps: int = 1) -> int:
-        """Reserve contexts in order up to the first that does not fit; return how many."""
+        """Reserve contexts in order up to the first that does not fit; return how many.
+
+        Every error is raised before anything is reserved.
+        """
     def plan(self, ctx: _Context, num_steps: int = 1) -> ReservePlan:
-        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency."""
+        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
+
+        Returns
+        -------
+        ReservePlan
+            ``fits=False`` also for a request that can never fit.
+        """
     def fork(self, parent_id: Hashable, *child_ctxs: _Context) -> None:
         """Claim requests that go on from what another one has written; copies nothing yet.
 
@@ -123,11 +183,44 @@ class StepEngine:
             Not claimed yet; each holds the parent's written tokens and at least one more, in the
             same namespace. Its ``start_idx`` moves behind them, an ``active_idx`` not behind that
             to ``end_idx``.
+
+        Raises
+        ------
+        RequestNotFoundError, AlreadyClaimedError, CapacityError
+        ValueError
+            Other tokens or another namespace than the parent's; nothing has been claimed.
+
+        Notes
+        -----
+        Pages are shared; the one that is written next is copied when parent or child reserves it,
+        whichever comes first. Costs O(pages) and one comparison of the tokens per child.
         """
     def truncate(self, request_id: Hashable, n_tokens: int) -> None:
-        """Forget written tokens of a request beyond the first `n_tokens`."""
+        """Forget written tokens of a request beyond the first `n_tokens`.
+
+        For draft tokens that were rejected: pages that hold none of the rest are free, those
+        reserved ahead as well. Committed pages are never rewritten; the next write into one copies
+        it first. Set the context back with ``ctx.rewind(n_tokens)``.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
+        """
     def shared_prefixes(self, batch: Iterable[_Context]) -> list[SharedPrefix]:
-        """Find the rows of a batch that hold the same leading pages."""
+        """Find the rows of a batch that hold the same leading pages.
+
+        Returns
+        -------
+        list of SharedPrefix
+            Longest first; nested groups are listed each.
+
+        Notes
+        -----
+        Read off the prefix tree and the pages that forks share: O(batch x runs), no token is
+        compared.
+        """
     def fetch(self, batch: Iterable[_Context], num_steps: int = 1) -> list[RaggedKVCacheInputs]:
         """Hand out what the kernels need for a batch, reserving pages that are missing.
 
@@ -136,6 +229,25 @@ class StepEngine:
         batch : sequence of contexts
         num_steps : int
             Steps that run before the next fetch.
+
+        Returns
+        -------
+        list of RaggedKVCacheInputs
+            One per device, replica-major; batch order is kept inside a replica.
+
+        Raises
+        ------
+        InsufficientBlocksError
+            Pages are missing; no context of the batch has changed.
+        CapacityError, RequestNotFoundError, ValueError
+
+        Notes
+        -----
+        One native call. Costs O(batch) plus O(pages changed since the buffer was last used); after
+        a True ``maybe_reserve`` with the same or more steps it cannot fail for memory.
+
+        On a GPU the arrays are copied to it on cupy's current stream, which from then on is
+        ordered behind the streams of earlier fetches; the host waits for nothing.
         """
     def step(self, batch: Iterable[_Context]) -> NDArray[np.int32]:
         """Commit every page whose tokens are all written to the prefix cache.
@@ -144,9 +256,32 @@ class StepEngine:
         ----------
         batch : sequence of contexts
             After ``update``: ``start_idx`` tokens are written.
+
+        Returns
+        -------
+        int32 [n, 3]
+            Pages that were swapped for equal cached ones: batch row, column, page. Usually empty.
+
+        Raises
+        ------
+        ValueError
+            A context claims more written tokens than its pages hold; nothing has been committed.
+
+        Notes
+        -----
+        Costs O(new tokens), whatever the context length; with a host tier also the bytes of the
+        pages that are stored there, while other threads may run. Pages that the host tier could not
+        take are not there, which the log says ("kvcore"): what is committed stays so.
         """
     def take_copies(self) -> NDArray[np.int32]:
-        """Hand out the page copies that a manager without a pool of its own owes."""
+        """Hand out the page copies that a manager without a pool of its own owes.
+
+        Returns
+        -------
+        int32 [n, 4]
+            Replica, source page, destination page, tokens; to be done in this order, before the
+            next fetch's kernels run.
+        """
     @overload
     def match_prefix(
         self,
@@ -190,9 +325,18 @@ class StepEngine:
         cache_salt: str | None = None,
         replica_idx: int = 0,
     ) -> PinnedPrefix:
-        """Keep the cached whole pages of a prefix from eviction."""
+        """Keep the cached whole pages of a prefix from eviction.
+
+        Returns
+        -------
+        PinnedPrefix
+            A context manager; ``num_tokens`` tells how many tokens are kept.
+
+        Notes
+        -----
+        Costs the match plus O(1). Pinned pages do not count as free.
+        """
     def reset_prefix_cache(self) -> None:
         """Forget every cached page that nobody holds, on every replica and in its host tier."""
     def _counters(self) -> KVCacheMetrics: ...
-    def _set_copier(self, copier: Copier | None) -> None:
-        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""
+    def _set_copier(self, copier: Copier | None) -> None: ...

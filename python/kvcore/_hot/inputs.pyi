@@ -21,6 +21,10 @@ class RaggedKVCacheInputs:
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
         Scales of a quantised pool.
+
+    Notes
+    -----
+    The arrays never change while anyone holds them, or an array over them.
     """
 
     def __init__(
@@ -43,10 +47,18 @@ class RaggedKVCacheInputs:
     def kv_scales(self) -> Any: ...
     @property
     def row_offsets(self) -> NDArray[np.uint32]:
-        """uint32 [B + 1]: row b's new tokens of this step are ``row_offsets[b] .. [b + 1]``."""
+        """uint32 [B + 1]: row b's new tokens of this step are ``row_offsets[b] .. [b + 1]``.
+
+        In host memory. Counted when it is asked for the first time; AttributeError for inputs made
+        by hand whose rows may have more than one new token each.
+        """
 
 class PageTable(np.ndarray[Any, np.dtype[np.uint32]]):
-    """A table of a fetch: read-only, for its memory is updated only where pages change."""
+    """A table of a fetch: read-only, for its memory is updated only where pages change.
+
+    Consumers that ask for memory they may write, as DLPack's do, get it all the same: then the next
+    fetch that uses the memory writes all of it.
+    """
 
     def __dlpack__(self, **options: Any) -> Any: ...
 
@@ -56,7 +68,10 @@ class TableMemory:
 
 @final
 class FetchBuffer:
-    """Hold one page table and its lengths, used again for batch after batch."""
+    """Hold one page table and its lengths, used again for batch after batch.
+
+    `allocate` returns uint32 [n] of pinned memory; None for memory that no device reads.
+    """
 
 @final
 class FetchBuffers:

@@ -15,4 +15,9 @@ def pack_active(
     Parameters
     ----------
     contexts : sequence of contexts [B]
+
+    Returns
+    -------
+    int32 [T], int64 [T], uint32 [B + 1], int64 [B], int
+        Tokens, positions, where rows begin, the last token of each, most tokens of a row.
     """

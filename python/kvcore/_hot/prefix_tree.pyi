@@ -14,6 +14,10 @@ class PrefixHandle:
     Attributes
     ----------
     num_pages : int
+
+    Notes
+    -----
+    A handle that is dropped lets go of what it pinned.
     """
 
     @property
@@ -22,10 +26,27 @@ class PrefixHandle:
 class PrefixTree:
     """Remember which pages hold which tokens: a radix tree over runs of whole pages.
 
+    Page ids go in by ``insert`` and come out by ``evict``; the tree owns no page.
+
     Parameters
     ----------
     page_size : int
         Tokens per page, at least 1.
+
+    Notes
+    -----
+    One thread at a time. ``match`` costs comparing the tokens, ``insert`` copying them, ``pin`` and
+    ``unpin`` O(1), ``evict`` O(1) amortised per page.
+
+    Examples
+    --------
+    >>> from kvcore import PrefixTree
+    >>> tree = PrefixTree(page_size=2)
+    >>> tree.insert([1, 2, 3, 4], [7, 8]).tolist()
+    [7, 8]
+    >>> pages, handle = tree.match([1, 2, 9, 9])
+    >>> pages.tolist(), handle.num_pages
+    ([7], 1)
     """
 
     def __new__(cls, page_size: int) -> Self: ...
@@ -51,6 +72,10 @@ class PrefixTree:
         tokens : list of int, or array int32 or int64 [n]
         extra_key, cache_salt : str, optional
             Namespace.
+
+        Returns
+        -------
+        (int32 [pages], PrefixHandle)
         """
     def insert(
         self,
@@ -65,12 +90,41 @@ class PrefixTree:
         ----------
         tokens : list of int, or array int32 or int64 [n * page_size]
         pages : list of int, or array int32 or int64 [n]
+
+        Returns
+        -------
+        int32 [n]
+            The ids that the tree has for these tokens now. Where one differs from yours, the tree
+            had the page already, and yours stays yours.
+
+        Raises
+        ------
+        ValueError
+            The tokens do not fill the pages.
         """
     def pin(self, handle: PrefixHandle) -> None:
-        """Keep a prefix from eviction until unpinned as often."""
+        """Keep a prefix from eviction until unpinned as often.
+
+        Raises
+        ------
+        InvalidHandleError
+            The handle is stale, or another tree's.
+        """
     def unpin(self, handle: PrefixHandle) -> None:
-        """Let a prefix go."""
+        """Let a prefix go.
+
+        Raises
+        ------
+        InvalidHandleError
+            The prefix is not pinned, or the handle is another tree's.
+        """
     def evict(self, n: int) -> NDArray[np.int32]:
-        """Forget the `n` least recently used unpinned pages, or as many as there are."""
+        """Forget the `n` least recently used unpinned pages, or as many as there are.
+
+        Returns
+        -------
+        int32 [evicted]
+            Their ids.
+        """
     def check_integrity(self) -> None:
         """Raise AssertionError naming the law that does not hold. O(pages)."""

@@ -8,6 +8,10 @@ class PinnedPrefix:
     ----------
     num_tokens : int
         Tokens of the prefix that are cached in whole pages and so are kept.
+
+    Notes
+    -----
+    An object that is dropped lets the pages go as well.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
