@@ -30,7 +30,7 @@ cdef class Copies(Batches):
 
     cdef int _perform(self, Transfers* transfers) except -1:
         """Copy, while other threads may run."""
-        cdef const PageCopy* copies = transfers.copies.data()
+        cdef const PageMove* copies = transfers.copies.data()
         cdef int64_t n = <int64_t>transfers.copies.size()
         if n == 0:
             pass
@@ -41,8 +41,8 @@ cdef class Copies(Batches):
         else:
             with nogil:
                 self._native_copier.run(copies, n)
-        if transfers.host_copies.size() != 0:
-            self._mover.run(host_copies_array(transfers.host_copies))
+        if transfers.tier_moves.size() != 0:
+            self._mover.run(host_copies_array(transfers.tier_moves))
         return 0
 
     cdef list _settle(self, Transfers* transfers, RequestView** rows, list contexts):

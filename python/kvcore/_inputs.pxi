@@ -206,7 +206,7 @@ cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
     return cnp.PyArray_SimpleNew(2, shape, cnp.NPY_INT32)
 
 
-cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
+cdef cnp.ndarray copies_array(const vector[PageMove]& copies):
     """int32 [n, 4]: replica, source page, destination page, tokens."""
     cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
@@ -219,16 +219,16 @@ cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
     return out
 
 
-cdef cnp.ndarray host_copies_array(const vector[HostCopy]& copies):
+cdef cnp.ndarray host_copies_array(const vector[PageMove]& moves):
     """int32 [n, 4]: replica, direction (0: to the host, 1: back), page there, page of the host."""
-    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef cnp.ndarray out = int32_rows(<int64_t>moves.size(), 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef size_t i
-    for i in range(copies.size()):
-        data[4 * i] = copies[i].replica
-        data[4 * i + 1] = copies[i].direction == HostDirection.kLoad
-        data[4 * i + 2] = copies[i].device_page
-        data[4 * i + 3] = copies[i].host_page
+    for i in range(moves.size()):
+        data[4 * i] = moves[i].replica
+        data[4 * i + 1] = moves[i].is_load()
+        data[4 * i + 2] = moves[i].page_in(Tier.kDevice)
+        data[4 * i + 3] = moves[i].page_in(Tier.kHost)
     return out
 
 

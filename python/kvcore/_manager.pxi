@@ -11,7 +11,7 @@ cdef class PagedHotPath(Reservations):
             core, copier=copier, mover=mover, runtime_checks=runtime_checks, gpus=gpus,
         )
         self._page_size = self._native.config().page_size
-        self._total_pages = self._native.config().num_blocks
+        self._total_pages = self._native.config().num_pages
         self._shards = shards
         self._listener = listener
         self._buffers = [[] for _ in range(self._num_replicas)]
@@ -212,7 +212,7 @@ cdef class PagedHotPath(Reservations):
             self._settle(transfers, NULL, contexts)
         except Exception:
             log.warning(
-                "%d pages were not stored in the host tier", transfers.host_copies.size(),
+                "%d pages were not stored in the host tier", transfers.tier_moves.size(),
                 exc_info=True,
             )
         return 0

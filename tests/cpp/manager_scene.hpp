@@ -277,7 +277,7 @@ class ManagerScene {
    private:
     static kvcore::CacheConfig config_of(const Mode& mode, std::int64_t num_blocks) {
         kvcore::CacheConfig config;
-        config.num_blocks = num_blocks;
+        config.num_pages = num_blocks;
         config.page_size = kPageSize;
         config.max_sequences = 24;
         config.max_seq_len = 200;
