@@ -24,7 +24,7 @@ from gpu_timing import library
 from harness import Row, show
 
 BENCHES = {"limits": gpu_limits, "moves": gpu_moves, "hosts": gpu_hosts}
-EXAMPLE = Path(__file__).resolve().parent.parent / "tests" / "gpu_result.json"
+EXAMPLE = Path(__file__).resolve().parent.parent / "tests" / "packaging" / "gpu_result.json"
 
 
 def why_no_gpu() -> str:

@@ -34,15 +34,16 @@ def tell(text: str) -> None:
 
 
 def finish(code: int) -> int:
-    """Write out what is buffered; answer the exit code, 1 if it could not be written."""
+    """Write out what is buffered; return the exit code, 1 if it could not be written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
-            code = code or 1
             _abandon(stream)
-            if not isinstance(error, BrokenPipeError):  # nobody wants the rest
+            # Nobody wants the rest of a broken pipe; a run that failed has said why already.
+            if code == 0 and not isinstance(error, BrokenPipeError):
                 tell(f"error: the output cannot be written: {error}")
+            code = code or 1
     return code
 
 

@@ -14,7 +14,7 @@ import kvcore
 from builders import make_manager
 from slot_managers import slot_manager
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 HEADING = "## Names of MAX that are absent"
 
 TOP_LEVEL = """

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import require_program
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "cpp" / "cuda").glob("*.cu"))
 HOST_ONLY = {"convert_batch.cu", "copy_batch.cu", "device.cu"}  # no kernels of their own
 

@@ -19,7 +19,7 @@ from hf_models import expected_of, model_of, prompts_of  # noqa: E402
 torch.set_num_threads(1)
 
 NEW = 14
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "transformers.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
 LOOP = re.findall(r"^```\{code-block\} python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)[-1]
 
 

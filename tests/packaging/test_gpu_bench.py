@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
-BENCH = HERE.parent / "bench"
+BENCH = HERE.parents[1] / "bench"
 EXAMPLE = HERE / "gpu_result.json"
 
 

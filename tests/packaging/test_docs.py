@@ -20,7 +20,7 @@ import kvcore
 from kvcore import _core, _hotpath, cuda, errors, functional, ops
 from kvcore.cli.main import app, main
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 HEADERS = sorted((ROOT / "cpp" / "include" / "kvcore").glob("*.hpp"))

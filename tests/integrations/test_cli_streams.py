@@ -23,7 +23,8 @@ needs_shell = pytest.mark.skipif(not Path("/bin/sh").exists(), reason="there is 
 def program(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
     """Run the program from a line for the shell, in which it is called "$@"."""
     command = ["/bin/sh", "-c", shell, "sh", sys.executable, "-m", "kvcore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=buffered)
 
 
 def run_unread(*arguments: str) -> tuple[int, str]:

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import pytest
 import kvcore
 from conftest import require
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EMBED = ROOT / "tests" / "embed"
 PACKAGE = Path(kvcore.__file__).parent
 
@@ -232,7 +233,9 @@ def test_sdist_holds_the_sources_and_no_junk(tmp_path: Path) -> None:
     archive = tmp_path / f"kvcore-{kvcore.__version__}.tar.gz"
     with tarfile.open(archive) as tar:
         names = [Path(name).relative_to(f"kvcore-{kvcore.__version__}") for name in tar.getnames()]
-        tar.extractall(tmp_path, filter="data")
+        # Pythons before 3.10.12 and 3.11.4 have no filters, later ones want one to be named.
+        rules: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        tar.extractall(tmp_path, **rules)
     junk = re.compile(r"(^|/)(build|dist|__pycache__|\..*_cache|\.hypothesis)/|\.(so|a|o|pyc)$")
     assert [str(name) for name in names if junk.search(str(name))] == []
     for needed in ("LICENSE", "README.md", "pyproject.toml", "cpp/include/kvcore/types.hpp"):

@@ -356,7 +356,7 @@ def test_command_line_page_names_every_json_key(
     capsys: pytest.CaptureFixture[str], words: Path
 ) -> None:
     answer = told(capsys, words, PROMPT)
-    page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     section = page.split("\n## kvcore generate")[1].split("\n## ")[0]
     keys = [*answer, *answer["results"][0]]
     assert [key for key in keys if f"`{key}`" not in section] == []

@@ -278,7 +278,7 @@ def _resident() -> int:
 
 
 def test_examples_of_the_guide_run() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "drop_in_cache.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "drop_in_cache.md").read_text()
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
     assert len(blocks) == 3
     exec("\n".join(blocks), {})
