@@ -13,15 +13,14 @@ std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
 
 }  // namespace
 
-FoundHit Admitter::find_hit(const Sequence& sequence, const RequestView& request,
-                            bool allow_partial) const {
+void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
+                        bool allow_partial) const {
     const std::int64_t begin = begin_of(sequence, request);
     const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
-    if (!state_.config.prefix_caching || !is_open || request.active - begin <= 1) return {};
+    if (!state_.config.prefix_caching || !is_open || request.active - begin <= 1) return;
     const Replica& home = state_.home_of(sequence);
     TreeNode* root = home.tree.find_namespace(request.name_space);
     const std::int32_t fewest = state_.config.partial_page_reuse;
-    FoundHit hit;
     PrefixMatch& match = hit.match;
     if (root != nullptr) {
         // At least one token is left to run.
@@ -36,12 +35,7 @@ FoundHit Admitter::find_hit(const Sequence& sequence, const RequestView& request
     }
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
     if (home.host != nullptr) find_below(hit, *home.host, request);
-    return checked(hit, sequence);
-}
-
-// A hit that is no longer than what the claim has is none.
-FoundHit Admitter::checked(FoundHit hit, const Sequence& sequence) const {
-    return hit.tokens <= sequence.hit_tokens ? FoundHit{} : hit;
+    if (hit.tokens <= sequence.hit_tokens) hit = {};
 }
 
 // Where the tier has whole pages beyond the hit so far, it goes on there: nothing is left to copy
@@ -57,26 +51,26 @@ void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestVie
     hit.match.partial_tokens = 0;
 }
 
-Admission Admitter::admit(const FoundHit& hit, const Sequence& sequence, const RequestView& request,
-                          std::int64_t num_steps) const {
-    Admission admission = count(hit, sequence, request, num_steps);
-    if (admission.fits || !hit.is_partial()) return admission;
+void Admitter::complete(Admission& admission, const Sequence& sequence, const RequestView& request,
+                        std::int64_t num_steps) const {
+    count(admission, sequence, request, num_steps);
+    FoundHit& hit = admission.hit;
+    if (admission.fits || !hit.is_partial()) return;
     // Without its source as a victim it does not fit: both are dropped.
-    FoundHit whole = hit;
-    whole.match.partial = {};
-    whole.match.partial_tokens = 0;
+    FoundHit whole;
+    whole.match.at = hit.match.at;
     whole.tokens = std::int64_t{hit.match.at.depth} * state_.config.page_size;
-    admission = count(checked(whole, sequence), sequence, request, num_steps);
+    admission = {};
+    if (whole.tokens > sequence.hit_tokens) hit = whole;
+    count(admission, sequence, request, num_steps);
     admission.declines_partial = true;
-    return admission;
 }
 
-Admission Admitter::count(const FoundHit& hit, const Sequence& sequence, const RequestView& request,
-                          std::int64_t num_steps) const {
-    Admission admission;
-    admission.hit = hit;
-    admission.hit_pages = hit.is_taken() ? hit.match.at.depth : sequence.pages.committed();
+void Admitter::count(Admission& admission, const Sequence& sequence, const RequestView& request,
+                     std::int64_t num_steps) const {
+    const FoundHit& hit = admission.hit;
     const std::int64_t begin = begin_of(sequence, request);
+    admission.hit_pages = hit.is_taken() ? hit.match.at.depth : sequence.pages.committed();
     admission.start = hit.is_taken() ? hit.tokens : begin;
     admission.active = request.active;
     if (hit.tokens >= request.active) {
@@ -85,19 +79,18 @@ Admission Admitter::count(const FoundHit& hit, const Sequence& sequence, const R
     const std::int64_t tokens = request.tokens_to_hold(admission.active, num_steps);
     count_pages(admission, sequence, ceil_div(tokens, state_.config.page_size));
     count_available(admission, sequence);
-    return admission;
 }
 
 // What is needed and what falls back to the pool.
 void Admitter::count_pages(Admission& admission, const Sequence& sequence,
                            std::int64_t needed) const {
     const PageRow& row = sequence.pages;
-    const Departures::Writer writer = state_.writer(sequence, admission.start);
     admission.needed = static_cast<std::int32_t>(needed);
     admission.appended =
         std::max<std::int64_t>(0, needed - std::max(row.size(), admission.hit_pages));
     admission.returned = std::min(row.size(), admission.hit_pages) - row.committed();
-    if (row.frozen() <= writer.first_column()) return;
+    if (row.frozen() <= admission.start / state_.config.page_size) return;
+    const Departures::Writer writer = state_.writer(sequence, admission.start);
     // Never with a hit, which ends behind them.
     const std::int64_t end = std::min<std::int64_t>(row.frozen(), needed);
     admission.replaced =

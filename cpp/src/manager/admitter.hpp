@@ -20,23 +20,37 @@ class Admitter {
         : state_(state), departures_(departures) {}
 
     /// The longest hit of a claim of which nothing has been fetched or written.
-    [[nodiscard]] FoundHit find_hit(const Sequence& sequence, const RequestView& request,
-                                    bool allow_partial = true) const;
+    [[nodiscard]] FoundHit find_hit(const Sequence& sequence, const RequestView& request) const {
+        FoundHit hit;
+        find_hit(hit, sequence, request, true);
+        return hit;
+    }
     /// What a reservation with that hit does, or with its whole pages alone where the page to copy
     /// from would be needed itself.
     [[nodiscard]] Admission admit(const FoundHit& hit, const Sequence& sequence,
-                                  const RequestView& request, std::int64_t num_steps) const;
+                                  const RequestView& request, std::int64_t num_steps) const {
+        Admission admission;
+        admission.hit = hit;
+        complete(admission, sequence, request, num_steps);
+        return admission;
+    }
     /// Both.
     [[nodiscard]] Admission admit(const Sequence& sequence, const RequestView& request,
                                   std::int64_t num_steps, bool allow_partial = true) const {
-        return admit(find_hit(sequence, request, allow_partial), sequence, request, num_steps);
+        Admission admission;
+        find_hit(admission.hit, sequence, request, allow_partial);
+        complete(admission, sequence, request, num_steps);
+        return admission;
     }
 
    private:
-    [[nodiscard]] FoundHit checked(FoundHit hit, const Sequence& sequence) const;
+    void find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
+                  bool allow_partial) const;
     void find_below(FoundHit& hit, const TierIndex& host, const RequestView& request) const;
-    [[nodiscard]] Admission count(const FoundHit& hit, const Sequence& sequence,
-                                  const RequestView& request, std::int64_t num_steps) const;
+    void complete(Admission& admission, const Sequence& sequence, const RequestView& request,
+                  std::int64_t num_steps) const;
+    void count(Admission& admission, const Sequence& sequence, const RequestView& request,
+               std::int64_t num_steps) const;
     void count_pages(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
     void count_available(Admission& admission, const Sequence& sequence) const;
 

@@ -25,8 +25,11 @@ class JointReserver {
     /// It has all pages that the next steps write into, none of them shared.
     [[nodiscard]] static bool is_reserved(const PageRow& row, const RequestView& request,
                                           std::int64_t num_steps, std::int64_t page_size) noexcept {
-        return request.tokens_to_hold(request.active, num_steps) <= row.size() * page_size &&
-               request.start >= row.frozen() * page_size;
+        const std::int64_t held = row.size() * page_size;
+        // Mostly up to the end, whatever was asked for.
+        const bool has_pages = request.end + num_steps - 1 <= held ||
+                               request.tokens_to_hold(request.active, num_steps) <= held;
+        return has_pages && request.start >= row.frozen() * page_size;
     }
 
     /// A call's rows [missing] that are not reserved, ascending. Where they cannot all be had, says

@@ -8,10 +8,8 @@
 
 namespace kvcore {
 
-ReserveStatus OrderedReserver::allocate(const FoundHit& hit, Sequence& sequence,
-                                        RequestView& request, std::int64_t num_steps,
-                                        std::int64_t row, Transfers* transfers) {
-    const Admission admission = admitter_.admit(hit, sequence, request, num_steps);
+ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequence,
+                                    RequestView& request, std::int64_t row, Transfers* transfers) {
     // What the rows before copy from is held: it may be what this one has to evict.
     const bool waits = admission.evicted > 0 && transfers != nullptr && !transfers->empty();
     if (waits) return ReserveStatus::kPending;
@@ -34,8 +32,8 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t nu
                                  request.active);
         return ReserveStatus::kOk;
     }
-    const FoundHit hit = admitter_.find_hit(sequence, request);
-    return allocate(hit, sequence, request, num_steps, row, transfers);
+    const Admission admission = admitter_.admit(sequence, request, num_steps);
+    return take(admission, sequence, request, row, transfers);
 }
 
 BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t num_steps,
@@ -96,7 +94,8 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
     hit.let_go();
     ReserveStatus status = ReserveStatus::kNoSpace;
     try {
-        status = allocate(hit.found(), sequence, view, 1, 0, transfers);
+        const Admission admission = admitter_.admit(hit.found(), sequence, view, 1);
+        status = take(admission, sequence, view, 0, transfers);
     } catch (const std::bad_alloc&) {
         hit.hold(home);
         throw;

@@ -28,9 +28,8 @@ class OrderedReserver {
                                          Transfers* transfers);
 
    private:
-    [[nodiscard]] ReserveStatus allocate(const FoundHit& hit, Sequence& sequence,
-                                         RequestView& request, std::int64_t num_steps,
-                                         std::int64_t row, Transfers* transfers);
+    [[nodiscard]] ReserveStatus take(const Admission& admission, Sequence& sequence,
+                                     RequestView& request, std::int64_t row, Transfers* transfers);
     [[nodiscard]] ReserveStatus reserve_row(RequestView& request, std::int64_t num_steps,
                                             std::int64_t row, Transfers* transfers);
 

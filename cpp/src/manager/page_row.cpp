@@ -2,7 +2,6 @@
 #include "manager/page_row.hpp"
 
 #include "kvcore/errors.hpp"
-#include "support/make_room.hpp"
 
 namespace kvcore {
 
@@ -20,10 +19,6 @@ std::int32_t PageRow::find_shared(const BlockPool& pool, std::int32_t end) const
     }
     return end;
 }
-
-void PageRow::make_room(std::size_t n) { kvcore::make_room(pages_, n); }
-
-void PageRow::make_room_for_twins(std::size_t n) { kvcore::make_room(twins_, n); }
 
 void PageRow::take_hit(Replica& home, TreePin place, std::int32_t columns) noexcept {
     place_ = std::move(place);
@@ -69,7 +64,10 @@ void PageRow::move_back(std::int32_t columns, TreePin cut) noexcept {
 }
 
 void PageRow::clear(BlockPool& pool) noexcept {
-    drop(pool, 0);
+    if (!pages_.empty()) ++version_;
+    free_own_pages(pool, 0);
+    pages_.clear();
+    twins_.clear();
     place_.end_use();
     committed_ = frozen_ = 0;
 }

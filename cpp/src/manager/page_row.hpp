@@ -13,6 +13,7 @@
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/types.hpp"
 #include "manager/replica.hpp"
+#include "support/make_room.hpp"
 
 namespace kvcore {
 
@@ -81,8 +82,8 @@ class PageRow {
     [[nodiscard]] std::int32_t find_shared(const BlockPool& pool, std::int32_t end) const;
 
     /// So that `n` more columns cannot fail. Throws std::bad_alloc.
-    void make_room(std::size_t n);
-    void make_room_for_twins(std::size_t n);
+    void make_room(std::size_t n) { kvcore::make_room(pages_, n); }
+    void make_room_for_twins(std::size_t n) { kvcore::make_room(twins_, n); }
     /// Adds columns, whose ids the caller fills in. There is room.
     [[nodiscard]] BlockId* extend(std::int64_t n) noexcept {
         const std::size_t held = pages_.size();

@@ -29,15 +29,6 @@ class Reserver {
     void make_room_for_copies(std::size_t n, Transfers* transfers);
 
    private:
-    void copy_on_write(Reservation& made, SequenceHandle handle, Sequence& sequence,
-                       Transfers* transfers) noexcept;
-    void copy_partial_page(const FoundHit& hit, SequenceHandle handle, Sequence& sequence,
-                           Transfers* transfers) noexcept;
-    void owe_cached_copy(const PageMove& copy, TreePosition source, Replica& home,
-                         Transfers* transfers) noexcept;
-    void owe_shared_copy(const PageMove& copy, Replica& home, Transfers* transfers) noexcept;
-    void count(const Admission& admission, Sequence& sequence) noexcept;
-
     ManagerState& state_;
     const Departures& departures_;
 };
