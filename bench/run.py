@@ -2,10 +2,11 @@
 """Run the benches of a suite, each in a fresh process, and set them beside the goals.
 
 ``python bench/run.py SUITE [--trace PATH] [--json OUT] [--page]``, where SUITE is
-``control-path``, ``data-path`` or ``generate``, prints the table, writes the rows to
-``bench/results/SUITE.json`` and, with ``--page``, the rows with goals into the page of the
-suite, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``. ``--only`` names benches to
-run; the rows of the others are kept as stored.
+``control-path``, ``data-path`` or ``generate``, prints the table and writes the rows to
+``bench/results/SUITE.json``. ``--page`` also writes the rows with goals into
+``docs/benchmarks.md``, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``, and the
+headlines of the control path into the README. ``--only`` names benches to run; the rows of the
+others are kept as stored. ``--stored`` runs none: it prints and writes what is stored.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from typing import Any
 
 from goals import Goal, goals_of
 from harness import PACE, Row, best_pace, machine, number
+from headlines import headline_table
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PAGES = {
-    "control-path": HERE.parent / "README.md",
-    "data-path": HERE.parent / "docs" / "data-path.md",
-    "generate": HERE.parent / "docs" / "transformers.md",
-}
+README = HERE.parent / "README.md"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+HEADLINES = "control-path"
 SUITES = {
     "control-path": (
         "limits",
@@ -91,10 +91,9 @@ def _line(row: Row, goal: Goal | None, *, first: bool) -> str:
     return "| " + " | ".join([*head, *tail]) + " |"
 
 
-def write_page(suite: str, text: str) -> None:
-    """Replace what stands between the suite's two marks in its page."""
-    begin, end = f"<!-- {suite}:begin -->", f"<!-- {suite}:end -->"
-    path = PAGES[suite]
+def write_between(path: Path, mark: str, text: str) -> None:
+    """Replace what stands between the two marks of a name in a page."""
+    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
     page = path.read_text()
     if begin not in page or end not in page:
         raise SystemExit(f"{path} has no {begin} ... {end} to write the table to")
@@ -103,12 +102,20 @@ def write_page(suite: str, text: str) -> None:
     path.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
 
-def stored(path: Path) -> dict[str, list[Row]]:
-    """Read the rows of an earlier run by bench; none where there is none."""
+def write_pages(suite: str, rows: list[Row], facts: dict[str, Any]) -> None:
+    """Write the rows with goals into the page of benchmarks, the headlines into the README."""
+    write_between(PAGE, suite, table([row for row in rows if goals_of(row)], facts))
+    if suite == HEADLINES:
+        write_between(README, "headlines", headline_table(rows, facts))
+
+
+def stored(path: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
+    """Read the machine and the rows by bench of an earlier run; empty where there is none."""
     if not path.exists():
-        return {}
-    benches = json.loads(path.read_text())["benches"]
-    return {name: [Row(**row) for row in rows] for name, rows in benches.items()}
+        return {}, {}
+    found = json.loads(path.read_text())
+    benches = {name: [Row(**row) for row in rows] for name, rows in found["benches"].items()}
+    return found["machine"], benches
 
 
 def store(path: Path, facts: dict[str, Any], benches: dict[str, list[Row]]) -> None:
@@ -131,8 +138,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--trace", type=Path, help="trace for the replay rows (default: built in)")
     parser.add_argument("--json", type=Path, help="where the rows go (default: bench/results)")
-    parser.add_argument("--page", action="store_true", help="write the table into its page")
+    parser.add_argument("--page", action="store_true", help="write the tables into the docs")
     parser.add_argument("--only", nargs="+", metavar="BENCH", help="benches of the suite")
+    parser.add_argument("--stored", action="store_true", help="run nothing, take the stored rows")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     options = parser.parse_args(arguments)
     unknown = set(options.only or ()) - set(SUITES[options.suite])
@@ -141,23 +149,32 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benches, print the table, write the results."""
-    options = options_of(arguments)
+def measured(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, list[Row]]]:
+    """Run the benches that were asked for and store their rows beside the earlier ones."""
     os.environ[PACE] = str(best_pace())
     facts = machine()
     benches = SUITES[options.suite]
     default = None if options.quick else RESULTS / f"{options.suite}.json"
     path = options.json or default
-    found = stored(path) if path and options.only else {}
+    found = stored(path)[1] if path and options.only else {}
     for name in options.only or benches:
         found[name] = run_bench(name, options)
         if path:
             store(path, facts, {name: found[name] for name in benches if name in found})
-    rows = [row for name in benches for row in found.get(name, [])]
+    return facts, found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benches, print the table, write the results."""
+    options = options_of(arguments)
+    results = options.json or RESULTS / f"{options.suite}.json"
+    facts, found = stored(results) if options.stored else measured(options)
+    rows = [row for name in SUITES[options.suite] for row in found.get(name, [])]
     print(table(rows, facts))
+    if options.suite == HEADLINES:
+        print(headline_table(rows, facts))
     if options.page:
-        write_page(options.suite, table([row for row in rows if goals_of(row)], facts))
+        write_pages(options.suite, rows, facts)
     return 0
 
 

@@ -13,7 +13,7 @@ author = "the kvcore authors"
 project_copyright = author
 version = release = kvcore.__version__
 
-extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_parser"]
+extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_parser", "sphinxcontrib.mermaid"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 default_role = "code"
 smartquotes = False  # "" is an argument
@@ -30,6 +30,7 @@ autodoc_mock_imports = ["torch", "transformers"]
 nitpick_ignore_regex = [("py:class", r"(RuntimeError|ValueError|KeyError|MemoryError)")]
 
 myst_heading_anchors = 3
+myst_fence_as_directive = ["mermaid"]  # as GitHub renders them
 html_theme = "furo"
 html_title = f"kvcore {release}"
 html_copy_source = False

@@ -12,8 +12,16 @@ from pathlib import Path as _Path
 from kvcore import _core, functional, ops
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
+from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
+from kvcore.compat.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
+from kvcore.compat.slot_inputs import ContinuousBatchingKVCacheInputs
+from kvcore.compat.views import (
+    ContinuousBatchingKVCacheCollection,
+    FetchContinuousBatchingKVCacheCollection,
+    KVCacheCollection,
+    PagedKVCacheCollection,
+)
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
-from kvcore.continuous import ContinuousBatchingKVCacheManager
 from kvcore.device import Device
 from kvcore.errors import (
     AlreadyClaimedError,
@@ -24,19 +32,11 @@ from kvcore.errors import (
     PendingTransfersError,
     RequestNotFoundError,
 )
-from kvcore.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
 from kvcore.metrics import KVCacheMetrics
 from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.slot_inputs import ContinuousBatchingKVCacheInputs
-from kvcore.views import (
-    ContinuousBatchingKVCacheCollection,
-    FetchContinuousBatchingKVCacheCollection,
-    KVCacheCollection,
-    PagedKVCacheCollection,
-)
 
 __all__ = [
     "AlreadyClaimedError",
@@ -83,10 +83,10 @@ _INSTALLED = _Path(_core.__file__).parent
 
 
 def get_include() -> str:
-    """Answer the directory of the C++ headers, for compilers and Cython."""
+    """Return the directory of the C++ headers, for compilers and Cython."""
     return str(_INSTALLED / "include")
 
 
 def get_cmake_dir() -> str:
-    """Answer the directory that ``find_package(kvcore)`` needs in CMAKE_PREFIX_PATH."""
+    """Return the directory that ``find_package(kvcore)`` needs in CMAKE_PREFIX_PATH."""
     return str(_INSTALLED / "lib" / "cmake" / "kvcore")

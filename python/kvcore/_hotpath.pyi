@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from kvcore._core import CacheManager
+from kvcore.backends.protocol import Copier, Mover
 from kvcore.context import ContextLike
 from kvcore.metrics import KVCacheMetrics
-from kvcore.page_copies import Copier
 from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.swap import Mover
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 

@@ -16,7 +16,7 @@ MOST_INT64 = 2**63 - 1
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Answer an int.
+    """Return an int.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 def integers(
     name: str, values: Any, least: int = -(2**63), most: int = MOST_INT64
 ) -> NDArray[np.int64]:
-    """Answer integers of the host's as int64, of the same shape and in C order.
+    """Return integers of the host's as int64, of the same shape and in C order.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def integers(
 
 
 def number(name: str, value: Any) -> float:
-    """Answer a float; beyond its range infinity.
+    """Return a float; beyond its range infinity.
 
     Raises
     ------
@@ -81,14 +81,14 @@ def number(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Answer a bool; TypeError for anything else."""
+    """Return a bool; TypeError for anything else."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise TypeError(f"{name} is a {type(value).__name__}, must be a bool")
 
 
 def pair_of(name: str, given: Any) -> tuple[Any, Any]:
-    """Answer the two items of a tuple or list.
+    """Return the two items of a tuple or list.
 
     Raises
     ------

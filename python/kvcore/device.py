@@ -7,9 +7,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Device", "checked_devices"]
+__all__ = ["DLPACK_TYPES", "Device", "checked_devices"]
 
-_PATTERN = re.compile(r"(cpu)|(cuda)(?::(\d+))?")
+#: The kinds of devices, each with its DLDeviceType of the DLPack header.
+DLPACK_TYPES = {"cpu": 1, "cuda": 2}
+
+_INDEXED = [kind for kind in DLPACK_TYPES if kind != "cpu"]
+_PATTERN = re.compile(rf"cpu|({'|'.join(_INDEXED)})(?::(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,9 @@ class Device:
     index: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("cpu", "cuda"):
-            raise ValueError(f"device kind is {self.kind!r}, must be 'cpu' or 'cuda'")
+        if self.kind not in DLPACK_TYPES:
+            kinds = " or ".join(map(repr, DLPACK_TYPES))
+            raise ValueError(f"device kind is {self.kind!r}, must be {kinds}")
         if self.index < 0 or (self.kind == "cpu" and self.index != 0):
             raise ValueError(
                 f"device index is {self.index}, must be 0 for 'cpu' and at least 0 for 'cuda'"
@@ -49,7 +54,7 @@ class Device:
 
     @classmethod
     def parse(cls, device: Device | str) -> Device:
-        """Read "cpu", "cuda" or "cuda:<index>"; a Device is answered as it is."""
+        """Read "cpu", "cuda" or "cuda:<index>"; a Device is returned as it is."""
         if isinstance(device, cls):
             return device
         if not isinstance(device, str):
@@ -57,14 +62,14 @@ class Device:
         found = _PATTERN.fullmatch(device)
         if found is None:
             raise ValueError(f"device is {device!r}, must be 'cpu', 'cuda' or 'cuda:<index>'")
-        return cls("cpu") if found[1] else cls("cuda", int(found[3] or 0))
+        return cls(found[1], int(found[2] or 0)) if found[1] else cls("cpu")
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
 
 def checked_devices(devices: Iterable[Device | str], count: int) -> tuple[Device, ...]:
-    """Answer the devices parsed; ValueError unless there are `count`."""
+    """Return the devices parsed; ValueError unless there are `count`."""
     places = tuple(Device.parse(device) for device in devices)
     if len(places) != count:
         raise ValueError(

@@ -28,14 +28,14 @@ _LARGEST_FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 
 def itemsize(name: str) -> int:
-    """Answer the bytes of one element; ValueError for a dtype that no cache is stored in."""
+    """Return the bytes of one element; ValueError for a dtype that no cache is stored in."""
     if name not in _ITEMSIZES:
         raise ValueError(f"dtype is {name!r}, must be one of {', '.join(_ITEMSIZES)}")
     return _ITEMSIZES[name]
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """Answer the numpy dtype; bfloat16 and float8 come from ml_dtypes, imported on demand."""
+    """Return the numpy dtype; bfloat16 and float8 come from ml_dtypes, imported on demand."""
     itemsize(name)
     if name in ("float32", "float16", "int8"):
         return np.dtype(name)
@@ -46,7 +46,7 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 
 
 def narrowed(value: float, dtype: np.dtype[Any]) -> Any:
-    """Answer the nearest element of a cache dtype, ties to even.
+    """Return the nearest element of a cache dtype, ties to even.
 
     float8 and int8 take the largest finite element for what is beyond them; NaN stays NaN.
 

@@ -106,7 +106,7 @@ def _text(path: Path) -> str:
 
 
 def _field(config: Config, names: tuple[str, ...]) -> tuple[str, Any]:
-    """Answer the name that the config uses, and its value, None where it uses none."""
+    """Return the name that the config uses, and its value, None where it uses none."""
     name = next((name for name in names if config.get(name) is not None), names[0])
     return name, config.get(name)
 
@@ -146,7 +146,7 @@ def _part(config: Config, name: str) -> Config:
 
 
 def _language_model(whole: Config) -> Config:
-    """Answer the part that generates text, with what it leaves out filled in."""
+    """Return the part that generates text, with what it leaves out filled in."""
     text, is_nested = whole, False
     for name in _TEXT:
         if _part(text, name):
@@ -197,7 +197,7 @@ def _layers(text: Config) -> int:
 
 
 def _kv_heads(text: Config, heads: int) -> int:
-    """Answer the K/V heads, by the rule of the model's family."""
+    """Return the K/V heads, by the rule of the model's family."""
     attention = _part(text, "attn_config")  # MPT, DBRX
     if "multi_query_group_num" in text:  # ChatGLM
         shares = _flag(text, "multi_query_attention", default=True)

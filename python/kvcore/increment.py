@@ -9,7 +9,8 @@ import numpy as np
 
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
-from kvcore.arrays import any_array, is_on_gpu
+from kvcore.arrays import is_on_gpu
+from kvcore.backends.selection import any_array
 from kvcore.ops.slots import advance_lengths
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
 
 
 def checked_offsets(prev_model_inputs: Any, rows: list[int]) -> tuple[Any, list[int]]:
-    """Answer the row offsets of a batch and where its replicas begin."""
+    """Return the row offsets of a batch and where its replicas begin."""
     offsets = _row_offsets(prev_model_inputs)
     splits = _splits(prev_model_inputs, rows)
     if len(offsets) != splits[-1] + 1:
@@ -75,7 +76,7 @@ def checked_offsets(prev_model_inputs: Any, rows: list[int]) -> tuple[Any, list[
 
 
 def added_tokens(prev_model_inputs: Any, rows: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Answer the tokens that a step adds to each row of a batch, replica after replica.
+    """Return the tokens that a step adds to each row of a batch, replica after replica.
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ def _lock_path(path: Path) -> Path:
 
 
 def _locked(path: Path) -> int:
-    """Lock a file, made if need be, and answer its descriptor."""
+    """Lock a file, made if need be, and return its descriptor."""
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

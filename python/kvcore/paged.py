@@ -10,13 +10,11 @@ import numpy as np
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
 from kvcore._hotpath import PagedHotPath, RaggedKVCacheInputs, RowClaims
+from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
-from kvcore.page_copies import make_copier
 from kvcore.params import KVCacheParams, require_count
-from kvcore.pools import make_shards, pools_on_gpus
-from kvcore.swap import make_mover
+from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus
 from kvcore.symbols import InputSymbols, input_symbols
-from kvcore.views import PagedKVCacheCollection
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:

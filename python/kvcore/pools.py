@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory behind the page ids: allocation, checks of the caller's own, page copies."""
+"""The memory behind the page ids: allocation, checks of the caller's own, what copies pages."""
 
 from __future__ import annotations
 
@@ -7,42 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arrays import (
-    host_array,
-    is_writable,
-    present_zeros,
-    require_apart,
-    require_own_memory,
-)
+from kvcore.arrays import is_writable, kind_of, require_apart, require_own_memory
+from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
+from kvcore.backends.selection import backend_of
+from kvcore.backends.shards import arrays_of
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
-from kvcore.ops.layouts import PoolLayout, Tensor, tensors_of
 from kvcore.params import KVCacheParams
 
 __all__ = [
-    "Shard",
     "adopt_shard",
     "allocate_shard",
+    "make_copier",
+    "make_mover",
     "make_shards",
     "pools_on_gpus",
     "shard_shapes",
-    "tensors_of_shards",
 ]
-
-#: One device's part of a replica: ``(blocks, kv_scales)`` as RaggedKVCacheInputs hands them out.
-Shard = tuple[Any, Any]
 
 
 def shard_shapes(params: KVCacheParams, num_pages: int) -> list[tuple[int, ...]]:
-    """Answer the shape of each array of a device's pool: one, or two when V has its own width."""
+    """Return the shape of each array of a device's pool: one, or two when V has its own width."""
     heads, page = params.n_kv_heads_per_device, params.page_size
     if params.v_head_dim is None:
         return [(num_pages, params.kv_dim, params.num_layers, page, heads, params.head_dim)]
     return [(num_pages, 1, params.num_layers, page, heads, width) for width in params.row_widths]
-
-
-def _arrays_of(pool: Any) -> list[Any]:
-    return list(pool) if isinstance(pool, tuple) else [pool]
 
 
 def _one_or_pair(arrays: list[Any]) -> Any:
@@ -73,11 +62,7 @@ def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Sha
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
-    if device.kind == "cpu":
-        return present_zeros(shape, dtype)
-    from kvcore.cuda.memory import device_zeros
-
-    return device_zeros(shape, dtype, device.index)
+    return backend_of(device.kind).zeros(shape, dtype, device.index)
 
 
 def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
@@ -100,16 +85,11 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], devic
 
 def _on_device(array: Any, device: Device) -> Any:
     """See an array of the caller's where its device is."""
-    if device.kind == "cpu":
-        return host_array(array, "an array of blocks")
-    from kvcore.cuda import device_array
-
-    seen = device_array(array, "an array of blocks")
-    if seen.data.device_id != device.index:
-        raise ValueError(
-            f"an array of blocks is on cuda:{seen.data.device_id}, must be on {device} as devices "
-            f"say"
-        )
+    backend = backend_of(device.kind)
+    seen = backend.array(array, "an array of blocks")
+    found = backend.device_of(seen)
+    if found != device:
+        raise ValueError(f"an array of blocks is on {found}, must be on {device} as devices say")
     return seen
 
 
@@ -136,7 +116,7 @@ def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any, device: Devi
 def make_shards(
     params: KVCacheParams, devices: tuple[Device, ...], num_pages: int, blocks: Any
 ) -> list[list[Shard]]:
-    """Answer the pools by replica and device in it."""
+    """Return the pools by replica and device in it."""
     if blocks is None:
         shards: list[Shard] = [(None, None)] * len(devices)
     elif isinstance(blocks, str):
@@ -156,13 +136,13 @@ def make_shards(
             adopt_shard(params, num_pages, given, device)
             for given, device in zip(blocks, devices, strict=True)
         ]
-        require_apart([array for pool, _ in shards for array in _arrays_of(pool)], "blocks")
+        require_apart([array for pool, _ in shards for array in arrays_of((pool, None))], "blocks")
     tp = params.tensor_parallel_degree
     return [shards[r * tp : (r + 1) * tp] for r in range(params.data_parallel_degree)]
 
 
-def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> Any:
-    """Answer the ``GpuPools`` of a manager with pools on GPUs, None for pools in host memory.
+def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools | None:
+    """Return what a manager with pools on GPUs needs there, None for pools in host memory.
 
     Raises
     ------
@@ -171,22 +151,31 @@ def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> Any:
     KVCacheError
         "CUDA unavailable: " and why.
     """
-    kinds = {device.kind for device in devices}
-    if kinds == {"cpu"}:
-        return None
-    if len(kinds) > 1:
+    if len({device.kind for device in devices}) > 1:
         raise ValueError(
             f"devices are {', '.join(map(str, devices))}; pools of one manager are all in host "
             f"memory or all on GPUs"
         )
-    from kvcore.gpu_pools import make_gpu_pools
-
-    return make_gpu_pools(devices, shards_per_replica)
+    return backend_of(devices[0].kind).pools(devices, shards_per_replica)
 
 
-def tensors_of_shards(shards: list[Shard]) -> list[list[Tensor]]:
-    """Answer every array of a replica, seen as K and V: those of all devices and their scales."""
-    arrays = [array for shard in shards for array in shard if array is not None]
-    flat = [part for each in arrays for part in (each if isinstance(each, tuple) else (each,))]
-    # Bytes are moved as they are: the dtype does not matter, and the layout names the axes.
-    return [tensors_of(PoolLayout(part.view(f"u{part.itemsize}"), "max")) for part in flat]
+def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
+    """Return what copies pages within these pools, None where there are none.
+
+    Parameters
+    ----------
+    shards : list of list of Shard
+    pools : DevicePools or None
+        As of ``pools_on_gpus``.
+    """
+    arrays = arrays_of(shards[0][0])
+    return backend_of(kind_of(arrays[0])).copier(shards, pools) if arrays else None
+
+
+def make_mover(
+    shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+) -> Mover | None:
+    """Return what moves the pages of a host tier, None where there is none."""
+    if not num_pages:
+        return None
+    return backend_of(devices[0].kind).mover(shards, devices, num_pages, pools)

@@ -27,7 +27,7 @@ _GIB = 1 << 30
 def rederived(
     params: KVCacheParams, *, num_layers: int | None = None, page_size: int | None = None
 ) -> KVCacheParams:
-    """Answer the params with the given values in place of their own."""
+    """Return the params with the given values in place of their own."""
     require_params(params)
     return replace(
         params,
@@ -37,7 +37,7 @@ def rederived(
 
 
 def batch_per_replica(params: KVCacheParams, max_batch_size: int) -> int:
-    """Answer ``ceil(max_batch_size / data_parallel_degree)``."""
+    """Return ``ceil(max_batch_size / data_parallel_degree)``."""
     return -(-max_batch_size // params.data_parallel_degree)
 
 
@@ -49,13 +49,13 @@ def _bytes(memory: int) -> int:
 
 
 def pages_per_replica(params: KVCacheParams, memory: int) -> int:
-    """Answer the pages of one replica when `memory` bytes are shared by all."""
+    """Return the pages of one replica when `memory` bytes are shared by all."""
     require_params(params)
     return _bytes(memory) // params.data_parallel_degree // params.bytes_per_page
 
 
 def host_pages_per_replica(params: KVCacheParams) -> int:
-    """Answer the pages that the host tier's space holds for a replica; 0 without a tier."""
+    """Return the pages that the host tier's space holds for a replica; 0 without a tier."""
     if not params.enable_kvcache_swapping_to_host:
         return 0
     space = int((params.host_kvcache_swap_space_gb or 0) * _GIB)
@@ -63,14 +63,14 @@ def host_pages_per_replica(params: KVCacheParams) -> int:
 
 
 def host_pages(params: KVCacheParams) -> int:
-    """Answer the pages that the host tier's space holds, over all replicas; 0 without a tier."""
+    """Return the pages that the host tier's space holds, over all replicas; 0 without a tier."""
     return host_pages_per_replica(params) * params.data_parallel_degree
 
 
 def chosen_pages(
     params: KVCacheParams, available_cache_memory: int | None, num_pages: int | None
 ) -> int:
-    """Answer the pages of one replica, of which exactly one size is given.
+    """Return the pages of one replica, of which exactly one size is given.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def _pages_per_sequence(params: KVCacheParams, max_seq_len: int) -> int:
 def estimated_memory_size(
     params: KVCacheParams, max_batch_size: int, max_seq_len: int, memory: int
 ) -> int:
-    """Answer the bytes over all replicas: at most `memory`, at most what the batch can use."""
+    """Return the bytes over all replicas: at most `memory`, at most what the batch can use."""
     require_params(params)
     require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
     pages = batch_per_replica(params, max_batch_size) * _pages_per_sequence(params, max_seq_len)
@@ -112,12 +112,12 @@ def estimated_memory_size(
 
 
 def max_supported_sequence_length(params: KVCacheParams, memory: int) -> int:
-    """Answer the tokens that one replica holds, a multiple of the page size."""
+    """Return the tokens that one replica holds, a multiple of the page size."""
     return pages_per_replica(params, memory) * params.page_size
 
 
 def infer_optimal_batch_size(params: KVCacheParams, max_seq_len: int, memory: int) -> int:
-    """Answer how many longest sequences fit, over all replicas."""
+    """Return how many longest sequences fit, over all replicas."""
     require_count(max_seq_len=max_seq_len)
     pages = pages_per_replica(params, memory)
     return pages // _pages_per_sequence(params, max_seq_len) * params.data_parallel_degree

@@ -105,7 +105,7 @@ class _Receiver:
         return not self._is_forked and self._thread.is_alive()
 
     def _make_context(self) -> tuple[Any, bool]:
-        """Answer a context of our own, which nobody else can destroy, or for inproc the shared one.
+        """Return a context of our own, which nobody else can destroy, or for inproc the shared one.
 
         The shadow of the shared one has a list of sockets of its own: whoever destroys the shared
         one closes no socket under the thread, but wakes it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop that the documentation shows serves requests that come while others run."""
+"""What the documentation of transformers shows runs, its loop with requests that come late."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ torch = require("torch")
 require("transformers")
 
 from hf_models import expected_of, model_of, prompts_of  # noqa: E402
+from tiny_model_dir import byte_tokenizer, write_folder  # noqa: E402
 
 torch.set_num_threads(1)
 
 NEW = 14
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
-LOOP = re.findall(r"^```\{code-block\} python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)[-1]
+*CALLS, LOOP = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+
+
+def test_the_calls_run_on_a_local_model(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_tokenizer())
+    names: dict[str, Any] = {}
+    exec("\n".join(CALLS).replace("path/of/a/model", str(tmp_path)), names)
+    assert names["second"].cached_tokens >= 48  # most of the first turn
+    assert names["manager"].num_free_blocks == 1024
 
 
 def engine_class() -> Any:

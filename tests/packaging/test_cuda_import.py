@@ -7,8 +7,8 @@ import json
 import subprocess
 import sys
 
+from kvcore.backends.cuda import availability
 from kvcore.cli.info import collect
-from kvcore.cuda import availability
 
 
 def run(code: str) -> str:
@@ -19,7 +19,8 @@ def run(code: str) -> str:
 
 def test_importing_kvcore_loads_no_library_of_gpus() -> None:
     loaded = run("import sys, json, kvcore; print(json.dumps(list(sys.modules)))")
-    assert {"cupy", "kvcore._cuda", "kvcore.cuda", "torch", "jax"}.isdisjoint(json.loads(loaded))
+    assert {"cupy", "kvcore._cuda", "torch", "jax"}.isdisjoint(json.loads(loaded))
+    assert {"kvcore.cuda", "kvcore.backends.cuda"}.isdisjoint(json.loads(loaded))
 
 
 def test_calls_on_host_arrays_load_none_either() -> None:
@@ -29,7 +30,7 @@ import numpy as np
 from kvcore import ops
 ops.zero_pages(np.ones((2, 3)), [0])
 ops.quantize(np.ones((2, 3), np.float32), "int8", 3)
-assert not {"cupy", "kvcore._cuda", "kvcore.cuda"} & sys.modules.keys()
+assert not {"cupy", "kvcore._cuda", "kvcore.cuda", "kvcore.backends.cuda"} & sys.modules.keys()
 """
     run(code)
 

@@ -51,11 +51,10 @@ def build_and_run_embed(build: Path, **definitions: object) -> str:
     return run(build / "embed")
 
 
-def readme_block(language: str) -> str:
-    blocks = re.findall(
-        rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S
-    )
-    assert len(blocks) == 1, f"README.md has {len(blocks)} {language} blocks, expected 1"
+def block_of(page: str, language: str) -> str:
+    """Return the one block of a language on a page."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    assert len(blocks) == 1, f"{page} has {len(blocks)} {language} blocks, expected 1"
     return str(blocks[0])
 
 
@@ -218,12 +217,12 @@ def test_cython_code_can_cimport_the_installed_package(tmp_path: Path) -> None:
     assert python("-c", CYTHON_CALLER, cwd=tmp_path) == CYTHON_OUTPUT
 
 
-def test_readme_example_is_the_embedding_project() -> None:
-    assert readme_block("cpp") == (EMBED / "main.cpp").read_text()
+def test_program_of_the_cpp_page_is_the_embedding_project() -> None:
+    assert block_of("docs/cpp.md", "cpp") == (EMBED / "main.cpp").read_text()
 
 
-def test_readme_quickstart_runs(tmp_path: Path) -> None:
-    python("-W", "error", "-c", readme_block("python"), cwd=tmp_path)
+def test_readme_example_runs(tmp_path: Path) -> None:
+    python("-W", "error", "-c", block_of("README.md", "python"), cwd=tmp_path)
 
 
 def test_sdist_holds_the_sources_and_no_junk(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every name of the documented API is there, or the README says why it is not."""
+"""Every name of the documented API is there, or the migration guide says why it is not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import kvcore
 from builders import make_manager
 from slot_managers import slot_manager
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "migration.md"
 HEADING = "## Names of MAX that are absent"
 
 TOP_LEVEL = """
@@ -95,9 +95,9 @@ ARGUMENTS = {
 
 
 def absent() -> dict[str, str]:
-    """The README's table: what is not there, and why."""
-    _, found, section = README.read_text().partition(HEADING)
-    assert found, f"README.md has no section {HEADING!r}"
+    """The guide's table: what is not there, and why."""
+    _, found, section = GUIDE.read_text().partition(HEADING)
+    assert found, f"{GUIDE.name} has no section {HEADING!r}"
     rows = re.findall(r"^\| (`.+`) \| (.+) \|$", section.split("\n## ")[0], re.M)
     return {name: why for names, why in rows for name in re.findall(r"`(.+?)`", names)}
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from conftest import REQUIRED, require
-from kvcore.cuda import availability, driver
-from kvcore.cuda.arrays import over_memory
+from kvcore.backends.cuda import availability, driver
+from kvcore.backends.cuda.arrays import over_memory
 
 BYTES = 1 << 28
 
@@ -97,16 +97,16 @@ class Machine:
     def contiguous(self, array: Any, device: int, stream: int) -> Any:
         return self._given(np.ascontiguousarray(self._now(array, device, stream)), device, stream)
 
-    def paired(self, first: Any, second: Any, device: int, stream: int) -> Any:
+    def page_pairs(self, first: Any, second: Any, device: int, stream: int) -> Any:
         both = [self._now(ids, device, stream) for ids in (first, second)]
         return self._given(np.stack(both, axis=1), device, stream)
 
-    def offsets(self, lengths: Any, device: int, stream: int) -> Any:
+    def row_offsets(self, lengths: Any, device: int, stream: int) -> Any:
         ends = np.zeros(len(lengths) + 1, np.uint32)
         np.cumsum(self._now(lengths, device, stream), out=ends[1:])
         return self._given(ends, device, stream)
 
-    def weighed(self, first: Any, second: Any, device: int, stream: int) -> Any:
+    def combined_digests(self, first: Any, second: Any, device: int, stream: int) -> Any:
         one, two = (self._now(digests, device, stream) for digests in (first, second))
         return self._given(one + np.uint64(3) * two, device, stream)
 

@@ -17,7 +17,7 @@ import pytest
 import kvcore
 import kvcore.paged
 from builders import error_of, make_context, make_manager
-from kvcore.page_copies import make_copier
+from kvcore.pools import make_copier
 from meddling_copies import PHASES, SCENES, SETUPS, Aside, Scene, Setup, Stage, aside
 from tier_steps import moved
 

@@ -136,7 +136,7 @@ class Writer:
     manager: PagedKVCacheManager | None = None
 
     def complete(self, texts: Sequence[str]) -> list[Answer]:
-        """Answer what follows each text; all of them run together."""
+        """Return what follows each text; all of them run together."""
         prompts = [self.local.token_ids(text) for text in texts]
         longest = [len(prompt) + self.max_new_tokens for prompt in prompts]
         self._allocate(sum(-(-length // self.page_size) for length in longest), len(prompts))
@@ -144,7 +144,7 @@ class Writer:
         return self.run(texts, prompts, titles)
 
     def converse(self, lines: Iterator[str]) -> Iterator[Answer]:
-        """Answer each line in turn."""
+        """Return each line in turn."""
         self._allocate(-(-self.local.context // self.page_size), 1)
         conversation = Conversation(self.local)
         for line in lines:

@@ -10,8 +10,8 @@ import typer
 
 import kvcore
 from kvcore import _core
+from kvcore.backends.cuda import availability
 from kvcore.cli.machine import isa_level
-from kvcore.cuda import availability
 
 
 def info(

@@ -36,13 +36,13 @@ class TextOfTokens:
         self._pending: list[int] = []
 
     def add(self, token: int) -> str:
-        """Answer the text that the token completes."""
+        """Return the text that the token completes."""
         self._pending.append(token)
         text = self._decode([*self._context, *self._pending])
         return "" if text.endswith(_UNFINISHED) else self._tell(text)
 
     def rest(self) -> str:
-        """Answer what was held back."""
+        """Return what was held back."""
         return self._tell(self._decode([*self._context, *self._pending])) if self._pending else ""
 
     def _tell(self, text: str) -> str:

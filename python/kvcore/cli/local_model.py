@@ -68,12 +68,12 @@ class LocalModel:
         return cls(model.eval(), tokenizer, _eos_of(model), _context_of(model))
 
     def token_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Answer the tokens of a text, with those that begin one."""
+        """Return the tokens of a text, with those that begin one."""
         given = self.tokenizer(text, add_special_tokens=add_special_tokens)
         return [int(token) for token in given["input_ids"]]
 
     def text(self, token_ids: list[int]) -> str:
-        """Answer the text of tokens, without special ones."""
+        """Return the text of tokens, without special ones."""
         return str(
             self.tokenizer.decode(
                 token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -93,7 +93,7 @@ class Conversation:
         self._tokens: list[int] = []
 
     def prompt(self, line: str) -> list[int]:
-        """Answer the tokens of everything said so far and of this line.
+        """Return the tokens of everything said so far and of this line.
 
         Raises
         ------

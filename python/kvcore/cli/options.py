@@ -37,7 +37,7 @@ def checked(option: str, read: Callable[..., Result], *arguments: object) -> Res
 
 
 def fitting_pages(memory: int, replicas: int, page_bytes: int) -> int:
-    """Answer the pages that each replica gets of `memory` bytes; bad input if none or too many."""
+    """Return the pages that each replica gets of `memory` bytes; bad input if none or too many."""
     pages = memory // replicas // page_bytes
     if 1 <= pages <= MOST_PAGES:
         return pages

@@ -77,7 +77,7 @@ def replay(
 def _pages(
     pages: int | None, memory: str | None, model: str | None, page_size: int, replicas: int
 ) -> int | None:
-    """Answer the pages per replica that the options ask for, None for the default."""
+    """Return the pages per replica that the options ask for, None for the default."""
     if memory is None and model is None:
         return pages
     if pages is not None or memory is None or model is None:

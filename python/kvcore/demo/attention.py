@@ -38,7 +38,7 @@ class PagedAttention:
     threads: int
 
     def __call__(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        """Answer attention ``[tokens, q_heads, head_dim]``."""
+        """Return attention ``[tokens, q_heads, head_dim]``."""
         inputs, offsets, threads = self.inputs, self.row_offsets, self.threads
         k, v = (each.astype(self.dtype, copy=False) for each in (k, v))
         ops.append(inputs, layer, k, v, offsets, threads=threads)

@@ -48,7 +48,7 @@ def _loaded() -> list[str]:
 
 
 def _controls(path: str) -> tuple[Any, Any] | None:
-    """Answer the functions that tell and set the threads of a library."""
+    """Return the functions that tell and set the threads of a library."""
     try:
         library = ctypes.CDLL(path)
     except OSError:

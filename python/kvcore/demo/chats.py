@@ -91,7 +91,7 @@ def make_chats(settings: ChatSettings | None = None, *, seed: int = 0) -> list[C
 
 
 def longest_chat(chats: Sequence[Chat]) -> int:
-    """Answer the tokens of the longest one."""
+    """Return the tokens of the longest one."""
     return max(chat.num_tokens for chat in chats)
 
 

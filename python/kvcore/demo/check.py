@@ -15,7 +15,7 @@ from kvcore.demo.protocol import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Answer how generated tokens compare with their recomputation.
+    """Return how generated tokens compare with their recomputation.
 
     Attributes
     ----------

@@ -39,7 +39,7 @@ class EngineSettings:
     threads: int = 1
 
     def params(self, model: LanguageModel) -> KVCacheParams:
-        """Answer the parameters of a model's cache."""
+        """Return the parameters of a model's cache."""
         return KVCacheParams(
             self.dtype,
             model.n_kv_heads,

@@ -54,7 +54,7 @@ class LayerWeights:
 
 
 class Transformer:
-    """Answer the next token's logits: RMSNorm, RoPE, GQA, SwiGLU, tied embeddings.
+    """Return the next token's logits: RMSNorm, RoPE, GQA, SwiGLU, tied embeddings.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 def swiglu(gate_up: Floats) -> Floats:
-    """Answer ``gate * sigmoid(gate) * up`` of ``[tokens, 2 * ffn]``, gates first."""
+    """Return ``gate * sigmoid(gate) * up`` of ``[tokens, 2 * ffn]``, gates first."""
     gate, up = np.hsplit(gate_up, 2)
     # exp of large negative gates overflows to inf, and their sigmoid is 0.
     with np.errstate(over="ignore"):

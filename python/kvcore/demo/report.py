@@ -16,7 +16,7 @@ from kvcore.demo.settings import DemoSettings
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """Answer what one run of the chats did.
+    """Return what one run of the chats did.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class RunReport:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoReport:
-    """Answer what a demo showed.
+    """Return what a demo showed.
 
     Attributes
     ----------

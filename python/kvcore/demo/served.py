@@ -11,7 +11,7 @@ from kvcore.demo.conversation import Conversation
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Answer what a run did.
+    """Return what a run did.
 
     Attributes
     ----------

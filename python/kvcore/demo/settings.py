@@ -43,7 +43,7 @@ class DemoSettings:
         return make_chats(ChatSettings(chats=self.chats, turns=self.turns), seed=self.seed)
 
     def engine(self, chats: Sequence[Chat]) -> EngineSettings:
-        """Answer the settings of the engine that serves some chats."""
+        """Return the settings of the engine that serves some chats."""
         tokens = int(_POOL_SHARE * EngineSettings.max_running * longest_chat(chats))
         return EngineSettings(
             pages=self.pages or -(-tokens // self.page_size),

@@ -9,13 +9,17 @@ from typing import Any, SupportsIndex
 from kvcore import _core
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arguments import pair_of
-from kvcore.arrays import HOST, any_array, host_array, in_library_of, place_of
+from kvcore.arrays import host_array, in_library_of
+from kvcore.backends.host import HOST
+from kvcore.backends.selection import any_array
 from kvcore.ops.batch import PagedBatch, layer_pools
+from kvcore.ops.options import Options, array_at, documents_options
 from kvcore.plans import SharedPrefix
 
 __all__ = ["attention", "cascade_attention", "merge_states"]
 
 
+@documents_options
 def attention(
     inputs: RaggedKVCacheInputs | PagedBatch,
     layer: SupportsIndex,
@@ -59,14 +63,12 @@ def attention(
     sinks : array float32, float16 or bfloat16 [q_heads], optional
         A score of each head that takes weight and has no value.
     return_lse : bool
-        Whether to answer the logarithms of the sums of exponentials as well.
+        Whether to return the logarithms of the sums of exponentials as well.
     out : array [tokens, q_heads, v_head_dim], optional
         Where the result goes: of q's dtype, last axis contiguous.
     v_head_dim : int, optional
         Elements of a value to use, the first ones; all by default. DeepSeek's latent rows of 576
         elements have values of 512.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -101,11 +103,10 @@ def attention(
     ...               np.array([0, 1], np.uint32)).tolist()
     [[[2.0, 3.0]]]
     """
+    options = Options(threads=threads, out=out)
     rule = (scale, causal, window, soft_cap, _sinks(sinks))
-    groups = (), 0
-    return _attend(
-        inputs, layer, q, row_offsets, rule, groups, out, return_lse, v_head_dim, threads
-    )
+    wanted = v_head_dim, return_lse
+    return _attend(inputs, layer, q, row_offsets, rule, ((), 0), wanted, options)
 
 
 def cascade_attention(
@@ -133,7 +134,7 @@ def cascade_attention(
     inputs, layer, q, row_offsets
         As for ``attention``.
     shared : sequence of SharedPrefix
-        What ``manager.shared_prefixes(batch)`` answers after the ``fetch`` of `inputs`. Groups may
+        What ``manager.shared_prefixes(batch)`` returns after the ``fetch`` of `inputs`. Groups may
         lie in each other.
     replica : int
         The replica that `inputs` are of: groups of others are left out.
@@ -143,7 +144,7 @@ def cascade_attention(
     Returns
     -------
     o, lse
-        As ``attention`` answers them, but for the rounding of float32 sums.
+        As ``attention`` returns them, but for the rounding of float32 sums.
 
     Raises
     ------
@@ -159,13 +160,13 @@ def cascade_attention(
     -----
     Checking the groups costs comparing their rows of the table.
     """
+    options = Options(threads=threads, out=out)
     rule = (scale, causal, window, soft_cap, _sinks(sinks))
-    groups = shared, replica
-    return _attend(
-        inputs, layer, q, row_offsets, rule, groups, out, return_lse, v_head_dim, threads
-    )
+    wanted = v_head_dim, return_lse
+    return _attend(inputs, layer, q, row_offsets, rule, (shared, replica), wanted, options)
 
 
+@documents_options
 def merge_states(
     o_a: Any,
     lse_a: Any,
@@ -187,11 +188,6 @@ def merge_states(
         elements do not count.
     out : (array, array), optional
         Where result and logarithms go, in C order: arrays of their own, or ``(o_a, lse_a)``.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -221,18 +217,16 @@ def merge_states(
     """
     names = ("o_a", "lse_a", "o_b", "lse_b")
     given = {n: any_array(x, n) for n, x in zip(names, (o_a, lse_a, o_b, lse_b), strict=True)}
-    place = place_of(stream, **given)
+    options = Options(stream, threads, out)
+    place = options.place(given)
     states = [place.contiguous(array) for array in given.values()]
     if out is None:
         targets = [place.empty(array.shape, array.dtype) for array in states[:2]]
     else:
         both = pair_of("out", out)
-        seen = [(any_array(target, f"out[{i}]"), f"out[{i}]") for i, target in enumerate(both)]
-        targets = [place.check(*each) for each in seen]
-    place.kernels.merge_states(*states, *targets, *place.last(threads))
-    if out is not None:
-        return out
-    return place.in_library_of(o_a, targets[0]), place.in_library_of(o_a, targets[1])
+        targets = [array_at(place, array, f"out[{i}]") for i, array in enumerate(both)]
+    place.kernels.merge_states(*states, *targets, *place.launch_args(options.threads))
+    return options.result(place, o_a, *targets)  # type: ignore[no-any-return]
 
 
 def _sinks(sinks: Any) -> Any:
@@ -246,19 +240,17 @@ def _attend(
     row_offsets: Any,
     rule: tuple[Any, ...],
     groups: tuple[Any, Any],
-    out: Any,
-    return_lse: Any,
-    v_head_dim: Any,
-    threads: int,
+    wanted: tuple[Any, Any],
+    options: Options,
 ) -> Any:
+    v_head_dim, return_lse = wanted
     pools = layer_pools(inputs, layer)
-    if pools.place(None) is not HOST:
+    if pools.place(Options()) is not HOST:
         raise TypeError("the pool is on a GPU, attention takes arrays in host memory")
     step = pools.lookup_table, pools.cache_lengths, host_array(row_offsets, "row_offsets")
     queries = host_array(q, "q")
-    target = None if out is None else host_array(out, "out")
-    o, lse = _core.attention(
-        pools.parts(), v_head_dim, step, queries, rule, *groups, target, return_lse, threads
-    )
-    result = in_library_of(q, o) if out is None else out
+    target = None if options.out is None else host_array(options.out, "out")
+    asked = rule, *groups, target, return_lse
+    o, lse = _core.attention(pools.parts(), v_head_dim, step, queries, *asked, options.threads)
+    result = options.result(HOST, q, o)
     return result if lse is None else (result, in_library_of(q, lse))

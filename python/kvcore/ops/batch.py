@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arguments import integer, number
-from kvcore.arrays import Place, any_array, place_of
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array, place_of
 from kvcore.dtypes import NARROW
 from kvcore.ops.latent import latent_fp8_parts
+from kvcore.ops.options import Options
 
 __all__ = ["LayerPools", "PagedBatch", "layer_pools"]
 
@@ -46,22 +48,22 @@ class LayerPools(NamedTuple):
     factors: list[NDArray[np.float32]] | None = None
 
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
-        """Answer keys, values, ends of keys, scales of keys and of values; None for none."""
+        """Return keys, values, ends of keys, scales of keys and of values; None for none."""
         k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
         v, rope = (None, second) if self.is_latent else (second, None)
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
 
-    def place(self, stream: Any, **more: Any) -> Place:
-        """Answer where all arrays lie, those of the call included; see ``place_of``."""
-        return place_of(
-            stream,
-            pool=self.pools,
-            scales=self.scales,
-            factors=self.factors,
-            lookup_table=self.lookup_table,
-            cache_lengths=self.cache_lengths,
+    def place(self, options: Options, **more: Any) -> Place:
+        """Return where all arrays lie, those of the call included."""
+        arrays = {
+            "pool": self.pools,
+            "scales": self.scales,
+            "factors": self.factors,
+            "lookup_table": self.lookup_table,
+            "cache_lengths": self.cache_lengths,
             **more,
-        )
+        }
+        return options.place(arrays)
 
     def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
         if self.factors is not None and i < len(self.factors):
@@ -83,7 +85,7 @@ class PagedBatch:
     value_pool : array, or None
         Likewise; its head_dim may differ. None where values are the first elements of the keys.
         With "MLA" the ends of the keys (rope) [pages, page_size, rope_dim], or None where they are
-        part of the rows; ``append`` takes whole keys and ``gather`` answers them in both cases.
+        part of the rows; ``append`` takes whole keys and ``gather`` returns them in both cases.
     lookup_table : uint32 [B, columns]
         Page ids of each row in logical order; ids from ``pages`` on mean "unassigned".
     cache_lengths : uint32 [B]
@@ -171,7 +173,7 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
 
 
 def _layer_of(arrays: Any, name: str, layer: SupportsIndex) -> list[NDArray[Any]]:
-    """Answer one layer of each kv entry of arrays [pages, kv_dim, layers, page_size, ...]."""
+    """Return one layer of each kv entry of arrays [pages, kv_dim, layers, page_size, ...]."""
     parts = list(arrays) if isinstance(arrays, tuple) else [arrays]
     seen = [any_array(part, name) for part in parts]
     for part in seen:
@@ -225,7 +227,7 @@ def _with_heads(given: Any, name: str, layout: str) -> Any:
 def _scales(
     batch: PagedBatch, pools: list[NDArray[Any]]
 ) -> tuple[list[NDArray[np.float32]] | None, list[NDArray[np.float32]] | None]:
-    """Answer the scales of tokens, or those of heads."""
+    """Return the scales of tokens, or those of heads."""
     given = [("key_scales", batch.key_scales), ("value_scales", batch.value_scales)]
     if batch.key_scales is None and batch.value_scales is None:
         return None, None
@@ -243,7 +245,7 @@ def _scales(
 
 
 def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
-    """Answer scales [pages, page_size, heads, groups] or [heads]; None is 1."""
+    """Return scales [pages, page_size, heads, groups] or [heads]; None is 1."""
     if pool.dtype.name not in NARROW:
         raise TypeError(
             f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(NARROW)} "
@@ -260,15 +262,15 @@ def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
     is_readable = isinstance(array, np.ndarray)
     if array.shape != (heads,) or (is_readable and not (np.isfinite(array) & (array > 0)).all()):
         raise ValueError(f"{name} is {given!r}, must be positive and finite, one for each head")
-    return _beside(pool, array)
+    return _where_pool_is(pool, array)
 
 
-def _beside(pool: Any, factors: NDArray[np.float32]) -> Any:
-    """Answer factors where a pool is, for any stream: on a GPU the host waits for the copy."""
+def _where_pool_is(pool: Any, factors: NDArray[np.float32]) -> Any:
+    """Return factors where a pool is, for any stream: on a GPU the host waits for the copy."""
     if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
         return factors
-    place = place_of(None, pool=pool)
-    copied = place.there(factors)
+    place = place_of(None, {"pool": pool})
+    copied = place.from_host(factors)
     place.wait()
     return copied
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.arrays import address_of
 from kvcore.dtypes import numpy_dtype
 
 __all__ = ["ROW_BYTES", "latent_fp8_parts"]
@@ -51,8 +52,7 @@ def latent_fp8_parts(
             f"latent rows have shape {rows.shape} and dtype {rows.dtype}, must be "
             f"(pages, page_size, {ROW_BYTES}) of uint8"
         )
-    address = rows.ctypes.data if isinstance(rows, np.ndarray) else rows.data.ptr
-    if rows.strides[2] != 1 or any(n % 4 for n in (address, *rows.strides[:2])):
+    if rows.strides[2] != 1 or any(n % 4 for n in (address_of(rows), *rows.strides[:2])):
         raise ValueError("latent rows must have contiguous bytes and start at multiples of 4 bytes")
     wide = rows[:, :, None]
     return (

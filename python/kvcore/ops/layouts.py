@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from kvcore import _core
 from kvcore.arguments import integer
-from kvcore.arrays import any_array, zeros_on
+from kvcore.backends.protocol import Tensor
+from kvcore.backends.selection import any_array, zeros_on
 from kvcore.dtypes import numpy_dtype
 
-__all__ = ["PACKED", "PoolLayout", "Tensor", "tensors_of"]
+__all__ = ["PACKED", "PoolLayout", "tensors_of"]
 
 PACKED = "vllm"
 _AXES = _core.layout_axes()
 _UNIT = 16  # bytes of K that vLLM keeps together
-Tensor = list[NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +161,7 @@ class PoolLayout:
 
 
 def tensors_of(pool: PoolLayout) -> list[Tensor]:
-    """Answer K, and V where there is one; of each an array, or one for each layer."""
+    """Return K, and V where there is one; of each an array, or one for each layer."""
     return pool._tensors  # noqa: SLF001
 
 
@@ -177,7 +177,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _affine(pool: PoolLayout) -> list[Tensor]:
-    """Answer K, and V where there is one: [pages, layers, page_size, heads, dim] or by layer."""
+    """Return K, and V where there is one: [pages, layers, page_size, heads, dim] or by layer."""
     parts = pool.arrays if isinstance(pool.arrays, tuple) else (pool.arrays,)
     if not 1 <= len(parts) <= 2:
         raise ValueError(f"arrays is a tuple of {len(parts)}, must be a pair: K and V")
@@ -198,7 +198,7 @@ def _of_part(part: Any, layout: str) -> list[Tensor]:
 
 
 def _by_kv(given: Any, axes: tuple[str, ...]) -> list[NDArray[Any]]:
-    """Answer K, and V where the array has it."""
+    """Return K, and V where the array has it."""
     array = any_array(given, "an array of the pool")
     named = axes if array.ndim == len(axes) + 1 else tuple(a for a in axes if a != "kv")
     if array.ndim != len(named) + 1:
@@ -218,7 +218,7 @@ def _by_kv(given: Any, axes: tuple[str, ...]) -> list[NDArray[Any]]:
 
 
 def _packed(arrays: Any) -> list[Tensor]:
-    """Answer K and V as [pages, layers, heads, units, page_size, elements of a unit]."""
+    """Return K and V as [pages, layers, heads, units, page_size, elements of a unit]."""
     if not isinstance(arrays, tuple) or len(arrays) != 2:
         raise ValueError("the arrays of layout 'vllm' must be a tuple: K and V")
     named = (("K", arrays[0], 6), ("V", arrays[1], 5))
@@ -230,7 +230,7 @@ def _packed(arrays: Any) -> list[Tensor]:
 
 
 def _packed_tensor(name: str, part: Any, rank: int) -> Tensor:
-    """Answer K, or V with units of one element; `rank` is that of the whole array."""
+    """Return K, or V with units of one element; `rank` is that of the whole array."""
     is_list = isinstance(part, list)
     seen = [any_array(array, f"{name} of the pool") for array in (part if is_list else [part])]
     for array in seen:
@@ -242,7 +242,7 @@ def _packed_tensor(name: str, part: Any, rank: int) -> Tensor:
 
 
 def _sizes(tensors: list[Tensor], *, is_packed: bool) -> tuple[int, ...]:
-    """Answer pages, page_size, heads and the dims of K and V."""
+    """Return pages, page_size, heads and the dims of K and V."""
     found = set()
     dims = []
     for tensor in tensors:

@@ -9,26 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.arguments import integer, integers
-from kvcore.arrays import Place, any_array, is_on_gpu, place_of
+from kvcore.arrays import is_on_gpu
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array
+from kvcore.ops.options import Options, documents_options
 
 __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"]
 
 
 def _parts(blocks: Any) -> list[NDArray[Any]]:
-    """Answer the arrays of a pool, which is one or a pair."""
+    """Return the arrays of a pool, which is one or a pair."""
     given = list(blocks) if isinstance(blocks, tuple) else [blocks]
     if not 1 <= len(given) <= 2:
         raise ValueError(f"blocks is a tuple of {len(given)}, must be a pair: K and V")
     return [any_array(part, "blocks") for part in given]
 
 
-def _parts_and_place(blocks: Any, stream: Any) -> tuple[list[NDArray[Any]], Place]:
+def _located(
+    options: Options, blocks: Any, name: str, ids: Any, columns: int = 1
+) -> tuple[Place, list[NDArray[Any]], Any]:
+    """Return where a pool lies, its arrays, and page ids as kernels take them."""
     parts = _parts(blocks)
-    return parts, place_of(stream, blocks=parts)
+    place = options.place({"blocks": parts})
+    return place, parts, place.index_array(integer_array(name, ids, columns), name)
 
 
 def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
-    """Answer integers as int64 [n], or [n, columns] for more than one; on a GPU they are such.
+    """Return integers as int64 [n], or [n, columns] for more than one; on a GPU they are such.
 
     Raises
     ------
@@ -45,6 +52,7 @@ def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
     return array
 
 
+@documents_options
 def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1) -> None:
     """Copy pages within a pool, all layers.
 
@@ -55,11 +63,6 @@ def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1)
     pairs : integers [n, 2]
         Source and destination of each copy. For a pool on a GPU they may come from the host, or
         be int64 there: then they are not checked, and none may lie outside the pool.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -81,11 +84,12 @@ def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1)
     >>> pool.tolist()
     [[0, 1], [2, 3], [0, 1]]
     """
-    parts, place = _parts_and_place(blocks, stream)
-    wanted = place.numbers(integer_array("pairs", pairs, 2), "pairs")
-    place.kernels.copy_pages(parts, wanted, *place.last(threads))
+    options = Options(stream, threads)
+    place, parts, wanted = _located(options, blocks, "pairs", pairs, 2)
+    place.kernels.copy_pages(parts, wanted, *place.launch_args(options.threads))
 
 
+@documents_options
 def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> None:
     """Fill pages of a pool with zeros.
 
@@ -93,11 +97,6 @@ def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -
     ----------
     blocks : array [pages, ...], or pair of arrays
     ids : integers [n]
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -107,6 +106,7 @@ def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -
     fill_pages(blocks, ids, 0, stream=stream, threads=threads)
 
 
+@documents_options
 def fill_pages(
     blocks: Any, ids: Any, byte: SupportsIndex, *, stream: Any = None, threads: int = 1
 ) -> None:
@@ -119,11 +119,6 @@ def fill_pages(
     byte : int
         0 .. 255. 0xff is NaN in every floating dtype of a cache: poison free pages with it, and
         whatever reads beyond a sequence's end shows.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -140,24 +135,20 @@ def fill_pages(
     [[0.0, 0.0, 0.0], [nan, nan, nan]]
     """
     value = integer("byte", byte, 0, 255)
-    parts, place = _parts_and_place(blocks, stream)
-    wanted = place.numbers(integer_array("ids", ids, 1), "ids")
-    place.kernels.fill_pages(parts, wanted, value, *place.last(threads))
+    options = Options(stream, threads)
+    place, parts, wanted = _located(options, blocks, "ids", ids)
+    place.kernels.fill_pages(parts, wanted, value, *place.launch_args(options.threads))
 
 
+@documents_options
 def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> Any:
-    """Answer a digest of each page's bytes, to compare pages without copying them.
+    """Return a digest of each page's bytes, to compare pages without copying them.
 
     Parameters
     ----------
     blocks : array [pages, ...], or pair of arrays
         Of a pair, the digests are added up.
     ids : integers [n]
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -170,8 +161,7 @@ def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> 
     IndexError, ValueError, TypeError
         As for ``copy_pages``.
     """
-    parts, place = _parts_and_place(blocks, stream)
-    wanted = place.numbers(integer_array("ids", ids, 1), "ids")
-    digests = [place.digests(part, wanted, threads) for part in parts]
-    # Weighed, so that K and V that changed places are noticed.
-    return digests[0] if len(digests) == 1 else place.weighed(*digests)
+    options = Options(stream, threads)
+    place, parts, wanted = _located(options, blocks, "ids", ids)
+    digests = [place.digest_pages(part, wanted, options.threads) for part in parts]
+    return digests[0] if len(digests) == 1 else place.combined_digests(*digests)

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
-from kvcore.arrays import Place, any_array, is_on_gpu
+from kvcore.arrays import is_on_gpu
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.options import Options, array_at, documents_options
 
 __all__ = ["append", "gather", "scatter"]
 
@@ -22,6 +25,7 @@ __all__ = ["append", "gather", "scatter"]
 _Transfer = tuple[str, NDArray[Any], Any, Any, NDArray[Any]]
 
 
+@documents_options
 def append(
     inputs: RaggedKVCacheInputs | PagedBatch,
     layer: SupportsIndex,
@@ -51,11 +55,6 @@ def append(
         pool on a GPU; offsets on a GPU may end before the tokens do, those behind are padding.
     scale : float or array float32 [heads], or a pair of them for K and V, optional
         For a float8 or int8 pool without scales of its own: a stored code times it is the value.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -79,7 +78,8 @@ def append(
     that positions without a page do not raise: their tokens are skipped.
     """
     pools = layer_pools(inputs, layer)
-    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, stream, threads)
+    options = Options(stream, threads)
+    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, options)
 
 
 def scatter(
@@ -115,9 +115,11 @@ def scatter(
     >>> pool[1, :, 0, 0].tolist()
     [2, 2, 2, 0]
     """
-    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, stream, threads)
+    options = Options(stream, threads)
+    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, options)
 
 
+@documents_options
 def gather(
     inputs: RaggedKVCacheInputs | PagedBatch,
     layer: SupportsIndex,
@@ -142,11 +144,6 @@ def gather(
     out : (array, array or None), optional
         Where K [tokens, heads, head_dim] and V go, axes but the last strided or not; in place of
         `dtype`.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -178,14 +175,16 @@ def gather(
     otherwise the host waits for the stream once. Tokens without a page do not raise, what they
     would have written stays as it was.
     """
+    options = Options(stream, threads, out)
     pools = layer_pools(inputs, layer)
-    place = pools.place(stream)
+    place = pools.place(options)
     taken = _lengths(pools, lengths)
-    offsets, total = place.running_total(taken, has_room=out is not None)
+    offsets, total = place.row_offsets(taken, has_room=out is not None)
     targets = _targets(pools, place, total, dtype, out)
     parts = _parts(pools, ("out[0]", "out[1]"), targets)
     transfers = _transfers(pools, place, parts, None)
-    place.kernels.gather_tokens(transfers, pools.lookup_table, offsets, *place.last(threads))
+    last = place.launch_args(options.threads)
+    place.kernels.gather_tokens(transfers, pools.lookup_table, offsets, *last)
     if out is None:
         pool = inputs.key_pool if isinstance(inputs, PagedBatch) else None
         results = [place.in_library_of(pool, target) for target in targets]
@@ -196,7 +195,7 @@ def gather(
 
 
 def _lengths(pools: LayerPools, given: Any) -> Any:
-    """Answer the tokens of each row, uint32 where they are the host's and checked."""
+    """Return the tokens of each row, uint32 where they are the host's and checked."""
     taken = pools.cache_lengths if given is None else any_array(given, "lengths")
     if taken.shape != pools.cache_lengths.shape:
         raise ValueError(
@@ -232,15 +231,16 @@ def _write(
     v: Any,
     row_offsets: Any,
     scale: Any,
-    stream: Any,
-    threads: int,
+    options: Options,
 ) -> None:
     parts = _sources(pools, k, v)
-    place = pools.place(stream, **dict(parts))
-    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
+    place = pools.place(options, **dict(parts))
+    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
     transfers = _transfers(pools, place, parts, scale)
     table = pools.lookup_table
-    place.kernels.append_tokens(transfers, table, lengths, offsets, *place.last(threads))
+    place.kernels.append_tokens(
+        transfers, table, lengths, offsets, *place.launch_args(options.threads)
+    )
 
 
 def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]]:
@@ -264,7 +264,7 @@ def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: L
 def _parts(
     pools: LayerPools, names: tuple[str, str], arrays: list[NDArray[Any]]
 ) -> list[tuple[str, NDArray[Any]]]:
-    """Answer each pool's part of the tokens: latent keys may lie in two."""
+    """Return each pool's part of the tokens: latent keys may lie in two."""
     if len(arrays) == len(pools.pools):
         return list(zip(names, arrays, strict=False))
     keys = arrays[0]
@@ -304,21 +304,21 @@ def _at(arrays: list[NDArray[np.float32]] | None, i: int) -> NDArray[np.float32]
 
 
 def _factors(place: Place, scale: Any, heads: int) -> Any:
-    """Answer one factor for each head, where the pool is; values on a GPU are not looked at."""
+    """Return one factor for each head, where the pool is; values on a GPU are not looked at."""
     if is_on_gpu(scale):
         factors = any_array(scale, "scale")
         if factors.shape != (heads,):
             raise ValueError(f"scale has shape {factors.shape}, must be ({heads},) on a GPU")
-        return place.check(factors, "scale")
+        return place.checked(factors, "scale")
     values = _numbers(scale)
     is_shaped = values.shape in ((), (1,), (heads,))
     if not is_shaped or not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"scale is {scale!r}, must be positive and finite, one or one per head")
-    return place.there(np.ascontiguousarray(np.broadcast_to(values, (heads,))))
+    return place.from_host(np.ascontiguousarray(np.broadcast_to(values, (heads,))))
 
 
 def _numbers(scale: Any) -> NDArray[np.float32]:
-    """Answer numbers as float32; TypeError for others."""
+    """Return numbers as float32; TypeError for others."""
     values = np.asarray(scale)
     if values.dtype.kind not in "iuf" and values.dtype.name not in WIDE:
         is_huge = values.dtype.kind == "O" and all(type(each) is int for each in values.flat)
@@ -330,7 +330,7 @@ def _numbers(scale: Any) -> NDArray[np.float32]:
 
 
 def _pair(given: Any, count: int) -> list[Any]:
-    """Answer one entry per pool of an argument that may be a pair."""
+    """Return one entry per pool of an argument that may be a pair."""
     if isinstance(given, tuple):
         if len(given) < count:
             raise ValueError(f"a tuple of {len(given)} is given for {count} pools")
@@ -341,14 +341,15 @@ def _pair(given: Any, count: int) -> list[Any]:
 def _targets(
     pools: LayerPools, place: Place, total: int, dtype: str | None, out: Any
 ) -> list[NDArray[Any]]:
-    """Answer where K and V go, or latent keys."""
+    """Return where K and V go, or latent keys."""
     outputs = [pools.pools] if pools.is_latent else [[pool] for pool in pools.pools]
     if out is not None:
         if dtype is not None:
             raise ValueError(f"dtype is {dtype!r} beside out, whose dtype decides; give one")
         given = _pair(out, len(outputs))
-        seen = [any_array(array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])]
-        return [place.check(array, f"out[{i}]") for i, array in enumerate(seen)]
+        return [
+            array_at(place, array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])
+        ]
     if dtype is not None and not isinstance(dtype, str):
         raise TypeError(f"dtype is a {type(dtype).__name__}, must be a str")
     if dtype is not None and dtype not in WIDE:

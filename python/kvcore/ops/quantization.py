@@ -9,8 +9,11 @@ from typing import Any, SupportsIndex
 from numpy.typing import NDArray
 
 from kvcore.arguments import integer, pair_of
-from kvcore.arrays import Place, any_array, is_writable, place_of
+from kvcore.arrays import is_writable
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.ops.options import Options, array_at, documents_options
 
 __all__ = ["dequantize", "quantize"]
 
@@ -29,6 +32,7 @@ def _typed(name: str, array: NDArray[Any], allowed: tuple[str, ...]) -> str:
     return array.dtype.name
 
 
+@documents_options
 def quantize(
     x: Any,
     dtype: str,
@@ -50,11 +54,6 @@ def quantize(
         for each index of the last but one axis; or one for all.
     out : (array, array), optional
         Where values and scales go, in C order.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -86,8 +85,9 @@ def quantize(
     >>> values.tolist(), round(float(scales[0, 0]), 4)
     ([[64, -127, 32]], 0.0157)
     """
+    options = Options(stream, threads, out)
     given_x = any_array(x, "x")
-    place = place_of(stream, x=given_x)
+    place = options.place({"x": given_x})
     source = place.contiguous(given_x)
     _typed("x", source, WIDE)
     narrow = _one_of("dtype", dtype, NARROW)
@@ -101,12 +101,11 @@ def quantize(
         groups = (*source.shape[:-1], source.shape[-1] // group)
         scales = _target(place, "out[1]", given[1], groups, "float32")
         shape = scales.size, group
-    place.kernels.quantize(shape, source, codes, scales, *place.last(threads))
-    if out is not None:
-        return out
-    return place.in_library_of(x, codes), place.in_library_of(x, scales)
+    place.kernels.quantize(shape, source, codes, scales, *place.launch_args(options.threads))
+    return options.result(place, x, codes, scales)  # type: ignore[no-any-return]
 
 
+@documents_options
 def dequantize(
     values: Any,
     scales: Any,
@@ -116,22 +115,17 @@ def dequantize(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Answer ``values * scales``.
+    """Return ``values * scales``.
 
     Parameters
     ----------
     values : array float8_e4m3fn, float8_e5m2 or int8 [..., n]
     scales : array float32 [..., groups], [heads] or [1]
-        As ``quantize`` answers them: groups of the last axis, one for each index of the last but
+        As ``quantize`` returns them: groups of the last axis, one for each index of the last but
         one axis, or one for all.
     dtype : {"float32", "float16", "bfloat16"}
     out : array `dtype` [..., n], optional
         Where the result goes, in C order.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -149,8 +143,9 @@ def dequantize(
     -----
     The product is rounded once, to the nearest, ties to even.
     """
+    options = Options(stream, threads, out)
     given = any_array(values, "values"), any_array(scales, "scales")
-    place = place_of(stream, values=given[0], scales=given[1])
+    place = options.place({"values": given[0], "scales": given[1]})
     codes, factors = map(place.contiguous, given)
     _typed("values", codes, NARROW)
     wide = _one_of("dtype", dtype, WIDE)
@@ -162,15 +157,15 @@ def dequantize(
         shape = _head_rows(codes.shape, "tensor" if factors.shape == (1,) else "head")
         if factors.shape != shape[1:2]:
             raise ValueError(_bad_scales(codes.shape, factors.shape))
-    place.kernels.dequantize(shape, codes, factors, target, *place.last(threads))
-    return place.in_library_of(values, target) if out is None else out
+    place.kernels.dequantize(shape, codes, factors, target, *place.launch_args(options.threads))
+    return options.result(place, values, target)
 
 
 def _target(place: Place, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """Answer the array that a result goes to."""
+    """Return the array that a result goes to."""
     if given is None:
         return place.empty(shape, numpy_dtype(dtype))
-    array = place.check(any_array(given, name), name)
+    array = array_at(place, given, name)
     _typed(name, array, (dtype,))
     if array.shape != shape or not (array.flags.c_contiguous and is_writable(array)):
         raise ValueError(
@@ -206,7 +201,7 @@ def _group_of_scales(values: tuple[int, ...], scales: tuple[int, ...]) -> int:
 
 
 def _head_rows(shape: tuple[int, ...], granularity: str) -> tuple[int, int, int]:
-    """Answer rows, heads and elements of a head."""
+    """Return rows, heads and elements of a head."""
     if granularity not in ("head", "tensor"):
         raise ValueError(f"granularity is {granularity!r}, must be an int, 'head' or 'tensor'")
     if granularity == "tensor":

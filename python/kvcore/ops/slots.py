@@ -8,12 +8,15 @@ from typing import Any, SupportsIndex
 from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
-from kvcore.arrays import HOST, any_array, is_writable, place_of
+from kvcore.arrays import is_writable
+from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.options import Options, documents_options
 
 __all__ = ["advance_lengths", "append_slots", "build_slots"]
 
 
+@documents_options
 def build_slots(
     inputs: RaggedKVCacheInputs | PagedBatch,
     row_offsets: Any,
@@ -21,7 +24,7 @@ def build_slots(
     out: Any = None,
     stream: Any = None,
 ) -> Any:
-    """Answer the slot of each of this step's tokens: page * page_size + place in the page.
+    """Return the slot of each of this step's tokens: page * page_size + place in the page.
 
     Parameters
     ----------
@@ -31,9 +34,6 @@ def build_slots(
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
     out : int64 or int32 array [at least tokens], optional
         Where the slots go; what is behind the last token becomes -1, which ``append_slots`` skips.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
 
     Returns
     -------
@@ -67,13 +67,14 @@ def build_slots(
     """
     pools = layer_pools(inputs, 0)
     slots = None if out is None else _writable(out, "out")
-    place = pools.place(stream, out=slots)
-    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
+    place = pools.place(Options(stream), out=slots)
+    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
     tables = pools.lookup_table, pools.cache_lengths
-    built = place.slots(pools.pools[0], *tables, offsets, slots)
+    built = place.build_slots(pools.pools[0], *tables, offsets, slots)
     return built if out is None else out
 
 
+@documents_options
 def append_slots(
     inputs: RaggedKVCacheInputs | PagedBatch,
     layer: SupportsIndex,
@@ -84,7 +85,7 @@ def append_slots(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Write the K and V of tokens to their slots, and answer how many were beyond the pool.
+    """Write the K and V of tokens to their slots, and return how many were beyond the pool.
 
     Parameters
     ----------
@@ -98,13 +99,8 @@ def append_slots(
     v : array [at least len(slots), heads, v_head_dim], or None
         Likewise; None for latent rows.
     slots : int64 or int32 [n]
-        From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` answers
+        From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` returns
         them. Negative ones are padding: their tokens are not written.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Returns
     -------
@@ -129,10 +125,12 @@ def append_slots(
     if pools.scales is not None or pools.factors is not None:
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
-    place = pools.place(stream, k=tokens[0], v=tokens[1:])
-    return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, threads)
+    options = Options(stream, threads)
+    place = pools.place(options, k=tokens[0], v=tokens[1:])
+    return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, options.threads)
 
 
+@documents_options
 def advance_lengths(
     lengths: Any, row_offsets: Any, *, active: Any = None, out: Any = None, stream: Any = None
 ) -> Any:
@@ -147,9 +145,6 @@ def advance_lengths(
         Rows that grow; all by default.
     out : uint32 array [B], optional
         Where the new lengths go; `lengths` itself for in place.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
 
     Returns
     -------
@@ -174,12 +169,11 @@ def advance_lengths(
     before = any_array(lengths, "lengths")
     flags = None if active is None else any_array(active, "active")
     target = None if out is None else _writable(out, "out")
-    place = place_of(stream, lengths=before, active=flags, out=target)
-    offsets = place.numbers(any_array(row_offsets, "row_offsets"), "row_offsets")
+    place = Options(stream).place({"lengths": before, "active": flags, "out": target})
+    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
     if target is None:
         target = place.empty(before.shape, before.dtype)
-    tail = place.last(1) if place is not HOST else ()
-    place.kernels.advance_lengths(before, offsets, flags, target, *tail)
+    place.advance_lengths(before, offsets, flags, target)
     return target if out is None else out
 
 
@@ -191,7 +185,7 @@ def _writable(given: Any, name: str) -> Any:
 
 
 def _tokens(pools: LayerPools, k: Any, v: Any) -> list[NDArray[Any]]:
-    """Answer the tokens of each pool."""
+    """Return the tokens of each pool."""
     keys = any_array(k, "k")
     if not pools.is_latent:
         return [keys, any_array(v, "v")]

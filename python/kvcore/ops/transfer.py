@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.arguments import integer
-from kvcore.arrays import HOST, Place, place_of
-from kvcore.ops.layouts import PACKED, PoolLayout, Tensor, tensors_of
+from kvcore.backends.protocol import Place, Tensor
+from kvcore.ops.layouts import PACKED, PoolLayout, tensors_of
+from kvcore.ops.options import Options, documents_options
 from kvcore.ops.pages import integer_array
 
 __all__ = ["copy_partial", "transfer"]
 
 
+@documents_options
 def transfer(
     source: PoolLayout,
     destination: PoolLayout,
@@ -41,11 +43,6 @@ def transfer(
     max_blocks : int
         Thread blocks of a GPU to use at most, so that a model can run beside the copy; 0 for as
         many as are of use.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -71,19 +68,16 @@ def transfer(
         if not isinstance(given, PoolLayout):
             raise TypeError(f"{name} is a {type(given).__name__}, must be a PoolLayout")
     _check_dtypes(source, destination)
-    first, count = _layer_range(layers, source.layers)
-    place = _common_place(source, destination, stream)
+    layer_range = _layer_range(layers, source.layers)
+    options = Options(stream, threads)
+    place = _common_place(source, destination, options)
     pairs = _pairs(place, source_ids, destination_ids)
     limit = min(integer("max_blocks", max_blocks, 0), 2**31 - 1)
-    if place is HOST:
-        parts = tensors_of(source), source.layout == PACKED
-        others = tensors_of(destination), destination.layout == PACKED
-        place.kernels.transfer(*parts, *others, pairs, first, count, threads)
-    else:
-        caches = _with_tables(place, source), _with_tables(place, destination)
-        place.kernels.transfer(*caches, pairs, first, count, limit, *place.last(threads))
+    caches = _cache(source), _cache(destination)
+    place.transfer(*caches, pairs, layer_range, limit, options.threads)
 
 
+@documents_options
 def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int = 1) -> None:
     """Copy the first tokens of pages within a pool, all layers.
 
@@ -93,13 +87,8 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
         The pool; any layout but "vllm".
     copies : integers [n, 3]
         Source page, destination page and tokens of each, done as if in their order: what
-        ``take_copies`` answers behind its first column. For a pool on a GPU they may come from the
+        ``take_copies`` returns behind its first column. For a pool on a GPU they may come from the
         host, or be int64 there: then they are not checked and done in any order.
-    stream : stream, optional
-        Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-        by default. None for arrays in host memory.
-    threads : int
-        Threads to use, the caller's included.
 
     Raises
     ------
@@ -124,36 +113,39 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     if pool.layout == PACKED:
         raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
     tensors = tensors_of(pool)
-    place = place_of(stream, blocks=[array for tensor in tensors for array in tensor])
-    wanted = place.numbers(integer_array("copies", copies, 3), "copies")
-    cache = tensors if place is HOST else _with_tables(place, pool)
-    place.kernels.copy_partial(cache, wanted, *place.last(threads))
+    options = Options(stream, threads)
+    place = options.place({"blocks": [array for tensor in tensors for array in tensor]})
+    wanted = place.index_array(integer_array("copies", copies, 3), "copies")
+    place.copy_partial(tensors, wanted, options.threads)
 
 
 # ---- inside --------------------------------------------------------------------------------------
 
 
-def _common_place(source: PoolLayout, destination: PoolLayout, stream: Any) -> Place:
-    """Answer where both caches lie; one may be in pinned host memory, which a GPU reads as well."""
+def _cache(pool: PoolLayout) -> tuple[list[Tensor], bool]:
+    """Return a cache as places take it: with whether K is packed."""
+    return tensors_of(pool), pool.layout == PACKED
+
+
+def _common_place(source: PoolLayout, destination: PoolLayout, options: Options) -> Place:
+    """Return where both caches lie; one may be in pinned host memory, which a GPU reads as well."""
     named = {
         name: [array for tensor in tensors_of(pool) for array in tensor]
         for name, pool in (("source", source), ("destination", destination))
     }
     on_gpu = {n: given for n, given in named.items() if not isinstance(given[0], np.ndarray)}
-    place = place_of(stream, **(on_gpu or named))
+    place = options.place(on_gpu or named)
     for name, given in named.items():
         if on_gpu and name not in on_gpu:
-            _check_pinned(given, name)
+            _check_pinned(place, given, name)
     if on_gpu and PACKED in (source.layout, destination.layout):
         raise ValueError("a cache has the layout 'vllm', which is transposed in host memory only")
     return place
 
 
-def _check_pinned(arrays: list[NDArray[Any]], name: str) -> None:
-    """Raise ValueError unless arrays lie in memory of ``kvcore.cuda.pinned_zeros``."""
-    from kvcore.cuda.pinned import is_pinned
-
-    if not all(map(is_pinned, arrays)):
+def _check_pinned(place: Place, arrays: list[NDArray[Any]], name: str) -> None:
+    """Raise ValueError unless a GPU reads and writes arrays of the host's."""
+    if not all(map(place.reaches, arrays)):
         raise ValueError(
             f"the {name} is in host memory that is not pinned, the other cache on a GPU; allocate "
             f"it with device='pinned'"
@@ -161,7 +153,7 @@ def _check_pinned(arrays: list[NDArray[Any]], name: str) -> None:
 
 
 def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
-    """Answer pages and where they go, int64 [n, 2]."""
+    """Return pages and where they go, int64 [n, 2]."""
     sources = integer_array("source_ids", source_ids, 1)
     destinations = integer_array("destination_ids", destination_ids, 1)
     for name, ids in (("source_ids", sources), ("destination_ids", destinations)):
@@ -172,19 +164,7 @@ def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
             f"source_ids has {len(sources)} entries and destination_ids {len(destinations)}, "
             f"must be as many"
         )
-    return place.paired(sources, destinations)
-
-
-def _with_tables(place: Place, pool: PoolLayout) -> tuple[list[Tensor], list[Any]]:
-    """Answer a cache with the addresses of its layers where kernels can read them."""
-    tensors = tensors_of(pool)
-    return tensors, [place.there(_addresses(t)) if len(t) > 1 else None for t in tensors]
-
-
-def _addresses(tensor: Tensor) -> NDArray[np.uint64]:
-    return np.array(
-        [a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr for a in tensor], np.uint64
-    )
+    return place.page_pairs(sources, destinations)
 
 
 def _check_dtypes(source: PoolLayout, destination: PoolLayout) -> None:

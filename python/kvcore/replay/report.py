@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport:
-    """Answer what a replay saw.
+    """Return what a replay saw.
 
     Attributes
     ----------

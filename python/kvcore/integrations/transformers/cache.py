@@ -107,7 +107,7 @@ class KVCoreCache(Cache):
         return len({page for row in self._rows.pages() for page in row})
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' name
-        """Answer -1: no fixed length. The name that ``get_max_length`` had up to 5.17."""
+        """Return -1: no fixed length. The name that ``get_max_length`` had up to 5.17."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -193,7 +193,7 @@ class KVCoreCacheLayer(CacheLayerMixin):
         *args: Any,  # noqa: ARG002 - what other caches take
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the K and V of new tokens to the pages and answer all of them.
+        """Append the K and V of new tokens to the pages and return all of them.
 
         Parameters
         ----------
@@ -252,15 +252,15 @@ class KVCoreCacheLayer(CacheLayerMixin):
         return self._read()[1] if self.length else None
 
     def get_seq_length(self) -> int:
-        """Answer the tokens of each row."""
+        """Return the tokens of each row."""
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Answer the length of what ``update`` will return, and where it begins: 0."""
+        """Return the length of what ``update`` will return, and where it begins: 0."""
         return self.length + query_length, 0
 
     def get_max_length(self) -> int:
-        """Answer -1: no fixed length."""
+        """Return -1: no fixed length."""
         return -1
 
     get_max_cache_shape = get_max_length
@@ -306,7 +306,7 @@ def _flat(states: torch.Tensor) -> NDArray[Any]:
 
 
 def _dummies_of(config: Any) -> list[Any]:
-    """Answer for each layer of a model None, or what stands for one without K and V of its own.
+    """Return for each layer of a model None, or what stands for one without K and V of its own.
 
     Taken from what transformers itself would cache.
     """

@@ -57,7 +57,7 @@ class PoolPlan:
             )
 
     def params(self, dtype: str, heads: int, k_dim: int, v_dim: int) -> KVCacheParams:
-        """Answer what describes pages of K [heads, k_dim] and V [heads, v_dim] per token."""
+        """Return what describes pages of K [heads, k_dim] and V [heads, v_dim] per token."""
         return KVCacheParams(
             dtype,
             n_kv_heads=heads,

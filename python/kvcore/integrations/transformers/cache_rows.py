@@ -160,7 +160,7 @@ class CacheRows:
     # ---- rows ----------------------------------------------------------------------------
 
     def pages(self) -> list[list[int]]:
-        """Answer the page ids of each row, in the order of its tokens."""
+        """Return the page ids of each row, in the order of its tokens."""
         if self.manager is None:
             return []
         return [self.manager.get_req_blocks(context.request_id) for context in self._contexts]
@@ -220,7 +220,7 @@ class CacheRows:
             self.manager.release(context.request_id)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CacheRows:
-        """Answer rows that begin alike, over the same pages until one of them writes."""
+        """Return rows that begin alike, over the same pages until one of them writes."""
         self._settle()
         copy = CacheRows(self._plan, self._threads)
         copy.manager, copy._blocks, copy._names = self.manager, self._blocks, self._names

@@ -90,7 +90,7 @@ def _rope_limits(model: Any, config: Any) -> Limits:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Answer the rope parameters: one set, or one per type of layer."""
+    """Return the rope parameters: one set, or one per type of layer."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if "rope_type" in found:
         return [found]
@@ -126,7 +126,7 @@ class _Probe:
 
 
 def cache_params(model: Any, page_size: int = 16, **overrides: Any) -> KVCacheParams:
-    """Answer the KVCacheParams of the pages that a model needs.
+    """Return the KVCacheParams of the pages that a model needs.
 
     Parameters
     ----------

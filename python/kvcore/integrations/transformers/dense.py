@@ -44,7 +44,7 @@ def dense_attention(
 
 
 def _bias(scores: torch.Tensor, mask: torch.Tensor | None, window: int | None) -> torch.Tensor:
-    """Answer what is added to the scores: 0, or -inf for what is not seen."""
+    """Return what is added to the scores: 0, or -inf for what is not seen."""
     if mask is not None and mask.ndim == 4 and mask.dtype != torch.bool:
         return mask[..., : scores.shape[-1]]
     if mask is not None and mask.ndim == 4:

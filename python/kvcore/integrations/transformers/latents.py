@@ -40,7 +40,7 @@ class LatentTray(Cache):
         *_: Any,
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep latent and rope part until the attention call, and answer them."""
+        """Keep latent and rope part until the attention call, and return them."""
         self._held = key_states, value_states
         return key_states, value_states
 
@@ -62,15 +62,15 @@ class LatentTray(Cache):
         return torch.cat((latent, rope), dim=-1)[0].transpose(0, 1)
 
     def get_seq_length(self, *_: Any) -> int:
-        """Answer 0: a call brings its own positions."""
+        """Return 0: a call brings its own positions."""
         return 0
 
     def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
-        """Answer the new tokens alone: no mask is made of it."""
+        """Return the new tokens alone: no mask is made of it."""
         return query_length, 0
 
     def get_query_offset(self, *_: Any) -> int:
-        """Answer 0."""
+        """Return 0."""
         return 0
 
 

@@ -17,7 +17,7 @@ def progress_reports(
     wanted: bool | Report | None,  # noqa: FBT001 - generate passes what it is given
     sequences: int,
 ) -> Iterator[Report | None]:
-    """Answer whom to tell after each step: a bar on the terminal, the caller's own, or nobody."""
+    """Return whom to tell after each step: a bar on the terminal, the caller's own, or nobody."""
     if callable(wanted):
         yield wanted
     elif wanted:

@@ -79,7 +79,7 @@ def rule_of(
 
 
 def config_window(module: torch.nn.Module) -> int | None:
-    """Answer the window of a layer whose model does not pass it, from the config."""
+    """Return the window of a layer whose model does not pass it, from the config."""
     config: Any = getattr(module, "config", None)
     window: int | None = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)

@@ -38,7 +38,7 @@ def _lock_of(config: Any) -> Any:
 
 
 def _settings(config: Any) -> dict[str, Any] | str:
-    """Answer what ``set_attn_implementation`` takes to set everything as it is now."""
+    """Return what ``set_attn_implementation`` takes to set everything as it is now."""
     current: str = config._attn_implementation  # noqa: SLF001 - there is no public reader
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     settings = {name: _settings(part) for name, part in parts.items() if part is not None}

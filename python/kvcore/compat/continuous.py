@@ -11,18 +11,18 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from kvcore.arguments import integer
-from kvcore.device import Device, checked_devices
-from kvcore.elements import host_copy, on_device
-from kvcore.params import KVCacheParams, require_count, require_params
-from kvcore.pools import allocate_shard, shard_shapes
-from kvcore.slot_inputs import (
+from kvcore.compat.elements import host_copy, on_device
+from kvcore.compat.slot_inputs import (
     ContinuousBatchingKVCacheInputs,
     SlotSymbols,
     increment_slot_lengths,
     slot_symbols,
 )
-from kvcore.slots import SlotClaims, SlotTable, as_ids
-from kvcore.views import ContinuousBatchingKVCacheCollection, longest_lengths
+from kvcore.compat.slots import SlotClaims, SlotTable, as_ids
+from kvcore.compat.views import ContinuousBatchingKVCacheCollection, longest_lengths
+from kvcore.device import Device, checked_devices
+from kvcore.params import KVCacheParams, require_count, require_params
+from kvcore.pools import allocate_shard, shard_shapes
 
 __all__ = ["ContinuousBatchingKVCacheManager"]
 
@@ -92,7 +92,7 @@ class ContinuousBatchingKVCacheManager:
     # ---- sizes ---------------------------------------------------------------------------
 
     def block_shape(self, n_sequences: int) -> list[int]:
-        """Answer the shape of a device's pool for so many sequences.
+        """Return the shape of a device's pool for so many sequences.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class ContinuousBatchingKVCacheManager:
         num_layers: int,
         devices: Sequence[Device | str],
     ) -> int:
-        """Answer the bytes of the slots, and of lengths and table, over all devices."""
+        """Return the bytes of the slots, and of lengths and table, over all devices."""
         require_count(max_cache_batch_size=max_cache_batch_size)
         params = _slot_params(params, max_seq_len, num_layers)
         slot = params.bytes_per_page // params.tensor_parallel_degree
@@ -256,7 +256,7 @@ class ContinuousBatchingKVCacheManager:
         Parameters
         ----------
         valid_lengths : dict of id to count, or list of counts [B]
-        seq_ids : list of int [B], or what ``fetch_collection`` answered
+        seq_ids : list of int [B], or what ``fetch_collection`` returned
             The sequences of a list of counts.
 
         Raises
@@ -291,7 +291,7 @@ class ContinuousBatchingKVCacheManager:
         self._slots.grow(ids, counts, claims)
 
     def _sequences(self, given: Any) -> tuple[list[int], SlotClaims | None]:
-        """Answer the ids that a step names, and the claims they must still have."""
+        """Return the ids that a step names, and the claims they must still have."""
         if given is None:
             raise ValueError("valid_lengths is a list without seq_ids; pass them, or a dict")
         if isinstance(given, list | tuple) and given and isinstance(given[0], self.CollectionType):
@@ -317,7 +317,7 @@ class ContinuousBatchingKVCacheManager:
         Parameters
         ----------
         kv_cache_inputs : sequence of tuple
-            One per device, as fetched or as answered by the previous call; not changed.
+            One per device, as fetched or as returned by the previous call; not changed.
         prev_model_inputs
             An object with ``input_row_offsets`` uint32 [B + 1], a tuple ``(x, row_offsets)``, or
             the row offsets themselves.
@@ -370,14 +370,14 @@ class ContinuousBatchingKVCacheManager:
 
 
 def _parsed(devices: Iterable[Device | str]) -> tuple[Device, ...]:
-    """Answer devices that may be others than a manager's own."""
+    """Return devices that may be others than a manager's own."""
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise TypeError(f"devices is a {type(devices).__name__}, must be a list of devices")
     return tuple(Device.parse(device) for device in devices)
 
 
 def _slot_params(params: KVCacheParams, max_seq_len: int, num_layers: int) -> KVCacheParams:
-    """Answer the params of a pool whose pages are slots."""
+    """Return the params of a pool whose pages are slots."""
     require_params(params)
     require_count(max_seq_len=max_seq_len, num_layers=num_layers)
     if params.data_parallel_degree != 1:

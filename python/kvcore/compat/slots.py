@@ -25,9 +25,9 @@ __all__ = ["SlotClaims", "SlotTable", "as_ids"]
 
 
 def as_ids(ids: Iterable[Any], slots: int, name: str = "seq_ids") -> list[int]:
-    """Answer ids as a list of int; TypeError for what is none, ValueError for a duplicate.
+    """Return ids as a list of int; TypeError for what is none, ValueError for a duplicate.
 
-    Of more ids than there are slots, one is answered too many: it is none of them. So a source
+    Of more ids than there are slots, one is returned too many: it is none of them. So a source
     without end is not read to its end.
     """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
@@ -57,7 +57,7 @@ class SlotClaims:
     ids: tuple[int, ...]
     serials: tuple[int, ...]
 
-    def __call__(self, row: int, column: int, block: int) -> None:  # noqa: ARG002 - a Guard
+    def __call__(self, row: int, column: int, page: int) -> None:  # noqa: ARG002 - a Guard
         """Raise InvalidHandleError unless the claim of `row` lives."""
         self.table.require_serials(self.ids[row : row + 1], self.serials[row : row + 1])
 
@@ -133,7 +133,7 @@ class SlotTable:
     # ---- lengths -------------------------------------------------------------------------
 
     def rows(self, ids: list[int]) -> tuple[list[int], SlotClaims]:
-        """Answer the lengths of claimed slots, and their claims."""
+        """Return the lengths of claimed slots, and their claims."""
         with self._lock:
             self._require(ids)
             claims = SlotClaims(self, tuple(ids), tuple(self._serials[slot] for slot in ids))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream of a GPU as the place where the arrays of a call lie."""
+"""A stream of a GPU as the place where the arrays of a call lie: see ``protocol.Place``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.cuda import driver
-from kvcore.cuda.arrays import in_device_library_of
-from kvcore.cuda.availability import kernels
-from kvcore.cuda.streams import stream_handle
+from kvcore.arrays import address_of
+from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.arrays import in_device_library_of
+from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.pinned import is_pinned
+from kvcore.backends.cuda.streams import stream_handle
+from kvcore.backends.protocol import Tensor
 
 __all__ = ["DevicePlace", "device_place"]
 
@@ -36,12 +39,12 @@ class DevicePlace:
         """The module of GPU kernels."""
         return kernels()
 
-    def last(self, threads: int) -> tuple[int, ...]:  # noqa: ARG002 - those of the host
-        """Answer device and stream, which the functions of GPU kernels take last."""
+    def launch_args(self, threads: int) -> tuple[int, ...]:  # noqa: ARG002 - those of the host
+        """Return device and stream, which the functions of GPU kernels take last."""
         return self.device, self.stream
 
-    def check(self, array: Any, name: str) -> Any:
-        """Answer an array of the device.
+    def checked(self, array: Any, name: str) -> Any:
+        """Return an array of the device.
 
         Raises
         ------
@@ -57,18 +60,24 @@ class DevicePlace:
             f"copy it there"
         )
 
-    def numbers(self, array: Any, name: str) -> Any:
-        """Answer an array of the device, or one of the host's together with a copy there."""
+    def index_array(self, array: Any, name: str) -> Any:
+        """Return an array of the device, or one of the host's together with a copy there."""
         is_host = isinstance(array, np.ndarray)
-        return (array, self.there(array)) if is_host else self.check(array, name)
+        return (array, self.from_host(array)) if is_host else self.checked(array, name)
 
-    def there(self, array: NDArray[Any]) -> Any:
+    def reaches(self, array: Any) -> bool:
+        """Tell whether an array lies on the device, or in memory of ``pinned_zeros``."""
+        if isinstance(array, np.ndarray):
+            return is_pinned(array)
+        return bool(array.data.device_id == self.device)
+
+    def from_host(self, array: NDArray[Any]) -> Any:
         """Copy an array of the host's, which the caller may change right after."""
         target = self.empty(array.shape, array.dtype)
-        self.write(target, array)
+        self.copy_into(target, array)
         return target
 
-    def write(self, target: Any, array: NDArray[Any]) -> None:
+    def copy_into(self, target: Any, array: NDArray[Any]) -> None:
         """Copy an array of the host's, which may change right after, over one of the device."""
         if not target.flags.c_contiguous:
             raise ValueError("an array that is updated in place is strided, must be in C order")
@@ -87,7 +96,7 @@ class DevicePlace:
             kernels().copy(*addresses, target.nbytes, self.device, self.stream)
         return target
 
-    def here(self, array: Any) -> NDArray[Any]:
+    def to_host(self, array: Any) -> NDArray[Any]:
         """Read an array back, waiting for the stream."""
         source = self.contiguous(array)
         target: NDArray[Any] = np.empty(source.shape, source.dtype)
@@ -102,28 +111,28 @@ class DevicePlace:
         return driver.empty(shape, dtype, self.device, self.stream)
 
     def contiguous(self, array: Any) -> Any:
-        """Answer an array in C order, itself where it is."""
+        """Return an array in C order, itself where it is."""
         if array.flags.c_contiguous:
             return array
         return driver.contiguous(array, self.device, self.stream)
 
     def in_library_of(self, given: Any, result: Any) -> Any:
-        """Answer a fresh array as one of the library that another one is of."""
+        """Return a fresh array as one of the library that another one is of."""
         return in_device_library_of(given, result)
 
-    def digests(self, pool: Any, ids: Any, threads: int) -> Any:
-        """Answer the digests of pages, uint64 [n]."""
+    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
+        """Return the digests of pages, uint64 [n]."""
         count = len(ids[0] if isinstance(ids, tuple) else ids)
         digests = self.empty((count,), np.dtype(np.uint64))
-        kernels().digest_pages(pool, ids, digests, *self.last(threads))
+        kernels().digest_pages(pool, ids, digests, *self.launch_args(threads))
         return digests
 
-    def weighed(self, first: Any, second: Any) -> Any:
-        """Answer first + 3 * second, of uint64."""
-        return driver.weighed(first, second, self.device, self.stream)
+    def combined_digests(self, first: Any, second: Any) -> Any:
+        """Return first + 3 * second, of uint64."""
+        return driver.combined_digests(first, second, self.device, self.stream)
 
-    def running_total(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
-        """Answer where each row begins and the last one ends, and how many tokens that is.
+    def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
+        """Return where each row begins and the last one ends, and how many tokens that is.
 
         Lengths of the host's give both; of others the sum is read back, with a wait, unless there
         is room for the tokens already.
@@ -131,22 +140,22 @@ class DevicePlace:
         if isinstance(lengths, np.ndarray):
             offsets = np.zeros(len(lengths) + 1, np.uint32)
             np.cumsum(lengths, out=offsets[1:])
-            return (offsets, self.there(offsets)), int(offsets[-1])
-        self.check(lengths, "lengths")
-        ends = driver.offsets(lengths, self.device, self.stream)
-        return ends, 0 if has_room else int(self.here(ends)[-1])
+            return (offsets, self.from_host(offsets)), int(offsets[-1])
+        self.checked(lengths, "lengths")
+        ends = driver.row_offsets(lengths, self.device, self.stream)
+        return ends, 0 if has_room else int(self.to_host(ends)[-1])
 
-    def paired(self, first: Any, second: Any) -> Any:
-        """Answer int64 [n] twice as [n, 2], of the host with a copy."""
-        hosts = [isinstance(ids, np.ndarray) for ids in (first, second)]
-        if all(hosts):
-            return self.numbers(np.stack([first, second], axis=1), "ids")
-        ids = [self.there(i) if h else i for i, h in zip((first, second), hosts, strict=True)]
-        sources = self.check(ids[0], "source_ids")
-        destinations = self.check(ids[1], "destination_ids")
-        return driver.paired(sources, destinations, self.device, self.stream)
+    def page_pairs(self, sources: Any, destinations: Any) -> Any:
+        """Return int64 [n] twice as [n, 2], of the host with a copy."""
+        given = sources, destinations
+        if all(isinstance(ids, np.ndarray) for ids in given):
+            return self.index_array(np.stack(given, axis=1), "ids")
+        moved = [self.from_host(ids) if isinstance(ids, np.ndarray) else ids for ids in given]
+        first = self.checked(moved[0], "source_ids")
+        second = self.checked(moved[1], "destination_ids")
+        return driver.page_pairs(first, second, self.device, self.stream)
 
-    def slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
+    def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         """Build the slots of a step."""
         if out is None:
             if not isinstance(offsets, tuple):
@@ -155,28 +164,58 @@ class DevicePlace:
                     "row_offsets from the host"
                 )
             out = self.empty((_last(offsets[0]),), np.dtype(np.int64))
-        kernels().build_slots(pool, table, lengths, offsets, out, *self.last(1))
+        kernels().build_slots(pool, table, lengths, offsets, out, *self.launch_args(1))
         return out
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
-        """Append by slots; answer int32 [1], how many were beyond the pool."""
+        """Append by slots; return int32 [1], how many were beyond the pool."""
         bad = driver.zeros((1,), np.dtype(np.int32), self.device, self.stream)
-        places = self.numbers(slots, "slots")
-        kernels().append_slots(pools, places, tokens, bad, *self.last(threads))
+        wanted = self.index_array(slots, "slots")
+        kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
         return bad
+
+    def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
+        """Write the lengths after a step to `out`."""
+        kernels().advance_lengths(lengths, offsets, active, out, *self.launch_args(1))
+
+    def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
+        """Copy the first tokens of pages."""
+        kernels().copy_partial(self._with_tables(cache), copies, *self.launch_args(threads))
+
+    def transfer(
+        self,
+        source: tuple[list[Tensor], bool],
+        destination: tuple[list[Tensor], bool],
+        pairs: Any,
+        layers: tuple[int, int],
+        most_blocks: int,
+        threads: int,
+    ) -> None:
+        """Copy pages between caches, neither of which is packed as vLLM's."""
+        caches = self._with_tables(source[0]), self._with_tables(destination[0])
+        last = self.launch_args(threads)
+        kernels().transfer(*caches, pairs, *layers, most_blocks, *last)
+
+    def _with_tables(self, cache: list[Tensor]) -> tuple[list[Tensor], list[Any]]:
+        """Return a cache with the addresses of its layers where kernels can read them."""
+        return cache, [self.from_host(_addresses(t)) if len(t) > 1 else None for t in cache]
 
     def wait(self) -> None:
         """Block the host until the stream's work is done."""
         kernels().synchronize(self.device, self.stream)
 
 
+def _addresses(tensor: Tensor) -> NDArray[np.uint64]:
+    return np.array([address_of(array) for array in tensor], np.uint64)
+
+
 def _last(offsets: NDArray[np.uint32]) -> int:
-    """Answer the tokens of row offsets that are not checked yet."""
+    """Return the tokens of row offsets that are not checked yet."""
     return int(offsets[-1]) if offsets.ndim == 1 and offsets.size else 0
 
 
 def device_place(stream: Any, named: list[tuple[str, Any]]) -> DevicePlace:
-    """Answer the place of arrays of which one at least is on a GPU.
+    """Return the place of arrays of which one at least is on a GPU.
 
     Raises
     ------

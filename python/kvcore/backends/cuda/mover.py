@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore import ops
-from kvcore.cuda import over_memory
-from kvcore.cuda.availability import kernels
+from kvcore.backends.cuda.arrays import over_memory
+from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.place import DevicePlace
+from kvcore.backends.cuda.pools import GpuPools
+from kvcore.backends.protocol import STORE, Shard
+from kvcore.backends.shards import arrays_of, tensors_of
 from kvcore.device import Device
-from kvcore.gpu_pools import GpuPools
-from kvcore.pools import Shard
-from kvcore.swap import STORE
 
 __all__ = ["GpuMover"]
 
@@ -51,8 +51,7 @@ class _Lane:
         """Copy pages pairs[i, 0] of `source` to pages pairs[i, 1] of `target`."""
         size = source.shape[-1]
         if size < _ENGINE_BYTES:
-            source, target = ops.PoolLayout(source, "max"), ops.PoolLayout(target, "max")
-            ops.transfer(source, target, pairs[:, 0], pairs[:, 1], stream=self.stream)
+            self._copy_by_kernel(source, target, pairs)
             return
         ends = (
             array.data.ptr + ids.astype(np.uint64) * np.uint64(array.strides[0])
@@ -60,6 +59,12 @@ class _Lane:
         )
         sizes = np.full(len(pairs), size, np.int64)
         kernels().copy_batch(*ends, sizes, self.device, self.stream.ptr)
+
+    def _copy_by_kernel(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
+        place = DevicePlace(self.device, self.stream.ptr)
+        wanted = place.index_array(pairs.astype(np.int64, order="C"), "pairs")
+        caches = (tensors_of(source), False), (tensors_of(target), False)
+        place.transfer(*caches, wanted, layers=(0, 1), most_blocks=0, threads=1)
 
     def finish(self) -> None:
         """Let `done` stand for the copies given so far."""
@@ -119,7 +124,7 @@ class GpuMover:
             copy(self._parts[replica], orders[orders[:, 0] == replica, 2:])
 
     def _behind_current(self, lane: _Lane, other: _Lane) -> int:
-        """Put a lane behind the current stream and the other direction; answer the stream."""
+        """Put a lane behind the current stream and the other direction; return the stream."""
         stream = self._gpus.orders[lane.device].enter()
         ready = self._ready[lane.device]
         kernels().record(ready.ptr, lane.device, stream)
@@ -150,9 +155,7 @@ def _make_parts(replica: list[Shard], devices: tuple[Device, ...], num_pages: in
     """Lay the parts of a replica's pages out one behind the other in pinned memory."""
     pools: list[tuple[int, Any]] = []
     for shard, device in zip(replica, devices, strict=False):
-        for each in (part for part in shard if part is not None):
-            arrays = each if isinstance(each, tuple) else (each,)
-            pools += [(device.index, _as_rows(array)) for array in arrays]
+        pools += [(device.index, _as_rows(array)) for array in arrays_of(shard)]
     page_bytes = sum(pool.shape[-1] for _, pool in pools)
     memory = kernels().PinnedMemory(num_pages * page_bytes)
     parts = []

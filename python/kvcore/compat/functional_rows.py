@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import any_array, is_writable, place_of
-from kvcore.cuda.availability import kernels
-from kvcore.cuda.place import DevicePlace
+from kvcore.arrays import is_writable
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array, place_of
 
 __all__ = ["Rows", "allocate_blocks", "append_rows", "gather_rows", "rows_of"]
 
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 
     Attributes
     ----------
-    place : DevicePlace
+    place : Place
     pools : tuple of cupy.ndarray
         Keys and values.
     given : tuple of array
@@ -33,18 +33,18 @@ class Rows(NamedTuple):
         Copies of them on the host.
     """
 
-    place: DevicePlace
+    place: Place
     pools: tuple[Any, Any]
     given: tuple[Any, Any]
     table: NDArray[np.int32]
     lengths: NDArray[np.int32]
 
     def args(self) -> tuple[Any, ...]:
-        """Answer what the checks take."""
+        """Return what the checks take."""
         return *self.pools, self.table, self.lengths
 
     def written(self, which: int, host: NDArray[np.int32], *, donate: bool) -> Any:
-        """Answer the table (0) or the lengths (1) with new values, in their place if donated."""
+        """Return the table (0) or the lengths (1) with new values, in their place if donated."""
         given = self.given[which]
         if isinstance(given, np.ndarray):
             if not donate:
@@ -52,8 +52,8 @@ class Rows(NamedTuple):
             given[...] = host
             return given
         if not donate:
-            return self.place.there(host)
-        self.place.write(given, host)
+            return self.place.from_host(host)
+        self.place.copy_into(given, host)
         return given
 
 
@@ -68,26 +68,25 @@ def rows_of(cache: Any) -> Rows:
     pools = any_array(cache.key_pool, "key_pool"), any_array(cache.value_pool, "value_pool")
     table = any_array(cache.block_table, "block_table")
     lengths = any_array(cache.seq_lengths, "seq_lengths")
-    place = place_of(None, key_pool=pools[0], value_pool=pools[1])
-    if not isinstance(place, DevicePlace):
-        raise TypeError("the pools are in host memory, must be on a GPU")
+    place = place_of(None, {"key_pool": pools[0], "value_pool": pools[1]})
     hosts = [_here(place, *each) for each in ((table, "block_table"), (lengths, "seq_lengths"))]
     return Rows(place, pools, (table, lengths), *hosts)
 
 
-def _here(place: DevicePlace, array: Any, name: str) -> NDArray[Any]:
+def _here(place: Place, array: Any, name: str) -> NDArray[Any]:
     if isinstance(array, np.ndarray):
         return array.copy()
-    return place.here(place.check(array, name))
+    return place.to_host(place.checked(array, name))
 
 
 def allocate_blocks(
     rows: Rows, sequence_idx: Any, num_new_tokens: Any, free_block_ids: Any, *, donate: bool
 ) -> tuple[Any, Any, int]:
-    """Answer the table, the lengths and how many blocks were entered."""
+    """Return the table, the lengths and how many blocks were entered."""
     if donate:
         _require_writable(block_table=rows.given[0])
-    consumed = kernels().allocate_blocks(*rows.args(), sequence_idx, num_new_tokens, free_block_ids)
+    asked = sequence_idx, num_new_tokens, free_block_ids
+    consumed = rows.place.kernels.allocate_blocks(*rows.args(), *asked)
     table = rows.written(0, rows.table, donate=donate)
     lengths = rows.given[1] if donate else rows.written(1, rows.lengths, donate=False)
     return table, lengths, int(consumed)
@@ -96,14 +95,14 @@ def allocate_blocks(
 def append_rows(
     rows: Rows, sequence_idx: Any, keys_new: Any, values_new: Any, *, donate: bool
 ) -> tuple[Any, Any, Any, Any]:
-    """Write tokens behind those of a row; answer the cache's arrays."""
+    """Write tokens behind those of a row; return the cache's arrays."""
     new = [
-        rows.place.check(any_array(array, name), name)
+        rows.place.checked(any_array(array, name), name)
         for array, name in ((keys_new, "keys_new"), (values_new, "values_new"))
     ]
     if donate:
         _require_own_memory(rows)
-    length = kernels().check_append(*rows.args(), sequence_idx, *new)
+    length = rows.place.kernels.check_append(*rows.args(), sequence_idx, *new)
     pools = rows.pools if donate else tuple(map(rows.place.copy_of, rows.pools))
     _write(rows, pools, sequence_idx, length, [_dense(rows.place, array) for array in new])
     rows.lengths[sequence_idx] = length + len(new[0])
@@ -114,13 +113,13 @@ def append_rows(
 
 def gather_rows(rows: Rows, sequence_idx: Any) -> tuple[Any, Any, int]:
     """Copy the tokens of a row: keys, values, tokens."""
-    count = kernels().check_gather(*rows.args(), sequence_idx)
+    count = rows.place.kernels.check_gather(*rows.args(), sequence_idx)
     shape = (count, *rows.pools[0].shape[2:])
     results = [rows.place.empty(shape, pool.dtype) for pool in rows.pools]
     named = zip(("keys", "values"), rows.pools, results, strict=True)
     parts = [(name, pool, None, None, result) for name, pool, result in named]
     table, _, offsets = _batch(rows, sequence_idx, 0, count)
-    kernels().gather_tokens(parts, table, offsets, *rows.place.last(1))
+    rows.place.kernels.gather_tokens(parts, table, offsets, *rows.place.launch_args(1))
     return *results, int(count)
 
 
@@ -132,21 +131,21 @@ def _write(rows: Rows, pools: Any, index: Any, length: int, tokens: list[Any]) -
     table, begin, offsets = _batch(rows, index, length, len(tokens[0]))
     named = zip(("keys_new", "values_new"), pools, tokens, strict=True)
     parts = [(name, pool, None, None, array) for name, pool, array in named]
-    kernels().append_tokens(parts, table, begin, offsets, *rows.place.last(1))
+    rows.place.kernels.append_tokens(parts, table, begin, offsets, *rows.place.launch_args(1))
 
 
 def _batch(rows: Rows, index: int, begin: int, count: int) -> tuple[Any, Any, Any]:
-    """Answer a row as a batch of one on the device: table, where it begins, row offsets."""
+    """Return a row as a batch of one on the device: table, where it begins, row offsets."""
     columns = rows.table.shape[1]
     host = np.array([begin, 0, count], np.uint32)
     row = np.ascontiguousarray(rows.table[index]).view(np.uint32)  # -1 is no page
-    sent = rows.place.there(np.concatenate([row, host]))
+    sent = rows.place.from_host(np.concatenate([row, host]))
     offsets = host[1:], sent[columns + 1 :]
     return sent[:columns].reshape(1, columns), sent[columns : columns + 1], offsets
 
 
-def _dense(place: DevicePlace, array: Any) -> Any:
-    """Answer an array whose last axis is contiguous."""
+def _dense(place: Place, array: Any) -> Any:
+    """Return an array whose last axis is contiguous."""
     is_dense = array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
     return array if is_dense else place.contiguous(array)
 

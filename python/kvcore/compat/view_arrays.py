@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import any_array
+from kvcore.backends.selection import any_array
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import KVCacheParams, require_params
 from kvcore.pools import shard_shapes
@@ -39,7 +39,7 @@ def require_array(name: str, value: Any, rank: int, dtype: type[np.generic]) -> 
 def pool_parts(
     blocks: Any, scales: Any, params: KVCacheParams | None
 ) -> tuple[KVCacheParams, tuple[PoolPart, ...]]:
-    """Check a pool and its scales; answer them with the params that describe them.
+    """Check a pool and its scales; return them with the params that describe them.
 
     Parameters
     ----------

@@ -6,9 +6,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from kvcore.cuda import driver
-from kvcore.cuda.availability import kernels
-from kvcore.cuda.streams import event_handle, stream_device, stream_handle
+from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.streams import event_handle, stream_device, stream_handle
 
 __all__ = ["StreamOrder"]
 
@@ -37,7 +37,7 @@ class StreamOrder:
         self._before: list[tuple[int, Any]] = []  # events nobody has waited for, and their owners
 
     def enter(self) -> int:
-        """Order the current stream behind everything that may use the pools; answer its handle."""
+        """Order the current stream behind everything that may use the pools; return its handle."""
         stream = driver.current(self._device)
         handle = int(stream.ptr)
         with self._lock:

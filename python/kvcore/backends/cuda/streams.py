@@ -6,13 +6,13 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from kvcore.cuda import driver
+from kvcore.backends.cuda import driver
 
 __all__ = ["event_handle", "stream_device", "stream_handle"]
 
 
 def stream_handle(stream: Any, device: int) -> int:
-    """Answer the handle of the stream that a call is enqueued on.
+    """Return the handle of the stream that a call is enqueued on.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def stream_handle(stream: Any, device: int) -> int:
 
 
 def event_handle(given: Any) -> int | None:
-    """Answer the handle of an event of cupy, torch or kvcore; None for what is no event."""
+    """Return the handle of an event of cupy, torch or kvcore; None for what is no event."""
     if hasattr(given, "cuda_event"):  # torch
         return int(given.cuda_event)
     is_event = type(given).__name__ == "Event" and hasattr(given, "ptr")
@@ -54,7 +54,7 @@ def event_handle(given: Any) -> int | None:
 
 
 def stream_device(stream: Any) -> int | None:
-    """Answer the device that a stream names; legacy streams and handles name none."""
+    """Return the device that a stream names; legacy streams and handles name none."""
     place = getattr(stream, "device_id", None)  # cupy; -1 for streams of every device
     if place is None:
         place = getattr(stream, "device_index", None)  # torch

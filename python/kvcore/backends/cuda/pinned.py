@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.cuda.availability import kernels, require_devices
+from kvcore.backends.cuda.availability import kernels, require_devices
 
 __all__ = ["is_pinned", "pinned_zeros"]
 

@@ -30,7 +30,7 @@ def is_built() -> bool:
 
 
 def kernels() -> ModuleType:
-    """Answer the module of GPU kernels.
+    """Return the module of GPU kernels.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def kernels() -> ModuleType:
 
 
 def cupy() -> ModuleType:
-    """Answer cupy, whose arrays are what kvcore's kernels work on.
+    """Return cupy, whose arrays are what kvcore's kernels work on.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def cupy() -> ModuleType:
 
 
 def why_unavailable() -> str:
-    """Answer why no GPU can be used, "" where one can.
+    """Return why no GPU can be used, "" where one can.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def why_unavailable() -> str:
 
 
 def require_devices() -> int:
-    """Answer the number of GPUs, at least 1.
+    """Return the number of GPUs, at least 1.
 
     Returns
     -------

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from kvcore.arguments import integer, number
 from kvcore.arrays import require_own_memory
+from kvcore.compat.elements import host_copy, read_element, write_element
 from kvcore.dtypes import narrowed
-from kvcore.elements import host_copy, read_element, write_element
 
 __all__ = [
     "ContinuousBatchingKVCache",
@@ -24,12 +24,12 @@ __all__ = [
     "require_index",
 ]
 
-#: Raises when batch row `row` no longer has `block` at `column` of its table: (row, column, block).
+#: Raises when batch row `row` no longer has `page` at `column` of its table: (row, column, page).
 Guard = Callable[[int, int, int], None]
 
 
 def require_index(name: str, value: SupportsIndex, count: int, what: str) -> int:
-    """Answer the index as an int; IndexError outside ``0 .. count - 1``, TypeError for no int."""
+    """Return the index as an int; IndexError outside ``0 .. count - 1``, TypeError for no int."""
     index = integer(name, value)
     if not 0 <= index < count:
         raise IndexError(f"{name} is {index}, must be at least 0 and below {count}, the {what}")
@@ -52,7 +52,7 @@ class KVCacheLayer(ABC):
     scales : float32 [num_blocks, block_size, heads, groups], optional
         A stored element times the scale of its group is the value.
     guard : callable, optional
-        Called with (row, column, block) before each access; raises where the row has lost it.
+        Called with (row, column, page) before each access; raises where the row has lost it.
 
     Notes
     -----
@@ -91,7 +91,7 @@ class KVCacheLayer(ABC):
     def load(
         self, bs: SupportsIndex, head: SupportsIndex, tok: SupportsIndex, dim: SupportsIndex
     ) -> Any:
-        """Answer one element.
+        """Return one element.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class KVCacheLayer(ABC):
         write_element(self.blocks, place, narrowed(stored, self.blocks.dtype))
 
     def cache_length(self, batch_idx: SupportsIndex) -> int:
-        """Answer the tokens that a sequence held before this step; IndexError out of range."""
+        """Return the tokens that a sequence held before this step; IndexError out of range."""
         row = require_index("batch_idx", batch_idx, len(self.cache_lengths), "rows of the batch")
         return int(read_element(self.cache_lengths, (row,)))
 
@@ -164,36 +164,36 @@ class KVCacheLayer(ABC):
         return not host_copy(self.cache_lengths).any()
 
     def max_prompt_length(self) -> int:
-        """Answer the longest count of new tokens in this step."""
+        """Return the longest count of new tokens in this step."""
         return self._max_seq_length
 
     def max_context_length(self) -> int:
-        """Answer the longest of cached and new tokens together."""
+        """Return the longest of cached and new tokens together."""
         return self._max_cache_length
 
     @abstractmethod
     def _entry(self, row: int, tok: SupportsIndex) -> tuple[int, int, int]:
-        """Answer the table's column, what stands there and the place inside the block."""
+        """Return the table's column, the page there and the place inside it."""
 
     def _locate(
         self, bs: SupportsIndex, head: SupportsIndex, tok: SupportsIndex, dim: SupportsIndex
     ) -> tuple[int, int, int, int]:
         num_blocks, _, heads, width = self.blocks.shape
         row = require_index("bs", bs, len(self.cache_lengths), "rows of the batch")
-        column, block, offset = self._entry(row, tok)
-        if block >= num_blocks:
+        column, page, offset = self._entry(row, tok)
+        if page >= num_blocks:
             raise IndexError(
-                f"tok {tok} of row {row} has no block: entry {column} of its table is {block}, "
+                f"tok {tok} of row {row} has no block: entry {column} of its table is {page}, "
                 f"the pool has {num_blocks} blocks; reserve the position first"
             )
         place = (
-            block,
+            page,
             offset,
             require_index("head", head, heads, "heads"),
             require_index("dim", dim, width, "elements of a row"),
         )
         if self._guard is not None:
-            self._guard(row, column, block)
+            self._guard(row, column, page)
         return place
 
     def _scale(self, place: tuple[int, int, int, int]) -> np.float32 | None:

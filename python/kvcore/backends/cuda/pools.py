@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.cuda import driver, require_devices
-from kvcore.cuda.availability import cupy, kernels
-from kvcore.cuda.order import StreamOrder
+from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.availability import cupy, kernels, require_devices
+from kvcore.backends.cuda.order import StreamOrder
 from kvcore.device import Device
 
 __all__ = ["GpuPools", "make_gpu_pools"]
@@ -59,7 +59,7 @@ class GpuPools:
     def stage(
         self, shard: int, lengths: NDArray[np.uint32], table: NDArray[np.uint32]
     ) -> tuple[Any, Any]:
-        """Answer lengths and table on a shard's device.
+        """Return lengths and table on a shard's device.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class GpuPools:
 
 
 def make_gpu_pools(devices: tuple[Device, ...], shards_per_replica: int) -> GpuPools:
-    """See ``kvcore.pools.pools_on_gpus``; all devices are GPUs."""
+    """Check that the driver shows the devices, all of which are GPUs."""
     count = require_devices()
     for device in devices:
         if device.index >= count:

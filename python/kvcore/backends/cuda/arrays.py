@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvcore.arrays import is_on_gpu
-from kvcore.cuda import driver
-from kvcore.cuda.availability import cupy, kernels, require_devices
+from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.availability import cupy, kernels, require_devices
 from kvcore.dtypes import numpy_dtype
 
 __all__ = ["device_array", "in_device_library_of", "over_memory", "read_only"]
@@ -126,7 +126,7 @@ def read_only(array: Any) -> Any:
 
 
 def in_device_library_of(given: Any, result: Any) -> Any:
-    """Answer a fresh cupy array as an array of the library that another one is of.
+    """Return a fresh cupy array as an array of the library that another one is of.
 
     torch tensors and jax arrays share the memory; other libraries get the cupy array.
     """
@@ -151,7 +151,7 @@ _CLASSES: list[type] = []
 
 
 def _read_only_class() -> type:
-    """Answer a class of cupy arrays that the bindings take for read-only."""
+    """Return a class of cupy arrays that the bindings take for read-only."""
     if not _CLASSES:
         _CLASSES.append(type("ReadOnlyArray", (cupy().ndarray,), {"is_read_only": True}))
     return _CLASSES[0]

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from kvcore.cuda.arrays import device_array, over_memory, read_only
-from kvcore.cuda.availability import require_devices, why_unavailable
-from kvcore.cuda.streams import stream_handle
+from kvcore.backends.cuda.arrays import device_array, over_memory, read_only
+from kvcore.backends.cuda.availability import require_devices, why_unavailable
+from kvcore.backends.cuda.streams import stream_handle
 
 __all__ = [
     "device_array",

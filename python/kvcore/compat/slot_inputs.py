@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcore.arrays import any_array, is_on_gpu
+from kvcore.arrays import is_on_gpu
+from kvcore.backends.selection import any_array, place_of
+from kvcore.compat.view_arrays import require_array
 from kvcore.device import Device
-from kvcore.elements import on_device
 from kvcore.errors import CapacityError
 from kvcore.increment import added_tokens, checked_offsets
 from kvcore.ops.slots import advance_lengths
 from kvcore.params import KVCacheParams
 from kvcore.symbols import ArraySymbol, pool_symbols
-from kvcore.view_arrays import require_array
 
 __all__ = [
     "ContinuousBatchingKVCacheInputs",
@@ -99,8 +99,7 @@ def _advance_on_gpus(
     offsets, _ = checked_offsets(prev_model_inputs, [len(inputs[0][1])])
     advanced = []
     for blocks, lengths, table, _ in inputs:
-        device = Device("cuda", lengths.data.device_id)
-        (flag,) = on_device(device, (np.array([False]),))
+        flag = place_of(None, {"cache_lengths": lengths}).from_host(np.array([False]))
         after = advance_lengths(lengths, offsets)
         advanced.append(ContinuousBatchingKVCacheInputs(blocks, after, table, flag))
     return advanced

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from kvcore._hotpath import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integer, integers
-from kvcore.elements import host_copy, read_element
-from kvcore.errors import CapacityError
-from kvcore.layer_views import (
+from kvcore.compat.elements import host_copy, read_element
+from kvcore.compat.layer_views import (
     ContinuousBatchingKVCache,
     Guard,
     KVCacheLayer,
     PagedKVCacheLayer,
     require_index,
 )
+from kvcore.compat.view_arrays import pool_parts, require_array
+from kvcore.errors import CapacityError
 from kvcore.params import KVCacheParams, require_params
-from kvcore.view_arrays import pool_parts, require_array
 
 __all__ = [
     "ContinuousBatchingKVCacheCollection",
@@ -128,7 +128,7 @@ class KVCacheCollection(ABC):
         return tuple(array.strides[axis] // array.itemsize for axis in (0, 3, 4, 5))
 
     def cache_length(self, batch_idx: SupportsIndex) -> int:
-        """Answer the tokens that a sequence held before this step; IndexError out of range."""
+        """Return the tokens that a sequence held before this step; IndexError out of range."""
         row = require_index("batch_idx", batch_idx, len(self.cache_lengths), "rows of the batch")
         return int(read_element(self.cache_lengths, (row,)))
 
@@ -287,7 +287,7 @@ class PagedKVCacheCollection(KVCacheCollection):
 def longest_lengths(
     cache_lengths: NDArray[np.uint32], new_tokens: int | Sequence[int], max_seq_len: int
 ) -> tuple[int, int]:
-    """Answer the longest count of new tokens and the longest of cached and new together.
+    """Return the longest count of new tokens and the longest of cached and new together.
 
     Raises
     ------

@@ -1,35 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of the host tier: what moves pages between it and the pools."""
+"""The host tier of pools in host memory."""
 
 from __future__ import annotations
-
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._core import HostStore
-from kvcore.device import Device
-from kvcore.pools import Shard, tensors_of_shards
+from kvcore.backends.protocol import STORE, Shard
+from kvcore.backends.shards import tensors_of_shards
 
-__all__ = ["STORE", "HostMover", "Mover", "make_mover"]
-
-#: Direction of an order: from the device to the host.
-STORE = 0
-
-
-class Mover(Protocol):
-    """Move pages between the pools of a manager and its host tier."""
-
-    def run(self, orders: NDArray[np.int32]) -> None:
-        """Copy pages, or put the copies in front of everything that uses the pages later.
-
-        Parameters
-        ----------
-        orders : int32 [n, 4]
-            Replica, direction (0: device to host, 1: back), page of the pool, page of the host
-            tier. Of one call all have the same direction, and no destination is named twice.
-        """
+__all__ = ["HostMover"]
 
 
 class HostMover:
@@ -66,16 +47,3 @@ class HostMover:
             store = self.stores[replica]
             copy = store.store if is_store else store.load
             copy(orders[orders[:, 0] == replica, 2:], self.threads)
-
-
-def make_mover(
-    shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, gpus: Any
-) -> Mover | None:
-    """Answer what moves the pages of a host tier, None where there is none."""
-    if not num_pages:
-        return None
-    if gpus is None:
-        return HostMover(shards, num_pages)
-    from kvcore.gpu_swap import GpuMover
-
-    return GpuMover(shards, devices, num_pages, gpus)

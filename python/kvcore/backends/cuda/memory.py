@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.cuda.arrays import over_memory
-from kvcore.cuda.availability import kernels, require_devices
+from kvcore.backends.cuda.arrays import over_memory
+from kvcore.backends.cuda.availability import kernels, require_devices
 
 __all__ = ["device_zeros"]
 

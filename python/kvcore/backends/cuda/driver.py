@@ -11,30 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.cuda.availability import cupy
+from kvcore.backends.cuda.availability import cupy
 
 __all__ = [
+    "combined_digests",
     "contiguous",
     "current",
     "current_stream",
     "empty",
     "of_dlpack",
-    "offsets",
-    "paired",
-    "weighed",
+    "page_pairs",
+    "row_offsets",
     "zeros",
 ]
 
 
 def current(device: int) -> Any:
-    """Answer cupy's current stream of a device, which lives as long as the answer is held."""
+    """Return cupy's current stream of a device, which lives as long as the answer is held."""
     library = cupy()
     with library.cuda.Device(device):
         return library.cuda.get_current_stream()
 
 
 def current_stream(device: int) -> int:
-    """Answer the handle of cupy's current stream of a device."""
+    """Return the handle of cupy's current stream of a device."""
     return int(current(device).ptr)
 
 
@@ -69,27 +69,27 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int
 
 
 def contiguous(array: Any, device: int, stream: int) -> Any:
-    """Answer an array in C order, itself where it is."""
+    """Return an array in C order, itself where it is."""
     with cupy().cuda.Device(device), _on(device, stream):
         return cupy().ascontiguousarray(array)
 
 
-def paired(first: Any, second: Any, device: int, stream: int) -> Any:
-    """Answer two arrays [n] as one [n, 2]."""
+def page_pairs(first: Any, second: Any, device: int, stream: int) -> Any:
+    """Return two arrays [n] as one [n, 2]."""
     with cupy().cuda.Device(device), _on(device, stream):
         return cupy().stack([first, second], axis=1)
 
 
-def offsets(lengths: Any, device: int, stream: int) -> Any:
-    """Answer where each row begins and the last one ends, uint32 [B + 1]."""
+def row_offsets(lengths: Any, device: int, stream: int) -> Any:
+    """Return where each row begins and the last one ends, uint32 [B + 1]."""
     with cupy().cuda.Device(device), _on(device, stream):
         ends = cupy().zeros(len(lengths) + 1, np.uint32)
         cupy().cumsum(lengths, dtype=np.uint32, out=ends[1:])
         return ends
 
 
-def weighed(first: Any, second: Any, device: int, stream: int) -> Any:
-    """Answer first + 3 * second of uint64 arrays."""
+def combined_digests(first: Any, second: Any, device: int, stream: int) -> Any:
+    """Return first + 3 * second of uint64 arrays."""
     with cupy().cuda.Device(device), _on(device, stream):
         return first + second * np.uint64(3)
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's GPUs as a backend: cupy's arrays, the kernels of ``_cuda``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.arrays import device_array
+from kvcore.backends.cuda.copier import GpuCopier
+from kvcore.backends.cuda.memory import device_zeros
+from kvcore.backends.cuda.mover import GpuMover
+from kvcore.backends.cuda.pinned import pinned_zeros
+from kvcore.backends.cuda.place import DevicePlace, device_place
+from kvcore.backends.cuda.pools import make_gpu_pools
+from kvcore.backends.protocol import Backend, Copier, DevicePools, Mover, Place, Shard
+from kvcore.device import Device
+
+__all__ = ["BACKEND"]
+
+
+class _CudaBackend:
+    """GPUs by cupy's arrays. See ``Backend``."""
+
+    kind = "cuda"
+
+    def array(self, value: Any, name: str) -> Any:
+        return device_array(value, name)
+
+    def device_of(self, array: Any) -> Device:
+        return Device(self.kind, array.data.device_id)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
+        return device_zeros(shape, dtype, index)
+
+    def pinned_zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return pinned_zeros(shape, dtype)
+
+    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
+        return device_place(stream, named)
+
+    def current_place(self, index: int) -> Place:
+        return DevicePlace(index, driver.current_stream(index))
+
+    def pools(self, devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools:
+        return make_gpu_pools(devices, shards_per_replica)
+
+    def copier(self, shards: list[list[Shard]], pools: Any) -> Copier:
+        return GpuCopier(shards, pools)
+
+    def mover(
+        self, shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+    ) -> Mover:
+        return GpuMover(shards, devices, num_pages, pools)
+
+
+BACKEND: Backend = _CudaBackend()

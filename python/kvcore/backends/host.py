@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory, for numpy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore import _core
+from kvcore._core import PageCopier
+from kvcore.arrays import host_array, in_library_of, kind_of, present_zeros
+from kvcore.backends.host_mover import HostMover
+from kvcore.backends.protocol import Backend, Copier, Mover, Place, Shard, Tensor
+from kvcore.backends.shards import tensors_of_shards
+from kvcore.device import Device
+
+__all__ = ["BACKEND", "HOST"]
+
+
+class _HostPlace:
+    """Host memory: every call is done when it returns. See ``Place``."""
+
+    kernels = _core
+
+    def launch_args(self, threads: int) -> tuple[int, ...]:
+        return (threads,)
+
+    def wait(self) -> None:
+        pass
+
+    # ---- arrays --------------------------------------------------------------------------
+
+    def checked(self, array: Any, name: str) -> Any:
+        if isinstance(array, np.ndarray):
+            return array
+        raise ValueError(
+            f"{name} is on {kind_of(array)}:{array.data.device_id}, the other arrays of the call "
+            f"are in host memory; copy it there"
+        )
+
+    def index_array(self, array: Any, name: str) -> Any:
+        return self.checked(array, name)
+
+    def reaches(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def from_host(self, array: NDArray[Any]) -> Any:
+        return array
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        found: NDArray[Any] = self.checked(array, "the array")
+        return found
+
+    def copy_into(self, target: Any, array: NDArray[Any]) -> None:
+        target[...] = array
+
+    def copy_of(self, array: Any) -> Any:
+        return array.copy()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return np.empty(shape, dtype)
+
+    def contiguous(self, array: Any) -> Any:
+        return np.asarray(array, order="C")
+
+    def in_library_of(self, given: Any, result: Any) -> Any:
+        return in_library_of(given, result)
+
+    # ---- verbs ---------------------------------------------------------------------------
+
+    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
+        return _core.digest_pages(pool, ids, threads)
+
+    def combined_digests(self, first: Any, second: Any) -> Any:
+        return first + np.uint64(3) * second
+
+    def row_offsets(
+        self,
+        lengths: Any,
+        *,
+        has_room: bool,  # noqa: ARG002 - of other places
+    ) -> tuple[Any, int]:
+        offsets = np.zeros(len(lengths) + 1, np.uint32)
+        np.cumsum(self.index_array(lengths, "lengths"), out=offsets[1:])
+        return offsets, int(offsets[-1])
+
+    def page_pairs(self, sources: Any, destinations: Any) -> Any:
+        first = self.checked(sources, "source_ids")
+        return np.stack([first, self.checked(destinations, "destination_ids")], axis=1)
+
+    def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
+        return _core.build_slots(pool, table, lengths, offsets, out)
+
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
+        return _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
+
+    def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
+        _core.advance_lengths(lengths, offsets, active, out)
+
+    def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
+        _core.copy_partial(cache, copies, threads)
+
+    def transfer(
+        self,
+        source: tuple[list[Tensor], bool],
+        destination: tuple[list[Tensor], bool],
+        pairs: Any,
+        layers: tuple[int, int],
+        most_blocks: int,  # noqa: ARG002 - of GPUs
+        threads: int,
+    ) -> None:
+        _core.transfer(*source, *destination, pairs, *layers, threads)
+
+
+class _HostBackend:
+    """Host memory as a backend. See ``Backend``."""
+
+    kind = "cpu"
+
+    def array(self, value: Any, name: str) -> Any:
+        return host_array(value, name)
+
+    def device_of(self, array: Any) -> Device:  # noqa: ARG002 - there is one
+        return Device(self.kind)
+
+    def zeros(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        index: int,  # noqa: ARG002 - of other kinds
+    ) -> Any:
+        return present_zeros(shape, dtype)
+
+    def pinned_zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return present_zeros(shape, dtype)
+
+    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
+        if stream is not None:
+            raise ValueError("stream is given for arrays in host memory; it is for those on a GPU")
+        for name, array in named:
+            HOST.checked(array, name)
+        return HOST
+
+    def current_place(self, index: int) -> Place:  # noqa: ARG002 - there is one
+        return HOST
+
+    def pools(
+        self,
+        devices: tuple[Device, ...],  # noqa: ARG002 - all are the host
+        shards_per_replica: int,  # noqa: ARG002
+    ) -> None:
+        return None
+
+    def copier(self, shards: list[list[Shard]], pools: Any) -> Copier:  # noqa: ARG002 - None
+        return PageCopier([tensors_of_shards(replica) for replica in shards])
+
+    def mover(
+        self,
+        shards: list[list[Shard]],
+        devices: tuple[Device, ...],  # noqa: ARG002 - all are the host
+        num_pages: int,
+        pools: Any,  # noqa: ARG002 - None
+    ) -> Mover:
+        return HostMover(shards, num_pages)
+
+
+#: The place of numpy arrays.
+HOST: Place = _HostPlace()
+
+BACKEND: Backend = _HostBackend()

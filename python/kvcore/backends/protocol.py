@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kind of device does for kvcore: memory, kernels, the order of work, copies of pages."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.device import Device
+
+__all__ = ["STORE", "Backend", "Copier", "DevicePools", "Mover", "Place", "Shard", "Tensor"]
+
+#: One device's part of a replica: ``(blocks, kv_scales)`` as RaggedKVCacheInputs hands them out.
+Shard = tuple[Any, Any]
+
+#: K or V of a cache: an array [pages, layers, page_size, heads, dim], or one for each layer.
+Tensor = list[NDArray[Any]]
+
+#: Direction of an order: from the device to the host tier.
+STORE = 0
+
+
+class Copier(Protocol):
+    """Copy the starts of pages within the pools of a manager."""
+
+    def run(self, copies: NDArray[np.int32]) -> None:
+        """Copy pages, or put the copies in front of everything that uses the pages later.
+
+        Parameters
+        ----------
+        copies : int32 [n, 4]
+            Replica, source page, destination page, tokens; in any order. No page is a source and a
+            destination, and none is a destination twice.
+        """
+
+
+class Mover(Protocol):
+    """Move pages between the pools of a manager and its host tier."""
+
+    def run(self, orders: NDArray[np.int32]) -> None:
+        """Copy pages, or put the copies in front of everything that uses the pages later.
+
+        Parameters
+        ----------
+        orders : int32 [n, 4]
+            Replica, direction (0: device to host, 1: back), page of the pool, page of the host
+            tier. Of one call all have the same direction, and no destination is named twice.
+        """
+
+
+class DevicePools(Protocol):
+    """Stage the tables of a fetch, and order the streams that use the pools of a manager."""
+
+    def pinned(self, entries: int) -> NDArray[np.uint32]:
+        """Allocate host memory that the devices read, uint32 [entries]; all views of it hold it."""
+
+    def enter(self, replica: int) -> None:
+        """Order the current streams of a replica's devices behind whatever uses its pools."""
+
+    def stage(
+        self, shard: int, lengths: NDArray[np.uint32], table: NDArray[np.uint32]
+    ) -> tuple[Any, Any]:
+        """Return lengths and table, which lie behind each other in ``pinned``, on a device."""
+
+    def reuse_after(self, after: Any) -> None:
+        """Let pages be written again only when a stream's work, or an event, is done."""
+
+
+class Backend(Protocol):
+    """Own what is special to one kind of device; there is one object for each kind."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of ``Device`` whose memory it is."""
+
+    # ---- arrays --------------------------------------------------------------------------
+
+    def array(self, value: Any, name: str) -> Any:
+        """See an array of any library, which lies on such a device, as one of kvcore's library."""
+
+    def device_of(self, array: Any) -> Device:
+        """Return where an array, as ``array`` returns it, lies."""
+
+    # ---- memory --------------------------------------------------------------------------
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
+        """Allocate the zeros of a pool, exactly their size, present from now on."""
+
+    def pinned_zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Allocate zeros in host memory that such devices read and write."""
+
+    # ---- order ---------------------------------------------------------------------------
+
+    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
+        """Return the place of a call's arrays, of which one at least lies on such a device."""
+
+    def current_place(self, index: int) -> Place:
+        """Return a device and its current stream."""
+
+    # ---- pools of a manager --------------------------------------------------------------
+
+    def pools(self, devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools | None:
+        """Check the devices; return what a fetch needs there, None where it needs nothing."""
+
+    def copier(self, shards: list[list[Shard]], pools: Any) -> Copier:
+        """Return what copies pages within pools by replica and device; `pools` as of ``pools``."""
+
+    def mover(
+        self, shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+    ) -> Mover:
+        """Return what moves pages to and from a host tier of `num_pages` pages a replica."""
+
+
+class Place(Protocol):
+    """Run kernels where the arrays of a call lie, and make arrays there.
+
+    One of a device is bound to a stream: its work is enqueued there, in order.
+    """
+
+    @property
+    def kernels(self) -> ModuleType:
+        """The module whose functions work there: ``_core`` or ``_cuda``."""
+
+    def launch_args(self, threads: int) -> tuple[int, ...]:
+        """Return what those functions take last: threads, or device and stream."""
+
+    def wait(self) -> None:
+        """Block until the work given so far is done."""
+
+    # ---- arrays --------------------------------------------------------------------------
+
+    def checked(self, array: Any, name: str) -> Any:
+        """Return an array that lies there; ValueError for one elsewhere."""
+
+    def index_array(self, array: Any, name: str) -> Any:
+        """Return ids, offsets or lengths, which may come from the host, as kernels take them."""
+
+    def reaches(self, array: Any) -> bool:
+        """Tell whether kernels there read and write an array, pinned host memory included."""
+
+    def from_host(self, array: NDArray[Any]) -> Any:
+        """Return an array of the host's, or a copy of it on the device."""
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """Return an array as numpy's: itself, or a copy for which the host waits."""
+
+    def copy_into(self, target: Any, array: NDArray[Any]) -> None:
+        """Copy an array of the host's, which may change right after, over one that lies there."""
+
+    def copy_of(self, array: Any) -> Any:
+        """Copy an array that lies there."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a fresh array."""
+
+    def contiguous(self, array: Any) -> Any:
+        """Return an array in C order, itself where it is."""
+
+    def in_library_of(self, given: Any, result: Any) -> Any:
+        """Return a fresh array as one of the library that `given` is of."""
+
+    # ---- verbs that hosts and devices are asked for in different ways ------------------------
+
+    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
+        """Return the digests of pages, uint64 [n]."""
+
+    def combined_digests(self, first: Any, second: Any) -> Any:
+        """Return first + 3 * second, of uint64: arrays that changed places are noticed."""
+
+    def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
+        """Return where each row begins and the last one ends, and how many tokens that is."""
+
+    def page_pairs(self, sources: Any, destinations: Any) -> Any:
+        """Return int64 [n] twice as [n, 2], as kernels take them."""
+
+    def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
+        """Build the slots of a step."""
+
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
+        """Append by slots; return how many were beyond the pool."""
+
+    def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
+        """Write the lengths after a step to `out`."""
+
+    def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
+        """Copy the first tokens of pages: source, destination and tokens of each."""
+
+    def transfer(
+        self,
+        source: tuple[list[Tensor], bool],
+        destination: tuple[list[Tensor], bool],
+        pairs: Any,
+        layers: tuple[int, int],
+        most_blocks: int,
+        threads: int,
+    ) -> None:
+        """Copy pages between caches, each with whether K is packed as vLLM's.
+
+        `layers` are the first one and their number, `most_blocks` thread blocks of a GPU.
+        """

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's functions over the plain arrays of a paged cache: what ``kvcore.functional`` offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from kvcore import _core
+from kvcore.arguments import flag
+from kvcore.arrays import host_array, is_on_gpu
+from kvcore.compat import functional_rows as rows
+from kvcore.dtypes import numpy_dtype
+from kvcore.params import require_count
+
+__all__ = ["PagedKVCache", "allocate_blocks", "append_kv", "gather_kv", "init_paged_kv_cache"]
+
+_Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PagedKVCache:
+    """Hold the arrays of a paged KV cache, in numpy or any library with DLPack.
+
+    Parameters
+    ----------
+    key_pool, value_pool : array [num_blocks, block_size, num_kv_heads, head_dim]
+        The blocks, of any one dtype; the last axis contiguous, the others may be strided.
+    block_table : int32 array [batch, max_blocks_per_seq]
+        The block that holds tokens ``c * block_size`` and on of a row stands in column ``c``;
+        -1 where there is none.
+    seq_lengths : int32 array [batch]
+        Tokens written per row.
+
+    Notes
+    -----
+    The functions of this module check that the arrays fit together; the constructor does not.
+
+    Pools on a GPU are all on one; the functions enqueue their work on its current stream and return
+    cupy arrays. Table and lengths are checked on the host: where they are on the GPU as well, each
+    call reads them back, which waits for the stream; kept in host memory, no call waits.
+    """
+
+    key_pool: Any
+    value_pool: Any
+    block_table: Any
+    seq_lengths: Any
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in each pool."""
+        return self._size(0)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._size(1)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads per token."""
+        return self._size(2)
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+        return self._size(3)
+
+    def _size(self, axis: int) -> int:
+        shape = getattr(self.key_pool, "shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 4:
+            raise TypeError(
+                f"key_pool is a {type(self.key_pool).__name__} of shape {shape}, must be an array "
+                f"[num_blocks, block_size, num_kv_heads, head_dim]"
+            )
+        return int(shape[axis])
+
+    def __repr__(self) -> str:
+        return (
+            f"PagedKVCache({len(self.seq_lengths)} rows, {self.num_blocks} blocks of "
+            f"{self.block_size} tokens, {self.num_kv_heads} heads x {self.head_dim}, "
+            f"{self.key_pool.dtype})"
+        )
+
+
+def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    if dtype is None:
+        raise TypeError("dtype is None, must name the dtype of the pools")
+    if isinstance(dtype, str) and dtype.startswith(("bfloat", "float8")):
+        return numpy_dtype(dtype)
+    return np.dtype(dtype)
+
+
+def _is_on_gpu(cache: PagedKVCache) -> bool:
+    """Tell where the pools of a cache are; TypeError for what is no cache."""
+    missing = [each.name for each in fields(PagedKVCache) if not hasattr(cache, each.name)]
+    if missing:
+        raise TypeError(
+            f"cache is a {type(cache).__name__} without {missing[0]}, must be a PagedKVCache"
+        )
+    return is_on_gpu(cache.key_pool)
+
+
+def _arrays(cache: PagedKVCache) -> tuple[_Array, _Array, _Array, _Array]:
+    return (
+        host_array(cache.key_pool, "key_pool"),
+        host_array(cache.value_pool, "value_pool"),
+        host_array(cache.block_table, "block_table"),
+        host_array(cache.seq_lengths, "seq_lengths"),
+    )
+
+
+def init_paged_kv_cache(
+    *,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    batch_size: int,
+    max_blocks_per_seq: int,
+    dtype: DTypeLike,
+) -> PagedKVCache:
+    """Allocate an empty cache in numpy: zero pools, a table of -1, lengths of 0.
+
+    Parameters
+    ----------
+    num_blocks, block_size : int
+        Blocks in each pool, tokens per block.
+    num_kv_heads, head_dim : int
+        Heads per token, elements per head.
+    batch_size, max_blocks_per_seq : int
+        Rows and columns of the block table.
+    dtype : dtype or str
+        Of the pools; "bfloat16", "float8_e4m3fn" and "float8_e5m2" are those of ml_dtypes.
+
+    Raises
+    ------
+    ValueError
+        A size below 1.
+    TypeError
+        A size that is no int; something that is no dtype of numbers.
+
+    Examples
+    --------
+    >>> from kvcore.functional import init_paged_kv_cache
+    >>> init_paged_kv_cache(num_blocks=4, block_size=2, num_kv_heads=1, head_dim=8,
+    ...                     batch_size=3, max_blocks_per_seq=4, dtype="float16")
+    PagedKVCache(3 rows, 4 blocks of 2 tokens, 1 heads x 8, float16)
+    """
+    shape = {"num_blocks": num_blocks, "block_size": block_size}
+    shape |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    require_count(**shape, batch_size=batch_size, max_blocks_per_seq=max_blocks_per_seq)
+    pool_dtype = _dtype(dtype)
+    if pool_dtype.kind in "OUSmM" or pool_dtype.names is not None:
+        raise TypeError(f"dtype is {pool_dtype}, must be one of numbers")
+    return PagedKVCache(
+        key_pool=np.zeros(tuple(shape.values()), pool_dtype),
+        value_pool=np.zeros(tuple(shape.values()), pool_dtype),
+        block_table=np.full((batch_size, max_blocks_per_seq), -1, np.int32),
+        seq_lengths=np.zeros(batch_size, np.int32),
+    )
+
+
+def allocate_blocks(
+    cache: PagedKVCache,
+    *,
+    sequence_idx: int,
+    num_new_tokens: int,
+    free_block_ids: Any,
+    donate: bool = False,
+) -> tuple[PagedKVCache, int]:
+    """Enter the blocks that a row needs for more tokens into the block table.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    sequence_idx : int
+        The row.
+    num_new_tokens : int
+        Tokens that are appended next.
+    free_block_ids : list, or int32 or int64 array [n]
+        Blocks that no row uses; the first ones are taken, in order.
+    donate : bool
+        Write into the cache's own block table.
+
+    Returns
+    -------
+    cache : PagedKVCache
+        With the same pools and, unless donated, a block table and lengths of its own.
+    consumed : int
+        ``ceil((length + num_new_tokens) / block_size) - ceil(length / block_size)``; the caller
+        drops that many ids from the front of its free list.
+
+    Raises
+    ------
+    ValueError
+        Too few ids, an id that is no block or listed twice or to be taken though a row has it, a
+        row that would be longer than the table is wide, blocks left from an allocation without
+        its append; with `donate` a table that is read-only or whose elements share memory. Nothing
+        has changed.
+    IndexError
+        No such row.
+    TypeError
+        An argument of another type or dtype.
+
+    Notes
+    -----
+    Costs a copy of the table unless donated, and one look at each of its entries and at each id.
+
+    Examples
+    --------
+    >>> from kvcore.functional import allocate_blocks, init_paged_kv_cache
+    >>> cache = init_paged_kv_cache(num_blocks=4, block_size=2, num_kv_heads=1, head_dim=8,
+    ...                             batch_size=1, max_blocks_per_seq=4, dtype="float32")
+    >>> cache, consumed = allocate_blocks(
+    ...     cache, sequence_idx=0, num_new_tokens=3, free_block_ids=[3, 1, 0, 2])
+    >>> consumed, cache.block_table.tolist()
+    (2, [[3, 1, -1, -1]])
+    """
+    if not isinstance(free_block_ids, (list, tuple)):
+        free_block_ids = host_array(free_block_ids, "free_block_ids")
+    asked = sequence_idx, num_new_tokens, free_block_ids
+    donate = flag("donate", donate)
+    if _is_on_gpu(cache):
+        given = rows.rows_of(cache)
+        table, lengths, consumed = rows.allocate_blocks(given, *asked, donate=donate)
+    else:
+        (_, _, table, lengths), consumed = _core.allocate_blocks(*_arrays(cache), *asked, donate)
+    if donate:
+        return cache, consumed
+    return PagedKVCache(cache.key_pool, cache.value_pool, table, lengths), consumed
+
+
+def append_kv(
+    cache: PagedKVCache,
+    sequence_idx: int,
+    keys_new: Any,
+    values_new: Any,
+    *,
+    donate: bool = False,
+) -> PagedKVCache:
+    """Write the K and V of new tokens behind those that a row has.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    sequence_idx : int
+        The row; its blocks for the new tokens are allocated.
+    keys_new, values_new : array [tokens, num_kv_heads, head_dim]
+        In the pool's dtype, of any strides.
+    donate : bool
+        Write into the cache's own arrays.
+
+    Returns
+    -------
+    PagedKVCache
+        All four arrays new, in numpy or cupy; with `donate` the cache itself.
+
+    Raises
+    ------
+    ValueError
+        Shapes that differ, a block that is not allocated or not in the pool or twice in the row,
+        more tokens than the table is wide; with `donate` an array that is read-only, whose elements
+        share memory or that shares it with another. Nothing has changed.
+    IndexError
+        No such row.
+    TypeError
+        A dtype other than the pool's; an argument of another type.
+
+    Notes
+    -----
+    Costs a copy of the pools. With `donate` only the new tokens are copied, without the GIL when
+    they are many. Rows that the caller let share a block share what is appended to it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore.functional import PagedKVCache, append_kv
+    >>> table, lengths = np.array([[3, 1]], np.int32), np.array([0], np.int32)
+    >>> cache = PagedKVCache(np.zeros((4, 2, 1, 8)), np.zeros((4, 2, 1, 8)), table, lengths)
+    >>> append_kv(cache, 0, np.ones((3, 1, 8)), np.ones((3, 1, 8))).seq_lengths
+    array([3], dtype=int32)
+    """
+    donate = flag("donate", donate)
+    if _is_on_gpu(cache):
+        new = keys_new, values_new
+        written = rows.append_rows(rows.rows_of(cache), sequence_idx, *new, donate=donate)
+        return cache if donate else PagedKVCache(*written)
+    arrays = _core.append_rows(
+        *_arrays(cache),
+        sequence_idx,
+        host_array(keys_new, "keys_new"),
+        host_array(values_new, "values_new"),
+        donate,
+    )
+    return cache if donate else PagedKVCache(*arrays)
+
+
+def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, int]:
+    """Copy the K and V of a row into contiguous arrays.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    sequence_idx : int
+        The row.
+
+    Returns
+    -------
+    keys, values : array [seq_len, num_kv_heads, head_dim]
+        New, in the pool's dtype.
+    seq_len : int
+        Tokens written.
+
+    Raises
+    ------
+    ValueError
+        A block that is not allocated or not in the pool.
+    IndexError
+        No such row.
+    TypeError
+        An argument of another type or dtype.
+
+    Notes
+    -----
+    Costs one copy of the row's tokens, without the GIL when they are many.
+
+    Examples
+    --------
+    >>> from kvcore.functional import gather_kv, init_paged_kv_cache
+    >>> cache = init_paged_kv_cache(num_blocks=4, block_size=2, num_kv_heads=1, head_dim=8,
+    ...                             batch_size=1, max_blocks_per_seq=4, dtype="float32")
+    >>> keys, values, seq_len = gather_kv(cache, 0)
+    >>> keys.shape, values.dtype, seq_len
+    ((0, 1, 8), dtype('float32'), 0)
+    """
+    if _is_on_gpu(cache):
+        return rows.gather_rows(rows.rows_of(cache), sequence_idx)
+    keys, values, seq_len = _core.gather_rows(*_arrays(cache), sequence_idx)
+    return keys, values, seq_len

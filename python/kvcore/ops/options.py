@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every verb takes beside its arrays: a stream, threads, and where results go."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array, place_of
+
+__all__ = ["Options", "array_at", "documents_options"]
+
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
+
+_PARAGRAPHS = {
+    "stream": """\
+stream : stream, optional
+    Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
+    by default. None for arrays in host memory.
+""",
+    "threads": """\
+threads : int
+    Threads to use, the caller's included.
+""",
+}
+_NEXT_SECTION = re.compile(r"\n\n(?=\w+\n-{3,}\n)")
+
+
+class Options:
+    """Say how a verb runs.
+
+    Parameters
+    ----------
+    stream : stream, optional
+        See ``kvcore.cuda.stream_handle``.
+    threads : int
+        Of the host's kernels, which check it.
+    out : array or tuple of arrays, optional
+        Where results go; fresh arrays by default.
+    """
+
+    __slots__ = ("out", "stream", "threads")
+
+    def __init__(self, stream: Any = None, threads: int = 1, out: Any = None) -> None:
+        self.stream = stream
+        self.threads = threads
+        self.out = out
+
+    def place(self, arrays: dict[str, Any]) -> Place:
+        """Return where all arrays of the call lie; see ``place_of``."""
+        return place_of(self.stream, arrays)
+
+    def result(self, place: Place, given: Any, *fresh: Any) -> Any:
+        """Return `out` as the caller has it, or the fresh arrays in the library of `given`."""
+        if self.out is not None:
+            return self.out
+        made = tuple(place.in_library_of(given, array) for array in fresh)
+        return made if len(made) > 1 else made[0]
+
+
+def array_at(place: Place, given: Any, name: str) -> Any:
+    """See an array of the caller's; ValueError for one that is not where the call runs."""
+    return place.checked(any_array(given, name), name)
+
+
+def documents_options(verb: _Verb) -> _Verb:
+    """Add the paragraphs of a verb's `stream` and `threads` to the parameters it documents."""
+    if verb.__doc__ is None:  # python -OO
+        return verb
+    text = inspect.cleandoc(verb.__doc__)
+    taken = getattr(verb, "__kwdefaults__", None) or {}
+    more = "".join(paragraph for name, paragraph in _PARAGRAPHS.items() if name in taken)
+    before, title, after = text.partition("\nParameters\n----------\n")
+    described, *others = _NEXT_SECTION.split(after, maxsplit=1)
+    verb.__doc__ = "\n\n".join([f"{before}{title}{described}\n{more.rstrip()}", *others])
+    return verb
