@@ -34,7 +34,8 @@ struct Fetcher::Part {
 
 void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
     for (FetchTarget* target = targets; target != end; ++target) {
-        *target = {target->table, target->cache_lengths, 0, 0, 0, 0};
+        target->rows = target->longest_new = target->longest_active = 0;
+        target->width = 0;
     }
     new_input_.assign(static_cast<std::size_t>(end - targets), 0);
     missing_.clear();
