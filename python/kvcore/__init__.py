@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path as _Path
 
-from kvcore import _core, functional, ops
+from kvcore import _core, functional, ops, scheduler
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hotpath import PinnedPrefix, PrefixTree, RaggedKVCacheInputs
 from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
@@ -74,6 +74,7 @@ __all__ = [
     "get_cmake_dir",
     "get_include",
     "ops",
+    "scheduler",
     "update_batch",
 ]
 

@@ -49,6 +49,8 @@ cdef class RaggedKVCacheInputs:
     cdef readonly object lookup_table
     cdef readonly object max_lengths
     cdef readonly object kv_scales
+    cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None where unknown
+    cdef cnp.ndarray _row_offsets  # once asked for
 
 
 @cython.final
@@ -61,6 +63,7 @@ cdef class _FetchBuffer:
     cdef cnp.ndarray memory  # of both where it is pinned, else None
     cdef cnp.ndarray table
     cdef cnp.ndarray lengths
+    cdef cnp.ndarray new_lengths  # held by the inputs handed out
     cdef _TableMemory held  # by the tables handed out
     cdef LookupTable* rows
     cdef bint busy  # a fetch that is not over writes it
@@ -69,6 +72,7 @@ cdef class _FetchBuffer:
     cdef cnp.ndarray last_lengths
 
     cdef bint is_free(self)
+    cdef cnp.ndarray unread_new_lengths(self)
     cdef int take(self) except -1
 
 

@@ -32,6 +32,24 @@ cdef class RaggedKVCacheInputs:
         self.max_lengths = max_lengths
         self.kv_scales = kv_scales
 
+    @property
+    def row_offsets(self):
+        """uint32 [B + 1]: row b's new tokens of this step are ``row_offsets[b] .. [b + 1]``.
+
+        In host memory. Counted when it is asked for the first time; AttributeError for inputs made
+        by hand whose rows may have more than one new token each.
+        """
+        cdef Py_ssize_t rows
+        if self._row_offsets is None:
+            rows = len(self.cache_lengths)
+            offsets = np.arange(rows + 1, dtype=np.uint32)
+            if self._new_lengths is not None:
+                np.cumsum(self._new_lengths[:rows], out=offsets[1:])
+            elif len(self.max_lengths) == 0 or self.max_lengths[0, 0] > 1:
+                raise AttributeError("inputs made by hand have no row_offsets; use those of fetch")
+            self._row_offsets = offsets
+        return self._row_offsets
+
     def __repr__(self):
         shapes = ", ".join(
             f"{name}={getattr(getattr(self, name), 'shape', None)}"
@@ -110,6 +128,13 @@ cdef class _FetchBuffer:
             is_left(<PyObject*>self.last_table, <PyObject*>self.held)
             and is_left(<PyObject*>self.last_lengths, <PyObject*>self.lengths)
         )
+
+    cdef cnp.ndarray unread_new_lengths(self):
+        """Memory for a count per row that no inputs handed out earlier refer to."""
+        cdef cnp.npy_intp rows = self.rows.max_rows()
+        if self.new_lengths is None or Py_REFCNT(<PyObject*>self.new_lengths) > 1:
+            self.new_lengths = cnp.PyArray_SimpleNew(1, &rows, cnp.NPY_UINT32)
+        return self.new_lengths
 
     cdef int take(self) except -1:
         """Make it one fetch's, which writes all of it where somebody else may have written."""

@@ -126,10 +126,12 @@ cdef class PagedHotPath(Reservations):
             buffers.append(buffer)
             targets[r].table = buffer.rows
             targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
+            targets[r].new_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.unread_new_lengths())
         return 0
 
     cdef list _outputs(self, list buffers, vector[FetchTarget]& targets, int64_t num_steps):
         cdef list inputs = []
+        cdef RaggedKVCacheInputs each
         cdef _FetchBuffer buffer
         cdef cnp.npy_intp shape[2]
         cdef cnp.npy_intp strides[2]
@@ -146,11 +148,13 @@ cdef class PagedHotPath(Reservations):
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
             for blocks, scales in <list>self._shards[r]:
                 if self._gpus is None:
-                    inputs.append(RaggedKVCacheInputs(blocks, lengths, table, limits, scales))
-                    continue
-                staged = self._gpus.stage(shard, lengths, table)
-                inputs.append(RaggedKVCacheInputs(blocks, *staged, limits, scales))
-                shard += 1
+                    each = RaggedKVCacheInputs(blocks, lengths, table, limits, scales)
+                else:
+                    staged = self._gpus.stage(shard, lengths, table)
+                    each = RaggedKVCacheInputs(blocks, *staged, limits, scales)
+                    shard += 1
+                each._new_lengths = buffer.new_lengths
+                inputs.append(each)
         return inputs
 
     def step(self, batch):

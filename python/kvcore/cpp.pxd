@@ -203,6 +203,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef cppclass FetchTarget:
         LookupTable* table
         uint32_t* cache_lengths
+        uint32_t* new_lengths
         int64_t rows
         int32_t width
         int64_t longest_new

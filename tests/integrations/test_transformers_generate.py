@@ -21,7 +21,7 @@ from kvcore.integrations.transformers import (  # noqa: E402
     cache_params,
     generate,
 )
-from kvcore.integrations.transformers.requests import Request  # noqa: E402
+from kvcore.integrations.transformers.requests import read_prompts  # noqa: E402
 from kvcore.integrations.transformers.sampling import Sampler  # noqa: E402
 
 torch.set_num_threads(1)
@@ -194,7 +194,7 @@ def test_a_low_temperature_is_greedy(model: Any) -> None:
 
 def test_tokens_are_drawn_as_often_as_their_probabilities_say() -> None:
     shares = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    request = Request("run", (0, 0), np.array([1], np.int32), 4000)
+    (request,) = read_prompts([[1]], 4, 4000, 1)
     sampler = Sampler(do_sample=True, temperature=2.0, seed=5)
     sampler.prepare(request)
     counts = np.zeros(4)

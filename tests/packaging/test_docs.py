@@ -17,7 +17,7 @@ import pytest
 import typer
 
 import kvcore
-from kvcore import _core, _hotpath, cuda, errors, functional, ops
+from kvcore import _core, _hotpath, cuda, errors, functional, ops, scheduler
 from kvcore.cli.main import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 HEADERS = sorted((ROOT / "cpp" / "include" / "kvcore").glob("*.hpp"))
 CLASSES = [
     value
-    for module in (kvcore, functional, ops, cuda)
+    for module in (kvcore, functional, ops, scheduler, cuda)
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 ]
@@ -66,7 +66,9 @@ def in_reference(module: ModuleType) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("module", [kvcore, functional, ops, cuda], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [kvcore, functional, ops, scheduler, cuda], ids=lambda m: m.__name__
+)
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
     public = {n for n in module.__all__ if not inspect.ismodule(getattr(module, n))}
     assert in_reference(module) == public

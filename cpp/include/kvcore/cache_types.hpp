@@ -144,6 +144,7 @@ struct PageSwap {
 struct FetchTarget {
     LookupTable* table = nullptr;
     std::uint32_t* cache_lengths = nullptr;  // [table->max_rows()]
+    std::uint32_t* new_lengths = nullptr;    // [table->max_rows()]: active - start; null: not asked
     std::int64_t rows = 0;                   // out: requests of this replica
     std::int32_t width = 0;                  // out: most pages of one of them
     std::int64_t longest_new = 0;            // out: longest active - start

@@ -29,6 +29,8 @@ struct Fetcher::Part {
         if (target.table == nullptr || !target.table->has_room(row, pages)) return;
         target.table->write_row(row, request.sequence, pages);
         target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
+        if (target.new_lengths == nullptr) return;
+        target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
     }
 };
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvcore import TextGenerationContext
 from kvcore.demo.chats import Chat
 from kvcore.demo.protocol import Tokens
+from kvcore.replay.arrivals import ArrivalQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -37,39 +38,40 @@ class Turn:
 
     Attributes
     ----------
-    chat, number : int
-        Which chat, and which of its turns.
-    rank : int
-        Place in the order of arrival.
-    context : TextGenerationContext
-        Its tokens; survives a preemption.
-    prompt_tokens, length : int
-        Tokens of the prompt, and with the whole answer.
+    index, chat : int
+        Which of all turns, and of which chat.
     arrived : float
         Seconds, of ``time.perf_counter``.
-    written : int
-        Tokens that were written when it was last preempted; -1 before it was first admitted.
+    was_admitted : bool
+        Whether it ever ran.
     logits : list of float
         Of the tokens generated so far.
     """
 
+    index: int
     chat: int
-    number: int
-    rank: int
-    context: TextGenerationContext
-    prompt_tokens: int
-    length: int
     arrived: float
-    written: int = -1
+    was_admitted: bool = False
     logits: list[float] = field(default_factory=list)
-
-    @property
-    def left_to_write(self) -> int:
-        """Tokens that the model has not run yet."""
-        return self.context.end_idx - self.context.start_idx
 
 
 def prompt_of(chat: Chat, conversation: Conversation, number: int) -> Tokens:
     """Answer all that was said and the user's next message, int32."""
     said = conversation.tokens if number else chat.system
     return np.concatenate((said, chat.messages[number]))
+
+
+def turns_of(chats: Sequence[Chat]) -> list[tuple[int, int]]:
+    """List the turns of all chats: which chat, and which of its turns."""
+    return [(n, place) for n, chat in enumerate(chats) for place in range(len(chat.messages))]
+
+
+def arrivals_of(chats: Sequence[Chat]) -> ArrivalQueue:
+    """Queue the turns of all chats, in steps of the engine, by their place in ``turns_of``."""
+    turns = turns_of(chats)
+    pairs = [(chats[number], place) for number, place in turns]
+    opens = [chat.opens for chat, _ in pairs]
+    pauses = [chat.pauses[place - 1] if place else 0 for chat, place in pairs]
+    follows = [place + 1 < len(chat.messages) for chat, place in pairs]
+    following = np.where(follows, np.arange(1, len(turns) + 1), -1)
+    return ArrivalQueue(np.array(opens, float), following, np.array(pauses, float))

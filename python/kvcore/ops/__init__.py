@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from kvcore.ops.attention import attention, cascade_attention, merge_states
 from kvcore.ops.layouts import PoolLayout
+from kvcore.ops.packing import Packed, pack
 from kvcore.ops.pages import checksum, copy_pages, fill_pages, zero_pages
 from kvcore.ops.paging import append, gather, scatter
 from kvcore.ops.quantization import dequantize, quantize
@@ -12,6 +13,7 @@ from kvcore.ops.slots import advance_lengths, append_slots, build_slots
 from kvcore.ops.transfer import copy_partial, transfer
 
 __all__ = [
+    "Packed",
     "PoolLayout",
     "advance_lengths",
     "append",
@@ -26,6 +28,7 @@ __all__ = [
     "fill_pages",
     "gather",
     "merge_states",
+    "pack",
     "quantize",
     "scatter",
     "transfer",

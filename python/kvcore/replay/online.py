@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay a workload through a small inference engine in virtual time.
 
-The engine batches continuously. Each step runs one token (or `decode_steps`) of every request
-that generates, and in what is left of the step's token budget the prompts that are not written
-yet, in chunks, oldest request first. When the next tokens do not fit the pool, the newest
-request of that replica is sent back to the queue and its pages go. A step lasts as long as its
-prompt tokens take at the prefill rate, plus the decode steps at the decode rate. Only this clock
-is simulated: every claim, reserve, fetch, step and release is a call to the real manager.
+The engine batches continuously: see ``kvcore.scheduler``. A step lasts as long as its prompt tokens
+take at the prefill rate, plus the decode steps at the decode rate. Only this clock is simulated:
+every claim, reserve, fetch, step and release is a call to the real manager.
 """
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcore import KVCacheError, TextGenerationContext, update_batch
+from kvcore import CapacityError, TextGenerationContext, update_batch
 from kvcore.replay.arrivals import ArrivalQueue
-from kvcore.replay.batch import Chunk, DecodeBatch, Job
 from kvcore.replay.report import ReplayReport, Tally, summarize
+from kvcore.replay.timing import CallTimer, TimedManager
+from kvcore.scheduler import Batch, Request, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,12 +92,18 @@ def replay_online(
     return replay.report((perf_counter_ns() - started) / 1e9)
 
 
-class _OnlineReplay:
-    """Schedule requests onto one manager.
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Follow one request of the workload: its number, when it came, where its output ends."""
 
-    A request is in exactly one place: arrivals, `_waiting` (a heap by order of arrival),
-    `_prefills` (claimed, prompt not written yet, oldest first) or `_decodes`.
-    """
+    index: int
+    arrival: float
+    output_end: int
+    has_begun: bool = False
+
+
+class _OnlineReplay:
+    """Feed a scheduler as time goes by, and count."""
 
     def __init__(
         self,
@@ -114,33 +118,38 @@ class _OnlineReplay:
         self._on_progress = on_progress
         self._prompt_lengths: list[int] = workload.prompt_lengths.tolist()
         self._output_lengths: list[int] = workload.output_lengths.tolist()
-        self._output_starts: list[int] = workload.output_starts.tolist()
+        self._output_ends: list[int] = (workload.output_starts + workload.output_lengths).tolist()
         longest = int((workload.prompt_lengths + workload.output_lengths).max())
         concurrency = min(engine.concurrency, len(workload))
         self._manager = pool.build_manager(
             max_batch_size=concurrency, max_seq_len=longest + engine.decode_steps
         )
-        self._arrivals = ArrivalQueue(workload)
-        self._waiting: list[tuple[int, Job]] = []
-        self._prefills: list[Job] = []
-        self._decodes = DecodeBatch(concurrency, workload.output_tokens, pool.page_size)
+        self._timer = CallTimer()
+        timed: Any = TimedManager(self._manager, self._timer)
+        self._open = self._timer.timed(TextGenerationContext, of_one=True)
+        self._scheduler = Scheduler(
+            timed,
+            max_running=concurrency,
+            max_batch_tokens=concurrency + engine.chunk,
+            max_prompt_tokens=engine.chunk,
+            num_steps=engine.decode_steps,
+            update=self._timer.timed(update_batch),
+        )
+        self._arrivals = ArrivalQueue(workload.arrivals, workload.next_turns, workload.think_times)
         self._tally = Tally()
         self._now = 0.0
-        self._arrived = 0
-        self._step_ns = 0
         self._unsampled_seconds = 0.0
         self._sampled_seconds = 0.0
         self._used_page_seconds = 0.0
-        self._may_admit = True
-
-    # -- the event loop ---------------------------------------------------------------------
 
     def run(self) -> None:
         """Step until every request was served or refused."""
         while True:
             self._receive()
-            if self._waiting or self._prefills or len(self._decodes):
-                self._step()
+            before = self._timer.spent_ns
+            if batch := self._scheduler.next_batch():
+                self._step(batch)
+                self._tally.step_ns.append(self._timer.spent_ns - before)
             elif len(self._arrivals):
                 self._now = self._arrivals.next_time
             else:
@@ -149,224 +158,63 @@ class _OnlineReplay:
     def _receive(self) -> None:
         while self._arrivals.next_time <= self._now:
             arrival, index = self._arrivals.pop()
-            positions = self._prompt_lengths[index] + self._output_lengths[index] - 1
-            if positions > self._pool.pages_per_replica * self._pool.page_size:
+            request = Request(
+                partial(self._context, index),
+                self._output_lengths[index],
+                num_prompt=self._prompt_lengths[index],
+                owner=_Job(index, arrival, self._output_ends[index]),
+            )
+            try:
+                self._scheduler.add(request)
+            except CapacityError:
                 self._tally.refused += 1
                 self._finish(index)
-                continue
-            heapq.heappush(self._waiting, (self._arrived, Job(index, self._arrived, arrival)))
-            self._arrived += 1
 
-    def _step(self) -> None:
-        self._step_ns = 0
-        preempted = self._tally.preemptions
-        steps = self._reserve_decodes(self._wanted_steps())
-        if self._tally.preemptions == preempted:
-            self._admit_waiting()
-        chunks = self._cut_chunks()
-        if not chunks and not len(self._decodes):
-            raise KVCacheError(f"request {self._waiting[0][1].index} does not fit an idle pool")
-        self._execute(chunks, steps)
-        self._pass_time(sum(chunk.count for chunk in chunks), steps)
-        self._start_decodes(chunks)
-        self._retire()
-        self._tally.step_ns.append(self._step_ns)
-        self._tally.manager_ns += self._step_ns
+    def _context(self, index: int) -> TextGenerationContext:
+        context: TextGenerationContext = self._open(index, self._workload.prompt(index))
+        return context
 
-    def _wanted_steps(self) -> int:
-        """Look ahead only in steps that will run no prompt."""
-        prompt_due = self._prefills or (self._waiting and self._may_admit and self._has_room())
-        return 1 if prompt_due else self._engine.decode_steps
+    def _step(self, batch: Batch) -> None:
+        self._pass_time(batch)
+        for request in batch.completed:
+            if not request.owner.has_begun:
+                request.owner.has_begun = True
+                self._tally.first_token_s.append(self._now - request.owner.arrival)
+        for request in self._scheduler.update(batch, self._next_tokens(batch)):
+            self._retire(request)
 
-    def _has_room(self) -> bool:
-        return len(self._prefills) + len(self._decodes) < self._engine.concurrency
-
-    # -- memory -----------------------------------------------------------------------------
-
-    def _reserve_decodes(self, steps: int) -> int:
-        """Reserve the next tokens of every generating request; answer how many each.
-
-        The next one is made to fit, by preemption where it must be; more only if they fit.
-        """
-        while (stuck := self._reserve_rows(1)) is not None:
-            self._preempt_newest(stuck.replica)
-        return steps if steps == 1 or self._reserve_rows(steps) is None else 1
-
-    def _reserve_rows(self, steps: int) -> Job | None:
-        """Reserve for the rows that need pages; answer the first that does not fit."""
-        decodes = self._decodes
-        rows = decodes.short_of(steps)
-        if not len(rows):
-            return None
-        contexts = [decodes.contexts[row] for row in rows.tolist()]
-        started = perf_counter_ns()
-        reserved = self._manager.maybe_reserve_batch(contexts, steps)
-        self._step_ns += perf_counter_ns() - started
-        decodes.make_room(rows[:reserved], steps)
-        return decodes.jobs[rows[reserved]] if reserved < len(rows) else None
-
-    def _preempt_newest(self, replica: int) -> None:
-        running = self._prefills + self._decodes.jobs
-        job = max((j for j in running if j.replica == replica), key=lambda j: j.rank)
-        if job in self._prefills:
-            self._prefills.remove(job)
-        else:
-            row = self._decodes.jobs.index(job)
-            job.generated = self._output_lengths[job.index] - self._decodes.left(row)
-            self._decodes.remove(row)
-        job.written = job.context.start_idx
-        self._release(job)
-        self._tally.preemptions += 1
-        heapq.heappush(self._waiting, (job.rank, job))
-
-    def _release(self, job: Job) -> None:
-        started = perf_counter_ns()
-        self._manager.release(job.index)
-        self._charge(job, perf_counter_ns() - started)
-        self._may_admit = True
-
-    def _charge(self, job: Job, spent: int) -> None:
-        job.manager_ns += spent
-        self._step_ns += spent
-
-    # -- admission --------------------------------------------------------------------------
-
-    def _admit_waiting(self) -> None:
-        """Admit in order of arrival while there is room in the step, the batch and the pool."""
-        budget = self._engine.chunk - sum(job.left_to_write for job in self._prefills)
-        while self._waiting and self._may_admit and budget > 0 and self._has_room():
-            job = self._waiting[0][1]
-            if not self._admit(job):
-                self._may_admit = False  # until a release
-                return
-            heapq.heappop(self._waiting)
-            self._prefills.append(job)
-            budget -= job.left_to_write
-
-    def _admit(self, job: Job) -> bool:
-        tokens = self._workload.prompt(job.index) if job.opened is None else None
-        started = perf_counter_ns()
-        if tokens is not None:
-            job.opened = TextGenerationContext(job.index, tokens)
-        fits = self._claim_and_reserve(job)
-        self._charge(job, perf_counter_ns() - started)
-        if fits:
-            self._count_hit(job)
-        return fits
-
-    def _claim_and_reserve(self, job: Job) -> bool:
-        manager, context = self._manager, job.context
-        replicated = self._pool.replicas > 1
-        job.replica = manager.get_or_recommend_replica(context) if replicated else 0
-        manager.claim(job.index, job.replica)
-        fits = manager.maybe_reserve(context)
-        if not fits:
-            manager.release(job.index)
-            fits = replicated and self._claim_emptiest(job, context)
-        if fits and context.start_idx % self._pool.page_size:
-            manager.take_copies()  # of a partly reused page; there is no pool to copy in
-        return fits
-
-    def _claim_emptiest(self, job: Job, context: TextGenerationContext) -> bool:
-        """Try the replica with most free pages once the one with the best hit is full."""
-        manager = self._manager
-        manager.claim(job.index, "auto")
-        job.replica = manager.get_replica(context)
-        fits = manager.maybe_reserve(context)
-        if not fits:
-            manager.release(job.index)
-        return fits
-
-    def _count_hit(self, job: Job) -> None:
-        hit = job.context.start_idx
-        if job.was_admitted:
-            self._tally.recomputed_tokens += max(0, job.written - hit)
-            return
-        job.was_admitted = True
-        self._tally.cached_tokens += hit
-        self._tally.cached_pages += hit // self._pool.page_size
-
-    # -- one step ---------------------------------------------------------------------------
-
-    def _cut_chunks(self) -> list[Chunk]:
-        """Share the step's token budget among the prompts, oldest first."""
-        budget = self._engine.chunk
-        chunks = []
-        for job in self._prefills:
-            left = job.left_to_write
-            count = min(budget, left)
-            if count == 0:
-                break
-            job.context.active_idx = job.context.start_idx + count
-            chunks.append(Chunk(job, count, count == left))
-            budget -= count
-        return chunks
-
-    def _execute(self, chunks: list[Chunk], steps: int) -> None:
-        prompts = [chunk.job.context for chunk in chunks]
-        batch = self._decodes.contexts + prompts
-        started = perf_counter_ns()
-        self._manager.fetch(batch, steps)
-        self._step_ns += perf_counter_ns() - started
-        for _ in range(steps):
-            rows, tokens = self._decodes.next_tokens()
-            if chunks:
-                rows, tokens = batch, np.concatenate((tokens, self._first_tokens(chunks)))
-            started = perf_counter_ns()
-            update_batch(rows, tokens)
-            self._step_ns += perf_counter_ns() - started
-        started = perf_counter_ns()
-        self._manager.step(batch)
-        self._step_ns += perf_counter_ns() - started
-
-    def _first_tokens(self, chunks: list[Chunk]) -> NDArray[np.int32]:
-        """Read the token that follows each chunk; the context drops it if the prompt goes on."""
-        starts = self._output_starts
-        places = [starts[chunk.job.index] + chunk.job.generated for chunk in chunks]
-        return self._workload.output_tokens.take(places)
-
-    def _pass_time(self, prompt_tokens: int, steps: int) -> None:
-        seconds = prompt_tokens / self._engine.prefill_rate
-        if len(self._decodes):
-            seconds += steps / self._engine.decode_rate
+    def _pass_time(self, batch: Batch) -> None:
+        decodes = len(self._scheduler.decodes)
+        seconds = batch.num_steps / self._engine.decode_rate if decodes else 0.0
+        if self._scheduler.prefills:
+            tokens = sum(int(each.row_offsets[-1]) for each in batch.inputs)
+            seconds = (tokens - decodes) / self._engine.prefill_rate + seconds
         self._now += seconds
         self._unsampled_seconds += seconds
         if len(self._tally.step_ns) % _SAMPLE_EVERY == 0:
             self._sample_occupancy()
 
     def _sample_occupancy(self) -> None:
-        started = perf_counter_ns()
-        free = self._manager.num_free_blocks
-        self._step_ns += perf_counter_ns() - started
-        used = self._pool.total_pages - free
+        used = self._pool.total_pages - self._timer.timed(lambda: self._manager.num_free_blocks)()
         self._used_page_seconds += used * self._unsampled_seconds
         self._sampled_seconds += self._unsampled_seconds
         self._unsampled_seconds = 0.0
 
-    def _start_decodes(self, chunks: list[Chunk]) -> None:
-        """Move the requests whose prompt is written now on to the generating ones."""
-        for chunk in chunks:
-            if not chunk.is_last:
-                continue
-            job = chunk.job
-            self._prefills.remove(job)
-            job.generated += 1
-            cursor = self._output_starts[job.index] + job.generated
-            left = self._output_lengths[job.index] - job.generated
-            self._decodes.add(job, cursor=cursor, left=left)
-            if job.first_token < 0:
-                job.first_token = self._now
-                self._tally.first_token_s.append(self._now - job.arrival)
+    def _next_tokens(self, batch: Batch) -> NDArray[np.int32]:
+        """Read the next tokens of each request; those behind its output count for nothing."""
+        places = np.array([each.owner.output_end - each.left for each in batch.requests], np.int64)
+        steps = np.arange(batch.num_steps)[:, None]
+        return self._workload.output_tokens.take(places + steps, mode="clip")
 
-    def _retire(self) -> None:
-        for job in self._decodes.take_finished():
-            self._release(job)
-            tally = self._tally
-            tally.served += 1
-            tally.served_prompt_tokens += self._prompt_lengths[job.index]
-            tally.output_tokens += self._output_lengths[job.index]
-            tally.request_ns.append(job.manager_ns)
-            self._finish(job.index)
+    def _retire(self, request: Request) -> None:
+        index, tally = request.owner.index, self._tally
+        tally.served += 1
+        tally.served_prompt_tokens += request.num_prompt
+        tally.output_tokens += self._output_lengths[index]
+        tally.cached_tokens += request.cached_tokens
+        tally.cached_pages += request.cached_tokens // self._pool.page_size
+        tally.request_ns.append(self._timer.of_request.pop(index))
+        self._finish(index)
 
     def _finish(self, index: int) -> None:
         self._arrivals.answered(index, self._now)
@@ -376,6 +224,9 @@ class _OnlineReplay:
 
     def report(self, wall_seconds: float) -> ReplayReport:
         """Sum up."""
+        self._tally.manager_ns = self._timer.spent_ns
+        self._tally.preemptions = self._scheduler.num_preemptions
+        self._tally.recomputed_tokens = self._scheduler.recomputed_tokens
         return summarize(
             "online",
             self._workload,

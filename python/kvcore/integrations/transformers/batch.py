@@ -76,23 +76,15 @@ class PackedBatch:
         *,
         threads: int | None = None,
     ) -> None:
-        parts = [np.asarray(c.tokens)[c.start_idx : c.active_idx] for c in contexts]
-        counts = np.fromiter(map(len, parts), np.int64, len(parts))
-        if not parts or len(parts) != len(inputs.cache_lengths):
-            raise ValueError(
-                f"the batch has {len(parts)} contexts, inputs are of {len(inputs.cache_lengths)}; "
-                f"pass at least one, those that were fetched"
-            )
-        ends = np.cumsum(counts)
+        packed = ops.pack(inputs, contexts)
+        if not len(packed.last_rows):
+            raise ValueError("the batch has no contexts; pass at least one, those fetched")
         self._inputs = inputs
         self._threads = torch.get_num_threads() if threads is None else threads
-        self._tokens = np.concatenate(parts).astype(np.int64)
-        # Position of a token = its place in the forward, less that of its row, plus what is cached.
-        shifts = inputs.cache_lengths.astype(np.int64) - (ends - counts)
-        self._positions = np.arange(len(self._tokens)) + np.repeat(shifts, counts)
-        self.last_rows = ends - 1
-        self.row_offsets = np.zeros(len(parts) + 1, np.uint32)
-        self.row_offsets[1:] = ends
+        self._tokens = packed.tokens.astype(np.int64)
+        self._positions = packed.positions
+        self.last_rows = packed.last_rows
+        self.row_offsets = packed.row_offsets
         self._tray = LatentTray()
 
     def model_inputs(self, rows: Any = None) -> dict[str, Any]:

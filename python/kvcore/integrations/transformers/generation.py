@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kvcore import PagedKVCacheManager
 from kvcore.integrations.transformers.batch import PackedBatch
@@ -19,12 +18,13 @@ from kvcore.integrations.transformers.checks import (
     check_model,
 )
 from kvcore.integrations.transformers.memory import check_capacity, make_manager, written_tokens
+from kvcore.integrations.transformers.prefixes import is_soon_cached
 from kvcore.integrations.transformers.progress import Report, progress_reports
-from kvcore.integrations.transformers.requests import GenerationResult, Request, read_prompts
+from kvcore.integrations.transformers.requests import GenerationResult, read_prompts, result_of
 from kvcore.integrations.transformers.sampling import Sampler
-from kvcore.integrations.transformers.scheduler import Scheduler
 from kvcore.integrations.transformers.session import paged_attention
 from kvcore.params import require_count
+from kvcore.scheduler import Batch, Request, Scheduler
 
 __all__ = ["generate"]
 
@@ -105,9 +105,9 @@ def generate(
         max_batch_tokens=max_batch_tokens,
     )
     vocabulary = model.get_input_embeddings().num_embeddings
-    requests = read_prompts(prompts, vocabulary, max_new_tokens, num_return_sequences)
-    sampler = Sampler(do_sample=do_sample, temperature=temperature, seed=seed)
     eos = _eos_of(model, eos_token_id)
+    requests = read_prompts(prompts, vocabulary, max_new_tokens, num_return_sequences, eos)
+    sampler = Sampler(do_sample=do_sample, temperature=temperature, seed=seed)
     if not requests:
         return []
     budget = _within(limits, requests, max_batch_tokens)
@@ -115,10 +115,10 @@ def generate(
     check_capacity(manager, requests)
     for request in requests:
         sampler.prepare(request)
-    run = _Run(model, manager, requests, sampler, eos, budget, stream)
+    run = _Run(model, manager, requests, sampler, budget, stream)
     with progress_reports(progress, len(run.requests)) as report:
         run.to_the_end(report)
-    return [request.result() for request in run.requests]
+    return [result_of(request) for request in run.requests]
 
 
 def _eos_of(model: Any, given: Any) -> frozenset[int]:
@@ -161,17 +161,22 @@ class _Run:
         manager: PagedKVCacheManager,
         requests: Sequence[Request],
         sampler: Sampler,
-        eos: frozenset[int],
         max_batch_tokens: int,
         stream: Stream | None,
     ) -> None:
         self.requests = [each for r in requests for each in (r, *r.siblings)]
         self._model = model
         self._manager = manager
-        self._scheduler = Scheduler(manager, requests, max_batch_tokens)
+        self._scheduler = Scheduler(
+            manager,
+            max_batch_tokens=max_batch_tokens,
+            hold=lambda request: is_soon_cached(manager, request, self._scheduler.prefills),
+        )
+        for request in requests:
+            self._scheduler.add(request)
         self._sampler = sampler
-        self._eos = eos
         self._stream = stream
+        self._may_admit = True
         self._ended = 0
         self._generated = 0
 
@@ -179,50 +184,38 @@ class _Run:
         """Step until every sequence has ended; release all of them in any case."""
         try:
             with paged_attention(self._model), torch.inference_mode():
-                while self._scheduler:
-                    self._step()
+                while batch := self._next_batch():
+                    self._step(batch)
                     if report is not None:
                         report(self._ended, self._generated)
         finally:
             self._scheduler.close()
+            for request in self.requests:  # a call may have been cut short beside the books
+                if self._manager.contains(request.context.request_id):
+                    self._manager.release(request.context.request_id)
 
-    def _step(self) -> None:
-        batch = self._scheduler.next_batch()
-        contexts = [request.context for request in batch]
-        packed = PackedBatch(self._manager.fetch(contexts)[0], contexts)
-        # The logits behind an unfinished prompt tell nothing; only the last of a batch can be one.
-        whole = len(batch) - (contexts[-1].active_idx < contexts[-1].end_idx)
-        wanted = packed.last_rows[: max(whole, 1)]
+    def _next_batch(self) -> Batch | None:
+        # From a preemption until a request ends nobody comes: who takes the pages goes next.
+        batch = self._scheduler.next_batch(admit=self._may_admit or not self._scheduler.num_running)
+        if batch is not None and batch.preempted:
+            self._may_admit = False
+        return batch
+
+    def _step(self, batch: Batch) -> None:
+        packed = PackedBatch(batch.inputs[0], batch.contexts)
+        # A prompt that goes on has no next token; its siblings' come out of the same logits.
+        rows, places = np.unique(batch.rows, return_inverse=True)
+        wanted = packed.last_rows[rows] if len(rows) else packed.last_rows[:1]
         logits = self._model(**packed.model_inputs(wanted)).logits[0]
         if len(logits) != len(wanted):  # a model without logits_to_keep answers all
             logits = logits[torch.from_numpy(wanted)]
-        following = np.zeros(len(batch), np.int32)
-        families = [[request, *request.siblings] for request in batch[:whole]]
-        following[:whole] = self._sample(logits[:whole], families)
-        self._scheduler.advance(batch, following, whole)
-        self._book(families)
-
-    def _sample(self, logits: torch.Tensor, families: list[list[Request]]) -> NDArray[np.int32]:
-        """Choose for each request and its siblings; answer the tokens of the requests."""
-        members = [member for family in families for member in family]
-        firsts = np.cumsum([0, *map(len, families)])[:-1]
-        if len(members) > len(families):
-            logits = logits.repeat_interleave(torch.tensor([len(f) for f in families]), dim=0)
-        tokens = self._sampler.choose(logits, members)
-        for member, token in zip(members, tokens.tolist(), strict=True):
-            member.take(token, self._eos)
-        return tokens.take(firsts)
-
-    def _book(self, families: list[list[Request]]) -> None:
-        """Let siblings go on by themselves, release what has ended, tell the caller."""
-        for family in families:
-            for sibling in family[1:]:
-                self._scheduler.fork(family[0], sibling)
-            family[0].siblings = []
-        for member in (member for family in families for member in family):
-            self._generated += 1
-            if member.reason is not None:
-                self._ended += 1
-                self._scheduler.retire(member)
-            if self._stream is not None:
-                self._stream(member.rank[0], member.last)
+        if len(rows) < len(places):
+            logits = logits[torch.from_numpy(places)]
+        tokens = self._sampler.choose(logits[: len(places)], batch.requests)
+        ended = self._scheduler.update(batch, tokens)
+        self._may_admit = self._may_admit or bool(ended)
+        self._ended += len(ended)
+        self._generated += len(tokens)
+        if self._stream is not None:
+            for request in batch.requests:
+                self._stream(request.owner.prompt_index, request.last_token)

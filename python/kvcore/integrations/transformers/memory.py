@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
-from kvcore.integrations.transformers.requests import Request
+from kvcore.scheduler import Request
 
 __all__ = ["check_capacity", "free_memory", "make_manager"]
 
@@ -53,8 +53,8 @@ def check_capacity(manager: PagedKVCacheManager, requests: Sequence[Request]) ->
         needed = written_tokens(request)
         if needed > min(pool, manager.max_seq_len):
             raise CapacityError(
-                f"prompt {request.rank[0]} of {request.num_prompt} tokens comes to {needed} with "
-                f"max_new_tokens, the manager holds {pool} and max_seq_len is "
+                f"prompt {request.owner.prompt_index} of {request.num_prompt} tokens comes to "
+                f"{needed} with max_new_tokens, the manager holds {pool} and max_seq_len is "
                 f"{manager.max_seq_len}; ask for fewer or give it more"
             )
 

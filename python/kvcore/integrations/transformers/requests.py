@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import TextGenerationContext
+from kvcore.scheduler import Request
 
-__all__ = ["GenerationResult", "Request", "read_prompts"]
+__all__ = ["GenerationResult", "PromptSequence", "read_prompts", "result_of"]
 
 FinishReason = Literal["length", "eos"]
 
@@ -40,77 +41,38 @@ class GenerationResult:
     finish_reason: FinishReason
 
 
-class Request:
-    """Follow one sequence from its prompt to its result.
+@dataclass(slots=True)
+class PromptSequence:
+    """Say whose tokens a request generates.
 
     Attributes
     ----------
-    rank : tuple of int
-        Prompt and sequence: lower ones go first.
-    context : TextGenerationContext
-    left : int
-        Tokens still to generate, at most.
-    siblings : list of Request
-        Sequences that go on from the same prompt once it is computed.
-    cached : int
-        Tokens of the prompt that were cached; -1 before it was admitted.
+    prompt_index, number : int
+        The prompt, and which of its sequences.
     draws : float64 array, or None
         The random numbers of its tokens.
-    last : int
-        The token generated last.
-    reason : "length", "eos" or None
-        Why it has ended.
     """
 
-    __slots__ = (
-        "cached",
-        "context",
-        "draws",
-        "last",
-        "left",
-        "num_prompt",
-        "rank",
-        "reason",
-        "siblings",
-    )
+    prompt_index: int
+    number: int
+    draws: NDArray[np.float64] | None = None
 
-    def __init__(
-        self, run: str, rank: tuple[int, int], tokens: NDArray[np.int32], left: int
-    ) -> None:
-        self.rank = rank
-        self.context = TextGenerationContext((run, *rank), tokens)
-        self.num_prompt = len(tokens)
-        self.left = left
-        self.siblings: list[Request] = []
-        self.cached = -1
-        self.draws: NDArray[np.float64] | None = None
-        self.last = -1
-        self.reason: FinishReason | None = None
 
-    @property
-    def num_generated(self) -> int:
-        """Tokens generated so far."""
-        return self.context.end_idx - self.num_prompt
-
-    def take(self, token: int, eos: frozenset[int]) -> None:
-        """Count a token that was generated."""
-        self.last = token
-        self.left -= 1
-        if token in eos:
-            self.reason = "eos"
-        elif self.left == 0:
-            self.reason = "length"
-
-    def result(self) -> GenerationResult:
-        """Sum up a sequence that has ended."""
-        tokens = self.context.tokens[self.num_prompt :].tolist()
-        return GenerationResult(self.rank[0], tokens, self.cached, self.reason or "length")
+def result_of(request: Request) -> GenerationResult:
+    """Sum up a sequence that has ended."""
+    tokens = request.context.tokens[request.num_prompt :].tolist()
+    reason: FinishReason = "eos" if request.finish_reason == "stop" else "length"
+    return GenerationResult(request.owner.prompt_index, tokens, request.cached_tokens, reason)
 
 
 def read_prompts(
-    prompts: Iterable[Any], vocabulary: int, max_new_tokens: int, copies: int
+    prompts: Iterable[Any],
+    vocabulary: int,
+    max_new_tokens: int,
+    copies: int,
+    eos: frozenset[int] = frozenset(),
 ) -> list[Request]:
-    """Check prompts and make a request of each.
+    """Check prompts and make a request of each, with siblings for its other sequences.
 
     Raises
     ------
@@ -123,13 +85,21 @@ def read_prompts(
     first = []
     for i, prompt in enumerate(prompts):
         tokens = _tokens(prompt, i, vocabulary)
-        leader, *rest = (Request(run, (i, n), tokens, max_new_tokens) for n in range(copies))
+        leader, *rest = (
+            Request(
+                TextGenerationContext((run, i, n), tokens),
+                max_new_tokens,
+                stop_tokens=eos,
+                owner=PromptSequence(i, n),
+            )
+            for n in range(copies)
+        )
         leader.siblings = rest
         first.append(leader)
     return first
 
 
-def _tokens(prompt: Sequence[int] | Any, index: int, vocabulary: int) -> NDArray[np.int32]:
+def _tokens(prompt: Any, index: int, vocabulary: int) -> NDArray[np.int32]:
     tokens = np.asarray(prompt)
     if tokens.size == 0:
         raise ValueError(f"prompt {index} is empty, must hold at least one token")

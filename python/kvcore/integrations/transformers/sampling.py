@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcore.integrations.transformers.requests import Request
+from kvcore.scheduler import Request
 
 __all__ = ["Sampler"]
 
@@ -51,8 +51,9 @@ class Sampler:
         if self._temperature is None:
             return
         for each in (request, *request.siblings):
-            numbers = np.random.default_rng([self._seed, *each.rank])
-            each.draws = numbers.random(each.left)
+            whose = each.owner
+            numbers = np.random.default_rng([self._seed, whose.prompt_index, whose.number])
+            whose.draws = numbers.random(each.left)
 
     def choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> NDArray[np.int32]:
         """Answer a token per row.
@@ -72,7 +73,7 @@ class Sampler:
             tokens = logits.argmax(dim=-1)
         else:
             heights = torch.softmax(logits / self._temperature, dim=-1).double().cumsum(dim=-1)
-            drawn = [r.draws[r.num_generated] for r in requests if r.draws is not None]
+            drawn = [r.owner.draws[r.context.end_idx - r.num_prompt] for r in requests]
             marks = torch.tensor(drawn, dtype=torch.float64)[:, None] * heights[:, -1:]
             tokens = torch.searchsorted(heights, marks, right=True)[:, 0]
             tokens = tokens.clamp_max(logits.shape[-1] - 1)

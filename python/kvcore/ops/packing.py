@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokens of a step, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore._hotpath import RaggedKVCacheInputs, TextGenerationContext, pack_active
+from kvcore.context import ContextLike
+from kvcore.ops.batch import PagedBatch
+
+__all__ = ["Packed", "pack"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Packed:
+    """Hold what a model takes of a batch of B rows with T new tokens, in host memory.
+
+    Attributes
+    ----------
+    tokens : int32 [T]
+        The active tokens, row after row.
+    positions : int64 [T]
+        Their places in their sequences.
+    row_offsets : uint32 [B + 1]
+        Row b's tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
+    last_rows : int64 [B]
+        Where the last token of each row is, whose logits tell what comes next.
+    max_length : int
+        Most tokens of a row.
+    """
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int64]
+    row_offsets: NDArray[np.uint32]
+    last_rows: NDArray[np.int64]
+    max_length: int
+
+
+def pack(
+    inputs: RaggedKVCacheInputs | PagedBatch,
+    contexts: Sequence[TextGenerationContext | ContextLike],
+) -> Packed:
+    """Put the active tokens of a batch side by side.
+
+    Parameters
+    ----------
+    inputs : RaggedKVCacheInputs or PagedBatch
+        What ``fetch`` handed out for `contexts`.
+    contexts : sequence of contexts [B]
+        The rows of `inputs`, in the same order, not updated since.
+
+    Returns
+    -------
+    Packed
+
+    Raises
+    ------
+    ValueError
+        Not as many contexts as rows, or one that stands elsewhere than its row.
+    TypeError
+        Something that is no context.
+
+    Notes
+    -----
+    One native call, O(B + T). Lengths on a GPU are not read back, so that only their number is
+    checked.
+
+    Examples
+    --------
+    >>> from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
+    >>> params = KVCacheParams("float32", 1, 8, 1, page_size=4)
+    >>> manager = PagedKVCacheManager(params, max_batch_size=2, max_seq_len=16, num_pages=4)
+    >>> batch = [TextGenerationContext("a", [5, 6, 7]), TextGenerationContext("b", [8])]
+    >>> for context in batch:
+    ...     manager.claim(context.request_id)
+    >>> packed = ops.pack(manager.fetch(batch)[0], batch)
+    >>> packed.tokens.tolist(), packed.positions.tolist(), packed.last_rows.tolist()
+    ([5, 6, 7, 8], [0, 1, 2, 0], [2, 3])
+    """
+    packed = Packed(*pack_active(contexts))
+    lengths = inputs.cache_lengths
+    if len(lengths) != len(packed.last_rows):
+        raise ValueError(
+            f"{len(packed.last_rows)} contexts for inputs of {len(lengths)} rows; "
+            f"pass those that were fetched"
+        )
+    if isinstance(lengths, np.ndarray) and len(lengths):
+        starts = packed.positions[packed.row_offsets[:-1]]
+        if not np.array_equal(starts, lengths):
+            row = int(np.argmax(starts != lengths))
+            raise ValueError(
+                f"row {row} has {lengths[row]} tokens written, its context has {starts[row]}; "
+                f"pack what was fetched before it is updated"
+            )
+    return packed

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into a scheduler, and what it hands out for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore._hotpath import RaggedKVCacheInputs
+from kvcore.params import require_count
+
+__all__ = ["Batch", "Request"]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """Follow one sequence from its prompt to its last token.
+
+    Parameters
+    ----------
+    context : context, or callable that returns one
+        Holds the prompt. A callable is called when the request is first tried, so that a long queue
+        holds no tokens; `num_prompt`, the tokens of the prompt, is then needed.
+    left : int
+        Tokens still to generate, at most.
+    stop_tokens : collection of int
+        Each of them ends the sequence.
+    siblings : list of Request
+        Sequences that go on from the same prompt, each with a context of its own that holds it:
+        they are forked when the prompt is computed.
+    owner : object
+        Whatever the caller wants to find again.
+
+    Attributes
+    ----------
+    rank, replica : int
+        Place in the order of arrival, -1 before it was added; where it runs, or ran last.
+    cached_tokens : int
+        Tokens that were cached when it was first admitted, -1 before; of a fork the whole prompt.
+    written : int
+        Tokens that were written when it was last preempted.
+    last_token : int
+        The token generated last, -1 before the first.
+    finish_reason : "length", "stop", "cancelled" or None
+        Why it has ended.
+    """
+
+    context: Any
+    left: int
+    stop_tokens: Collection[int] = frozenset()
+    siblings: list[Request] = field(default_factory=list)
+    num_prompt: int = 0
+    owner: Any = None
+    rank: int = field(default=-1, init=False)
+    replica: int = field(default=0, init=False)
+    cached_tokens: int = field(default=-1, init=False)
+    written: int = field(default=0, init=False)
+    last_token: int = field(default=-1, init=False)
+    finish_reason: Literal["length", "stop", "cancelled"] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = self.num_prompt or self.context.end_idx
+        require_count(left=self.left, num_prompt=self.num_prompt)
+
+    @property
+    def unwritten(self) -> int:
+        """Tokens of the context that the model has not run yet."""
+        return int(self.context.end_idx - self.context.start_idx)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Batch:
+    """Say what a step runs: B rows, of which S sequences get a token.
+
+    Attributes
+    ----------
+    contexts : list of contexts [B]
+        The rows, replica after replica.
+    inputs : list of RaggedKVCacheInputs
+        What the kernels need, one per device.
+    requests : list of Request [S]
+        Who gets a token. A row whose prompt goes on in a later step gets none, one whose prompt
+        ends gets one more for each sibling, directly behind its own.
+    rows : int64 [S]
+        The row whose last logits tell each of them.
+    num_steps : int
+        Tokens for each of them; more than 1 only where no prompt runs.
+    completed : list of Request
+        Those whose prompt, with what they had generated before a preemption, ends with this step.
+    admitted, preempted : list of Request
+        Those that came, or came back, with this step; those that were sent back to the queue.
+    copies : int32 [n, 4]
+        For a manager without a pool, ``take_copies()``: to be done before the kernels run.
+    """
+
+    contexts: list[Any]
+    inputs: list[RaggedKVCacheInputs]
+    requests: list[Request]
+    rows: NDArray[np.int64]
+    num_steps: int
+    completed: list[Request]
+    admitted: list[Request]
+    preempted: list[Request]
+    copies: NDArray[np.int32]

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests run in the next step of an engine, and what becomes of memory that is short.
+
+A step runs the next token of every sequence that generates and, in what is left of its tokens, the
+prompts that are not computed yet, in chunks, oldest first. Requests are admitted in the order in
+which they came. When the next tokens do not fit the pool, the request that came last goes back to
+the front of the queue and its pages go; it comes back with what is still cached.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from itertools import count
+from operator import attrgetter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.context import update_batch
+from kvcore.errors import CapacityError, InsufficientBlocksError
+from kvcore.paged import PagedKVCacheManager
+from kvcore.params import require_count
+from kvcore.requests import Batch, Request
+
+__all__ = ["Batch", "Request", "Scheduler"]
+
+_rank = attrgetter("rank")
+_NO_COPIES = np.empty((0, 4), np.int32)
+
+
+class Scheduler:
+    """Batch requests continuously over one manager.
+
+    Parameters
+    ----------
+    manager : PagedKVCacheManager
+        With or without a pool, with any number of replicas and tiers; others may use it as well.
+    max_running : int, optional
+        Sequences that run at a time; by default as many as the manager takes.
+    max_batch_tokens, max_prompt_tokens : int
+        Tokens of a step, and of these those of prompts; by default whatever is left.
+    num_steps : int
+        Tokens per sequence in a step that runs no prompt, or 1 where so many do not fit the pool.
+    hold : callable(request) -> bool, optional
+        Asked before a request joins others: True leaves it in the queue, and others may go first.
+    update : callable(contexts, tokens)
+        Hands contexts their tokens.
+
+    Attributes
+    ----------
+    waiting, prefills, decodes : list of Request
+        Where requests are, to be read only: in the queue, without pages; with a prompt that is not
+        computed, whose siblings are nowhere yet; generating, in rows that keep their places: the
+        last one fills a hole, so that one row of the page table changes.
+    num_preemptions, recomputed_tokens : int
+        How often a request was sent back to the queue, and the tokens run again for that.
+
+    Examples
+    --------
+    >>> from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
+    >>> from kvcore.scheduler import Request, Scheduler
+    >>> params = KVCacheParams("float32", 1, 8, 1, page_size=4)
+    >>> scheduler = Scheduler(PagedKVCacheManager(params, 2, max_seq_len=64, num_pages=16))
+    >>> scheduler.add(Request(TextGenerationContext("a", [1, 2, 3]), 2))
+    >>> while batch := scheduler.next_batch():
+    ...     ended = scheduler.update(batch, [7] * len(batch.requests))
+    >>> ended[0].context.tokens.tolist(), ended[0].finish_reason
+    ([1, 2, 3, 7, 7], 'length')
+    """
+
+    def __init__(
+        self,
+        manager: PagedKVCacheManager,
+        *,
+        max_running: int | None = None,
+        max_batch_tokens: int = 2048,
+        max_prompt_tokens: int | None = None,
+        num_steps: int = 1,
+        hold: Callable[[Request], bool] | None = None,
+        update: Callable[[list[Any], NDArray[np.int32]], object] = update_batch,
+    ) -> None:
+        max_running = manager.max_batch_size if max_running is None else max_running
+        max_prompts = max_batch_tokens if max_prompt_tokens is None else max_prompt_tokens
+        require_count(max_running=max_running, max_batch_tokens=max_batch_tokens)
+        require_count(max_prompt_tokens=max_prompts, num_steps=num_steps)
+        self._manager = manager
+        self._max_running = min(max_running, manager.max_batch_size, max_batch_tokens)
+        self._budgets = max_batch_tokens, max_prompts
+        self._num_steps = num_steps
+        self._hold = hold
+        self._update = update
+        self._live: dict[int, Request] = {}  # by rank
+        self._ranks = count()
+        self._may_admit = True  # something was released since a request did not fit
+        self._batch: Batch | None = None  # handed out, not booked yet
+        self._running: list[Request] = []  # the rows of the last one
+        self._contexts: list[Any] = []
+        self.waiting: list[Request] = []
+        self.prefills: list[Request] = []
+        self.decodes: list[Request] = []
+        self.num_preemptions = 0
+        self.recomputed_tokens = 0
+
+    def __len__(self) -> int:
+        """Count the requests that have not ended."""
+        return len(self._live)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self.prefills) + len(self.decodes)
+
+    # -- requests come and go ----------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Put a request, with its siblings, at the end of the queue.
+
+        Raises
+        ------
+        CapacityError
+            It can never fit the pool, or the manager's ``max_seq_len``.
+        ValueError
+            It was added before.
+        """
+        family = (request, *request.siblings)
+        for each in family:
+            self._check(each)
+        for each in family:
+            each.rank = next(self._ranks)
+            self._live[each.rank] = each
+        self.waiting.append(request)
+
+    def _check(self, request: Request) -> None:
+        if request.rank >= 0:
+            raise ValueError(f"request {request.rank} was added before; it is served once")
+        pool = self._manager.total_num_pages * self._manager.params.page_size
+        tokens = request.num_prompt + request.left - 1  # the last one is not written
+        if tokens > pool or tokens + self._num_steps - 1 > self._manager.max_seq_len:
+            raise CapacityError(
+                f"a request comes to {tokens} tokens in steps of {self._num_steps}, the pool holds "
+                f"{pool} and max_seq_len is {self._manager.max_seq_len}; ask for fewer tokens"
+            )
+
+    def cancel(self, request: Request) -> None:
+        """End a request, and the siblings that wait for its prompt; a batch that is out is void."""
+        for each in (request, *request.siblings):
+            if self._live.pop(each.rank, None) is None:
+                continue
+            each.finish_reason = "cancelled"
+            self._batch = None
+            if each in self.waiting:
+                self.waiting.remove(each)
+            elif each in self.prefills or each in self.decodes:
+                self._release(each)
+            for other in self._live.values():
+                if each in other.siblings:
+                    other.siblings.remove(each)
+
+    def close(self) -> None:
+        """Cancel every request."""
+        for request in list(self._live.values()):
+            self.cancel(request)
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def next_batch(self, *, admit: bool = True) -> Batch | None:
+        """Choose what runs next and fetch it; None when there is nothing.
+
+        Parameters
+        ----------
+        admit : bool
+            Whether requests that wait may join those that run.
+
+        Raises
+        ------
+        InsufficientBlocksError
+            Others hold so many pages that not one request fits.
+        """
+        self._batch = None
+        admitted, preempted = list[Request](), list[Request]()
+        may_admit = admit and (self._may_admit or not self.num_running)
+        is_admitting = may_admit and self.waiting and self.num_running < self._max_running
+        num_steps = 1 if is_admitting else self._num_steps
+        if is_admitting:
+            self._make_room(preempted)  # for those that run, before anybody else takes it
+            if not preempted:
+                self._admit(admitted)
+        while self.num_running or (admit and self._admit(admitted)):
+            self._batch = self._fetch(num_steps, admitted, preempted)
+            if self._batch is not None:
+                return self._batch
+            num_steps = self._make_room(preempted, num_steps)
+        if admit and self.waiting:
+            raise InsufficientBlocksError(
+                f"{self.waiting[0].context.end_idx} tokens do not fit into the "
+                f"{self._manager.num_free_blocks} free pages of {self._manager.total_num_pages}; "
+                f"release what else holds pages"
+            )
+        return None
+
+    def update(self, batch: Batch, tokens: Any) -> list[Request]:
+        """Book a step: hand out its tokens, commit its pages, release what has ended.
+
+        Parameters
+        ----------
+        batch : Batch
+            What ``next_batch`` handed out last.
+        tokens : int [S], or [num_steps, S]
+            For ``batch.requests``; those behind the last one of a sequence are dropped.
+
+        Returns
+        -------
+        list of Request
+            Those that have ended.
+
+        Raises
+        ------
+        ValueError
+            Another batch, or another number of tokens; nothing has changed.
+        """
+        given = np.atleast_2d(np.asarray(tokens, np.int32))
+        if batch is not self._batch or given.shape != (batch.num_steps, len(batch.requests)):
+            raise ValueError(
+                f"{given.shape} tokens for {batch.num_steps} steps of {len(batch.requests)} "
+                f"requests; expected a token of each, of the batch that was handed out last"
+            )
+        self._batch = None
+        ended = self._hand_out(batch, given)
+        self._manager.step(batch.contexts)
+        for request in batch.completed:
+            self.prefills.remove(request)
+            self.decodes.append(request)
+            for sibling in request.siblings:
+                self._fork(request, sibling)
+            request.siblings = []
+        # The last row first, for each hole is filled with one that stays; a sibling may have none.
+        rows = (self.decodes.index(request) for request in ended if request in self.decodes)
+        for row in sorted(rows, reverse=True):
+            self._release(self.decodes[row])
+        for request in ended:
+            del self._live[request.rank]
+        return ended
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def _make_room(self, preempted: list[Request], num_steps: int = 1) -> int:
+        """Reserve the next tokens of all that run: one by preemption, `num_steps` if they fit."""
+        while True:
+            running = self.decodes + self.prefills
+            contexts = [request.context for request in running]
+            fitting = self._manager.maybe_reserve_batch(contexts)
+            if fitting == len(contexts):
+                break
+            replica = running[fitting].replica
+            request = max((r for r in running if r.replica == replica), key=_rank)
+            request.written = request.context.start_idx
+            self._release(request)
+            insort(self.waiting, request, key=_rank)
+            preempted.append(request)
+            self.num_preemptions += 1
+        if num_steps > 1 and self._manager.maybe_reserve_batch(contexts, num_steps) < fitting:
+            return 1
+        return num_steps
+
+    def _admit(self, admitted: list[Request]) -> bool:
+        """Admit in order while there is room in the step, the batch and the pool."""
+        budget = self._prompt_budget() - sum(request.unwritten for request in self.prefills)
+        place = 0
+        while place < len(self.waiting) and budget > 0 and self.num_running < self._max_running:
+            request = self.waiting[place]
+            if self._hold is not None and self.num_running and self._hold(request):
+                place += 1
+                continue
+            self._may_admit = self._claim(request)
+            if not self._may_admit:
+                break
+            self.prefills.append(self.waiting.pop(place))
+            admitted.append(request)
+            budget -= request.unwritten
+        return bool(self.prefills)
+
+    def _claim(self, request: Request) -> bool:
+        """Claim and reserve on the replica with the best hit or, when it is full, the emptiest."""
+        if callable(request.context):
+            request.context = request.context()
+        if self._manager.num_replicas == 1:
+            return self._claim_on(request, 0)
+        best = self._manager.get_or_recommend_replica(request.context)
+        return self._claim_on(request, best) or self._claim_on(request, "auto")
+
+    def _claim_on(self, request: Request, replica: int | Literal["auto"]) -> bool:
+        manager, context = self._manager, request.context
+        try:
+            manager.claim(context.request_id, replica)
+        except CapacityError:  # others have claimed the rest of the replica
+            return False
+        fits = False
+        try:
+            fits = manager.maybe_reserve(context)
+        finally:
+            if not fits:
+                manager.release(context.request_id)
+        if fits:
+            request.replica = manager.get_replica(context) if replica == "auto" else replica
+            if request.cached_tokens < 0:
+                request.cached_tokens = context.start_idx
+            self.recomputed_tokens += max(0, request.written - context.start_idx)
+        return fits
+
+    def _fork(self, parent: Request, sibling: Request) -> None:
+        """Start a sibling on the pages of its prompt, later where there is no room now."""
+        sibling.context.update(sibling.last_token)
+        if sibling.finish_reason is None:
+            try:
+                if self.num_running == self._max_running:
+                    raise CapacityError("all rows are taken")
+                self._manager.fork(parent.context.request_id, sibling.context)
+            except CapacityError:  # or others have claimed the rest of the replica
+                insort(self.waiting, sibling, key=_rank)
+                return
+            sibling.replica = parent.replica
+            self.decodes.append(sibling)
+        sibling.cached_tokens = sibling.num_prompt
+
+    def _release(self, request: Request) -> None:
+        if request in self.prefills:
+            self.prefills.remove(request)
+        else:
+            self.decodes[self.decodes.index(request)] = self.decodes[-1]
+            self.decodes.pop()
+        self._manager.release(request.context.request_id)
+        self._may_admit = True
+
+    # -- rows and tokens ---------------------------------------------------------------------
+
+    def _prompt_budget(self) -> int:
+        of_all, of_prompts = self._budgets
+        return min(of_all - len(self.decodes), of_prompts)
+
+    def _cut_chunks(self) -> list[Request]:
+        """Share the step's tokens among the prompts, oldest first."""
+        budget = self._prompt_budget()
+        chunks = []
+        for request in self.prefills:
+            if budget <= 0:
+                break
+            length = min(budget, request.unwritten)
+            request.context.active_idx = request.context.start_idx + length
+            chunks.append(request)
+            budget -= length
+        return chunks
+
+    def _fetch(self, num_steps: int, come: list[Request], gone: list[Request]) -> Batch | None:
+        """Fetch all that runs in this step; None where its next tokens do not fit the pool."""
+        manager, chunks = self._manager, self._cut_chunks()
+        num_steps = 1 if chunks else num_steps
+        running = self.decodes + chunks
+        if manager.num_replicas > 1:
+            running.sort(key=attrgetter("replica"))
+        if running != self._running:  # the manager knows a list again
+            self._running = running
+            self._contexts = [request.context for request in running]
+        try:
+            inputs = manager.fetch(self._contexts, num_steps)
+        except InsufficientBlocksError:
+            return None
+        requests, rows = running, np.arange(len(running))
+        completed = [r for r in chunks if r.context.active_idx == r.context.end_idx]
+        if chunks:
+            going_on = chunks[len(completed) :]
+            families = [() if r in going_on else (r, *r.siblings) for r in running]
+            requests = [request for family in families for request in family]
+            rows = np.repeat(rows, [len(family) for family in families])
+        copies = manager.take_copies() if inputs[0].blocks is None else _NO_COPIES
+        batch = self._contexts, inputs, requests, rows, num_steps, completed
+        return Batch(*batch, come, gone, copies)
+
+    def _hand_out(self, batch: Batch, tokens: NDArray[np.int32]) -> list[Request]:
+        """Give every row its tokens, step by step; return the requests that end."""
+        contexts, requests = batch.contexts, batch.requests
+        by_row = np.zeros((len(tokens), len(contexts)), np.int32)
+        by_row[:, batch.rows[::-1]] = tokens[:, ::-1]  # of a family the first, which comes last
+        ended: list[Request] = []
+        for step in range(len(tokens)):
+            self._update(contexts, by_row[step])  # drops the token of a prompt that goes on
+            for request, token in zip(requests, tokens[step].tolist(), strict=True):
+                request.last_token = token
+                request.left -= 1
+                is_stop = token in request.stop_tokens
+                if is_stop or request.left == 0:
+                    request.finish_reason = "stop" if is_stop else "length"
+                    ended.append(request)
+            if ended and step + 1 < len(tokens):  # the rest goes on, a row each
+                going_on = [row for row, r in enumerate(requests) if r.finish_reason is None]
+                requests = [requests[row] for row in going_on]
+                contexts = [contexts[row] for row in going_on]
+                tokens = by_row = tokens[:, going_on]
+        return ended
