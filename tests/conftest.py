@@ -7,7 +7,8 @@ Environment:
     Comma-separated modules and programs that must be there: a test that would be skipped for want
     of one fails.
 ``HYPOTHESIS_PROFILE``
-    ``ci`` (the default) or ``deep`` (ten times the examples).
+    ``random`` (the default), ``ci`` (the same examples at each run) or ``deep`` (ten times as many
+    as ``random``).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import pytest
 
 REQUIRED = frozenset(filter(None, os.environ.get("KVCORE_REQUIRE", "").split(",")))
 
-hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
-hypothesis.settings.register_profile(
-    "deep", hypothesis.settings.get_profile("ci"), max_examples=1000
-)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+RANDOM = hypothesis.settings(max_examples=100, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("random", RANDOM)
+hypothesis.settings.register_profile("ci", RANDOM, derandomize=True, database=None)
+hypothesis.settings.register_profile("deep", RANDOM, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "random"))
 
 
 def require(module: str) -> ModuleType:

@@ -61,7 +61,8 @@ struct CacheManagerProbe {
 /// The nodes of the default namespace of a tree, parents first, siblings in their order.
 class TreeNodes {
    public:
-    explicit TreeNodes(const kvcore::PrefixTree& tree) : page_size_(tree.page_size()) {
+    explicit TreeNodes(const kvcore::PrefixTree& tree)
+        : page_size_(tree.page_size()), policy_(tree.policy()) {
         static_cast<void>(tree.num_evictable());  // counts what is protected
         nodes_.push_back(tree.find_namespace(""));
         for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -78,25 +79,22 @@ class TreeNodes {
     }
     [[nodiscard]] std::int32_t page_size() const { return page_size_; }
 
-    /// Listed nodes, the next victim first.
+    /// Candidates for eviction, the next victim first.
     [[nodiscard]] std::vector<int> eviction_order() const {
-        std::vector<const kvcore::EvictionHook*> listed;
-        for (const kvcore::TreeNode* node : nodes_) {
-            if (node->is_listed()) listed.push_back(node);
-        }
-        const auto is_first = [&](const kvcore::EvictionHook* hook) {
-            return std::find(listed.begin(), listed.end(), hook->prev) == listed.end();
-        };
+        std::vector<kvcore::NodeId> ids(nodes_.size());
+        ids.resize(policy_.upcoming(ids.data(), ids.size()));
         std::vector<int> order;
-        const auto first = std::find_if(listed.begin(), listed.end(), is_first);
-        const kvcore::EvictionHook* at = first == listed.end() ? nullptr : *first;
-        for (; order.size() < listed.size(); at = at->next) {
-            order.push_back(index_of(static_cast<const kvcore::TreeNode*>(at)));
+        for (const kvcore::NodeId id : ids) {
+            const auto found =
+                std::find_if(nodes_.begin(), nodes_.end(),
+                             [id](const kvcore::TreeNode* node) { return node->id == id; });
+            order.push_back(static_cast<int>(found - nodes_.begin()));
         }
         return order;
     }
 
    private:
     std::int32_t page_size_;
+    const kvcore::EvictionPolicy& policy_;
     std::vector<const kvcore::TreeNode*> nodes_;
 };

@@ -37,10 +37,7 @@ const std::vector<std::string>& all_names() {
 
 /// A tree, the pins on it, and room for what a call takes: only the tree asks for memory.
 struct Scene {
-    explicit Scene(std::unique_ptr<kvcore::LruPolicy> lru = std::make_unique<kvcore::LruPolicy>())
-        : policy(*lru), tree(kPageSize, std::move(lru)) {
-        held.reserve(64);
-    }
+    Scene() : tree(kPageSize) { held.reserve(64); }
 
     void insert(TreeNode* at, const Tokens& tokens) {
         const auto n = static_cast<std::int32_t>(tokens.size()) / kPageSize;
@@ -59,7 +56,7 @@ struct Scene {
     }
     /// Takes the scene apart.
     std::string text() {
-        std::string text = TreeText(tree, policy).of(all_names());
+        std::string text = TreeText(tree).of(all_names());
         for (const auto& [index, cached] : duplicates) {
             text += std::to_string(index) + " is " + std::to_string(cached) + "\n";
         }
@@ -73,7 +70,6 @@ struct Scene {
         return text;
     }
 
-    kvcore::LruPolicy& policy;
     PrefixTree tree;
     std::vector<kvcore::DuplicatePage> duplicates;
     std::vector<TreeNode*> held;
@@ -117,7 +113,8 @@ void families_of_any_size_grow() {
         for (std::int32_t n = first; n <= last; ++n) a_family_of_any_size_grows(n);
     };
     try_sizes(0, 50);       // the list is sorted, chunks of the order split, its directory grows
-    try_sizes(251, 257);    // the nodes need a second block
+    try_sizes(59, 65);      // the policy's array grows
+    try_sizes(302, 308);    // the nodes need a second block
     try_sizes(735, 753);    // the chunks need a second block
     try_sizes(1019, 1027);  // the index needs a second segment
 }

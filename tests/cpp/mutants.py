@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Break the cache manager in known ways and see that exploring its interleavings notices.
 
-    python tests/cpp/mutants.py [--only NAME] [--jobs N] [--cmake-arg ARG ...]
+    python tests/cpp/mutants.py [--only NAME] [--jobs N] [--folder F] [--cmake-arg ARG ...]
 
-Works on a copy of the tree. Each mutant replaces text that must be there exactly once. Its row says
-how deep the shortest sequence is that shows it, to the laws of the manager and, without asking
-those, to a reader of the pages.
+Works on a copy of the tree, which is mended when it ends. Each mutant replaces text that must be
+there exactly once. Its row says how deep the shortest sequence is that shows it, to the laws of the
+manager and, without asking those, to a reader of the pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,10 +137,11 @@ MUTANTS = (
 
 def copy_tree(where: Path) -> None:
     """Copy what the explorer is built from."""
+    where.mkdir(parents=True, exist_ok=True)
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, where / name)
+            shutil.copytree(source, where / name, dirs_exist_ok=True)
         else:
             shutil.copy2(source, where / name)
 
@@ -166,6 +169,12 @@ def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, st
     return "-", "not found"
 
 
+def both_searches(where: Path, mutant: Mutant) -> list[tuple[str, str]]:
+    """Search with the laws and without them, at the same time."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(partial(search, where, mutant), ((), ("--contents",))))
+
+
 def described(output: str) -> tuple[str, str]:
     """Take a violation's depth, text and sequence out of what the explorer printed."""
     found = re.search(r"VIOLATION in \S+ at depth (\d+): (.*)\n\s*(.*)", output)
@@ -179,14 +188,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="mutants whose name contains this")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
+    parser.add_argument("--folder", type=Path, help="where the copy is to stay, with its build")
     parser.add_argument("--cmake-arg", action="append", default=[], help="for the first cmake call")
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if options.only is None or options.only in m.name]
     unnoticed = 0
     with tempfile.TemporaryDirectory(prefix="kvcore-mutants-") as folder:
-        where = Path(folder)
+        where = options.folder or Path(folder)
         copy_tree(where)
-        configure = ["cmake", "-S", folder, "-B", str(where / "build"), "-DKVCORE_CUDA=OFF"]
+        configure = ["cmake", "-S", str(where), "-B", str(where / "build"), "-DKVCORE_CUDA=OFF"]
         subprocess.run([*configure, *options.cmake_arg], check=True, capture_output=True)
         build(where, options.jobs)
         print(f"{'mutant':52} {'laws':>4} {'contents':>8} {'seconds':>7}")
@@ -199,8 +209,7 @@ def main() -> int:
                 sys.exit(f"{mutant.name}: {count} times in {mutant.path}, must be 1:\n{mutant.old}")
             path.write_text(text.replace(mutant.old, mutant.new))
             build(where, options.jobs)
-            laws, why = search(where, mutant, ())
-            contents, read = search(where, mutant, ("--contents",))
+            (laws, why), (contents, read) = both_searches(where, mutant)
             path.write_text(text)
             seconds = time.monotonic() - begin
             print(f"{mutant.name:52} {laws:>4} {contents:>8} {seconds:7.0f}")

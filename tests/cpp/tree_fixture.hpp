@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -15,7 +17,9 @@ class TreeFixture {
     using Tokens = std::vector<kvcore::TokenId>;
     using Ids = std::vector<kvcore::BlockId>;
 
-    explicit TreeFixture(std::int32_t page_size) : tree(page_size) {}
+    explicit TreeFixture(std::int32_t page_size,
+                         std::unique_ptr<kvcore::EvictionPolicy> policy = nullptr)
+        : tree(page_size, std::move(policy)) {}
 
     kvcore::PrefixTree tree;
     std::vector<kvcore::DuplicatePage> duplicates;  // of the last insertion

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,11 +15,11 @@
 /// same. Asks for no count, so that pins which wait to be counted go on waiting.
 class TreeText {
    public:
-    TreeText(const kvcore::PrefixTree& tree, kvcore::EvictionPolicy& policy)
-        : tree_(tree), policy_(policy) {}
+    explicit TreeText(const kvcore::PrefixTree& tree) : tree_(tree) {}
 
     /// Everything in these namespaces, and the order of eviction.
     [[nodiscard]] std::string of(const std::vector<std::string>& namespaces) {
+        nodes_.clear();
         text_ = std::to_string(tree_.num_cached()) + " pages in " +
                 std::to_string(tree_.num_nodes()) + " runs\n";
         for (const std::string& name : namespaces) {
@@ -31,10 +32,9 @@ class TreeText {
             }
         }
         text_ += "goes:";
-        for (const kvcore::EvictionHook* entry = policy_.victim(); entry != nullptr;
-             entry = policy_.likely_after(*entry)) {
-            add_place(static_cast<const kvcore::TreeNode*>(entry));
-        }
+        std::vector<kvcore::NodeId> order(nodes_.size());
+        order.resize(tree_.policy().upcoming(order.data(), order.size()));
+        for (const kvcore::NodeId id : order) add_place(nodes_.at(id));
         return text_ + "\n";
     }
 
@@ -45,6 +45,7 @@ class TreeText {
         text_ += " " + std::to_string(last) + "@" + std::to_string(node->end());
     }
     void add(const kvcore::TreeNode* node) {
+        nodes_[node->id] = node;
         text_ += std::to_string(node->start) + ":";
         for (std::int32_t page = 0; page < node->num_pages && !node->is_root(); ++page) {
             text_ += " " + std::to_string(node->ids(tree_.page_size())[page]) + "(";
@@ -66,6 +67,6 @@ class TreeText {
     }
 
     const kvcore::PrefixTree& tree_;
-    kvcore::EvictionPolicy& policy_;
+    std::map<kvcore::NodeId, const kvcore::TreeNode*> nodes_;
     std::string text_;
 };

@@ -37,6 +37,36 @@ def test_options_print_version_and_paths(capsys: pytest.CaptureFixture[str]) -> 
     assert shown(capsys, "--includes") == f"{kvcore.get_include()}\n"
 
 
+def without_libraries(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program where a library of the extra `cli` is not installed."""
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from kvcore.__main__ import main; sys.exit(main())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_builds_find_the_library_without_the_extra(missing: str) -> None:
+    for option, path in (
+        ("--cmakedir", kvcore.get_cmake_dir()),
+        ("--includes", kvcore.get_include()),
+    ):
+        done = without_libraries(missing, option)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+@pytest.mark.parametrize("arguments", [[], ["demo"], ["--cmakedir", "info"]])
+def test_without_the_extra_one_line_says_how_to_get_it(missing: str, arguments: list[str]) -> None:
+    done = without_libraries(missing, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    line = f"kvcore: error: the command line needs {missing}; pip install 'kvcore[cli]'\n"
+    assert done.stderr == line
+
+
 @pytest.mark.parametrize("command", [[], ["demo"], ["replay"], ["plan"], ["info"]])
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert f"Example: kvcore {' '.join(command)}" in shown(capsys, *command, "--help")

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import kvcore
 from foreign_context import Context
 from lockstep import Lockstep, Request
-from reference import Namespace
+from reference_claims import Namespace
 
 NAMESPACES: list[Namespace] = [(None, None), ("", None), (None, ""), ("a", "b"), ("ab", "")]
 NUM_STEPS = st.sampled_from([1, 1, 1, 2, 5])

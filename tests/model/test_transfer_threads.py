@@ -24,6 +24,8 @@ __all__ = ["switch_often"]
 
 pytestmark = pytest.mark.usefixtures("switch_often")
 
+TURNS = 250  # of each thread
+
 GONE = (kvcore.RequestNotFoundError, kvcore.InvalidHandleError)
 
 
@@ -47,12 +49,12 @@ class Served:
 class Shop:
     """What the threads share."""
 
-    def __init__(self, manager: Any, replicas: int, seconds: float) -> None:
+    def __init__(self, manager: Any, replicas: int, turns: int) -> None:
         self.manager, self.replicas = manager, replicas
         self.pages = Pages(manager)
         self.open: list[Served] = []
         self.lock = threading.Lock()
-        self.deadline = time.monotonic() + seconds
+        self.turns = turns
 
     def add(self, served: Served) -> None:
         with self.lock:
@@ -76,7 +78,7 @@ class Worker:
         self.count = 0
 
     def work(self) -> None:
-        while time.monotonic() < self.shop.deadline:
+        for _ in range(self.shop.turns):
             self.turn()
         for served in self.running:
             self.let_go(served)
@@ -227,7 +229,7 @@ class Case:
         return "-".join(map(str, dataclasses.astuple(self)))
 
 
-def serve(case: Case, seconds: float) -> None:
+def serve(case: Case, turns: int) -> None:
     replicas, host_pages, fails = case.replicas, case.host_pages, case.fails
     manager: Any = make_manager(
         4,
@@ -238,7 +240,7 @@ def serve(case: Case, seconds: float) -> None:
         params=with_host(4, host_pages, head_dim=case.head_dim),
         enable_runtime_checks=False,
     )
-    shop = Shop(manager, replicas, seconds)
+    shop = Shop(manager, replicas, turns)
     if fails is not None:
         manager._set_copier(InPieces(manager._copier.run, fails))
         if host_pages:
@@ -274,9 +276,9 @@ def case(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> An
 
 
 def test_threads_meddle_with_each_others_requests(case: Case) -> None:
-    serve(case, 0.7)
+    serve(case, TURNS)
 
 
 @pytest.mark.slow
 def test_threads_meddle_for_long(case: Case) -> None:
-    serve(case, 10.0)
+    serve(case, 15 * TURNS)

@@ -106,6 +106,7 @@ def test_every_kernel_is_built() -> None:
     assert listed == {source.name for source in SOURCES}
 
 
+@pytest.mark.slow  # compiles every kernel once more
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_kernels_keep_to_their_budgets(source: Path, tmp_path: Path) -> None:
     folders = [f"-I{ROOT / 'cpp' / folder}" for folder in ("include", "cuda", "src")]

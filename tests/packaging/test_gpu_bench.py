@@ -20,6 +20,8 @@ HERE = Path(__file__).resolve().parent
 BENCH = HERE.parents[1] / "bench"
 EXAMPLE = HERE / "gpu_result.json"
 
+pytestmark = pytest.mark.slow  # runs bench scripts
+
 
 class Graph:
     """Calls in the place of a graph of kernels."""

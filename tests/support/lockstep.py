@@ -14,7 +14,7 @@ import numpy.typing as npt
 import kvcore
 from builders import make_manager, with_host
 from foreign_context import Context, Refused
-from reference import Key, Namespace, Page
+from reference_claims import Key, Namespace, Page
 from reference_tier import Manager
 from source_hint import SourceHint
 
@@ -85,6 +85,7 @@ class Lockstep:
             caching=caching,
             dedup=dedup,
             partial=partial,
+            copies_at_once=bool(self.pools),
             host_pages=host_pages,
         )
         self.requests: list[Request] = []
@@ -284,6 +285,7 @@ class Lockstep:
     def check_copies(self, copies: Any) -> None:
         assert sorted(copies[:, 3].tolist()) == sorted(self.model.copies)
         self.model.copies.clear()
+        self.model.read.clear()
 
     def check_counts(self) -> None:
         replicas = range(len(self.model.cache))

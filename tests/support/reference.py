@@ -8,7 +8,6 @@ next victim) is derived from it and from the claims each time it is asked for.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -16,47 +15,7 @@ from typing import Any
 
 from foreign_context import Context, Refused
 from no_tier import NoTier
-
-Namespace = tuple[str | None, str | None]
-Key = tuple[Namespace, tuple[int, ...]]
-
-
-@dataclasses.dataclass(eq=False)
-class Page:
-    """A page's identity; `stamp` is the time of its last release while it is cached."""
-
-    cached: bool = False
-    stamp: int = 0
-
-
-@dataclasses.dataclass(eq=False)
-class Claim:
-    replica: int
-    pages: list[Page] = dataclasses.field(default_factory=list)
-    path: list[Key] = dataclasses.field(default_factory=list)  # committed or taken from the cache
-    frozen: int = 0  # of its pages, those that the cache or a fork may read
-    written: int = 0  # tokens, as of the last step
-    hit: int = 0
-    counted: int = 0  # positions below are in the metrics
-    started: bool = False  # fetched or written: its pages must not change any more
-    host: list[Key] | None = None  # of its path, what it knows to be in the host tier
-
-
-@dataclasses.dataclass
-class Admission:
-    """What reserving one request would change."""
-
-    ctx: Context
-    start: int  # where the request would stand, and the end of its chunk
-    active: int
-    needed: int
-    path: list[Key]
-    partial: int
-    sources: list[Key]  # equally good pages to copy `partial` tokens from
-    total: int  # tokens of the hit
-    below: int = 0  # pages of the hit in the host tier, where it goes on there
-    new: int = 0
-    given_back: int = 0
+from reference_claims import Admission, Claim, Key, Leavers, Namespace, Page
 
 
 class Manager(NoTier):
@@ -73,6 +32,7 @@ class Manager(NoTier):
         caching: bool = True,
         dedup: bool = True,
         partial: bool = True,
+        copies_at_once: bool = True,
     ) -> None:
         self.page_size, self.num_pages, self.max_seq_len = page_size, num_pages, max_seq_len
         self.per_replica = -(-max_batch_size // replicas)
@@ -82,6 +42,8 @@ class Manager(NoTier):
         self.claims: dict[Any, Claim] = {}
         self.metrics: Counter[str] = Counter()
         self.copies: list[int] = []  # tokens of each page copy owed
+        self.copies_at_once = copies_at_once
+        self.read = Leavers()  # by the copies of the present call
         self.clock = 0
 
     def find(self, request_id: Any) -> Claim:
@@ -109,10 +71,14 @@ class Manager(NoTier):
         paths = [claim.path for claim in self.claims_of(replica)] + self.pins[replica]
         return {key for path in paths for key in path}
 
-    def is_sole(self, page: Page, leaving: Counter[Page]) -> bool:
-        """Neither the cache nor another request holds it, save forks that are about to let go."""
+    def is_sole(self, page: Page, kept: int, leaving: Leavers) -> bool:
+        """Neither the cache nor another request holds it, save forks that are about to let go.
+
+        Their copies read no more than the first `kept` tokens.
+        """
         holders = sum(any(p is page for p in claim.pages) for claim in self.claims.values())
-        return not page.cached and holders - leaving[page] == 1
+        reach = max(leaving.reach(page), self.read.reach(page))
+        return not page.cached and holders - leaving.count(page) == 1 and reach <= kept
 
     def unused(self, replica: int) -> int:
         owned = {id(p) for c in self.claims_of(replica) for p in c.pages if not p.cached}
@@ -145,7 +111,7 @@ class Manager(NoTier):
                 raise Refused("CapacityError")
         return claims
 
-    def search(self, ctx: Context, num_steps: int, leaving: Counter[Page]) -> Admission:
+    def search(self, ctx: Context, num_steps: int, leaving: Leavers) -> Admission:
         claim, size = self.claims[ctx.request_id], self.page_size
         start, active = ctx.start_idx if claim.pages else 0, ctx.active_idx
         needed = self.needed(ctx, num_steps)
@@ -167,11 +133,12 @@ class Manager(NoTier):
             row.given_back = 0
             behind = held if claim.frozen > needed else claim.frozen
             for column in range(row.start // size, behind):
-                page = claim.pages[column]
-                sole = self.is_sole(page, leaving)
+                page, kept = claim.pages[column], max(0, row.start - column * size)
+                sole = self.is_sole(page, kept, leaving)
                 row.new += not sole and column < needed
                 row.given_back += sole and column >= needed
-                leaving[page] += not sole
+                if not sole:
+                    leaving.add(page, kept if self.copies_at_once else 0)
         return row
 
     def stand(self, row: Admission, claim: Claim) -> None:
@@ -263,11 +230,14 @@ class Manager(NoTier):
             return
         if claim.frozen > row.needed:
             del claim.pages[row.needed :]
+        kept = row.start % self.page_size
         for column in range(first, min(claim.frozen, row.needed)):
-            if not self.is_sole(claim.pages[column], Counter()):
+            page = claim.pages[column]
+            if not self.is_sole(page, kept if column == first else 0, Leavers()):
                 claim.pages[column] = Page()
-                if column == first and row.start % self.page_size:
-                    self.copies.append(row.start % self.page_size)
+                if column == first and kept:
+                    self.copies.append(kept)
+                    self.read.add(page, kept if self.copies_at_once else 0)
         self.leave_cache(claim, first)
         claim.frozen = first
 
@@ -299,8 +269,12 @@ class Manager(NoTier):
         dropped: bool = False,
     ) -> bool:
         self.check([ctx], num_steps)
-        row = self.search(ctx, num_steps, Counter())
+        row = self.search(ctx, num_steps, Leavers())
         victims = self.settle([row], source, dropped=dropped)
+        if self.read and (victims is None or any(victims.values())):
+            self.read.clear()  # who has to evict waits for the copies of the rows before
+            row = self.search(ctx, num_steps, Leavers())
+            victims = self.settle([row], source, dropped=dropped)
         if victims is None:
             return False
         self.apply([row], victims)
@@ -314,7 +288,7 @@ class Manager(NoTier):
             if refusal.kind == "CapacityError":
                 return None
             raise
-        row = self.search(ctx, num_steps, Counter())
+        row = self.search(ctx, num_steps, Leavers())
         fits = self.settle([row], None, dropped=False) is not None
         return row.new if fits else None
 
@@ -327,7 +301,7 @@ class Manager(NoTier):
         dropped: bool = False,
     ) -> None:
         claims = self.check(batch, num_steps)
-        leaving = Counter[Page]()
+        leaving = Leavers()
         rows = [
             self.search(ctx, num_steps, leaving)
             for ctx, claim in zip(batch, claims, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import reference
 from foreign_context import Context, Refused
-from reference import Claim
+from reference_claims import Claim
 
 Group = tuple[int, tuple[int, ...]]  # replica, rows of its part of a batch
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import reference_forks
 from foreign_context import Context
-from reference import Admission, Claim, Key
+from reference_claims import Admission, Claim, Key
 
 
 @dataclasses.dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from reference import Key
+from reference_claims import Key
 
 if TYPE_CHECKING:
     from lockstep import Lockstep, Request

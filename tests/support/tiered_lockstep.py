@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep import Lockstep, Request
-from reference import Key, Namespace
+from reference_claims import Key, Namespace
 
 
 def codes(ns: Namespace, tokens: Sequence[int]) -> npt.NDArray[np.float32]:

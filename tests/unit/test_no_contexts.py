@@ -14,7 +14,7 @@ from builders import claimed, make_manager
 NO_CONTEXTS: list[Any] = [None, 7, "request-1", b"", [1], {}, object(), TypeError]
 
 
-@pytest.mark.parametrize("given", NO_CONTEXTS, ids=repr)
+@pytest.mark.parametrize("given", NO_CONTEXTS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "verb", ["maybe_reserve", "plan", "get_replica", "get_or_recommend_replica"]
 )
@@ -25,7 +25,7 @@ def test_what_is_no_context(verb: str, given: Any) -> None:
         getattr(manager, verb)(given)
 
 
-@pytest.mark.parametrize("given", NO_CONTEXTS, ids=repr)
+@pytest.mark.parametrize("given", NO_CONTEXTS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "verb",
     ["fetch", "step", "maybe_reserve_batch", "shared_prefixes", "get_data_parallel_splits"],

@@ -1,24 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 namespace kvcore {
 
-/// What a policy needs to keep an entry in its order; a tree node derives from it.
-struct EvictionHook {
-    EvictionHook* prev = nullptr;
-    EvictionHook* next = nullptr;
+/// Names a run of cached pages to a policy: a small number, used again when the run is gone.
+using NodeId = std::uint32_t;
 
-    /// Whether a policy has it in its order.
-    [[nodiscard]] bool is_listed() const noexcept { return next != nullptr; }
-};
+/// No run. A tree's node 0 is a root, of which no policy is told.
+constexpr NodeId kNoNode = 0;
 
-/// The order in which unreferenced cached runs go.
+/// Priority of a run that nobody gave one, 0 .. 100.
+constexpr std::int32_t kDefaultPriority = 50;
+
+/// The order in which cached runs go.
 ///
-/// Owns: the order, not the entries. The tree lists an entry when it is let go, and asks for the
-/// next victim when pages are needed; entries that turn out to be protected are taken off the list
-/// by the tree and come back when they are let go again.
-/// Threads: none of its own.
-/// Cost: O(1) or O(log n) per verb, whatever the number of entries; nothing is rebuilt per call.
+/// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
+/// It sees no tokens, no pages and no tree, so that one serves any of them.
+///
+/// Owns: what it knows of each run, in arrays of its own by node id.
+/// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A
+/// candidate may be in use again or have children: the tree withdraws it where it meets it as a
+/// victim, and offers it when it can go after all. So a policy need not know what is pinned.
+/// Memory: `make_room` alone asks for any.
+/// Threads: none of its own, those of the tree.
+/// Cost: each verb O(1) or O(log n) of the candidates; nothing is rebuilt per call. All are called
+/// once per run, never per page, and `pin` and `match` call none. So a virtual call, a nanosecond
+/// beside the cache misses of a run, buys that policies can be written outside of this library.
 class EvictionPolicy {
    public:
     EvictionPolicy() = default;
@@ -26,36 +36,39 @@ class EvictionPolicy {
     EvictionPolicy& operator=(const EvictionPolicy&) = delete;
     virtual ~EvictionPolicy() = default;
 
-    /// The entry was used until just now. Lists it, or moves it.
-    virtual void touch(EvictionHook& entry) noexcept = 0;
+    /// Node ids up to `last` may come from now on. Called with 0, 1, 2 and so on, before any other
+    /// verb names them. Throws std::bad_alloc and has changed nothing.
+    virtual void make_room(NodeId last) = 0;
 
-    /// The unlisted entry lost its last child to eviction, or was set aside as a victim: its value
-    /// is that of what went last, so it is the next to go.
-    virtual void expose(EvictionHook& entry) noexcept = 0;
+    /// A run of `pages` pages entered the tree, its first use. It ends `depth` pages below its
+    /// root.
+    virtual void insert(NodeId node, std::int32_t depth, std::int32_t pages,
+                        std::int32_t priority) noexcept = 0;
+    /// The run was used once more.
+    virtual void hit(NodeId node) noexcept = 0;
+    /// A user let go of the run that its prefix ends with: a candidate. `time` grows from call to
+    /// call.
+    virtual void release(NodeId node, std::uint64_t time) noexcept = 0;
+    /// The run was cut in two: `upper` is new, has been used as often as `lower`, and is none of
+    /// the candidates; `lower` stays what it is.
+    virtual void split(NodeId upper, NodeId lower) noexcept = 0;
+    /// The run is gone, whether it was a candidate or not.
+    virtual void erase(NodeId node) noexcept = 0;
 
-    /// Takes a listed entry off the list.
-    virtual void remove(EvictionHook& entry) noexcept = 0;
-
-    /// The least valuable entry, still listed; nullptr when none is.
-    [[nodiscard]] virtual EvictionHook* victim() noexcept = 0;
-
-    /// The entry that would likely be the victim after `entry`, a listed one; nullptr when unknown.
-    /// A hint: what it answers is only asked for ahead of its use.
-    [[nodiscard]] virtual EvictionHook* likely_after(const EvictionHook& entry) noexcept = 0;
-};
-
-/// Least recently used first: an intrusive list by time of release. Every verb is O(1).
-class LruPolicy final : public EvictionPolicy {
-   public:
-    LruPolicy() noexcept;
-    void touch(EvictionHook& entry) noexcept override;
-    void expose(EvictionHook& entry) noexcept override;
-    void remove(EvictionHook& entry) noexcept override;
-    [[nodiscard]] EvictionHook* victim() noexcept override;
-    [[nodiscard]] EvictionHook* likely_after(const EvictionHook& entry) noexcept override;
-
-   private:
-    EvictionHook ends_;  // ends_.next is the oldest entry, ends_.prev the newest
+    /// The run can go, and is no candidate: what followed it went just now, or it was withdrawn and
+    /// is free again. By recency it is worth no more than what went last.
+    virtual void offer(NodeId node) noexcept = 0;
+    /// The candidate cannot go now.
+    virtual void withdraw(NodeId node) noexcept = 0;
+    /// The least valuable candidate, which stays one; kNoNode when there is none.
+    [[nodiscard]] virtual NodeId victim() noexcept = 0;
+    /// Writes the next victims as it stands, at most `n`, to `out`, and returns how many. A hint:
+    /// what it names is asked for ahead of its use.
+    [[nodiscard]] virtual std::size_t upcoming(NodeId* out, std::size_t n) const noexcept {
+        static_cast<void>(out);
+        static_cast<void>(n);
+        return 0;
+    }
 };
 
 }  // namespace kvcore

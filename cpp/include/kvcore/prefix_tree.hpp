@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,12 +10,14 @@
 #include <vector>
 
 #include "kvcore/eviction.hpp"
+#include "kvcore/tree_listener.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
 
 struct TreeNode;
 class NodeArena;
+class Protection;
 class OrderArena;
 class ChildIndex;
 
@@ -59,7 +59,7 @@ struct EvictionGuard {
 ///
 /// Owns: nodes and token buffers, not the pages; ids go in by `insert` and come out by `evict`.
 /// Invariants: siblings differ in their first page; a page is evictable exactly when no pin lies at
-/// or below it; every node without child and pin is listed with the eviction policy;
+/// or below it; every node without child and pin is a candidate of the eviction policy;
 /// evictable + protected == cached.
 /// Memory: a verb that cannot get it throws std::bad_alloc and has changed nothing. Those that are
 /// noexcept, and `unpin`, work without any.
@@ -74,6 +74,12 @@ class PrefixTree {
     PrefixTree(const PrefixTree&) = delete;
     PrefixTree& operator=(const PrefixTree&) = delete;
     ~PrefixTree();
+
+    /// Whom to tell from now on what enters and leaves; nullptr for nobody. The tree does not own
+    /// it.
+    void set_listener(TreeListener* listener) noexcept { listener_ = listener; }
+    /// What decides the order of eviction.
+    [[nodiscard]] const EvictionPolicy& policy() const noexcept { return *policy_; }
 
     /// Tokens of a page.
     [[nodiscard]] std::int32_t page_size() const noexcept { return page_size_; }
@@ -115,11 +121,15 @@ class PrefixTree {
     /// has changed.
     void unpin(TreeNode* node, bool touch);
 
+    /// Counts a use of every run on the way to `at`, for policies that go by that. O(runs).
+    void use(TreePosition at) noexcept;
+
     /// Puts `n` pages below `at`, an end that the caller has pinned once (or a root). Pages that
-    /// the tree has already are not taken but reported in `duplicates`. Returns where the last one
-    /// ends. Where it throws, nothing was added to `duplicates` either.
+    /// the tree has already are not taken but reported in `duplicates`; it is a use of their runs.
+    /// Returns where the last one ends. Where it throws, nothing was added to `duplicates` either.
     [[nodiscard]] TreeNode* insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
-                                   std::int32_t n, std::vector<DuplicatePage>& duplicates);
+                                   std::int32_t n, std::vector<DuplicatePage>& duplicates,
+                                   std::int32_t priority = kDefaultPriority);
     /// Gives back buffer space of an unpinned node that was kept for growth.
     void shrink(TreeNode* node) noexcept;
 
@@ -155,8 +165,6 @@ class PrefixTree {
     }
 
    private:
-    static constexpr std::size_t kMaxUnsettled = 512;
-
     struct NamedRoot {
         std::unique_ptr<const std::string> name;  // what the key is a view of
         TreeNode* node;
@@ -169,36 +177,37 @@ class PrefixTree {
     void replace_child(TreeNode* child, TreeNode* head) noexcept;
     void sort_children(TreeNode* parent);
     void unsort_children(TreeNode* parent) noexcept;
-    void resize(TreeNode* node, std::int32_t capacity) noexcept;
+    void shrink_buffer(TreeNode* node) noexcept;
     [[nodiscard]] bool extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
                               std::int32_t n) noexcept;
     [[nodiscard]] TreeNode* add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
-                                     std::int32_t n);
+                                     std::int32_t n, std::int32_t priority);
+    void use_between(TreePosition at, std::int32_t first) noexcept;
     void report_pages(TreePosition at, std::int32_t first,
                       std::vector<DuplicatePage>& duplicates) const noexcept;
     [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept;
+    void release_to_policy(TreeNode* node) noexcept;
+    void offer_if_free(TreeNode* node) noexcept;
+    void withdraw(TreeNode* node) noexcept;
     void remove_leaf(TreeNode* leaf) noexcept;
-    void prefetch_victims(const TreeNode* leaf) const noexcept;
+    void free_leaf(TreeNode* leaf) noexcept;
+    void prefetch_victims() const noexcept;
     void drop_root_if_unused(TreeNode* root) noexcept;
-    void queue(TreeNode* node) const noexcept;
-    void settle() const noexcept;
     void collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const;
     void check_node(const TreeNode* node) const;
 
     std::int32_t page_size_;
+    TreeListener* listener_ = nullptr;
     std::unique_ptr<EvictionPolicy> policy_;
     std::unique_ptr<NodeArena> arena_;
     std::unique_ptr<OrderArena> order_arena_;
     std::unique_ptr<ChildIndex> index_;
+    std::unique_ptr<Protection> protection_;
     TreeNode* default_root_;
     std::unordered_map<std::string_view, NamedRoot> roots_;  // all but the default one
     std::int64_t num_cached_ = 0;
     std::int64_t num_nodes_ = 0;  // without roots
-    // Protection is counted lazily: nodes whose pins changed wait here, until it is asked for or
-    // the place is used up.
-    mutable std::array<TreeNode*, kMaxUnsettled> unsettled_;
-    mutable std::size_t num_unsettled_ = 0;
-    mutable std::int64_t num_protected_ = 0;
+    std::uint64_t clock_ = 0;     // counts releases
 };
 
 }  // namespace kvcore

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "index/tree_node.hpp"
+#include "kvcore/types.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading, pinning and counting; what changes the shape of the tree is in prefix_tree_edit.cpp.
+// Reading, pinning and checking; what changes the shape of the tree is in prefix_tree_edit.cpp.
 #include "kvcore/prefix_tree.hpp"
 
 #include <algorithm>
@@ -8,6 +8,8 @@
 
 #include "index/child_index.hpp"
 #include "index/children.hpp"
+#include "index/policies/lru.hpp"
+#include "index/protection.hpp"
 #include "index/sibling_order.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/errors.hpp"
@@ -55,9 +57,10 @@ std::int32_t common_pages(const TokenId* a, const TokenId* b, std::int32_t n,
 PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> policy)
     : page_size_(checked_page_size(page_size)),
       policy_(policy != nullptr ? std::move(policy) : std::make_unique<LruPolicy>()),
-      arena_(std::make_unique<NodeArena>()),
+      arena_(std::make_unique<NodeArena>(*policy_)),
       order_arena_(std::make_unique<OrderArena>()),
       index_(std::make_unique<ChildIndex>(page_size)),
+      protection_(std::make_unique<Protection>()),
       default_root_(arena_->allocate()) {}
 
 TreeNode* PrefixTree::find_namespace(std::string_view name) const noexcept {
@@ -176,60 +179,26 @@ std::vector<TokenId> PrefixTree::tokens_of(TreePosition at, std::int32_t first) 
 }
 
 bool PrefixTree::is_protected(TreePosition at) const noexcept {
-    settle();
-    return position(at.node, at.depth).node->protectors > 0;
+    return protection_->is_protected(position(at.node, at.depth).node);
 }
 
 std::int64_t PrefixTree::num_unprotected(TreePosition at) const noexcept {
-    settle();
-    auto [node, depth] = position(at.node, at.depth);
-    while (!node->is_root() && node->protectors == 0) {
-        depth = node->start;
-        node = node->parent;
-    }
-    return at.depth - depth;
+    const TreeNode* end = position(at.node, at.depth).node;
+    return at.depth - std::min(at.depth, protection_->protected_depth(end));
 }
 
 std::int64_t PrefixTree::num_evictable() const noexcept {
-    settle();
-    return num_cached_ - num_protected_;
+    return num_cached_ - protection_->num_protected();
 }
 
-void PrefixTree::pin(TreeNode* node) noexcept {
-    if (node->pins++ == 0 && !node->is_root() && !node->is_queued) queue(node);
-}
+void PrefixTree::pin(TreeNode* node) noexcept { protection_->pin(node); }
 
 void PrefixTree::unpin(TreeNode* node, bool touch) {
     if (node->pins == 0) refuse_unpin(node);
-    --node->pins;
+    protection_->unpin(node);
     if (node->is_root()) return drop_root_if_unused(node);
-    if (touch) policy_->touch(*node);
-    if (node->pins > 0) return;
-    if (!node->is_queued) queue(node);
-    // Off the list means that eviction met it as the oldest while it was pinned.
-    if (node->num_children == 0 && !node->is_listed()) policy_->expose(*node);
-}
-
-void PrefixTree::queue(TreeNode* node) const noexcept {
-    if (num_unsettled_ == kMaxUnsettled) settle();
-    unsettled_[num_unsettled_++] = node;
-    node->is_queued = true;
-}
-
-// Walks up only as far as a count passes between 0 and 1.
-void PrefixTree::settle() const noexcept {
-    for (std::size_t i = 0; i < num_unsettled_; ++i) {
-        TreeNode* node = unsettled_[i];
-        node->is_queued = false;
-        const bool pinned = node->pins > 0;
-        if (pinned == node->is_settled_pin) continue;
-        node->is_settled_pin = pinned;
-        for (; !node->is_root(); node = node->parent) {
-            if (pinned ? node->protectors++ != 0 : --node->protectors != 0) break;
-            num_protected_ += pinned ? node->num_pages : -node->num_pages;
-        }
-    }
-    num_unsettled_ = 0;
+    if (touch) release_to_policy(node);
+    offer_if_free(node);
 }
 
 PrefixHandle PrefixTree::handle(TreePosition at) const noexcept {
@@ -238,7 +207,7 @@ PrefixHandle PrefixTree::handle(TreePosition at) const noexcept {
 }
 
 TreePosition PrefixTree::resolve(PrefixHandle handle) const {
-    TreeNode* node = arena_->at(handle.node);
+    TreeNode* node = arena_->find(handle.node);
     if (node == nullptr || node->generation != handle.generation ||
         node->generation == TreeNode::kNoGeneration || handle.depth > depth_of(node)) {
         throw InvalidHandleError(detail::concat(
@@ -253,10 +222,10 @@ void PrefixTree::check_node(const TreeNode* node) const {
     const bool root = node->is_root();
     require_law(root || (node->num_pages >= 1 && node->num_pages <= node->capacity),
                 "prefix tree: a run holds 1 .. capacity pages");
-    require_law(node->num_children > 0 || node->pins > 0 || root || node->is_listed(),
-                "prefix tree: a leaf without pins is listed for eviction");
+    require_law(node->num_children > 0 || node->pins > 0 || root || node->is_candidate,
+                "prefix tree: a leaf without pins is a candidate for eviction");
     std::uint32_t children = 0;
-    std::uint32_t protectors = root ? 0 : node->pins > 0 ? 1 : 0;
+    std::uint32_t protected_children = 0;
     for_each_child(node, [&](TreeNode* c) {
         ++children;
         require_law(c->parent == node && c->start == depth_of(node),
@@ -264,14 +233,14 @@ void PrefixTree::check_node(const TreeNode* node) const {
         require_law(find_child(node, c->tokens) == c, "prefix tree: a child is found by its page");
         require_law(c->is_indexed == (node->num_children > 1),
                     "prefix tree: children are indexed exactly where there are several");
-        protectors += c->protectors > 0 ? 1 : 0;
+        protected_children += c->protectors > 0 ? 1 : 0;
     });
     require_law(children == node->num_children, "prefix tree: children are counted");
-    require_law(root || protectors == node->protectors, "prefix tree: protection is counted");
+    Protection::check_node(node, protected_children);
 }
 
 void PrefixTree::check_integrity() const {
-    settle();
+    protection_->settle();
     std::vector<const TreeNode*> stack{default_root_};
     for (const auto& entry : roots_) stack.push_back(entry.second.node);
     std::int64_t nodes = -static_cast<std::int64_t>(stack.size());
@@ -288,7 +257,7 @@ void PrefixTree::check_integrity() const {
     }
     detail::require_law(nodes == num_nodes_, "prefix tree: nodes are counted");
     detail::require_law(cached == num_cached_, "prefix tree: cached pages are counted");
-    detail::require_law(protected_pages == num_protected_,
+    detail::require_law(protected_pages == protection_->num_protected(),
                         "prefix tree: protected pages are counted");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What changes the shape of the tree: split, insert, evict.
+// What makes the tree grow: split and insert.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +8,7 @@
 
 #include "index/child_index.hpp"
 #include "index/children.hpp"
+#include "index/protection.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "support/make_room.hpp"
@@ -48,6 +49,16 @@ void copy_run(TokenId* buffer, std::int32_t capacity, std::int32_t at, const Tok
                 pages * sizeof(BlockId));
 }
 
+// Moves what follows the first `n` pages of a run to the front of its buffer.
+void drop_front(TreeNode* node, std::int32_t n, std::int32_t page_size) noexcept {
+    const auto left = static_cast<std::size_t>(node->num_pages - n);
+    std::memmove(node->tokens, node->page_tokens(n, page_size),
+                 left * static_cast<std::size_t>(page_size) * sizeof(TokenId));
+    BlockId* ids = node->ids(page_size);
+    std::memmove(ids, ids + n, left * sizeof(BlockId));
+    node->num_pages -= n;
+}
+
 }  // namespace
 
 // The nodes still to come are chained through what the index needed: no memory is asked for.
@@ -68,20 +79,20 @@ PrefixTree::~PrefixTree() {
     }
 }
 
-// Shrinks a buffer to `capacity` >= num_pages. Ids lie behind the tokens and move first. Where the
-// system has no smaller buffer, the larger one serves.
-void PrefixTree::resize(TreeNode* node, std::int32_t capacity) noexcept {
+// Ids lie behind the tokens and move first. Where the system has no smaller buffer, the larger one
+// serves.
+void PrefixTree::shrink_buffer(TreeNode* node) noexcept {
     const BlockId* ids = node->ids(page_size_);
-    node->capacity = capacity;
+    node->capacity = node->num_pages;
     std::memmove(node->ids(page_size_), ids,
                  static_cast<std::size_t>(node->num_pages) * sizeof(BlockId));
-    void* smaller = std::realloc(node->tokens, buffer_bytes(capacity, page_size_));
+    void* smaller = std::realloc(node->tokens, buffer_bytes(node->capacity, page_size_));
     if (smaller != nullptr) node->tokens = static_cast<TokenId*>(smaller);
 }
 
 void PrefixTree::shrink(TreeNode* node) noexcept {
     if (!node->is_root() && node->pins == 0 && node->capacity > node->num_pages) {
-        resize(node, node->num_pages);
+        shrink_buffer(node);
     }
 }
 
@@ -157,17 +168,16 @@ TreeNode* PrefixTree::split(TreePosition at) {
     const std::int32_t cut = depth - node->start;
     if (node->is_root() || cut == node->num_pages) return node;
     const std::int32_t left = node->num_pages - cut;
-    const TokenId* tail_tokens = node->page_tokens(cut, page_size_);
-    const BlockId* tail_ids = node->ids(page_size_) + cut;
     const bool keeps_head = cut > left;
     const std::int32_t shorter = std::min(cut, left);
     Buffer buffer = new_buffer(shorter, page_size_);
     TreeNode* head = arena_->allocate();  // from here on nothing can fail
     ++num_nodes_;
     head->num_pages = cut;
-    head->protectors = node->protectors > 0 ? 1 : 0;
+    Protection::split(head, node);
     if (keeps_head) {
-        copy_run(buffer.get(), shorter, 0, tail_tokens, tail_ids, left, page_size_);
+        copy_run(buffer.get(), shorter, 0, node->page_tokens(cut, page_size_),
+                 node->ids(page_size_) + cut, left, page_size_);
         head->tokens = node->tokens;
         head->capacity = node->capacity;
     } else {
@@ -178,18 +188,14 @@ TreeNode* PrefixTree::split(TreePosition at) {
     replace_child(node, head);  // while both still begin with the same page
     if (keeps_head) {
         node->tokens = buffer.release();
-        node->capacity = left;
-        resize(head, cut);
+        node->capacity = node->num_pages = left;
+        shrink_buffer(head);
     } else {
-        std::memmove(node->tokens, tail_tokens,
-                     static_cast<std::size_t>(left) * static_cast<std::size_t>(page_size_) *
-                         sizeof(TokenId));
-        std::memmove(node->ids(page_size_), tail_ids,
-                     static_cast<std::size_t>(left) * sizeof(BlockId));
+        drop_front(node, cut, page_size_);
+        shrink_buffer(node);
     }
-    node->num_pages = left;
-    if (!keeps_head) resize(node, left);
     attach(head, node);
+    policy_->split(head->id, node->id);
     return head;
 }
 
@@ -203,14 +209,15 @@ bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* id
     copy_run(leaf->tokens, leaf->capacity, leaf->num_pages, tokens, ids, n, page_size_);
     leaf->num_pages += n;
     num_cached_ += n;
-    if (leaf->protectors > 0) num_protected_ += n;
+    protection_->grow(leaf, n);
+    if (listener_ != nullptr) listener_->stored(leaf, leaf->end() - n, n);
     return true;
 }
 
 // Whatever can fail does so before the tree changes: where the run at `at` is cut in two, its end
 // has no other child but the tail, and room in the index is all that the leaf needs there.
 TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
-                               std::int32_t n) {
+                               std::int32_t n, std::int32_t priority) {
     // The first run of a prompt is exact; what follows a run of one's own is a sequence that grows.
     const bool grows = at.depth == depth_of(at.node) && !at.node->is_root() && at.node->pins == 1 &&
                        at.node->num_children == 0;
@@ -229,7 +236,8 @@ TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const Blo
     ++num_nodes_;
     num_cached_ += n;
     // With a child it cannot grow any more.
-    if (grows && parent->capacity > parent->num_pages) resize(parent, parent->num_pages);
+    if (grows && parent->capacity > parent->num_pages) shrink_buffer(parent);
+    policy_->insert(leaf->id, leaf->end(), n, priority);
     return leaf.release();
 }
 
@@ -245,7 +253,8 @@ void PrefixTree::prefetch_end(const TreeNode* node) const noexcept {
 }
 
 TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
-                             std::int32_t n, std::vector<DuplicatePage>& duplicates) {
+                             std::int32_t n, std::vector<DuplicatePage>& duplicates,
+                             std::int32_t priority) {
     if (n == 0 || extend(at, tokens, ids, n)) return at;
     const std::int32_t depth = depth_of(at);
     const TreePosition known = match(at, tokens, static_cast<std::int64_t>(n) * page_size_).at;
@@ -253,9 +262,21 @@ TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId*
     make_room(duplicates, static_cast<std::size_t>(repeated));
     TreeNode* end = repeated == n ? split(known)
                                   : add_leaf(known, tokens + std::ptrdiff_t{repeated} * page_size_,
-                                             ids + repeated, n - repeated);
-    if (repeated > 0) report_pages(known, depth, duplicates);
+                                             ids + repeated, n - repeated, priority);
+    if (repeated > 0) {
+        report_pages(known, depth, duplicates);
+        use_between(known, depth);
+    }
+    if (listener_ != nullptr && repeated < n) listener_->stored(end, known.depth, n - repeated);
     return end;
+}
+
+void PrefixTree::use(TreePosition at) noexcept { use_between(at, 0); }
+
+// Of the runs behind page `first` on the way to `at`.
+void PrefixTree::use_between(TreePosition at, std::int32_t first) noexcept {
+    const TreeNode* node = position(at.node, at.depth).node;
+    for (; node->end() > first; node = node->parent) policy_->hit(node->id);
 }
 
 // The pages behind `first` on the way to `at` were inserted again; there is room for them.
@@ -272,76 +293,6 @@ void PrefixTree::report_pages(TreePosition at, std::int32_t first,
             duplicates[--place] = {below - first, ids[below - node->start]};
         }
     }
-}
-
-void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
-    TreeNode* parent = leaf->parent;
-    detach(leaf);
-    policy_->remove(*leaf);
-    std::free(leaf->tokens);
-    arena_->recycle(leaf);
-    --num_nodes_;
-    if (parent->num_children > 0 || parent->pins > 0) return;
-    if (parent->is_root()) {
-        drop_root_if_unused(parent);
-    } else if (!parent->is_listed()) {
-        policy_->expose(*parent);
-    }
-}
-
-std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept {
-    const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(n, leaf->num_pages));
-    std::memcpy(out, leaf->ids(page_size_) + (leaf->num_pages - count),
-                static_cast<std::size_t>(count) * sizeof(BlockId));
-    num_cached_ -= count;
-    leaf->num_pages -= count;
-    if (leaf->num_pages == 0) {
-        // The first page still finds the leaf among its siblings: its tokens are in place.
-        remove_leaf(leaf);
-    } else {
-        leaf->begin_generation();
-        if (leaf->num_pages < leaf->capacity / 2) resize(leaf, leaf->num_pages);
-    }
-    return count;
-}
-
-// In a large tree every line of a victim is cold, and which lines they are is known one by one: so
-// those of the next three are asked for in three stages, each a victim ahead of its use.
-void PrefixTree::prefetch_victims(const TreeNode* leaf) const noexcept {
-    const auto* next = static_cast<const TreeNode*>(policy_->likely_after(*leaf));
-    if (next == nullptr) return;
-    if (next->parent->is_sorted) next->parent->order->prefetch(next->tokens);
-    const auto* second = static_cast<const TreeNode*>(policy_->likely_after(*next));
-    if (second == nullptr) return;
-    prefetch(second->tokens);
-    prefetch(second->ids(page_size_));
-    index_->prefetch(second);
-    const auto* third = static_cast<const TreeNode*>(policy_->likely_after(*second));
-    if (third == nullptr) return;
-    prefetch(third);
-    prefetch(reinterpret_cast<const char*>(third) + 64);
-}
-
-std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) noexcept {
-    settle();
-    std::int64_t evicted = 0;
-    TreeNode* set_aside = nullptr;
-    while (evicted < n) {
-        auto* leaf = static_cast<TreeNode*>(policy_->victim());
-        if (leaf == nullptr) break;
-        const std::int64_t keep = leaf == guard.node ? guard.keep : 0;
-        if (leaf->num_children > 0 || leaf->pins > 0) {
-            policy_->remove(*leaf);  // listed again when it is let go
-        } else if (leaf->num_pages <= keep) {
-            policy_->remove(*leaf);
-            set_aside = leaf;
-        } else {
-            if (leaf->num_pages - keep <= n - evicted) prefetch_victims(leaf);
-            evicted += trim(leaf, std::min(n - evicted, leaf->num_pages - keep), out + evicted);
-        }
-    }
-    if (set_aside != nullptr) policy_->expose(*set_aside);
-    return evicted;
 }
 
 }  // namespace kvcore

@@ -7,7 +7,9 @@
 #include <new>
 #include <vector>
 
+#include "index/slot_arena.hpp"
 #include "index/tree_node.hpp"
+#include "kvcore/types.hpp"
 
 namespace kvcore {
 

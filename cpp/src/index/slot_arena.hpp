@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -17,17 +16,19 @@ namespace kvcore {
 template <class T>
 class SlotArena {
    public:
-    /// The slot `index`; those below it have been asked for before.
+    /// The slot `index`; those below it have been asked for before. Throws std::bad_alloc.
     [[nodiscard]] T* slot(std::size_t index) {
-        const bool is_small = index < kSmall * kNumSmall;
-        const std::size_t slots = is_small ? kSmall : kLarge;
-        const std::size_t within = is_small ? index : index - kSmall * kNumSmall;
-        const std::size_t block = within / slots + (is_small ? 0 : kNumSmall);
-        if (block == blocks_.size()) {
-            const std::size_t bytes = is_small ? kSmallBytes : kHugePage;
+        const Place place = place_of(index);
+        if (place.block == blocks_.size()) {
+            const std::size_t bytes = place.block < kNumSmall ? kSmallBytes : kHugePage;
             blocks_.push_back(Block(static_cast<T*>(allocate_chunk(bytes))));
         }
-        return blocks_[block].get() + within % slots;
+        return blocks_[place.block].get() + place.within;
+    }
+    /// A slot that has been asked for before.
+    [[nodiscard]] T* at(std::size_t index) const noexcept {
+        const Place place = place_of(index);
+        return blocks_[place.block].get() + place.within;
     }
 
    private:
@@ -37,6 +38,17 @@ class SlotArena {
     static constexpr std::size_t kSmall = kSmallBytes / sizeof(T);
     static constexpr std::size_t kNumSmall = 64;
     static constexpr std::size_t kLarge = kHugePage / sizeof(T);
+
+    struct Place {
+        std::size_t block;
+        std::size_t within;
+    };
+
+    [[nodiscard]] static Place place_of(std::size_t index) noexcept {
+        if (index < kSmall * kNumSmall) return {index / kSmall, index % kSmall};
+        const std::size_t beyond = index - kSmall * kNumSmall;
+        return {kNumSmall + beyond / kLarge, beyond % kLarge};
+    }
 
     std::vector<Block> blocks_;
 };

@@ -16,10 +16,13 @@ namespace kvcore {
 
 class SiblingOrder;
 
-struct TreeNode;
-
-/// What finding a child reads: the first 32 bytes of a node, which never straddle a cache line.
-struct TreeNodeKey {
+/// A run of pages: what the tree is made of.
+///
+/// One buffer holds the run's tokens and behind them its page ids:
+///     tokens [capacity * page_size] int32 | ids [capacity] int32, both filled to num_pages.
+/// A node is reached from its parent by its first page; an only child directly, one of several
+/// through the ChildIndex. What a match reads of it comes first.
+struct TreeNode {
     TreeNode* parent = nullptr;  // nullptr for a namespace's root
     union {
         TokenId* tokens = nullptr;
@@ -27,33 +30,25 @@ struct TreeNodeKey {
     };
     TreeNode* hash_next = nullptr;  // chain of the ChildIndex; free list of the arena
     std::uint32_t hash = 0;         // of (parent, first page), set while indexed
-    std::uint32_t id = 0;
-};
-
-/// A run of pages: what the tree is made of.
-///
-/// One buffer holds the run's tokens and behind them its page ids:
-///     tokens [capacity * page_size] int32 | ids [capacity] int32, both filled to num_pages.
-/// A node is reached from its parent by its first page; an only child directly, one of several
-/// through the ChildIndex.
-struct TreeNode : TreeNodeKey, EvictionHook {
+    NodeId id = 0;
+    std::int32_t start = 0;  // pages between the root and this run
+    std::int32_t num_pages = 0;
+    std::int32_t capacity = 0;
+    std::uint32_t num_children = 0;
     union {
         TreeNode* first_child = nullptr;  // a small family is a list,
         SiblingOrder* order;              // a large one (is_sorted) kept in order
     };
     TreeNode* next_sibling = nullptr;
-
-    std::int32_t start = 0;  // pages between the root and this run
-    std::int32_t num_pages = 0;
-    std::int32_t capacity = 0;
-    std::uint32_t num_children = 0;
     std::uint32_t pins = 0;        // holders whose prefix ends with this run
-    std::uint32_t protectors = 0;  // (pins > 0) + children with protectors, as last settled
+    std::uint32_t protectors = 0;  // see Protection
     std::uint32_t generation = 0;  // changes when pages leave the node: handles go stale
-    bool is_sorted = false;        // the children are in `order`
-    bool is_indexed = false;       // in the ChildIndex
-    bool is_settled_pin = false;   // pins > 0 is counted in protectors
-    bool is_queued = false;        // waits to be settled
+    // Bits, so that they take one word; a new node has none of them.
+    bool is_sorted : 1;       // the children are in `order`
+    bool is_indexed : 1;      // in the ChildIndex
+    bool is_candidate : 1;    // the eviction policy may name it
+    bool is_settled_pin : 1;  // see Protection
+    bool is_unsettled : 1;
 
     /// The last generation: no handle to it is ever right, so none comes round again.
     static constexpr std::uint32_t kNoGeneration = std::numeric_limits<std::uint32_t>::max();
@@ -73,12 +68,15 @@ struct TreeNode : TreeNodeKey, EvictionHook {
 };
 
 // Metadata is what a cache of many short prompts is made of.
-static_assert(sizeof(void*) != 8 || sizeof(TreeNode) == 96, "a node fits 96 bytes");
+static_assert(sizeof(void*) != 8 || sizeof(TreeNode) == 80, "a node fits 80 bytes");
 
-/// Nodes by id; recycles their slots and keeps their generations, so that a handle to a node that
-/// is gone is recognised.
+/// Nodes by id, for each of which the policy has room too; recycles their slots and keeps their
+/// generations, so that a handle to a node that is gone is recognised.
 class NodeArena {
    public:
+    explicit NodeArena(EvictionPolicy& policy) noexcept : policy_(policy) {}
+
+    /// Throws std::bad_alloc and has changed nothing that anybody sees.
     [[nodiscard]] TreeNode* allocate() {
         if (free_ != nullptr) {
             TreeNode* node = free_;
@@ -87,7 +85,8 @@ class NodeArena {
             return node;
         }
         TreeNode* node = new (slots_.slot(num_used_)) TreeNode{};
-        node->id = static_cast<std::uint32_t>(num_used_);
+        node->id = static_cast<NodeId>(num_used_);
+        policy_.make_room(node->id);
         ++num_used_;
         return node;
     }
@@ -95,7 +94,7 @@ class NodeArena {
     /// Resets all but id and generation; the caller has freed the buffer. A slot that has used up
     /// its generations is not handed out again.
     void recycle(TreeNode* node) noexcept {
-        const std::uint32_t id = node->id;
+        const NodeId id = node->id;
         node->begin_generation();
         const std::uint32_t generation = node->generation;
         *node = TreeNode{};
@@ -106,11 +105,15 @@ class NodeArena {
         free_ = node;
     }
 
-    [[nodiscard]] TreeNode* at(std::uint32_t id) noexcept {
-        return id < num_used_ ? slots_.slot(id) : nullptr;
+    /// The node with an id that was handed out.
+    [[nodiscard]] TreeNode* at(NodeId id) const noexcept { return slots_.at(id); }
+    /// nullptr for an id that never was.
+    [[nodiscard]] TreeNode* find(NodeId id) const noexcept {
+        return id < num_used_ ? slots_.at(id) : nullptr;
     }
 
    private:
+    EvictionPolicy& policy_;
     SlotArena<TreeNode> slots_;
     std::size_t num_used_ = 0;
     TreeNode* free_ = nullptr;

@@ -58,7 +58,7 @@ TreeNode* TierIndex::retreat(TreeNode* place, std::int32_t depth) {
 
 std::int64_t TierIndex::take(std::int64_t n, BlockId* out) noexcept {
     const std::int64_t free = std::min(n, pool_.num_free());
-    detail::require_law(pool_.allocate(free, out), "block store: free pages are there");
+    detail::require_law(pool_.allocate(free, out), "tier index: free pages are there");
     return free == n ? n : free + tree_.evict(n - free, out + free);
 }
 
@@ -92,11 +92,11 @@ void TierIndex::check_integrity(std::int64_t on_their_way) const {
     tree_.for_each_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) {
             detail::require_law(pool_.ref_count(ids[i]) == 1,
-                                "block store: a stored page is the tree's, once");
+                                "tier index: a stored page is the tree's, once");
         }
     });
     detail::require_law(pool_.num_free() + num_stored() + on_their_way == num_pages(),
-                        "block store: free + on their way in + stored == total");
+                        "tier index: free + on their way in + stored == total");
 }
 
 }  // namespace kvcore

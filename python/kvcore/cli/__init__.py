@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, one module per command; `kvcore.cli.main.main` is the entry point."""
+"""The command line, one module per command; `kvcore.__main__` starts `main.main`."""

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the eviction policy is told, and what goes.
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "index/child_index.hpp"
+#include "index/protection.hpp"
+#include "index/sibling_order.hpp"
+#include "index/tree_node.hpp"
+#include "kvcore/prefix_tree.hpp"
+
+namespace kvcore {
+
+// A candidate from now on, though it may have other pins or children: see EvictionPolicy.
+void PrefixTree::release_to_policy(TreeNode* node) noexcept {
+    node->is_candidate = true;
+    policy_->release(node->id, ++clock_);
+}
+
+// A leaf that is no candidate was withdrawn while it was held, or had children.
+void PrefixTree::offer_if_free(TreeNode* node) noexcept {
+    if (node->pins > 0 || node->num_children > 0 || node->is_candidate) return;
+    node->is_candidate = true;
+    policy_->offer(node->id);
+}
+
+void PrefixTree::withdraw(TreeNode* node) noexcept {
+    node->is_candidate = false;
+    policy_->withdraw(node->id);
+}
+
+// What is left of it can be read until it is freed: its buffer, and the way up.
+void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
+    TreeNode* parent = leaf->parent;
+    detach(leaf);
+    policy_->erase(leaf->id);
+    --num_nodes_;
+    if (!parent->is_root()) offer_if_free(parent);
+}
+
+void PrefixTree::free_leaf(TreeNode* leaf) noexcept {
+    TreeNode* parent = leaf->parent;
+    std::free(leaf->tokens);
+    arena_->recycle(leaf);
+    if (parent->is_root()) drop_root_if_unused(parent);
+}
+
+std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept {
+    const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(n, leaf->num_pages));
+    std::memcpy(out, leaf->ids(page_size_) + (leaf->num_pages - count),
+                static_cast<std::size_t>(count) * sizeof(BlockId));
+    num_cached_ -= count;
+    leaf->num_pages -= count;
+    const bool is_gone = leaf->num_pages == 0;
+    if (is_gone) {
+        // The first page still finds the leaf among its siblings: its tokens are in place.
+        remove_leaf(leaf);
+    } else {
+        leaf->begin_generation();
+    }
+    if (listener_ != nullptr) listener_->removed(leaf, leaf->end(), count);
+    if (is_gone) {
+        free_leaf(leaf);
+    } else if (leaf->num_pages < leaf->capacity / 2) {
+        shrink_buffer(leaf);
+    }
+    return count;
+}
+
+// In a large tree every line of a victim is cold, and which lines they are is known one by one: so
+// those of the next three are asked for in three stages, each a victim ahead of its use.
+void PrefixTree::prefetch_victims() const noexcept {
+    std::array<NodeId, 4> victims;  // the first is the leaf
+    const std::size_t n = policy_->upcoming(victims.data(), victims.size());
+    if (n > 1) {
+        const TreeNode* next = arena_->at(victims[1]);
+        if (next->parent->is_sorted) next->parent->order->prefetch(next->tokens);
+    }
+    if (n > 2) {
+        const TreeNode* second = arena_->at(victims[2]);
+        prefetch(second->tokens);
+        prefetch(second->ids(page_size_));
+        index_->prefetch(second);
+    }
+    if (n > 3) prefetch_node(arena_->at(victims[3]));
+}
+
+std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) noexcept {
+    protection_->settle();
+    std::int64_t evicted = 0;
+    TreeNode* set_aside = nullptr;
+    while (evicted < n) {
+        const NodeId victim = policy_->victim();
+        if (victim == kNoNode) break;
+        TreeNode* leaf = arena_->at(victim);
+        const std::int64_t keep = leaf == guard.node ? guard.keep : 0;
+        if (leaf->num_children > 0 || leaf->pins > 0) {
+            withdraw(leaf);  // offered when it is let go
+        } else if (leaf->num_pages <= keep) {
+            withdraw(leaf);
+            set_aside = leaf;
+        } else {
+            if (leaf->num_pages - keep <= n - evicted) prefetch_victims();
+            evicted += trim(leaf, std::min(n - evicted, leaf->num_pages - keep), out + evicted);
+        }
+    }
+    if (set_aside != nullptr) offer_if_free(set_aside);
+    return evicted;
+}
+
+}  // namespace kvcore
