@@ -29,7 +29,7 @@ CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            std::int32_t num_replicas, bool prefix_caching, bool dedup,
                            std::int32_t partial_page_reuse, std::int64_t host_pages) {
     kvcore::CacheConfig config;
-    config.num_blocks = num_blocks;
+    config.num_pages = num_blocks;
     config.page_size = page_size;
     config.max_sequences = max_sequences;
     config.max_seq_len = max_seq_len;
@@ -106,7 +106,7 @@ PinHandle pin(CacheManager& manager, const py::object& tokens, std::int32_t repl
 }
 
 py::array_t<std::int32_t> take_copies(CacheManager& manager) {
-    const std::vector<kvcore::PageCopy> copies = manager.take_copies();
+    const std::vector<kvcore::PageMove> copies = manager.take_copies();
     py::array_t<std::int32_t> out({static_cast<py::ssize_t>(copies.size()), py::ssize_t{4}});
     for (std::size_t i = 0; i < copies.size(); ++i) {
         out.mutable_at(i, 0) = copies[i].replica;

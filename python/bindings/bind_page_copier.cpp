@@ -13,7 +13,7 @@
 
 namespace py = pybind11;
 using kvcore::PageCopier;
-using kvcore::PageCopy;
+using kvcore::PageMove;
 using kvcore::python::check_page;
 using kvcore::python::check_rank;
 using kvcore::python::Ids;
@@ -37,17 +37,17 @@ class BoundCopier {
     [[nodiscard]] PageCopier& copier() const noexcept { return *copier_; }
 
     void run(const Ids& copies) const {
-        const std::vector<PageCopy> all = copies_of(copies);
+        const std::vector<PageMove> all = copies_of(copies);
         const py::gil_scoped_release unlocked;
         copier_->run(all.data(), static_cast<std::int64_t>(all.size()));
     }
 
    private:
     // Columns: replica, source page, destination page, tokens.
-    [[nodiscard]] std::vector<PageCopy> copies_of(const Ids& given) const {
+    [[nodiscard]] std::vector<PageMove> copies_of(const Ids& given) const {
         check_rank(given, "copies", "(n, 4)", 2);
         if (given.shape(1) != 4) throw py::value_error("copies must have four columns");
-        std::vector<PageCopy> all;
+        std::vector<PageMove> all;
         all.reserve(static_cast<std::size_t>(given.shape(0)));
         for (py::ssize_t i = 0; i < given.shape(0); ++i) {
             const std::int64_t replica = given.at(i, 0);

@@ -127,9 +127,25 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t available_pages()
 
 
+cdef extern from "kvcore/page_moves.hpp" namespace "kvcore" nogil:
+    cdef enum class Tier:
+        kDevice
+        kHost
+    cdef cppclass PageMove:
+        int32_t replica
+        BlockId source
+        BlockId destination
+        int32_t num_tokens
+        SequenceHandle sequence
+        Tier source_tier
+        Tier destination_tier
+        BlockId page_in(Tier tier)
+        cbool is_load()
+
+
 cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheConfig:
-        int64_t num_blocks
+        int64_t num_pages
         int32_t page_size
         int64_t max_sequences
         int64_t max_seq_len
@@ -145,6 +161,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t active
         int64_t end
         string_view name_space
+        int64_t reserve_to  # tokens to hold pages for; else to the end
     cdef cppclass RequestBatch:
         RequestBatch(RequestView* views, int64_t n)
         RequestBatch(RequestView** rows, int64_t n)
@@ -161,28 +178,14 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t evicted_pages
         int64_t copied_tokens
         cbool fits
-    cdef cppclass PageCopy:
-        int32_t replica
-        BlockId source
-        BlockId destination
-        int32_t num_tokens
-        SequenceHandle sequence
-    cdef enum class HostDirection:
-        kStore
-        kLoad
-    cdef cppclass HostCopy:
-        int32_t replica
-        HostDirection direction
-        BlockId device_page
-        BlockId host_page
     cdef cppclass MovedRequest:
         int64_t row
         int64_t start
         int64_t active
     cdef cppclass Transfers:
         uint64_t ticket
-        vector[PageCopy] copies
-        vector[HostCopy] host_copies
+        vector[PageMove] copies
+        vector[PageMove] tier_moves
         vector[MovedRequest] moved
         void clear()
     cdef enum class OwedStatus:
@@ -285,7 +288,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             SequenceHandle sequence, Transfers& transfers
         ) except +translate_exception
         void wait(SequenceHandle sequence) except +translate_exception
-        vector[PageCopy] take_copies() except +translate_exception
+        vector[PageMove] take_copies() except +translate_exception
         PoolStats stats(int32_t replica) except +translate_exception
         Metrics metrics() except +translate_exception
         void reset_metrics() except +translate_exception
@@ -294,5 +297,5 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
 
 cdef extern from "kvcore/page_copier.hpp" namespace "kvcore" nogil:
     cdef cppclass PageCopier:
-        void run(const PageCopy* copies, int64_t n)
-        int64_t bytes_of(const PageCopy* copies, int64_t n)
+        void run(const PageMove* copies, int64_t n)
+        int64_t bytes_of(const PageMove* copies, int64_t n)

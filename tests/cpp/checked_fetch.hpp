@@ -15,7 +15,7 @@ class CheckedEngine : public CheckedManager {
     CheckedEngine(const kvcore::CacheConfig& config, bool copies_at_once)
         : CheckedManager(config, copies_at_once),
           stride_(kvcore::ceil_div(config.max_seq_len, config.page_size)),
-          no_page_(static_cast<std::uint32_t>(config.num_blocks)) {
+          no_page_(static_cast<std::uint32_t>(config.num_pages)) {
         const std::size_t cells = static_cast<std::size_t>(kMaxRows * stride_);
         for (std::size_t i = 0; i < kTableSets * static_cast<std::size_t>(config.num_replicas);
              ++i) {

@@ -297,7 +297,7 @@ class CheckedManager {
             bool is_it = option.fits == fits;
             if (is_it && fits) is_it = option.start == view.start && option.active == view.active;
             if (is_it && fits && options.size() > 1 && option.source != nullptr) {
-                const kvcore::PageCopy* copy = copies_.find(request.sequence);
+                const kvcore::PageMove* copy = copies_.find(request.sequence);
                 is_it = copy != nullptr && copy->source == option.source->id;
             }
             if (is_it) return option;
@@ -316,7 +316,7 @@ class CheckedManager {
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
         oracle_.learn(request, row);
         if (!owed.is_owed) return;
-        kvcore::PageCopy copy;
+        kvcore::PageMove copy;
         copy.replica = oracle_.claim_of(request).replica;
         copy.source = owed.source;
         copy.destination = item(row, owed.column);

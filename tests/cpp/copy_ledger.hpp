@@ -25,16 +25,16 @@ class CopyLedger {
     /// The present call should owe something that is to be copied at once.
     [[nodiscard]] bool waits() const { return at_once_ && !expected_.empty(); }
     /// The last copy that the present call owes to `sequence`; nullptr: none.
-    const kvcore::PageCopy* find(kvcore::SequenceHandle sequence) {
+    const kvcore::PageMove* find(kvcore::SequenceHandle sequence) {
         draw();
-        const kvcore::PageCopy* last = nullptr;
-        for (const kvcore::PageCopy& copy : drawn_) {
+        const kvcore::PageMove* last = nullptr;
+        for (const kvcore::PageMove& copy : drawn_) {
             if (copy.sequence == sequence) last = &copy;
         }
         return last;
     }
     /// The call should owe this.
-    void expect(const kvcore::PageCopy& copy) { expected_.push_back(copy); }
+    void expect(const kvcore::PageMove& copy) { expected_.push_back(copy); }
     /// The call is over: what was drawn has to be what was expected. Copies at once are done now.
     void end() {
         if (at_once_) draw();
@@ -42,7 +42,7 @@ class CopyLedger {
         check_drawn();
         if (at_once_) {
             CHECK_EQ(transfers_.empty(), drawn_.empty());
-            for (const kvcore::PageCopy& copy : drawn_) memory_.copy(copy);
+            for (const kvcore::PageMove& copy : drawn_) memory_.copy(copy);
             if (!transfers_.empty()) manager_.finish(transfers_.ticket);
         } else {
             taken_.insert(taken_.end(), drawn_.begin(), drawn_.end());
@@ -53,11 +53,11 @@ class CopyLedger {
 
     /// A sequence is about to be released: nothing is owed to it any more.
     void forget(kvcore::SequenceHandle sequence) {
-        forget_if([&](const kvcore::PageCopy& copy) { return copy.sequence == sequence; });
+        forget_if([&](const kvcore::PageMove& copy) { return copy.sequence == sequence; });
     }
     /// A sequence was truncated and had these pages before: nothing is owed to those gone.
     void forget(kvcore::SequenceHandle sequence, const std::vector<BlockId>& gone) {
-        forget_if([&](const kvcore::PageCopy& copy) {
+        forget_if([&](const kvcore::PageMove& copy) {
             return copy.sequence == sequence && has(gone, copy.destination);
         });
     }
@@ -65,7 +65,7 @@ class CopyLedger {
     void inherit(kvcore::SequenceHandle parent, kvcore::SequenceHandle child,
                  const std::vector<BlockId>& pages) {
         for (std::int64_t i = 0; i < count(expected_); ++i) {
-            kvcore::PageCopy copy = item(expected_, i);
+            kvcore::PageMove copy = item(expected_, i);
             if (!(copy.sequence == parent) || !has(pages, copy.destination)) continue;
             copy.sequence = child;
             expected_.insert(expected_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
@@ -81,12 +81,12 @@ class CopyLedger {
     /// Does all copies owed so far in their order, as an engine has to before the next kernels run.
     void do_copies() {
         take();
-        for (const kvcore::PageCopy& copy : taken_) memory_.copy(copy);
+        for (const kvcore::PageMove& copy : taken_) memory_.copy(copy);
         taken_.clear();
     }
 
    private:
-    using Copies = std::vector<kvcore::PageCopy>;
+    using Copies = std::vector<kvcore::PageMove>;
 
     void draw() {
         if (!has_drawn_) drawn_ = at_once_ ? transfers_.copies : manager_.take_copies();

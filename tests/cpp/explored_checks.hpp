@@ -42,8 +42,8 @@ class ExploredChecks {
         std::vector<const kvcore::TreeNode*> held_below;
         for (const ExploredRequest& request : world_.requests()) {
             if (!request.is_claimed) continue;
-            held.push_back(world_.sequence_of(request).node);
-            held_below.push_back(world_.sequence_of(request).host_node);
+            held.push_back(world_.sequence_of(request).pages.node());
+            held_below.push_back(Probe::host_node_of(manager, request.sequence));
         }
         if (world_.pin()) held.push_back(Probe::pinned_node(manager, *world_.pin()));
         for (const Probe::Flight& flight : Probe::flights(manager)) {
@@ -93,7 +93,7 @@ class ExploredChecks {
             written_.push_back(copy.copy.destination);
         }
         for (const Probe::Flight& flight : Probe::flights(world_.manager())) {
-            const bool is_load = flight.direction == kvcore::HostDirection::kLoad;
+            const bool is_load = flight.is_load;
             Pages& device = is_load ? written_ : read_;
             Pages& host = is_load ? read_below_ : written_below_;
             device.insert(device.end(), flight.device_pages.begin(), flight.device_pages.end());
@@ -150,8 +150,7 @@ class ExploredChecks {
             if (copy.copy.sequence == request.sequence) pages.push_back(copy.copy.destination);
         }
         for (const Probe::Flight& flight : Probe::flights(world_.manager())) {
-            const bool is_its = flight.sequence == request.sequence &&
-                                flight.direction == kvcore::HostDirection::kLoad;
+            const bool is_its = flight.sequence == request.sequence && flight.is_load;
             if (!is_its) continue;
             pages.insert(pages.end(), flight.device_pages.begin(), flight.device_pages.end());
         }
@@ -163,22 +162,22 @@ class ExploredChecks {
         const Pages own = awaited(request);
         require(!world_.scenario().asks_for_laws || own.empty() == (sequence.num_pending == 0),
                 "a request knows what it waits for");
-        for (const kvcore::BlockId page : sequence.pages) {
+        for (const kvcore::BlockId page : sequence.pages.ids()) {
             require(!has(written_, page) || has(own, page),
                     "a page in a row is written by a copy for somebody else");
         }
         const std::int32_t page = world_.scenario().page_size;
         const std::int64_t end = request.has_run ? request.active : request.start;
         for (std::int64_t i = 0; i < (sequence.pages.empty() ? 0 : end); ++i) {
-            const kvcore::BlockId where = sequence.pages[static_cast<std::size_t>(i / page)];
+            const kvcore::BlockId where = sequence.pages[static_cast<std::int32_t>(i / page)];
             require(has(own, where) || world_.device().page(where)[i % page] ==
                                            content_of(request.tokens.data(), i + 1),
                     "a row shows another prefix at position " + std::to_string(i));
         }
-        if (sequence.row_version != request.seen_version) return;
+        if (sequence.pages.version() != request.seen_version) return;
         const Pages& seen = request.seen_columns;
-        require(seen.size() <= sequence.pages.size() &&
-                    std::equal(seen.begin(), seen.end(), sequence.pages.begin()),
+        require(seen.size() <= sequence.pages.ids().size() &&
+                    std::equal(seen.begin(), seen.end(), sequence.pages.ids().begin()),
                 "a row has changed, but not its version");
     }
 

@@ -122,20 +122,21 @@ class ExploredDigest {
         add(static_cast<int>(request.active));
         add(static_cast<int>(request.chunk));
         const kvcore::Sequence& sequence = world_.sequence_of(request);
-        const bool is_seen = sequence.row_version == request.seen_version;
+        const bool is_seen = sequence.pages.version() == request.seen_version;
         add(is_seen ? static_cast<int>(request.seen_columns.size()) : -1);
-        add(sequence.num_pages());
-        for (const kvcore::BlockId page : sequence.pages) add_page(device_, page);
-        for (const std::int32_t column : sequence.kept) add(column);
+        const kvcore::PageRow& row = sequence.pages;
+        add(row.size());
+        for (const kvcore::BlockId page : row.ids()) add_page(device_, page);
+        for (const std::int32_t column : row.twins()) add(column);
         add(static_cast<int>(sequence.reuse) + 3 * sequence.num_pending);
-        add(sequence.committed);
-        add(sequence.frozen);
+        add(row.committed());
+        add(row.frozen());
         add(static_cast<int>(sequence.counted_end));
         add(static_cast<int>(sequence.written));
         add(static_cast<int>(sequence.hit_tokens));
-        add(flight_of(sequence.storing));
-        add(sequence.node == nullptr ? -2 : nodes_.index_of(sequence.node));
-        add(host_index(sequence.host_node));
+        add(flight_of(Probe::store_of(world_.manager(), request.sequence)));
+        add(row.node() == nullptr ? -2 : nodes_.index_of(row.node()));
+        add(host_index(Probe::host_node_of(world_.manager(), request.sequence)));
     }
 
     [[nodiscard]] int host_index(const kvcore::TreeNode* node) const {
@@ -157,7 +158,7 @@ class ExploredDigest {
     void add_flights(std::uint64_t ticket) {
         for (const Probe::Flight& flight : Probe::flights(world_.manager())) {
             if (flight.ticket != ticket) continue;
-            const bool is_load = flight.direction == kvcore::HostDirection::kLoad;
+            const bool is_load = flight.is_load;
             add(is_load ? 1 : 0);
             add(world_.request_of(flight.sequence));
             for (const kvcore::BlockId page : flight.device_pages) add_page(device_, page);

@@ -6,38 +6,53 @@
 
 #include "index/children.hpp"
 #include "kvcore/cache_manager.hpp"
-#include "manager/transfer_ledger.hpp"
+#include "manager/impl.hpp"
 
 namespace kvcore {
 
 /// What a test sees of a CacheManager of one replica beyond its verbs. Reads only.
 struct CacheManagerProbe {
-    using Ledger = CacheManager::Ledger;
-    using Copy = CacheManager::Ledger::Copy;
-    using Flight = CacheManager::HostFlight;
+    using Copy = OwedCopies::Copy;
+    using Flight = TierFlight;
 
     [[nodiscard]] static const std::vector<Copy>& copies(const CacheManager& manager) {
-        return manager.ledger_->copies;
+        return manager.impl_->state.copies.all();
     }
     [[nodiscard]] static const std::vector<Flight>& flights(const CacheManager& manager) {
-        return manager.ledger_->flights;
+        return manager.impl_->state.flights.all();
     }
     /// nullptr when it is not claimed.
     [[nodiscard]] static const Sequence* find(const CacheManager& manager, SequenceHandle handle) {
-        return manager.sequences_.find(handle);
+        return manager.impl_->state.sequences.find(handle);
     }
     [[nodiscard]] static const BlockPool& pool(const CacheManager& manager) {
-        return manager.replicas_[0]->pool;
+        return manager.impl_->state.replicas[0]->pool;
     }
     [[nodiscard]] static const PrefixTree& tree(const CacheManager& manager) {
-        return manager.replicas_[0]->tree;
+        return manager.impl_->state.replicas[0]->tree;
     }
     /// nullptr without a host tier.
     [[nodiscard]] static TierIndex* host(const CacheManager& manager) {
-        return manager.replicas_[0]->host.get();
+        return manager.impl_->state.replicas[0]->host.get();
+    }
+    /// Number of the flight that stores for a sequence; 0: none.
+    [[nodiscard]] static std::uint32_t store_of(const CacheManager& manager,
+                                                SequenceHandle handle) {
+        const auto* standing = manager.impl_->state.flights.find(handle);
+        return standing == nullptr ? 0 : standing->storing;
+    }
+    /// Where its prefix in the host tier ends; nullptr: unknown.
+    [[nodiscard]] static const TreeNode* host_node_of(const CacheManager& manager,
+                                                      SequenceHandle handle) {
+        const auto* standing = manager.impl_->state.flights.find(handle);
+        return standing == nullptr ? nullptr : standing->place.node();
+    }
+    /// Of the last batch.
+    [[nodiscard]] static std::uint32_t& batch_stamp(CacheManager& manager) {
+        return manager.impl_->rows.stamp_;
     }
     [[nodiscard]] static const TreeNode* pinned_node(const CacheManager& manager, PinHandle pin) {
-        return manager.pins_[pin.index].node;
+        return manager.impl_->pins.node_of(pin);
     }
 };
 

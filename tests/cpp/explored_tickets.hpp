@@ -34,14 +34,14 @@ class ExploredTickets {
 
     /// From now on until it is over the destinations may hold anything.
     void add(ExploredTicket ticket) {
-        for (const kvcore::PageCopy& copy : ticket.transfers.copies) {
+        for (const kvcore::PageMove& copy : ticket.transfers.copies) {
             device_.spoil(copy.destination);
         }
-        for (const kvcore::HostCopy& copy : ticket.transfers.host_copies) {
-            if (copy.direction == kvcore::HostDirection::kLoad) {
-                device_.spoil(copy.device_page);
+        for (const kvcore::PageMove& copy : ticket.transfers.tier_moves) {
+            if (copy.is_load()) {
+                device_.spoil(copy.page_in(kvcore::Tier::kDevice));
             } else {
-                host_.spoil(copy.host_page);
+                host_.spoil(copy.page_in(kvcore::Tier::kHost));
             }
         }
         tickets_.push_back(std::move(ticket));
@@ -76,14 +76,14 @@ class ExploredTickets {
     void for_each_copy(const ExploredTicket& ticket, const Visit& visit) {
         const kvcore::Transfers& transfers = ticket.transfers;
         for (std::size_t i = 0; i < transfers.copies.size(); ++i) {
-            const kvcore::PageCopy& copy = transfers.copies[i];
+            const kvcore::PageMove& copy = transfers.copies[i];
             visit(device_.page(copy.source), device_.page(copy.destination), ticket.copied[i]);
         }
-        for (std::size_t i = 0; i < transfers.host_copies.size(); ++i) {
-            const kvcore::HostCopy& copy = transfers.host_copies[i];
-            std::uint64_t* device = device_.page(copy.device_page);
-            std::uint64_t* host = host_.page(copy.host_page);
-            const bool is_load = copy.direction == kvcore::HostDirection::kLoad;
+        for (std::size_t i = 0; i < transfers.tier_moves.size(); ++i) {
+            const kvcore::PageMove& copy = transfers.tier_moves[i];
+            std::uint64_t* device = device_.page(copy.page_in(kvcore::Tier::kDevice));
+            std::uint64_t* host = host_.page(copy.page_in(kvcore::Tier::kHost));
+            const bool is_load = copy.is_load();
             visit(is_load ? host : device, is_load ? device : host, ticket.moved[i]);
         }
     }

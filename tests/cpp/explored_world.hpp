@@ -56,8 +56,7 @@ class ExploredWorld {
                                return copy.ticket != 0 && copy.copy.sequence == request.sequence;
                            }) ||
                std::any_of(flights.begin(), flights.end(), [&](const Probe::Flight& flight) {
-                   return flight.sequence == request.sequence &&
-                          flight.direction == kvcore::HostDirection::kLoad;
+                   return flight.sequence == request.sequence && flight.is_load;
                });
     }
     /// Copies into its pages have failed.
@@ -139,7 +138,7 @@ class ExploredWorld {
 
     [[nodiscard]] static kvcore::CacheConfig config_of(const Scenario& scenario) {
         kvcore::CacheConfig config;
-        config.num_blocks = scenario.num_pages;
+        config.num_pages = scenario.num_pages;
         config.page_size = scenario.page_size;
         config.max_sequences = kRequests;
         config.max_seq_len = scenario.num_pages * scenario.page_size;
@@ -216,7 +215,7 @@ class ExploredWorld {
         const ExploredRequest& first = *rows[0];
         const std::int64_t needed = kvcore::ceil_div(first.end(), scenario_->page_size);
         bool is_alone = tickets().empty() && !pin_ && rows.size() == 1 &&
-                        sequence_of(first).num_pages() <= needed;
+                        sequence_of(first).pages.size() <= needed;
         for (const ExploredRequest& request : requests_) {
             is_alone = is_alone && (!request.is_claimed || &request == rows[0]);
         }
@@ -262,8 +261,8 @@ class ExploredWorld {
         }
         const kvcore::Sequence& sequence = sequence_of(request);
         request.has_run = request.is_sealed = true;
-        request.seen_version = sequence.row_version;
-        request.seen_columns = sequence.pages;
+        request.seen_version = sequence.pages.version();
+        request.seen_columns = sequence.pages.ids();
     }
 
     void step(ExploredRequest& request) {
@@ -315,15 +314,16 @@ class ExploredWorld {
         if (transfers.empty()) return;
         ExploredTicket ticket;
         for (const ExploredRequest* row : rows) ticket.rows.push_back(row->sequence);
-        for (const kvcore::PageCopy& copy : transfers.copies) {
+        for (const kvcore::PageMove& copy : transfers.copies) {
             ticket.copied.push_back(copied_words(rows, copy.destination, copy.num_tokens));
         }
-        for (const kvcore::HostCopy& copy : transfers.host_copies) {
+        for (const kvcore::PageMove& copy : transfers.tier_moves) {
             const std::int32_t n = scenario_->page_size;
-            const std::uint64_t* stored = device().page(copy.device_page);
-            const bool is_load = copy.direction == kvcore::HostDirection::kLoad;
-            ticket.moved.push_back(is_load ? copied_words(rows, copy.device_page, n)
-                                           : ExploredTicket::Words(stored, stored + n));
+            const std::uint64_t* stored = device().page(copy.page_in(kvcore::Tier::kDevice));
+            const bool is_load = copy.is_load();
+            ticket.moved.push_back(is_load
+                                       ? copied_words(rows, copy.page_in(kvcore::Tier::kDevice), n)
+                                       : ExploredTicket::Words(stored, stored + n));
         }
         ticket.transfers = std::move(transfers);
         tickets_.add(std::move(ticket));
@@ -332,7 +332,7 @@ class ExploredWorld {
     [[nodiscard]] ExploredTicket::Words copied_words(const Rows& rows, kvcore::BlockId page,
                                                      std::int64_t n) const {
         for (const ExploredRequest* row : rows) {
-            const std::vector<kvcore::BlockId>& pages = sequence_of(*row).pages;
+            const std::vector<kvcore::BlockId>& pages = sequence_of(*row).pages.ids();
             const bool is_its = std::find(pages.begin(), pages.end(), page) != pages.end();
             if (is_its) return row->contents_of(pages, page, n, scenario_->page_size);
         }
@@ -363,7 +363,7 @@ class ExploredWorld {
         const auto& flights = Probe::flights(manager_);
         return std::any_of(flights.begin(), flights.end(), [&](const Probe::Flight& flight) {
             return flight.ticket == ticket.transfers.ticket && flight.sequence == row &&
-                   flight.direction == kvcore::HostDirection::kLoad;
+                   flight.is_load;
         });
     }
 

@@ -63,7 +63,7 @@ class HostFixture {
         finish(reserve(request));
         finish(commit(request, 0));
         manager.release(request.sequence);
-        const std::int64_t pages = manager.config().num_blocks;
+        const std::int64_t pages = manager.config().num_pages;
         Request other = claim(count_up(5000, 2 * pages));
         finish(reserve(other));
         manager.release(other.sequence);

@@ -45,7 +45,7 @@ void in_all_modes(const Build& build, Each&& each) {
 void built() {
     for (const Mode& mode : kModes) {
         kvcore::CacheConfig config;
-        config.num_blocks = 8;
+        config.num_pages = 8;
         config.max_sequences = 4;
         config.max_seq_len = 40;
         config.page_size = 4;

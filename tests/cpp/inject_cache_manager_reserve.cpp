@@ -39,10 +39,25 @@ void reserve_batch_stops_in_front(const State& state) {
         "reserve_batch", state, [](ManagerScene& scene) { scene.call_reserve_batch(); }, judge);
 }
 
+void halves_do_what_reserve_does(const State& state) {
+    auto whole = state();
+    whole->call_reserve();
+    auto halves = state();
+    halves->call_match_and_allocate();
+    CHECK_EQ(text(halves), text(whole));
+    auto untouched = state();
+    auto asked = state();
+    static_cast<void>(asked->manager.match(asked->views[0]));  // dropped at once
+    CHECK_EQ(text(asked), text(untouched));
+}
+
 void reservations() {
     for (const State& state : reserve_states::all()) {
         allocates_nothing("plan", state, [](ManagerScene& scene) { scene.call_plan(); });
         leaves_no_trace("reserve", state, [](ManagerScene& scene) { scene.call_reserve(); });
+        leaves_no_trace("match, allocate", state,
+                        [](ManagerScene& scene) { scene.call_match_and_allocate(); });
+        halves_do_what_reserve_does(state);
         leaves_no_trace("fetch", state, [](ManagerScene& scene) { scene.call_fetch(); });
         leaves_no_trace("fetch of several steps", state,
                         [](ManagerScene& scene) { scene.call_fetch(6); });

@@ -216,8 +216,8 @@ class Traffic {
         // Requests whose loads failed go back.
         for (const kvcore::Transfers& transfers : moved_) {
             if (transfers.ticket != finished_ || is_done_) continue;
-            if (transfers.host_copies.empty()) continue;
-            if (transfers.host_copies[0].direction == kvcore::HostDirection::kStore) continue;
+            if (transfers.tier_moves.empty()) continue;
+            if (!transfers.tier_moves[0].is_load()) continue;
             for (const auto& request : scene.requests) {
                 if (!scene.manager.contains(request->sequence)) continue;
                 if (!scene.manager.pages_of(request->sequence).empty()) continue;

@@ -9,8 +9,8 @@
 #include "failing_memory.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/sequence_table.hpp"
 #include "kvcore/tier_index.hpp"
+#include "manager/sequence_table.hpp"
 
 using failing_memory::allocates_nothing;
 using failing_memory::each_site;
@@ -105,7 +105,7 @@ struct Claims {
                     "=" + std::to_string(table.at(handle).replica);
         }
         std::int64_t used = 0;
-        for (const kvcore::Sequence& sequence : table.slots()) used += sequence.replica >= 0;
+        for (const kvcore::Sequence& sequence : table.entries()) used += sequence.replica >= 0;
         CHECK_EQ(used, table.size());
         while (!handles.empty()) release(0);
         CHECK_EQ(table.size(), 0);

@@ -41,7 +41,7 @@ class ManagerFixture {
     static kvcore::CacheConfig config(std::int32_t page_size, std::int64_t num_blocks) {
         kvcore::CacheConfig config;
         config.page_size = page_size;
-        config.num_blocks = num_blocks;
+        config.num_pages = num_blocks;
         config.max_sequences = 16;
         config.max_seq_len = 1000;
         return config;
@@ -228,7 +228,7 @@ inline Request served(ManagerFixture& m, const Tokens& tokens, TokenId next) {
 }
 
 /// One of replica 0.
-inline void check_copy(const kvcore::PageCopy& copy, BlockId source, BlockId destination,
+inline void check_copy(const kvcore::PageMove& copy, BlockId source, BlockId destination,
                        std::int32_t tokens, const Request& request) {
     CHECK_EQ(copy.replica, 0);
     CHECK_EQ(copy.source, source);

@@ -233,6 +233,12 @@ class ManagerScene {
     void call_reserve() {
         answer[0] = static_cast<std::int64_t>(manager.reserve(views[0], 1, given()));
     }
+    /// The same in its halves.
+    void call_match_and_allocate() {
+        kvcore::PrefixHit hit = manager.match(views[0]);
+        const auto status = manager.allocate(hit, views[0], views[0].end, given());
+        answer[0] = static_cast<std::int64_t>(status);
+    }
     void call_reserve_batch() { reserve_first(batch().size()); }
     void reserve_first(std::int64_t n) {
         const auto made = manager.reserve_batch({views.data(), n}, 1, given());
@@ -277,7 +283,7 @@ class ManagerScene {
    private:
     static kvcore::CacheConfig config_of(const Mode& mode, std::int64_t num_blocks) {
         kvcore::CacheConfig config;
-        config.num_blocks = num_blocks;
+        config.num_pages = num_blocks;
         config.page_size = kPageSize;
         config.max_sequences = 24;
         config.max_seq_len = 200;

@@ -51,16 +51,16 @@ class ManagerText {
         }
         return *this << " #gone";
     }
-    ManagerText& operator<<(const kvcore::PageCopy& copy) {
+    ManagerText& operator<<(const kvcore::PageMove& copy) {
         return *this << "\n  copy" << copy.replica << copy.source << copy.destination
                      << copy.num_tokens << copy.sequence;
     }
     void add(const kvcore::Transfers& transfers) {
         *this << "\n ticket" << transfers.ticket;
-        for (const kvcore::PageCopy& copy : transfers.copies) *this << copy;
-        for (const kvcore::HostCopy& copy : transfers.host_copies) {
-            *this << "\n  host copy" << copy.replica << copy.direction << copy.device_page
-                  << copy.host_page;
+        for (const kvcore::PageMove& copy : transfers.copies) *this << copy;
+        for (const kvcore::PageMove& copy : transfers.tier_moves) {
+            *this << "\n  host copy" << copy.replica << copy.is_load()
+                  << copy.page_in(kvcore::Tier::kDevice) << copy.page_in(kvcore::Tier::kHost);
         }
         for (const kvcore::MovedRequest& moved : transfers.moved) {
             *this << "\n  moved" << moved.row << moved.start << moved.active;
@@ -142,14 +142,14 @@ class ManagerText {
 
     void take_apart() {
         if (!scene_.mode.copies_at_once) {
-            for (const kvcore::PageCopy& copy : manager_.take_copies()) *this << copy;
+            for (const kvcore::PageMove& copy : manager_.take_copies()) *this << copy;
         }
         scene_.end(scene_.transfers);
         scene_.end_open();
         for (const auto& request : scene_.requests) {
             kvcore::Transfers owed;
             *this << "\n owed" << manager_.take_owed(request->sequence, owed);
-            for (const kvcore::PageCopy& copy : owed.copies) *this << copy;
+            for (const kvcore::PageMove& copy : owed.copies) *this << copy;
             scene_.end(owed);
         }
         add_reach();
@@ -182,7 +182,7 @@ class ManagerText {
     /// Takes page after page of a replica, and stores it where there is a host tier.
     void drain(std::int32_t replica) {
         const std::int64_t page = ManagerScene::kPageSize;
-        const std::int64_t blocks = manager_.config().num_blocks;
+        const std::int64_t blocks = manager_.config().num_pages;
         const Tokens tokens = count_up(1'000'000, (blocks + 1) * page);
         kvcore::RequestView view{manager_.claim(replica), tokens.data(), 0, 0, 0, ""};
         std::vector<kvcore::PageSwap> swaps;
@@ -197,8 +197,8 @@ class ManagerText {
             view.start = view.end++;
             view.active = view.end;
             manager_.commit({&view, 1}, swaps, scene_.mode.copies_at_once ? &owed : nullptr);
-            for (const kvcore::HostCopy& copy : owed.host_copies) {
-                *this << "/" << (names_host_pages_ ? copy.host_page : -1);
+            for (const kvcore::PageMove& copy : owed.tier_moves) {
+                *this << "/" << (names_host_pages_ ? copy.page_in(kvcore::Tier::kHost) : -1);
             }
             scene_.end(owed);
         }

@@ -40,86 +40,85 @@ class Mutant:
     scenario: str
 
 
-HELD_COPY = "copies.push_back({copy, std::move(source), std::move(destination), 0, {}});"
+HELD_COPY = "copies_.push_back({copy, std::move(source), std::move(destination), 0, {}});"
 
 MUTANTS = (
     Mutant(
         "destination not held",
-        "cpp/src/manager/transfer_ledger.hpp",
+        "cpp/src/manager/owed_copies.hpp",
         HELD_COPY,
-        HELD_COPY + " copies.back().destination = PageHold();",
+        HELD_COPY + " copies_.back().destination = PageHold();",
         "plain",
     ),
     Mutant(
         "source not held",
-        "cpp/src/manager/transfer_ledger.hpp",
+        "cpp/src/manager/owed_copies.hpp",
         HELD_COPY,
-        HELD_COPY + " copies.back().source = PageHold();",
+        HELD_COPY + " copies_.back().source = PageHold();",
         "plain",
     ),
     Mutant(
         "heirs only right behind what they committed",
-        "cpp/src/manager/commit.cpp",
-        "other->committed <= column &&",
-        "other->committed == column &&",
+        "cpp/src/manager/page_row.hpp",
+        "return committed_ <= column && has(column, page);",
+        "return committed_ == column && has(column, page);",
         "heirs",
     ),
     Mutant(
         "a failed copy counts as done",
-        "cpp/src/manager/transfers.cpp",
+        "cpp/src/manager/owed_copies.cpp",
         "if (sequence != nullptr && !done) {",
         "if (sequence != nullptr && !done && ticket == 0) {",
         "plain",
     ),
     Mutant(
         "a failed load counts as done",
-        "cpp/src/manager/host.cpp",
-        "        if (!done) begin_again(*sequence);\n",
-        "",
+        "cpp/src/manager/tier_flights.hpp",
+        "            if (!done) begin_again(*sequence, flight.sequence);\n",
+        "            static_cast<void>(begin_again);\n",
         "loads",
     ),
     Mutant(
         "a failed store counts as done",
-        "cpp/src/manager/host.cpp",
-        "if (done && flight.is_wanted) {",
-        "if (flight.is_wanted) {",
+        "cpp/src/manager/tier_flights.cpp",
+        "done && flight.is_wanted && publish(flight)",
+        "flight.is_wanted && publish(flight)",
         "host",
     ),
     Mutant(
         "fetch forgets what is owed",
-        "cpp/src/manager/fetch.cpp",
-        "            result.status = FetchStatus::kPending;\n            result.row = i;\n",
-        "            result.status = FetchStatus::kPending;\n            result.row = i;\n"
-        "            drop_owed(request.sequence);\n"
-        "            sequence.num_pending = 0;\n",
+        "cpp/src/manager/fetcher.cpp",
+        "        result.status = FetchStatus::kPending;\n        result.row = i;\n",
+        "        result.status = FetchStatus::kPending;\n        result.row = i;\n"
+        "        state_.copies.drop_owed(request.sequence);\n"
+        "        sequence.num_pending = 0;\n",
         "plain",
     ),
     Mutant(
         "a reset leaves what is copied to be found",
-        "cpp/src/manager/cache_manager.cpp",
-        "    for (Ledger::Copy& copy : ledger_->copies) copy.source.loosen();\n"
-        "    for (Ledger::Copy& copy : ledger_->copies) copy.source.fasten();\n",
+        "cpp/src/manager/housekeeping.cpp",
+        "    state.copies.loosen();\n    state.copies.fasten();\n",
         "",
         "plain",
     ),
     Mutant(
         "truncate does not wait",
-        "cpp/src/manager/fork.cpp",
-        "    Sequence& sequence = sequences_.at(handle);\n"
-        "    if (sequence.num_pending > 0) refuse_pending(-1);\n",
-        "    Sequence& sequence = sequences_.at(handle);\n",
+        "cpp/src/manager/claims.cpp",
+        "    Sequence& sequence = state_.sequences.at(handle);\n"
+        "    if (sequence.num_pending > 0) rules::refuse_pending(-1);\n",
+        "    Sequence& sequence = state_.sequences.at(handle);\n",
         "forks",
     ),
     Mutant(
         "a fork writes what another still copies",
-        "cpp/src/manager/fork.cpp",
-        "if (is_it && copy.copy.num_tokens > kept) sequence.frozen = c + 1;",
+        "cpp/src/manager/owed_copies.cpp",
+        "if (is_it && copy.copy.num_tokens > kept) row.freeze(c + 1);",
         "static_cast<void>(is_it && kept > 0);",
         "forks",
     ),
     Mutant(
         "a fork behind writes what others of its batch copy",
-        "cpp/src/manager/admit.cpp",
+        "cpp/src/manager/departures.hpp",
         "return holders == 1 && std::max(going.reach, gone.reach) <= "
         "std::max<std::int64_t>(0, kept);",
         "return holders == 1 && kept < 1000;",

@@ -20,7 +20,7 @@ class Oracle {
     Oracle(const kvcore::CacheConfig& config, bool copies_at_once)
         : config_(config), copies_at_once_(copies_at_once) {
         for (std::int32_t i = 0; i < config.num_replicas; ++i) {
-            free_.push_back(config.num_blocks);
+            free_.push_back(config.num_pages);
             replicas_.push_back({0, {}, Cache(config.page_size)});
         }
     }
@@ -76,7 +76,7 @@ class Oracle {
 
     // ---- reserving ----------------------------------------
     [[nodiscard]] bool can_ever_fit(const Request& request, std::int64_t num_steps) const {
-        return kvcore::ceil_div(request.end(), config_.page_size) <= config_.num_blocks &&
+        return kvcore::ceil_div(request.end(), config_.page_size) <= config_.num_pages &&
                request.end() + num_steps - 1 <= config_.max_seq_len;
     }
 
@@ -246,7 +246,7 @@ class Oracle {
     // ---- counters ----------------------------------------
     [[nodiscard]] kvcore::PoolStats stats(std::int32_t index) const {
         const Replica& replica = item(replicas_, index);
-        return {config_.num_blocks, item(free_, index), replica.cache.size(),
+        return {config_.num_pages, item(free_, index), replica.cache.size(),
                 replica.cache.num_evictable(), replica.num_sequences};
     }
     [[nodiscard]] kvcore::Metrics metrics() const {

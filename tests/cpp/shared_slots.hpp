@@ -12,7 +12,7 @@
 
 /// As if the host tier were a pool of its own.
 inline kvcore::CacheConfig host_config(kvcore::CacheConfig config) {
-    config.num_blocks = config.host_pages;
+    config.num_pages = config.host_pages;
     return config;
 }
 

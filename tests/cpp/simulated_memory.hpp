@@ -13,15 +13,14 @@ class SimulatedMemory {
     explicit SimulatedMemory(const kvcore::CacheConfig& config)
         : page_size_(config.page_size),
           replicas_(static_cast<std::size_t>(config.num_replicas),
-                    std::vector<Digest>(static_cast<std::size_t>(config.num_blocks * page_size_))) {
-    }
+                    std::vector<Digest>(static_cast<std::size_t>(config.num_pages * page_size_))) {}
 
     /// The slots of a page [page_size].
     [[nodiscard]] Digest* page(std::int32_t replica, BlockId id) {
         return &item(item(replicas_, replica), id * page_size_);
     }
 
-    void copy(const kvcore::PageCopy& copy) {
+    void copy(const kvcore::PageMove& copy) {
         std::memcpy(page(copy.replica, copy.destination), page(copy.replica, copy.source),
                     static_cast<std::size_t>(copy.num_tokens) * sizeof(Digest));
     }

@@ -333,7 +333,7 @@ class RandomEngine {
         checked_.reset();
         checked_.compare();
         for (std::int32_t i = 0; i < setting_.config.num_replicas; ++i)
-            CHECK_EQ(checked_.manager().stats(i).free_pages, setting_.config.num_blocks);
+            CHECK_EQ(checked_.manager().stats(i).free_pages, setting_.config.num_pages);
         checked_.check_integrity();
     }
 
@@ -354,7 +354,7 @@ std::vector<Setting> settings() {
             Setting setting;
             kvcore::CacheConfig& config = setting.config;
             config.page_size = page_size;
-            config.num_blocks = std::vector<std::int64_t>{
+            config.num_pages = std::vector<std::int64_t>{
                 24, 10, 60, 40, 16, 120}[static_cast<std::size_t>(variant)];
             config.max_sequences = variant == 5 ? 20 : 6;
             config.max_seq_len = (page_size < 16 ? 12 : 5) * page_size + (variant % 3);
@@ -371,7 +371,7 @@ std::vector<Setting> settings() {
     }
     Setting uncached;
     uncached.config.page_size = 4;
-    uncached.config.num_blocks = 20;
+    uncached.config.num_pages = 20;
     uncached.config.max_sequences = 6;
     uncached.config.max_seq_len = 40;
     uncached.config.prefix_caching = false;

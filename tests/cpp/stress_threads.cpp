@@ -22,7 +22,7 @@ constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
 kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages) {
     kvcore::CacheConfig config;
     config.page_size = 4;
-    config.num_blocks = 44;  // a third of what all sequences could want
+    config.num_pages = 44;  // a third of what all sequences could want
     config.max_sequences = kThreads * kMaxLive;
     config.max_seq_len = 48;
     config.num_replicas = 2;
@@ -33,7 +33,7 @@ kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages) {
 
 /// As if the host tier were a pool of its own.
 kvcore::CacheConfig host_config(kvcore::CacheConfig config) {
-    config.num_blocks = config.host_pages;
+    config.num_pages = config.host_pages;
     return config;
 }
 
@@ -137,18 +137,18 @@ class Worker {
     void transfer() {
         if (transfers_.empty()) return;
         bool stores = false;
-        for (const kvcore::PageCopy& copy : transfers_.copies) shared_.memory.copy(copy);
-        for (const kvcore::HostCopy& copy : transfers_.host_copies) {
-            Digest* here = shared_.memory.page(copy.replica, copy.device_page);
-            Digest* below = shared_.host.page(copy.replica, copy.host_page);
-            stores = copy.direction == kvcore::HostDirection::kStore;
+        for (const kvcore::PageMove& copy : transfers_.copies) shared_.memory.copy(copy);
+        for (const kvcore::PageMove& copy : transfers_.tier_moves) {
+            Digest* here = shared_.memory.page(copy.replica, copy.page_in(kvcore::Tier::kDevice));
+            Digest* below = shared_.host.page(copy.replica, copy.page_in(kvcore::Tier::kHost));
+            stores = !copy.is_load();
             if (!stores) std::swap(here, below);
             std::copy(here, here + config_.page_size, below);
         }
         if (random_.chance(30)) std::this_thread::yield();
         manager_.finish(transfers_.ticket, !stores || !random_.chance(2));
         shared_.num_copies.fetch_add(count(transfers_.copies), std::memory_order_relaxed);
-        const std::int64_t loads = stores ? 0 : count(transfers_.host_copies);
+        const std::int64_t loads = stores ? 0 : count(transfers_.tier_moves);
         shared_.num_loads.fetch_add(loads, std::memory_order_relaxed);
     }
 
@@ -283,7 +283,7 @@ class Worker {
         CHECK(stats.free_pages >= 0 && stats.evictable_pages >= 0);
         CHECK(stats.evictable_pages <= stats.cached_pages);
         CHECK(stats.free_pages + stats.cached_pages <= stats.total_pages);
-        CHECK(manager_.metrics().peak_used_pages <= 2 * config_.num_blocks);
+        CHECK(manager_.metrics().peak_used_pages <= 2 * config_.num_pages);
         const Live& live = random_.pick(live_);
         CHECK(manager_.contains(live.request.sequence));
         CHECK_EQ(manager_.replica_of(live.request.sequence), live.replica);

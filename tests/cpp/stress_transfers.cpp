@@ -23,7 +23,7 @@ constexpr std::int64_t kMaxBatch = 4;
 kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages) {
     kvcore::CacheConfig config;
     config.page_size = 4;
-    config.num_blocks = 24;
+    config.num_pages = 24;
     config.max_sequences = Shared::kSlots;
     config.max_seq_len = 40;
     config.num_replicas = 2;
@@ -255,15 +255,15 @@ class Worker {
         batch.locks.clear();
         if (transfers_.empty()) return;
         const bool is_done = !random_.chance(10);
-        for (const kvcore::PageCopy& copy : transfers_.copies) {
+        for (const kvcore::PageMove& copy : transfers_.copies) {
             shared_.memory.copy(copy);
             if (!is_done) spoil(shared_.memory.page(copy.replica, copy.destination));
         }
         std::int64_t loads = 0;
-        for (const kvcore::HostCopy& copy : transfers_.host_copies) {
-            Digest* from = shared_.memory.page(copy.replica, copy.device_page);
-            Digest* to = shared_.host.page(copy.replica, copy.host_page);
-            const bool is_load = copy.direction == kvcore::HostDirection::kLoad;
+        for (const kvcore::PageMove& copy : transfers_.tier_moves) {
+            Digest* from = shared_.memory.page(copy.replica, copy.page_in(kvcore::Tier::kDevice));
+            Digest* to = shared_.host.page(copy.replica, copy.page_in(kvcore::Tier::kHost));
+            const bool is_load = copy.is_load();
             if (is_load) std::swap(from, to);
             if (random_.chance(20)) std::this_thread::yield();
             std::copy(from, from + config_.page_size, to);
@@ -282,7 +282,7 @@ class Worker {
         };
         add(shared_.num_copies, count(transfers_.copies));
         add(shared_.num_loads, loads);
-        add(shared_.num_stores, count(transfers_.host_copies) - loads);
+        add(shared_.num_stores, count(transfers_.tier_moves) - loads);
         add(shared_.num_failed, is_done ? 0 : 1);
     }
     /// Loads failed: requests that lost their pages are where they were before the call.

@@ -227,7 +227,7 @@ void a_rewound_request_writes_pages_of_its_own() {
     CHECK_EQ(after.size(), 3);
     CHECK_EQ(after[0], before[0]);
     CHECK(after[1] != before[1] && after[2] != before[2]);
-    const std::vector<kvcore::PageCopy> owed = m.manager.take_copies();
+    const std::vector<kvcore::PageMove> owed = m.manager.take_copies();
     CHECK_EQ(owed.size(), 1);
     CHECK_EQ(owed[0].source, before[1]);
     CHECK_EQ(owed[0].destination, after[1]);

@@ -4,7 +4,7 @@
 
 using kvcore::CacheConfig;
 using kvcore::FetchStatus;
-using kvcore::PageCopy;
+using kvcore::PageMove;
 using kvcore::SharedPrefix;
 
 namespace {
@@ -159,7 +159,7 @@ void a_kept_page_is_copied_while_forks_hold_it() {
     parent.rewind(2);  // position 1 is written once more
     m.manager.truncate(parent.sequence, 1);
     CHECK(m.reserve(parent));
-    const std::vector<PageCopy> copies = m.manager.take_copies();
+    const std::vector<PageMove> copies = m.manager.take_copies();
     CHECK_EQ(copies.size(), 1);
     check_copy(copies[0], kept, m.pages(parent)[0], 1, parent);
     CHECK_EQ(m.pages(child)[0], kept);

@@ -49,11 +49,11 @@ void check_refused(Scene& scene, Call&& call, int line) {
 
 void configurations_are_checked() {
     const kvcore::CacheConfig good = ManagerFixture::config(2, 4);
-    CHECK_EQ(kvcore::CacheManager(good).config().num_blocks, 4);
+    CHECK_EQ(kvcore::CacheManager(good).config().num_pages, 4);
     for (int field = 0; field < 5; ++field) {
         for (const int value : {0, -3}) {
             kvcore::CacheConfig bad = good;
-            if (field == 0) bad.num_blocks = value;
+            if (field == 0) bad.num_pages = value;
             if (field == 1) bad.page_size = value;
             if (field == 2) bad.max_sequences = value;
             if (field == 3) bad.max_seq_len = value;
@@ -62,7 +62,7 @@ void configurations_are_checked() {
         }
     }
     kvcore::CacheConfig huge = good;
-    huge.num_blocks = kMost;
+    huge.num_pages = kMost;
     CHECK_THROWS(std::invalid_argument, kvcore::CacheManager(huge));
 }
 

@@ -6,7 +6,7 @@
 
 using kvcore::FetchResult;
 using kvcore::FetchStatus;
-using kvcore::PageCopy;
+using kvcore::PageMove;
 
 namespace {
 
@@ -91,7 +91,7 @@ void whoever_writes_first_copies_the_page() {
     CHECK_EQ(m.manager.plan(child.view()).new_pages, 1);
     CHECK(m.reserve(child));
     CHECK(m.pages(child)[0] != shared);
-    const std::vector<PageCopy> copies = m.manager.take_copies();
+    const std::vector<PageMove> copies = m.manager.take_copies();
     CHECK_EQ(copies.size(), 1);
     check_copy(copies[0], shared, m.pages(child)[0], 3, child);
     CHECK_EQ(m.manager.plan(parent.view()).new_pages, 0);  // nobody else holds it now
@@ -108,7 +108,7 @@ void the_parent_copies_where_it_writes_first() {
     Request child = m.fork_of(parent, {9});
     const BlockId shared = m.pages(child)[0];
     m.run(parent, 5);
-    const std::vector<PageCopy> copies = m.manager.take_copies();
+    const std::vector<PageMove> copies = m.manager.take_copies();
     CHECK_EQ(copies.size(), 1);
     check_copy(copies[0], shared, m.pages(parent)[0], 3, parent);
     CHECK_EQ(m.pages(child)[0], shared);
@@ -183,7 +183,7 @@ void a_family_is_fetched_with_exactly_enough_pages() {
         } else {
             CHECK_EQ(m.fetch(family.all()).status, FetchStatus::kOk);
         }
-        const std::vector<PageCopy> copies = at_once ? m.transfers.copies : m.manager.take_copies();
+        const std::vector<PageMove> copies = at_once ? m.transfers.copies : m.manager.take_copies();
         CHECK_EQ(copies.size(), 2);
         check_copy(copies[0], shared, m.pages(family.parent)[0], 3, family.parent);
         check_copy(copies[1], shared, m.pages(family.children[0])[0], 3, family.children[0]);
@@ -302,7 +302,7 @@ void a_copy_is_owed_to_the_forks_of_its_page() {
         CHECK_EQ(child.start, 2);
         if (is_released) m.manager.release(parent.sequence);
         if (!is_released) m.manager.truncate(parent.sequence, 0);
-        const std::vector<PageCopy> copies = m.manager.take_copies();
+        const std::vector<PageMove> copies = m.manager.take_copies();
         CHECK_EQ(copies.size(), 1);
         check_copy(copies[0], cached[0], m.pages(child)[0], 2, child);
         m.manager.release(child.sequence);

@@ -4,16 +4,16 @@
 
 #include "host_fixture.hpp"
 
-using kvcore::HostCopy;
-using kvcore::HostDirection;
+using kvcore::PageMove;
+using kvcore::Tier;
 using kvcore::Transfers;
 
 namespace {
 
-void check_directions(const Transfers& transfers, HostDirection direction, std::int64_t n) {
+void check_source(const Transfers& transfers, Tier source, std::int64_t n) {
     CHECK(transfers.copies.empty());
-    CHECK_EQ(count(transfers.host_copies), n);
-    for (const HostCopy& copy : transfers.host_copies) CHECK_EQ(copy.direction, direction);
+    CHECK_EQ(count(transfers.tier_moves), n);
+    for (const PageMove& copy : transfers.tier_moves) CHECK_EQ(copy.source_tier, source);
 }
 
 void pages_are_found_when_their_copies_are_finished() {
@@ -21,7 +21,7 @@ void pages_are_found_when_their_copies_are_finished() {
     Request request = m.claim(count_up(0, 7));
     CHECK(m.reserve(request).empty());
     const Transfers stores = m.commit(request, 7);
-    check_directions(stores, HostDirection::kStore, 3);
+    check_source(stores, Tier::kDevice, 3);
     CHECK_EQ(m.stored(), 0);
     CHECK_EQ(m.manager.metrics().stored_pages, 0);
     m.finish(stores);
@@ -41,7 +41,7 @@ void copies_that_failed_are_never_found_and_tried_again() {
     request.active = request.end();
     m.finish(m.reserve(request));
     const Transfers stores = m.commit(request, 8);
-    check_directions(stores, HostDirection::kStore, 4);
+    check_source(stores, Tier::kDevice, 4);
     m.finish(stores);
     CHECK_EQ(m.stored(), 4);
     CHECK_EQ(m.manager.metrics().stored_pages, 4);
@@ -75,7 +75,7 @@ void a_sequence_under_way_leaves_its_pages_to_the_commit_after() {
     request.active = request.end();
     m.finish(m.reserve(request));
     const Transfers rest = m.commit(request, 8);
-    check_directions(rest, HostDirection::kStore, 2);
+    check_source(rest, Tier::kDevice, 2);
     m.finish(rest);
     CHECK_EQ(m.stored(), 4);
     m.manager.release(request.sequence);
@@ -92,8 +92,8 @@ void pages_under_way_are_not_stored_twice(bool in_order) {
     m.finish(m.reserve(second));
     const Transfers one = m.commit(first, 9);
     const Transfers two = m.commit(second, 9);
-    check_directions(one, HostDirection::kStore, 3);
-    check_directions(two, HostDirection::kStore, 2);
+    check_source(one, Tier::kDevice, 3);
+    check_source(two, Tier::kDevice, 2);
     m.finish(in_order ? one : two);
     m.finish(in_order ? two : one);
     CHECK_EQ(m.stored(), in_order ? 5 : 3);  // nothing is found behind a hole
@@ -118,7 +118,7 @@ void pages_of_a_truncated_sequence_arrive_without_it() {
     request.active = request.end();
     m.finish(m.reserve(request));
     const Transfers rest = m.commit(request, 62);
-    check_directions(rest, HostDirection::kStore, 1);
+    check_source(rest, Tier::kDevice, 1);
     m.finish(rest);
     CHECK_EQ(m.stored(), 4);
     m.manager.release(request.sequence);
@@ -143,18 +143,18 @@ void loads_fill_the_requests_own_pages_and_hold_their_sources() {
     CHECK_EQ(m.hit(count_up(0, 6)), 6);
     Request request = m.claim(count_up(0, 8));
     const Transfers loads = m.reserve(request);
-    check_directions(loads, HostDirection::kLoad, 3);
+    check_source(loads, Tier::kHost, 3);
     CHECK_EQ(request.start, 6);
     const Ids pages = m.manager.pages_of(request.sequence);
     for (std::int64_t i = 0; i < 3; ++i) {
-        CHECK_EQ(item(loads.host_copies, i).device_page, item(pages, i));
+        CHECK_EQ(item(loads.tier_moves, i).page_in(kvcore::Tier::kDevice), item(pages, i));
     }
     CHECK_EQ(m.manager.stats(0).cached_pages, 0);
     m.finish(loads);
     CHECK_EQ(m.manager.metrics().loaded_pages, 3);
     CHECK_EQ(m.manager.metrics().cache_tokens, 6);
     const Transfers stores = m.commit(request, 8);
-    check_directions(stores, HostDirection::kStore, 1);
+    check_source(stores, Tier::kDevice, 1);
     CHECK_EQ(m.manager.stats(0).cached_pages, 4);
     m.finish(stores);
     m.manager.release(request.sequence);
@@ -173,7 +173,7 @@ void a_request_whose_pages_did_not_arrive_begins_again() {
     CHECK(m.manager.pages_of(request.sequence).empty());
     CHECK_EQ(m.manager.stats(0).available_pages(), 4);
     const Transfers again = m.reserve(request);  // wherever its context stands
-    check_directions(again, HostDirection::kLoad, 3);
+    check_source(again, Tier::kHost, 3);
     CHECK_EQ(request.start, 6);
     m.finish(again);
     m.finish(m.commit(request, 8));

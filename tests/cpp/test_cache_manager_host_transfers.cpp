@@ -29,14 +29,15 @@ void pages_released_under_a_load_are_nobodys_until_it_ends() {
         m.put(count_up(0, 6));
         Request request = m.claim(count_up(0, 8));
         const Transfers loads = m.reserve(request);
-        CHECK_EQ(loads.host_copies.size(), 3);
+        CHECK_EQ(loads.tier_moves.size(), 3);
         m.manager.release(request.sequence);
         m.manager.check_integrity();
         CHECK_EQ(m.manager.stats(0).available_pages(), 2);
         Request other = m.claim({70, 71, 72});
         CHECK(m.reserve(other).empty());
-        for (const kvcore::HostCopy& load : loads.host_copies) {
-            CHECK(are_disjoint(m.manager.pages_of(other.sequence), {load.device_page}));
+        for (const kvcore::PageMove& load : loads.tier_moves) {
+            CHECK(are_disjoint(m.manager.pages_of(other.sequence),
+                               {load.page_in(kvcore::Tier::kDevice)}));
         }
         m.finish(loads, is_done);
         CHECK_EQ(m.manager.stats(0).available_pages(), 3);
@@ -84,7 +85,7 @@ void loads_of_a_batch_fail_together() {
     Transfers loads;
     const kvcore::BatchReserve all = m.manager.reserve_batch({views.data(), 3}, 1, &loads);
     CHECK_EQ(all.reserved, 3);
-    CHECK_EQ(loads.host_copies.size(), 4);
+    CHECK_EQ(loads.tier_moves.size(), 4);
     CHECK_EQ(loads.moved.size(), 2);
     CHECK_EQ(views[1].start, 4);
     CHECK_EQ(views[2].start, 4);
@@ -98,7 +99,7 @@ void loads_of_a_batch_fail_together() {
     CHECK_EQ(m.manager.pages_of(plain.sequence).size(), 1);
     CHECK_EQ(m.manager.metrics().cache_tokens, 0);
     const Transfers again = m.reserve(second);
-    CHECK_EQ(again.host_copies.size(), 2);
+    CHECK_EQ(again.tier_moves.size(), 2);
     m.finish(again);
 }
 
@@ -114,8 +115,8 @@ void tickets_end_in_any_order() {
     const Transfers one = m.reserve(first);
     const Transfers stores = m.commit(storing, 8);
     const Transfers two = m.reserve(second);
-    CHECK_EQ(one.host_copies.size(), 3);
-    CHECK_EQ(stores.host_copies.size(), 1);
+    CHECK_EQ(one.tier_moves.size(), 3);
+    CHECK_EQ(stores.tier_moves.size(), 1);
     CHECK(two.empty());  // on the device since the commit
     Request third = m.claim(count_up(0, 9));
     m.finish(stores);
@@ -142,7 +143,7 @@ void a_reset_under_loads_keeps_their_sources() {
     Request second = m.claim(count_up(0, 7));
     const Transfers one = m.reserve(first);
     const Transfers two = m.reserve(second);
-    CHECK_EQ(two.host_copies.size(), 3);
+    CHECK_EQ(two.tier_moves.size(), 3);
     m.manager.reset_prefix_cache();
     m.manager.check_integrity();
     CHECK_EQ(m.stored(), 0);
@@ -168,7 +169,7 @@ void a_reset_under_stores_keeps_their_sources() {
         Request request = m.claim(count_up(0, 6));
         m.finish(m.reserve(request));
         const Transfers stores = m.commit(request, 6);
-        CHECK_EQ(stores.host_copies.size(), 3);
+        CHECK_EQ(stores.tier_moves.size(), 3);
         if (is_released) m.manager.release(request.sequence);
         m.manager.reset_prefix_cache();
         m.manager.check_integrity();
@@ -189,7 +190,7 @@ void a_second_reset_forgets_what_the_first_one_left() {
     Request longer = m.claim(count_up(0, 8));
     m.finish(m.reserve(longer));
     const Transfers stores = m.commit(longer, 8);
-    CHECK_EQ(stores.host_copies.size(), 2);
+    CHECK_EQ(stores.tier_moves.size(), 2);
     m.manager.release(longer.sequence);
     m.manager.reset_prefix_cache();
     m.manager.check_integrity();
@@ -228,7 +229,7 @@ void pages_have_one_owner_where_another_commits_first(bool dedup) {
     Request request = m.claim(count_up(0, 7));
     Request early = m.claim({0, 1, 2, 3, 90});
     const Transfers loads = m.reserve(request);
-    CHECK_EQ(loads.host_copies.size(), 3);
+    CHECK_EQ(loads.tier_moves.size(), 3);
     m.finish(loads);
     CHECK_EQ(request.start, 6);
     Request fork("", count_up(0, 8));

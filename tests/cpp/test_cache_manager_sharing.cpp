@@ -8,7 +8,7 @@
 using kvcore::FetchResult;
 using kvcore::FetchStatus;
 using kvcore::namespace_name;
-using kvcore::PageCopy;
+using kvcore::PageMove;
 using kvcore::PinHandle;
 using kvcore::ReserveStatus;
 
@@ -26,7 +26,7 @@ void the_best_partial_page_is_copied() {
     CHECK(m.reserve(request));
     CHECK_EQ(request.start, 7);
     m.check_metrics(8 + 2 + 2, 6 + 7, 2 + 3, 0);
-    const std::vector<PageCopy> owed = m.manager.take_copies();
+    const std::vector<PageMove> owed = m.manager.take_copies();
     CHECK_EQ(owed.size(), 1);
     CHECK_EQ(owed[0].replica, 0);
     CHECK_EQ(owed[0].source, cached[1]);
@@ -108,7 +108,7 @@ void copies_of_released_requests_are_not_owed() {
         CHECK(m.reserve(goes));
         m.manager.release(goes.sequence);
     }
-    const std::vector<PageCopy> owed = m.manager.take_copies();
+    const std::vector<PageMove> owed = m.manager.take_copies();
     CHECK_EQ(owed.size(), 1);
     CHECK(owed[0].sequence == stays.sequence);
 }

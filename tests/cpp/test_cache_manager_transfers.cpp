@@ -5,12 +5,13 @@
 #include <stdexcept>
 #include <thread>
 
+#include "explored_probe.hpp"
 #include "manager_fixture.hpp"
 
 using kvcore::FetchStatus;
 using kvcore::InvalidHandleError;
 using kvcore::OwedStatus;
-using kvcore::PageCopy;
+using kvcore::PageMove;
 using kvcore::PendingTransfersError;
 using kvcore::ReserveStatus;
 using kvcore::Transfers;
@@ -33,7 +34,7 @@ struct CopyScene {
     ManagerFixture m;
     Request parent;
     Request child;
-    PageCopy copy;
+    PageMove copy;
     std::uint64_t ticket = 0;
 };
 
@@ -158,7 +159,7 @@ void a_source_of_a_failed_copy_is_not_written() {
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
     CHECK_EQ(m.fetch_copying({&child, &parent}).status, FetchStatus::kPending);
-    const PageCopy owed = m.transfers.copies[0];
+    const PageMove owed = m.transfers.copies[0];
     CHECK_EQ(m.transfers.copies.size(), 1);
     CHECK_EQ(m.pages(parent)[0], owed.source);
     m.finish(false);
@@ -303,7 +304,7 @@ void what_was_declined_stays_declined() {
     Request pair = two.claim({1, 2, 9, 9, 9, 9, 9, 9, 9});
     CHECK(two.reserve_copying(pair));
     CHECK_EQ(two.transfers.copies.size(), 1);
-    const PageCopy first = two.transfers.copies[0];
+    const PageMove first = two.transfers.copies[0];
     CHECK_EQ(two.match({1, 2, 3, 4}), 1);
     two.finish();
     CHECK_EQ(two.try_reserve(pair), ReserveStatus::kOk);
@@ -329,12 +330,9 @@ void a_reservation_repeated_changes_nothing() {
     CHECK(m.trace({&request}) == before);
 }
 
-template <auto kMember>
-struct Exposed {
-    friend std::uint32_t& batch_stamp(kvcore::CacheManager& manager) { return manager.*kMember; }
-};
-std::uint32_t& batch_stamp(kvcore::CacheManager& manager);
-template struct Exposed<&kvcore::CacheManager::batch_stamp_>;
+std::uint32_t& batch_stamp(kvcore::CacheManager& manager) {
+    return kvcore::CacheManagerProbe::batch_stamp(manager);
+}
 
 // 2^32 calls later a request still stands in a batch once.
 void batches_are_told_apart_when_their_stamps_wrap() {

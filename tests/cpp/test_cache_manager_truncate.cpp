@@ -4,7 +4,7 @@
 
 using kvcore::CacheConfig;
 using kvcore::FetchStatus;
-using kvcore::PageCopy;
+using kvcore::PageMove;
 
 namespace {
 
@@ -43,7 +43,7 @@ void committed_pages_are_not_rewritten() {
     request.append(50);
     request.active = 7;
     m.run(request, 51);
-    const std::vector<PageCopy> copies = m.manager.take_copies();
+    const std::vector<PageMove> copies = m.manager.take_copies();
     CHECK_EQ(copies.size(), 1);
     CHECK_EQ(copies[0].source, before[1]);
     CHECK_EQ(copies[0].destination, m.pages(request)[1]);
@@ -209,7 +209,7 @@ void a_page_committed_under_a_fork_is_not_evicted() {
     CHECK(!m.reserve(child));
     m.manager.release(large.sequence);
     CHECK(m.reserve(child));
-    const std::vector<PageCopy> copies = m.manager.take_copies();
+    const std::vector<PageMove> copies = m.manager.take_copies();
     CHECK_EQ(copies.size(), 1);
     CHECK_EQ(copies[0].source, page);
     CHECK_EQ(copies[0].num_tokens, 1);

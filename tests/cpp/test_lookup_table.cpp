@@ -3,16 +3,24 @@
 #include <vector>
 
 #include "kvcore/lookup_table.hpp"
-#include "kvcore/sequence_table.hpp"
 #include "request.hpp"
 
 using kvcore::LookupTable;
-using kvcore::Sequence;
 
 namespace {
 
 constexpr std::uint32_t kNoPage = 99999;
 constexpr std::uint32_t kPoison = 0xabadcafe;
+
+/// The pages of a row, somebody's.
+struct Pages {
+    std::vector<BlockId> ids;
+    std::uint32_t version = 0;
+    std::uint32_t generation = 1;
+
+    [[nodiscard]] kvcore::RowPages view() const { return {ids.data(), size(), version}; }
+    [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(ids.size()); }
+};
 
 /// A table over memory that begins as rubbish.
 struct Buffer {
@@ -21,20 +29,20 @@ struct Buffer {
           memory(static_cast<std::size_t>(rows * columns), kPoison),
           table(memory.data(), rows, columns, kNoPage) {}
 
-    void write(std::int64_t row, kvcore::SequenceHandle occupant, const Sequence& sequence,
+    void write(std::int64_t row, kvcore::SequenceHandle occupant, const Pages& pages,
                std::int32_t width) {
-        CHECK(table.has_room(row, sequence));
-        table.write_row(row, occupant, sequence);
+        CHECK(table.has_room(row, pages.view()));
+        table.write_row(row, occupant, pages.view());
         table.pad(row + 1, width);
     }
     std::uint32_t& at(std::int64_t row, std::int64_t column) {
         return item(memory, row * stride + column);
     }
-    void check_row(std::int64_t row, const Sequence& sequence, std::int64_t width) {
+    void check_row(std::int64_t row, const Pages& pages, std::int64_t width) {
         for (std::int64_t column = 0; column < width; ++column) {
-            const bool is_page = column < sequence.num_pages();
+            const bool is_page = column < pages.size();
             CHECK_EQ(at(row, column),
-                     is_page ? static_cast<std::uint32_t>(item(sequence.pages, column)) : kNoPage);
+                     is_page ? static_cast<std::uint32_t>(item(pages.ids, column)) : kNoPage);
         }
     }
 
@@ -45,47 +53,47 @@ struct Buffer {
 
 void rows_read_pages_then_unassigned() {
     Buffer buffer(3, 40);
-    Sequence sequence;
-    sequence.pages = {4, 5, 6};
-    buffer.write(1, {0, 1}, sequence, 5);
-    buffer.check_row(1, sequence, 5);
+    Pages pages;
+    pages.ids = {4, 5, 6};
+    buffer.write(1, {0, 1}, pages, 5);
+    buffer.check_row(1, pages, 5);
     CHECK_EQ(buffer.at(0, 4), kNoPage);   // an empty row
     CHECK_EQ(buffer.at(2, 0), kPoison);   // behind the last row nobody reads
     CHECK_EQ(buffer.at(1, 39), kPoison);  // nor far behind the width
     CHECK_EQ(buffer.table.max_rows(), 3);
     CHECK_EQ(buffer.table.stride(), 40);
-    CHECK(!buffer.table.has_room(3, sequence));
-    sequence.pages.resize(41);
-    CHECK(!buffer.table.has_room(0, sequence));
+    CHECK(!buffer.table.has_room(3, pages.view()));
+    pages.ids.resize(41);
+    CHECK(!buffer.table.has_room(0, pages.view()));
 }
 
 // Only what changed is written: a cell overwritten behind the table's back stays.
 void unchanged_columns_are_left_alone() {
     Buffer buffer(1, 8);
-    Sequence sequence;
-    sequence.pages = {4, 5, 6};
-    buffer.write(0, {0, 1}, sequence, 4);
+    Pages pages;
+    pages.ids = {4, 5, 6};
+    buffer.write(0, {0, 1}, pages, 4);
     buffer.at(0, 1) = kPoison;
-    sequence.pages.push_back(7);
-    buffer.write(0, {0, 1}, sequence, 6);
+    pages.ids.push_back(7);
+    buffer.write(0, {0, 1}, pages, 6);
     CHECK_EQ(buffer.at(0, 1), kPoison);
     CHECK_EQ(buffer.at(0, 3), 7);
     CHECK_EQ(buffer.at(0, 5), kNoPage);
-    ++sequence.row_version;  // a page was replaced: everything is written again
-    buffer.write(0, {0, 1}, sequence, 6);
-    buffer.check_row(0, sequence, 6);
+    ++pages.version;  // a page was replaced: everything is written again
+    buffer.write(0, {0, 1}, pages, 6);
+    buffer.check_row(0, pages, 6);
 }
 
 void a_new_occupant_is_noticed() {
     Buffer buffer(1, 8);
-    Sequence longer;
-    longer.pages = {1, 2, 3, 4, 5};
-    Sequence shorter;
-    shorter.pages = {7, 8};
+    Pages longer;
+    longer.ids = {1, 2, 3, 4, 5};
+    Pages shorter;
+    shorter.ids = {7, 8};
     buffer.write(0, {0, 1}, longer, 5);
     buffer.write(0, {1, 1}, shorter, 5);
     buffer.check_row(0, shorter, 5);
-    // The same slot of the sequence table, used again.
+    // The same entry of the sequence table, used again.
     buffer.write(0, {1, 2}, longer, 5);
     buffer.check_row(0, longer, 5);
     buffer.write(0, {1, 3}, shorter, 8);
@@ -95,15 +103,15 @@ void a_new_occupant_is_noticed() {
 // Batches of few long rows and of many short ones take turns.
 void every_row_asked_for_is_padded() {
     Buffer buffer(4, 40);
-    Sequence shorter;
-    shorter.pages = {1, 2};
-    Sequence longer;
-    for (BlockId page = 0; page < 33; ++page) longer.pages.push_back(page);
+    Pages shorter;
+    shorter.ids = {1, 2};
+    Pages longer;
+    for (BlockId page = 0; page < 33; ++page) longer.ids.push_back(page);
     for (const auto& [rows, width] : {std::pair{2, 5}, {1, 33}, {4, 5}, {4, 33}, {2, 40}}) {
         for (int row = 0; row < rows; ++row) {
             const bool is_long = row == 0 && width >= 33;
             buffer.table.write_row(row, {is_long ? 9U : static_cast<std::uint32_t>(row), 1},
-                                   is_long ? longer : shorter);
+                                   (is_long ? longer : shorter).view());
         }
         buffer.table.pad(rows, width);
         for (int row = 0; row < rows; ++row) {
@@ -122,30 +130,29 @@ void agrees_with_rewriting(std::uint64_t seed) {
     for (Buffer& buffer : buffers) {
         buffer.table = LookupTable(buffer.memory.data(), kRows, kColumns, kNoPage);
     }
-    std::vector<Sequence> sequences(6);
+    std::vector<Pages> rows(6);
     BlockId next_page = 0;
     for (int step = 0; step < 20000; ++step) {
-        Sequence& sequence = random.pick(sequences);
+        Pages& pages = random.pick(rows);
         const std::int64_t dice = random.below(10);
-        if (dice < 6 && sequence.num_pages() < kColumns) {
-            sequence.pages.push_back(next_page++ % 5000);
-        } else if (dice == 6 && sequence.num_pages() > 0) {
-            random.pick(sequence.pages) = next_page++ % 5000;
-            ++sequence.row_version;
-        } else if (dice == 7 && sequence.num_pages() > 0) {
-            sequence.pages.resize(static_cast<std::size_t>(random.below(sequence.num_pages())));
-            ++sequence.row_version;
+        if (dice < 6 && pages.size() < kColumns) {
+            pages.ids.push_back(next_page++ % 5000);
+        } else if (dice == 6 && pages.size() > 0) {
+            random.pick(pages.ids) = next_page++ % 5000;
+            ++pages.version;
+        } else if (dice == 7 && pages.size() > 0) {
+            pages.ids.resize(static_cast<std::size_t>(random.below(pages.size())));
+            ++pages.version;
         } else if (dice == 8 && random.chance(20)) {
-            const std::uint32_t generation = sequence.generation + 1;
-            sequence = Sequence{};
-            sequence.generation = generation;
+            const std::uint32_t generation = pages.generation + 1;
+            pages = Pages{};
+            pages.generation = generation;
         }
         Buffer& buffer = random.pick(buffers);
         const std::int64_t row = random.below(kRows);
-        const std::int64_t index = random.below(count(sequences));
-        const Sequence& occupant = item(sequences, index);
-        const auto width =
-            static_cast<std::int32_t>(random.between(occupant.num_pages(), kColumns));
+        const std::int64_t index = random.below(count(rows));
+        const Pages& occupant = item(rows, index);
+        const auto width = static_cast<std::int32_t>(random.between(occupant.size(), kColumns));
         buffer.write(row, {static_cast<std::uint32_t>(index), occupant.generation}, occupant,
                      width);
         buffer.check_row(row, occupant, width);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/sequence_table.hpp"
+#include "manager/sequence_table.hpp"
 
 #include <limits>
 #include <vector>
@@ -33,7 +33,7 @@ void a_handle_is_good_until_release() {
 }
 
 // The generation after the last one would be that of a handle which somebody may still have.
-void a_slot_that_is_used_up_serves_no_more() {
+void an_entry_that_is_used_up_serves_no_more() {
     SequenceTable table;
     const SequenceHandle first = table.claim(0);
     const SequenceHandle other = table.claim(0);
@@ -42,12 +42,12 @@ void a_slot_that_is_used_up_serves_no_more() {
     const SequenceHandle last = table.claim(0);
     CHECK_EQ(last.index, first.index);
     CHECK_EQ(last.generation, kLast);
-    table.at(last).pages.assign(100, 7);
+    table.at(last).pages.make_room(100);
     table.release(last);
     CHECK(table.find(last) == nullptr);
     CHECK(table.find(first) == nullptr);
     CHECK_EQ(table.size(), 1);
-    CHECK_EQ(table.slots()[last.index].pages.capacity(), 0);
+    CHECK_EQ(table.entries()[last.index].pages.ids().capacity(), 0);
     for (int i = 0; i < 5; ++i) {
         const SequenceHandle next = table.claim(0);
         CHECK(next.index != first.index);
@@ -61,5 +61,5 @@ void a_slot_that_is_used_up_serves_no_more() {
 
 int main() {
     a_handle_is_good_until_release();
-    a_slot_that_is_used_up_serves_no_more();
+    an_entry_that_is_used_up_serves_no_more();
 }

@@ -50,6 +50,26 @@ void a_pin_moves_and_is_given_back_once() {
     t.check_counts(3, 3, 2);
 }
 
+// A use moves its pages to the end of the order of eviction; giving a pin back does not.
+void the_end_of_a_use_is_noticed() {
+    for (const bool is_used : {false, true}) {
+        TreeFixture t(1);
+        TreeNode* oldest = t.put({1});
+        t.put({2});
+        TreePin pin(t.tree, oldest);
+        is_used ? pin.end_use() : pin.reset();
+        CHECK(!pin);
+        pin.end_use();
+        kvcore::BlockId first = 0;
+        kvcore::BlockId expected = 0;
+        TreeNode* root = t.tree.find_namespace("");
+        const kvcore::TokenId token = is_used ? 2 : 1;
+        t.tree.copy_pages(t.tree.match(root, &token, 1).at, 0, &expected);
+        CHECK_EQ(t.tree.evict(1, &first), 1);
+        CHECK_EQ(first, expected);
+    }
+}
+
 void a_released_pin_is_the_callers() {
     TreeFixture t(1);
     TreeNode* end = t.put({1, 2});
@@ -87,6 +107,7 @@ void an_empty_namespace_goes_with_its_last_pin() {
 int main() {
     a_pin_lasts_as_long_as_its_holder();
     a_pin_moves_and_is_given_back_once();
+    the_end_of_a_use_is_noticed();
     a_released_pin_is_the_callers();
     a_pin_that_goes_is_no_use_of_the_pages();
     an_empty_namespace_goes_with_its_last_pin();

@@ -170,7 +170,7 @@ def id_and_page_size(TextGenerationContext context, int page_size):
 
 def fork(int page_size, list prompt, list tail):
     cdef CacheConfig config
-    config.num_blocks, config.page_size = 16, page_size
+    config.num_pages, config.page_size = 16, page_size
     config.max_sequences, config.max_seq_len = 4, 64
     cdef vector[TokenId] tokens = prompt + [0]
     cdef vector[TokenId] other = prompt + tail

@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <condition_variable>
-#include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <vector>
 
-#include "kvcore/block_pool.hpp"
 #include "kvcore/cache_types.hpp"
 #include "kvcore/metrics.hpp"
-#include "kvcore/prefix_tree.hpp"
-#include "kvcore/sequence_table.hpp"
-#include "kvcore/tier_index.hpp"
+#include "kvcore/page_moves.hpp"
+#include "kvcore/prefix_hit.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
@@ -49,7 +42,7 @@ class CacheManager {
     ~CacheManager();
 
     /// As given to the constructor; valid as long as the manager. O(1), without the mutex.
-    [[nodiscard]] const CacheConfig& config() const noexcept { return config_; }
+    [[nodiscard]] const CacheConfig& config() const noexcept;
 
     /// Registers a sequence; takes no pages. Throws std::out_of_range for a replica that does not
     /// exist and CapacityError when the replica is full.
@@ -70,11 +63,12 @@ class CacheManager {
     /// way.
     void begin_again(SequenceHandle sequence);
 
-    /// Reuses the cached prefix, then allocates pages for end + num_steps - 1 tokens, evicting
-    /// where it must. On success `request.start` and `.active` are where the request now stands.
-    /// Transfers into the request's pages are due before its kernels run; with a host tier a prefix
-    /// that goes further there is reused too. Throws RequestNotFoundError, std::invalid_argument,
-    /// and CapacityError when the request can never fit.
+    /// Reuses the cached prefix, then allocates pages for the request's tokens, up to `reserve_to`
+    /// where that is less, and for num_steps - 1 more, evicting where it must. On success
+    /// `request.start` and `.active` are where the request now stands. Transfers into the request's
+    /// pages are due before its kernels run; with a host tier a prefix that goes further there is
+    /// reused too. Throws RequestNotFoundError, std::invalid_argument, and CapacityError when the
+    /// request can never fit.
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
                                         Transfers* transfers = nullptr);
     /// Reserves in order up to the first that does not fit. Every error is raised before anything
@@ -85,6 +79,17 @@ class CacheManager {
     /// What `reserve` would do now. A request that can never fit answers fits = false. Throws
     /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
+
+    /// The halves of `reserve`, for who decides in between. `match` finds what the cache has of a
+    /// request's prompt and holds it; the request is not touched, and dropping the hit leaves no
+    /// trace. Throws as `reserve`, but no CapacityError. Costs finding the hit.
+    [[nodiscard]] PrefixHit match(const RequestView& request) const;
+    /// Gives the request that hit, and pages for `n` tokens in all: at least for what runs next, at
+    /// most to its end. On success the hit is used up, else still held. Answers and throws as
+    /// `reserve`, and std::invalid_argument where the request has moved since it was matched, or
+    /// the hit is used up. O(pages added), nothing is compared again.
+    [[nodiscard]] ReserveStatus allocate(PrefixHit& hit, RequestView& request, std::int64_t n,
+                                         Transfers* transfers = nullptr);
 
     /// Reserves what is missing, atomically over the batch, and writes lengths and page tables to
     /// `targets` [num_replicas], batch order kept inside a replica. Errors are those of `reserve`;
@@ -157,7 +162,7 @@ class CacheManager {
     void wait(SequenceHandle sequence) const;
     /// Page copies on the list since the last call, of sequences still claimed; to be done in this
     /// order, before the next kernels run.
-    [[nodiscard]] std::vector<PageCopy> take_copies();
+    [[nodiscard]] std::vector<PageMove> take_copies();
 
     /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
@@ -171,230 +176,9 @@ class CacheManager {
 
    private:
     friend struct CacheManagerProbe;  // of tests, which compare whole states
-    struct Replica {
-        BlockPool pool;
-        PrefixTree tree;
-        std::int64_t num_sequences = 0;
-        Metrics metrics;
-        std::unique_ptr<TierIndex> host = nullptr;  // none without a host tier
-        std::vector<bool> storing = {};             // for each page: it is on its way there
-    };
-    struct PinSlot {
-        TreeNode* node = nullptr;
-        std::int32_t replica = 0;
-        std::uint32_t generation = 1;
-    };
-    struct Supply {
-        std::int64_t left;           // pages that can still be had
-        bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
-        std::int64_t wanted = 0;     // pages of the rows that only grow
-        std::size_t given = 0;       // of taken_, where the next ones are
-    };
-    struct Admission;    // a reservation worked out, not yet made
-    struct Reservation;  // the same with all that it takes beside pages: it cannot fail any more
-    struct Ledger;       // transfers that are owed or under way
-    class CallScope;
-    struct BatchRules;
-    struct LateRow {
-        std::int64_t batch_row;
-        std::int64_t row;  // of its replica's table
-    };
-    struct Undo {
-        Sequence* sequence;
-        std::int64_t before;
-    };
-    template <auto kMember>
-    class UndoLog;
-    using InputCount = UndoLog<&Sequence::counted_end>;
-    struct Part;
-    struct PageKey {
-        std::int32_t replica;
-        BlockId page;
-        friend bool operator<(const PageKey& a, const PageKey& b) noexcept {
-            return a.replica != b.replica ? a.replica < b.replica : a.page < b.page;
-        }
-    };
-    /// Forks of a page that let go of it in a call, and what their copies read of it meanwhile.
-    struct Leavers {
-        std::uint32_t count = 0;
-        std::int32_t reach = 0;  // tokens of the longest copy
-        void add(std::int32_t num_tokens) noexcept {
-            ++count;
-            reach = std::max(reach, num_tokens);
-        }
-    };
+    struct Impl;
 
-    // cache_manager.cpp
-    [[nodiscard]] Replica& replica_at(std::int32_t index) const {
-        return *replicas_[static_cast<std::size_t>(index)];
-    }
-    void require_replica(std::int32_t index) const;
-    static void free_own_pages(Replica& replica, const Sequence& sequence, std::int32_t from);
-    void note_peak(Replica& replica);
-    // manager/admit.cpp
-    [[nodiscard]] static bool has_legal_indices(const RequestView& request) noexcept {
-        return request.start >= 0 && request.start < request.active &&
-               request.active <= request.end;
-    }
-    /// Longest request that the pool and max_seq_len allow to run so many steps.
-    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept {
-        return std::min(capacity_tokens_, config_.max_seq_len - (num_steps - 1));
-    }
-    [[noreturn]] void refuse_indices(const RequestView& request, std::int64_t row) const;
-    void require_namespace(const Sequence& own, const RequestView& request, std::int64_t row) const;
-    [[noreturn]] void refuse_length(const RequestView& request, std::int64_t row,
-                                    std::int64_t num_steps) const;
-    static void require_steps(std::int64_t num_steps);
-    [[nodiscard]] Admission admit(const Sequence& sequence, const RequestView& request,
-                                  std::int64_t num_steps, bool allow_partial) const;
-    void find_hit(Admission& admission, const Sequence& sequence, const RequestView& request,
-                  bool allow_partial) const;
-    [[nodiscard]] std::int64_t find_hit_below(Admission& admission, const TierIndex& host,
-                                              const RequestView& request, std::int64_t hit) const;
-    void weigh(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
-    [[nodiscard]] static bool is_own(const Sequence& sequence, std::int32_t column) noexcept;
-    [[nodiscard]] bool is_sole_holder(const Sequence& sequence, std::int32_t column,
-                                      std::int64_t start) const;
-    [[nodiscard]] std::int64_t count_sole(const Sequence& sequence, std::int64_t start,
-                                          std::int64_t end) const;
-    [[nodiscard]] std::int64_t count_returned(const Sequence& sequence, std::int64_t from) const;
-    // manager/apply.cpp
-    [[nodiscard]] Reservation prepare(const Admission& admission, Sequence& sequence,
-                                      const RequestView& request, Transfers* transfers);
-    bool apply(Reservation& reservation, Sequence& sequence, RequestView& request, std::int64_t row,
-               Transfers* transfers) noexcept;
-    void take_hit(const Admission& admission, Replica& replica, Sequence& sequence,
-                  TreeNode* place) noexcept;
-    void take_pages(Replica& replica, std::int64_t n, BlockId* out,
-                    EvictionGuard guard = {}) noexcept;
-    [[nodiscard]] static EvictionGuard guard_of(const Admission& admission,
-                                                const Sequence& sequence) noexcept;
-    static void drop_columns(Replica& replica, Sequence& sequence, std::int32_t from) noexcept;
-    struct CutPlaces;  // where a shorter row ends, in the trees
-    [[nodiscard]] static CutPlaces find_cut(Replica& replica, const Sequence& sequence,
-                                            std::int32_t columns);
-    static void move_back(Replica& replica, Sequence& sequence, std::int32_t columns,
-                          CutPlaces& places) noexcept;
-    void thaw(Reservation& reservation, Replica& replica, SequenceHandle handle, Sequence& sequence,
-              Transfers* transfers) noexcept;
-    void owe_cached_copy(const PageCopy& copy, TreePosition source, Replica& replica,
-                         Transfers* transfers) noexcept;
-    void owe_shared_copy(const PageCopy& copy, Replica& replica, Transfers* transfers) noexcept;
-    void count_hit(const Admission& admission, Sequence& sequence) noexcept;
-    void uncount(const Sequence& sequence) noexcept;
-    void count_input(std::int64_t start, std::int64_t active, Sequence& sequence) noexcept {
-        if (active <= sequence.counted_end) return;
-        replica_at(sequence.replica).metrics.input_tokens +=
-            active - std::max(start, sequence.counted_end);
-        sequence.counted_end = active;
-    }
-    void begin_again(Sequence& sequence) noexcept;
-    // manager/batch.cpp
-    /// It has all pages that the next steps write into, none of them shared.
-    [[nodiscard]] bool is_reserved(const Sequence& sequence, const RequestView& request,
-                                   std::int64_t num_steps) const noexcept {
-        const std::int64_t page = config_.page_size;
-        return request.end + num_steps - 1 <= sequence.num_pages() * page &&
-               request.start >= sequence.frozen * page;
-    }
-    [[nodiscard]] BatchRules rules_of(std::int64_t num_steps);
-    [[noreturn]] static void refuse_repetition(std::int64_t row);
-    void check_batch(const RequestBatch& batch, std::int64_t num_steps);
-    [[nodiscard]] bool reserve_missing(const RequestBatch& batch, std::int64_t num_steps,
-                                       Transfers* transfers, FetchResult& result);
-    void sort_missing(const RequestBatch& batch);
-    [[nodiscard]] std::int64_t missing_pages(const RequestView& request, const Sequence& sequence,
-                                             std::int64_t num_steps) const;
-    [[nodiscard]] bool find_supply(const RequestBatch& batch, std::int64_t num_steps,
-                                   FetchResult& result);
-    void prepare_growth(const RequestBatch& batch, std::int64_t num_steps);
-    void grow(const RequestBatch& batch, std::int64_t num_steps) noexcept;
-    [[nodiscard]] bool reserve_together(const RequestBatch& batch, std::int64_t num_steps,
-                                        Transfers* transfers, FetchResult& result);
-    [[nodiscard]] std::vector<Admission> admit_together(const RequestBatch& batch,
-                                                        std::int64_t num_steps, bool allow_partial,
-                                                        bool copies_at_once);
-    [[nodiscard]] FetchResult share_out(std::vector<std::int64_t> left, const RequestBatch& batch,
-                                        std::int64_t num_steps,
-                                        const std::vector<Admission>& admissions) const;
-    void note_leaving(const Admission& admission, const Sequence& sequence, bool copies_at_once);
-    // manager/commit.cpp
-    [[noreturn]] void refuse_unreserved(const RequestView& request, const Sequence& sequence,
-                                        std::int64_t row) const;
-    void commit_pages(Replica& replica, Sequence& sequence, const RequestView& request,
-                      std::int32_t row);
-    [[nodiscard]] std::int32_t next_shared(const Replica& replica, const Sequence& sequence,
-                                           std::int32_t written) const;
-    void commit_run(Replica& replica, Sequence& sequence, const TokenId* tokens, std::int32_t end,
-                    bool is_shared, std::int32_t row);
-    template <class Visit>
-    void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
-    void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
-    // manager/fetch.cpp
-    void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
-                          InputCount& counted, FetchResult& result);
-    [[nodiscard]] bool have_room(const FetchTarget* targets) const;
-    // manager/fork.cpp
-    class Brood;
-    static void check_children(const RequestView& parent, std::int64_t written,
-                               const RequestBatch& children);
-    void inherit_copies(SequenceHandle parent, SequenceHandle child) noexcept;
-    void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept;
-    void forget_copies(SequenceHandle handle, const Sequence& sequence, std::int32_t from) noexcept;
-    // manager/host.cpp
-    struct HostFlight;
-    void prepare_load(Reservation& reservation, const Sequence& sequence,
-                      const RequestView& request, Transfers& transfers);
-    void make_room_for_loads(const std::vector<Reservation>& made, Transfers& transfers);
-    void owe_load(Reservation& reservation, Sequence& sequence, Transfers& transfers) noexcept;
-    static void advance_host_place(Replica& replica, Sequence& sequence, std::int32_t end);
-    static void find_host_place(Replica& replica, Sequence& sequence);
-    static void choose_stores(Replica& replica, const Sequence& sequence, std::int32_t end,
-                              HostFlight& flight);
-    void owe_stores(SequenceHandle handle, Sequence& sequence, Transfers& transfers);
-    void finish_store(HostFlight& flight, bool done) noexcept;
-    void finish_load(HostFlight& flight, bool done) noexcept;
-    // manager/transfers.cpp
-    void require_transfers(Transfers* transfers) const;
-    [[noreturn]] static void refuse_pending(std::int64_t row);
-    void put_on_list(const PageCopy& copy) noexcept;
-    void prune_copies() noexcept;
-    void spare_source(const PageCopy& copy, const Sequence& sequence) noexcept;
-    [[nodiscard]] bool is_under_way(SequenceHandle sequence) const noexcept;
-    void drop_owed(SequenceHandle sequence) noexcept;
-    // manager/check.cpp
-    void check_host_place(const Sequence& sequence) const;
-    void check_host(std::int32_t replica) const;
-    void check_sequence(const Sequence& sequence) const;
-    void check_counts(std::int32_t replica) const;
-    void check_transfers() const;
-
-    CacheConfig config_;
-    mutable std::mutex mutex_;
-    mutable std::condition_variable finished_;  // transfers were
-    std::vector<std::unique_ptr<Replica>> replicas_;
-    mutable SequenceTable sequences_;
-    std::vector<PinSlot> pins_;
-    std::vector<std::uint32_t> free_pins_;
-    std::unique_ptr<Ledger> ledger_;
-    std::vector<PageCopy> listed_copies_;
-    std::size_t prune_copies_at_ = 64;
-    std::int64_t capacity_tokens_;
-    std::uint32_t batch_stamp_ = 0;
-    std::uint32_t count_epoch_ = 0;  // resets of the metrics
-    // Scratch of a call, kept for its memory.
-    std::vector<Sequence*> batch_;         // of its rows
-    std::vector<std::int64_t> missing_;    // rows that need pages
-    std::vector<std::int64_t> growing_;    // those of them that need nothing else
-    std::vector<std::int64_t> joining_;    // the others
-    std::vector<LateRow> late_;            // rows that fetch writes when it has reserved
-    std::vector<Undo> undo_;               // what to take back from the rows of a refused batch
-    std::vector<std::int64_t> new_input_;  // tokens of each replica
-    std::vector<Supply> supply_;           // of each replica
-    std::vector<BlockId> taken_;           // pages on the way to their rows
-    std::map<PageKey, Leavers> leaving_;   // of each page
-    std::vector<DuplicatePage> duplicates_;
-    std::vector<PageSwap> swapped_;  // by the present commit
+    std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace kvcore

@@ -2,20 +2,21 @@
 // What goes into the calls of CacheManager and comes out of them: plain values.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <vector>
 
 #include "kvcore/lookup_table.hpp"
+#include "kvcore/page_moves.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
 
-struct TreeNode;
-
 /// What a CacheManager is built for. Its constructor checks the numbers.
 struct CacheConfig {
-    std::int64_t num_blocks = 0;     // pages of each replica
+    std::int64_t num_pages = 0;      // of each replica
     std::int32_t page_size = 128;    // tokens
     std::int64_t max_sequences = 0;  // claimed at a time, in each replica
     std::int64_t max_seq_len = 0;    // tokens
@@ -36,6 +37,14 @@ struct RequestView {
     std::int64_t active = 0;
     std::int64_t end = 0;
     std::string_view name_space;  // prefix-cache namespace; "" is the default one
+    // Tokens to hold pages for: at least what runs next gets them, and no more than end.
+    std::int64_t reserve_to = std::numeric_limits<std::int64_t>::max();
+
+    /// Tokens that so many steps need pages for, once the request is active up to `at`: each step
+    /// but the first adds one.
+    [[nodiscard]] std::int64_t tokens_to_hold(std::int64_t at, std::int64_t num_steps) const {
+        return std::max(at, std::min(end, reserve_to)) + (num_steps - 1);
+    }
 };
 
 /// The requests of a call: an array of views, or of pointers to views that lie elsewhere. Owns
@@ -61,7 +70,10 @@ class RequestBatch {
 enum class ReserveStatus {
     kOk,
     kNoSpace,  // nothing changed
-    kPending,  // nothing changed: transfers into the request's pages are owed or under way
+    // Nothing changed, and asking again is worth it: transfers into the request's pages are owed or
+    // under way, or hold pages that it needs. A tier that has to look first whether it has a prefix
+    // answers this too, until it knows.
+    kPending,
 };
 
 /// What `reserve_batch` answers.
@@ -79,36 +91,6 @@ struct ReservePlan {
     bool fits = false;
 };
 
-/// A page copy that the owner of the pool performs: the first `num_tokens` tokens, all layers.
-struct PageCopy {
-    std::int32_t replica = 0;
-    BlockId source = 0;
-    BlockId destination = 0;
-    std::int32_t num_tokens = 0;
-    SequenceHandle sequence;  // that the destination belongs to
-
-    /// The same bytes to the same place, whoever asked for them.
-    friend bool operator==(const PageCopy& a, const PageCopy& b) noexcept {
-        return a.replica == b.replica && a.source == b.source && a.destination == b.destination &&
-               a.num_tokens == b.num_tokens;
-    }
-};
-
-/// Which way a page goes between the pool and the host tier.
-enum class HostDirection {
-    kStore,  // device to host
-    kLoad,   // host to device
-};
-
-/// A copy of a whole page that the owner of the pool and of the host tier's memory performs, all
-/// layers and scales.
-struct HostCopy {
-    std::int32_t replica = 0;
-    HostDirection direction = HostDirection::kStore;
-    BlockId device_page = 0;
-    BlockId host_page = 0;
-};
-
 /// A request that a call moved, and where it stood before.
 struct MovedRequest {
     std::int64_t row = 0;  // of the batch
@@ -121,17 +103,17 @@ struct MovedRequest {
 /// it, whoever releases, forks, truncates or resets meanwhile; and no table names a page that is
 /// written by it.
 struct Transfers {
-    std::uint64_t ticket = 0;  // what CacheManager::finish ends; 0: there is nothing to do
-    std::vector<PageCopy> copies;
-    std::vector<HostCopy> host_copies;
-    std::vector<MovedRequest> moved;  // to be set back should a load fail
+    std::uint64_t ticket = 0;          // what CacheManager::finish ends; 0: there is nothing to do
+    std::vector<PageMove> copies;      // within the device's pool
+    std::vector<PageMove> tier_moves;  // between it and the tiers below: whole pages
+    std::vector<MovedRequest> moved;   // to be set back should a load fail
 
     [[nodiscard]] bool empty() const noexcept { return ticket == 0; }
     /// Ready for the next call; keeps the memory.
     void clear() noexcept {
         ticket = 0;
         copies.clear();
-        host_copies.clear();
+        tier_moves.clear();
         moved.clear();
     }
 };

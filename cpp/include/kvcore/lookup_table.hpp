@@ -4,10 +4,17 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvcore/sequence_table.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
+
+/// The pages of a row as a table shows them; somebody else's. `version` changes when one of them is
+/// replaced or dropped, not when one is added behind.
+struct RowPages {
+    const BlockId* ids = nullptr;  // [n]
+    std::int32_t n = 0;
+    std::uint32_t version = 0;
+};
 
 /// The page table that kernels read, kept up to date in a buffer that is used again for each batch:
 /// a row is rewritten only where its sequence's pages changed since this buffer last saw it.
@@ -27,16 +34,16 @@ class LookupTable {
     [[nodiscard]] std::int64_t max_rows() const noexcept { return max_rows_; }
     [[nodiscard]] std::int64_t stride() const noexcept { return stride_; }
 
-    /// True when the memory holds row `row` with the sequence's pages.
-    [[nodiscard]] bool has_room(std::int64_t row, const Sequence& sequence) const noexcept {
-        return row < max_rows_ && sequence.num_pages() <= stride_;
+    /// True when the memory holds row `row` with those pages.
+    [[nodiscard]] bool has_room(std::int64_t row, RowPages pages) const noexcept {
+        return row < max_rows_ && pages.n <= stride_;
     }
-    /// Makes row `row` begin with the sequence's pages. They must have room. O(pages changed).
-    void write_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence) {
+    /// Makes row `row` begin with the occupant's pages. They must have room. O(pages changed).
+    void write_row(std::int64_t row, SequenceHandle occupant, RowPages pages) {
         const Row& known = rows_[static_cast<std::size_t>(row)];
-        const bool is_same = known.occupant == occupant && known.version == sequence.row_version;
-        if (is_same && known.filled == sequence.num_pages()) return;
-        rewrite_row(row, occupant, sequence, is_same);
+        const bool is_same = known.occupant == occupant && known.version == pages.version;
+        if (is_same && known.filled == pages.n) return;
+        rewrite_row(row, occupant, pages, is_same);
     }
     /// Takes nothing for known of what the memory holds, which somebody else has written.
     /// O(max_rows).
@@ -55,8 +62,7 @@ class LookupTable {
         std::int32_t padded = 0;
     };
 
-    void rewrite_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
-                     bool is_same);
+    void rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages, bool is_same);
     void pad_rows(std::int64_t num_rows, std::int32_t width);
 
     std::uint32_t* data_;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcore/cache_types.hpp"
+#include "kvcore/page_moves.hpp"
 #include "kvcore/transfer.hpp"
 
 namespace kvcore {
@@ -26,9 +26,9 @@ class PageCopier {
 
     /// Copies the first tokens of pages, in any order. Of one CacheManager's transfers no page is
     /// a source and a destination, and none a destination twice.
-    void run(const PageCopy* copies, std::int64_t n) const;
+    void run(const PageMove* copies, std::int64_t n) const;
     /// What `run` would move.
-    [[nodiscard]] std::int64_t bytes_of(const PageCopy* copies, std::int64_t n) const noexcept;
+    [[nodiscard]] std::int64_t bytes_of(const PageMove* copies, std::int64_t n) const noexcept;
 
    private:
     std::vector<Pool> pools_;

@@ -11,7 +11,7 @@ using BlockId = std::int32_t;
 /// A token as the model's vocabulary numbers it. Every int32 is a legal, opaque token.
 using TokenId = std::int32_t;
 
-/// Names a claimed sequence: a slot and the generation of its present occupant, so that a handle
+/// Names a claimed sequence: an entry and the generation of its present occupant, so that a handle
 /// kept after `release` is recognised as stale. Generation 0 is never alive.
 struct SequenceHandle {
     std::uint32_t index = 0;

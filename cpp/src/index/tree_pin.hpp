@@ -8,7 +8,7 @@
 namespace kvcore {
 
 /// One pin on a node of a tree, given back where its holder goes out of scope: what a call holds
-/// until it knows that nothing can fail any more.
+/// until it knows that nothing can fail any more, or a sequence as long as it lives.
 ///
 /// Owns: that pin, or nothing; not the tree, which outlives it.
 /// Invariant: while it has a node, that node is pinned once for it. Giving the pin back is no use
@@ -42,6 +42,10 @@ class TreePin {
     /// Gives the pin back now.
     void reset() noexcept {
         if (TreeNode* node = release()) tree_->unpin(node, false);
+    }
+    /// The same for a holder that used the pages until now: they are the last to be evicted.
+    void end_use() noexcept {
+        if (TreeNode* node = release()) tree_->unpin(node, true);
     }
 
    private:

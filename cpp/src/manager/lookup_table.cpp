@@ -14,22 +14,21 @@ LookupTable::LookupTable(std::uint32_t* data, std::int64_t max_rows, std::int64_
       unassigned_(unassigned),
       rows_(static_cast<std::size_t>(max_rows)) {}
 
-void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, const Sequence& sequence,
+void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages,
                               bool is_same) {
     Row& known = rows_[static_cast<std::size_t>(row)];
     std::uint32_t* columns = data_ + row * stride_;
-    const std::int32_t pages = sequence.num_pages();
     const std::int32_t from = is_same ? known.filled : 0;
-    if (from < pages) {
+    if (from < pages.n) {
         // Ids are not negative, so int32 and uint32 share their bytes.
-        std::memcpy(columns + from, sequence.pages.data() + from,
-                    static_cast<std::size_t>(pages - from) * sizeof(std::uint32_t));
+        std::memcpy(columns + from, pages.ids + from,
+                    static_cast<std::size_t>(pages.n - from) * sizeof(std::uint32_t));
     }
-    if (pages < known.filled) std::fill(columns + pages, columns + known.filled, unassigned_);
-    known.padded = std::max({known.padded, known.filled, pages});
+    if (pages.n < known.filled) std::fill(columns + pages.n, columns + known.filled, unassigned_);
+    known.padded = std::max({known.padded, known.filled, pages.n});
     known.occupant = occupant;
-    known.version = sequence.row_version;
-    known.filled = pages;
+    known.version = pages.version;
+    known.filled = pages.n;
 }
 
 void LookupTable::forget() noexcept {

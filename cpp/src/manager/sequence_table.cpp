@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/sequence_table.hpp"
+#include "manager/sequence_table.hpp"
 
 #include <limits>
 #include <utility>
@@ -9,7 +9,7 @@
 namespace kvcore {
 namespace {
 
-// A slot retires with it: the next one would be that of its first sequence again.
+// An entry retires with it: the next one would be that of its first sequence again.
 constexpr std::uint32_t kLastGeneration = std::numeric_limits<std::uint32_t>::max();
 
 }  // namespace
@@ -17,26 +17,25 @@ constexpr std::uint32_t kLastGeneration = std::numeric_limits<std::uint32_t>::ma
 SequenceHandle SequenceTable::claim(std::int32_t replica) {
     if (free_.empty()) {
         // First the room that its release will need, which must not allocate.
-        if (free_.capacity() <= slots_.size()) free_.reserve(2 * slots_.size() + 1);
-        slots_.emplace_back();
-        free_.push_back(static_cast<std::uint32_t>(slots_.size() - 1));
+        if (free_.capacity() <= entries_.size()) free_.reserve(2 * entries_.size() + 1);
+        entries_.emplace_back();
+        free_.push_back(static_cast<std::uint32_t>(entries_.size() - 1));
     }
     const std::uint32_t index = free_.back();
     free_.pop_back();
-    slots_[index].replica = static_cast<std::int16_t>(replica);
-    return {index, slots_[index].generation};
+    entries_[index].replica = static_cast<std::int16_t>(replica);
+    return {index, entries_[index].generation};
 }
 
 void SequenceTable::release(SequenceHandle handle) noexcept {
-    Sequence& sequence = slots_[handle.index];
+    Sequence& sequence = entries_[handle.index];
     Sequence fresh;
     if (sequence.generation == kLastGeneration) {
         fresh.generation = kLastGeneration;
         ++num_retired_;
     } else {
         fresh.generation = sequence.generation + 1;
-        fresh.pages.swap(sequence.pages);  // the row's memory serves the slot's next sequence
-        fresh.pages.clear();
+        fresh.pages.take_memory(sequence.pages);  // it serves the next sequence here
         free_.push_back(handle.index);
     }
     sequence = std::move(fresh);

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "index/tree_node.hpp"
-#include "kvcore/cache_manager.hpp"
+#include "manager/look_up.hpp"
 
-namespace kvcore {
+namespace kvcore::look_up {
 namespace {
 
 /// Pages that some rows hold at the same place: a run of the prefix tree or, behind those, one page
@@ -63,34 +63,34 @@ std::vector<const TreeNode*> path_to(const TreeNode* node) {
     return path;
 }
 
+// A row's stretches. A twin begins where a run does: it was committed behind one.
+void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::int64_t written,
+           std::int64_t page_size) {
+    std::size_t at = 0;
+    const std::int32_t cached = pages.num_cached();
+    for (const TreeNode* node : path_to(pages.node())) {
+        if (node->end() > cached || written <= node->start * page_size) break;
+        const std::uint64_t key = std::uint64_t{node->id} << 1;
+        at = stretches.enter(at, key, node->end() * page_size, row, written);
+    }
+    const auto num_pages = static_cast<std::int32_t>(ceil_div(written, page_size));
+    const std::int32_t end = std::min(pages.frozen(), num_pages);
+    for (std::int32_t column = cached; column < end; ++column) {
+        const std::uint64_t key = static_cast<std::uint64_t>(pages[column]) << 1 | 1;
+        at = stretches.enter(at, key, (column + 1) * page_size, row, written);
+    }
+}
+
 }  // namespace
 
-std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batch) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const std::int64_t page_size = config_.page_size;
-    std::vector<Stretches> parts(replicas_.size());
-    std::vector<std::int32_t> num_rows(replicas_.size());
+std::vector<SharedPrefix> shared_prefixes(const ManagerState& state, const RequestBatch& batch) {
+    std::vector<Stretches> parts(state.replicas.size());
+    std::vector<std::int32_t> num_rows(state.replicas.size());
     for (std::int64_t i = 0; i < batch.size(); ++i) {
-        const Sequence& sequence = sequences_.at(batch[i].sequence);
+        const Sequence& sequence = state.sequences.at(batch[i].sequence);
         const auto home = static_cast<std::size_t>(sequence.replica);
         const std::int64_t written = std::min(sequence.written, batch[i].start);
-        const std::int32_t row = num_rows[home]++;
-        std::size_t at = 0;
-        // A page kept beside its cached twin begins where a run does: it was committed behind one.
-        const std::int32_t cached =
-            sequence.kept.empty() ? sequence.committed : sequence.kept.front();
-        for (const TreeNode* node : path_to(sequence.node)) {
-            if (node->end() > cached || written <= node->start * page_size) break;
-            const std::uint64_t key = std::uint64_t{node->id} << 1;
-            at = parts[home].enter(at, key, node->end() * page_size, row, written);
-        }
-        const auto num_pages = static_cast<std::int32_t>(ceil_div(written, page_size));
-        const std::int32_t end = std::min(sequence.frozen, num_pages);
-        for (std::int32_t column = cached; column < end; ++column) {
-            const BlockId page = sequence.pages[static_cast<std::size_t>(column)];
-            const std::uint64_t key = static_cast<std::uint64_t>(page) << 1 | 1;
-            at = parts[home].enter(at, key, (column + 1) * page_size, row, written);
-        }
+        enter(parts[home], sequence.pages, num_rows[home]++, written, state.config.page_size);
     }
     std::vector<SharedPrefix> groups;
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -101,4 +101,4 @@ std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batc
     return groups;
 }
 
-}  // namespace kvcore
+}  // namespace kvcore::look_up

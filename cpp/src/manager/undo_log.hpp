@@ -2,16 +2,22 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
-#include "kvcore/cache_manager.hpp"
+#include "manager/sequence_table.hpp"
 
 namespace kvcore {
+
+struct Undo {
+    Sequence* sequence;
+    std::int64_t before;
+};
 
 /// What a call has set in the sequences of a batch; taken back unless it is kept, for a batch may
 /// be refused at its last row. At most one change per row.
 template <auto kMember>
-class CacheManager::UndoLog {
+class UndoLog {
    public:
     UndoLog(std::vector<Undo>& scratch, std::int64_t rows) : undo_(scratch) {
         undo_.resize(static_cast<std::size_t>(rows));

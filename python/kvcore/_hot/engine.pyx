@@ -45,7 +45,7 @@ cdef class StepEngine:
         self._claims = ClaimTable(core)
         self._reader = BatchReader(self._claims)
         self._settler = Settler(core, copier, mover)
-        self._maker = InputMaker(shards, gpus, self._native.config().num_blocks)
+        self._maker = InputMaker(shards, gpus, self._native.config().num_pages)
         self._shards = shards
         self._copier = copier
         self._mover = mover

@@ -5,7 +5,7 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
-from kvcore.cpp cimport CacheManager, PageCopy, RequestView, SequenceHandle, Transfers
+from kvcore.cpp cimport CacheManager, PageMove, RequestView, SequenceHandle, Transfers
 from kvcore.cpp cimport PageCopier as CppPageCopier
 
 
@@ -82,4 +82,4 @@ cdef inline Transfers* room_for(Settler settler, Call* call) noexcept nogil:
 
 
 cdef cnp.ndarray int32_rows(int64_t n, int64_t columns)
-cdef cnp.ndarray copies_array(const vector[PageCopy]& copies)
+cdef cnp.ndarray copies_array(const vector[PageMove]& copies)

@@ -16,13 +16,12 @@ from kvcore._hot.claims cimport named
 from kvcore._hot.contexts cimport has_moved, move_indices
 from kvcore.cpp cimport (
     CacheManager,
-    HostCopy,
-    HostDirection,
     MovedRequest,
     OwedStatus,
-    PageCopy,
+    PageMove,
     RequestView,
     SequenceHandle,
+    Tier,
     Transfers,
 )
 from kvcore.cpp cimport PageCopier as CppPageCopier
@@ -138,7 +137,7 @@ cdef class Settler:
 
     cdef int perform(self, Transfers* transfers) except -1:
         """Copy, while other threads may run."""
-        cdef const PageCopy* copies = transfers.copies.data()
+        cdef const PageMove* copies = transfers.copies.data()
         cdef int64_t n = <int64_t>transfers.copies.size()
         if n == 0:
             pass
@@ -149,8 +148,8 @@ cdef class Settler:
         else:
             with nogil:
                 self.native_copier.run(copies, n)
-        if transfers.host_copies.size() != 0:
-            self.mover.run(host_copies_array(transfers.host_copies))
+        if transfers.tier_moves.size() != 0:
+            self.mover.run(host_copies_array(transfers.tier_moves))
         return 0
 
     cdef int settle_owed(self, SequenceHandle sequence) except -1:
@@ -225,7 +224,7 @@ cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
     return cnp.PyArray_SimpleNew(2, shape, cnp.NPY_INT32)
 
 
-cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
+cdef cnp.ndarray copies_array(const vector[PageMove]& copies):
     """int32 [n, 4]: replica, source page, destination page, tokens."""
     cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
@@ -238,14 +237,14 @@ cdef cnp.ndarray copies_array(const vector[PageCopy]& copies):
     return out
 
 
-cdef cnp.ndarray host_copies_array(const vector[HostCopy]& copies):
+cdef cnp.ndarray host_copies_array(const vector[PageMove]& moves):
     """int32 [n, 4]: replica, direction (0: to the host, 1: back), page there, page of the host."""
-    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
+    cdef cnp.ndarray out = int32_rows(<int64_t>moves.size(), 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef size_t i
-    for i in range(copies.size()):
-        data[4 * i] = copies[i].replica
-        data[4 * i + 1] = copies[i].direction == HostDirection.kLoad
-        data[4 * i + 2] = copies[i].device_page
-        data[4 * i + 3] = copies[i].host_page
+    for i in range(moves.size()):
+        data[4 * i] = moves[i].replica
+        data[4 * i + 1] = moves[i].is_load()
+        data[4 * i + 2] = moves[i].page_in(Tier.kDevice)
+        data[4 * i + 3] = moves[i].page_in(Tier.kHost)
     return out

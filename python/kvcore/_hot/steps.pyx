@@ -209,7 +209,7 @@ cdef int store(Settler settler, Transfers* transfers, list contexts) except -1:
         settler.settle(transfers, NULL, contexts)
     except Exception:
         log.warning(
-            "%d pages were not stored in the host tier", transfers.host_copies.size(),
+            "%d pages were not stored in the host tier", transfers.tier_moves.size(),
             exc_info=True,
         )
     return 0

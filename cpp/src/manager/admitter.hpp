@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "manager/admission.hpp"
+#include "manager/departures.hpp"
+#include "manager/state.hpp"
+
+namespace kvcore {
+
+/// The first half of a reservation: works out what it would do and changes nothing. `plan` is that
+/// half alone, so it tells exactly what `reserve` would do. The second half is the Reserver's.
+///
+/// Threads: none of its own. Cost: comparing the prompt with the cache, where a hit is looked for,
+/// and O(columns that are written again).
+class Admitter {
+   public:
+    Admitter(const ManagerState& state, const Departures& departures) noexcept
+        : state_(state), departures_(departures) {}
+
+    /// The longest hit of a claim of which nothing has been fetched or written.
+    [[nodiscard]] FoundHit find_hit(const Sequence& sequence, const RequestView& request) const {
+        FoundHit hit;
+        find_hit(hit, sequence, request, true);
+        return hit;
+    }
+    /// What a reservation with that hit does, or with its whole pages alone where the page to copy
+    /// from would be needed itself.
+    [[nodiscard]] Admission admit(const FoundHit& hit, const Sequence& sequence,
+                                  const RequestView& request, std::int64_t num_steps) const {
+        Admission admission;
+        admission.hit = hit;
+        complete(admission, sequence, request, num_steps);
+        return admission;
+    }
+    /// Both.
+    [[nodiscard]] Admission admit(const Sequence& sequence, const RequestView& request,
+                                  std::int64_t num_steps, bool allow_partial = true) const {
+        Admission admission;
+        find_hit(admission.hit, sequence, request, allow_partial);
+        complete(admission, sequence, request, num_steps);
+        return admission;
+    }
+
+   private:
+    void find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
+                  bool allow_partial) const;
+    void find_below(FoundHit& hit, const TierIndex& host, const RequestView& request) const;
+    void complete(Admission& admission, const Sequence& sequence, const RequestView& request,
+                  std::int64_t num_steps) const;
+    void count(Admission& admission, const Sequence& sequence, const RequestView& request,
+               std::int64_t num_steps) const;
+    void count_pages(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
+    void count_available(Admission& admission, const Sequence& sequence) const;
+
+    const ManagerState& state_;
+    const Departures& departures_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The conservation laws of the whole manager.
+#include <unordered_map>
+
+#include "kvcore/errors.hpp"
+#include "manager/look_up.hpp"
+
+namespace kvcore::look_up {
+namespace {
+
+using detail::require_law;
+
+using Holders = std::unordered_map<BlockId, std::uint32_t>;  // of each page
+
+// What is copied, or copied to, has a reference for that.
+Holders transfer_holders(const ManagerState& state, std::int32_t replica) {
+    Holders holders;
+    for (const OwedCopies::Copy& copy : state.copies.all()) {
+        if (copy.copy.replica != replica) continue;
+        ++holders[copy.destination.page()];
+        if (copy.source.is_reference()) ++holders[copy.source.page()];
+    }
+    for (const TierFlight& flight : state.flights.all()) {
+        if (flight.replica != replica) continue;
+        const PathHold::Pages held =
+            flight.is_load ? PathHold::Pages{flight.device_pages.data(),
+                                             static_cast<std::int64_t>(flight.device_pages.size())}
+                           : flight.source.references();
+        for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
+    }
+    return holders;
+}
+
+void add_tree(const Replica& replica, Holders& holders) {
+    replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            require_law(++holders[ids[i]] == 1,
+                        "cache: a page is in the tree once, and no transfer has a reference to it");
+            require_law(replica.pool.ref_count(ids[i]) == 1,
+                        "cache: a page in the tree has no other owner");
+        }
+    });
+}
+
+void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, Holders& holders) {
+    for (std::int32_t column = row.frozen(); column < row.size(); ++column) {
+        const auto source = copied.find(row[column]);
+        const std::uint32_t copies = source == copied.end() ? 0 : source->second;
+        require_law(pool.ref_count(row[column]) == 1 + copies,
+                    "sequence: pages that are not frozen are its own alone");
+    }
+    for (const std::int32_t column : row.twins()) ++holders[row[column]];
+    for (std::int32_t column = row.committed(); column < row.size(); ++column) {
+        ++holders[row[column]];
+    }
+}
+
+// Every page is counted once for the tree, or once for each sequence and transfer that holds it as
+// its own. The tree's has no other owner: who committed it holds its place there.
+void check_counts(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    Holders holders = transfer_holders(state, index);
+    const Holders copied = holders;
+    add_tree(replica, holders);
+    std::int64_t sequences = 0;
+    for (const Sequence& sequence : state.sequences.entries()) {
+        if (sequence.replica != index) continue;
+        ++sequences;
+        add_row(sequence.pages, replica.pool, copied, holders);
+    }
+    require_law(sequences == replica.num_sequences, "replica: sequences are counted");
+    for (const auto& [page, count] : holders) {
+        require_law(replica.pool.ref_count(page) == count, "pool: references == holders");
+    }
+    const auto held = static_cast<std::int64_t>(holders.size());
+    require_law(replica.pool.num_free() + held == state.config.num_pages,
+                "pool: free + referenced + cached == total");
+}
+
+// Both pages of a copy are held until it is over.
+void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
+    require_law(copy.source.page() == copy.copy.source &&
+                    copy.destination.page() == copy.copy.destination &&
+                    copy.destination.is_reference(),
+                "transfers: both pages of a copy are held");
+    require_law(state.sequences.find(copy.copy.sequence) != nullptr || copy.ticket != 0,
+                "transfers: nothing is owed to a sequence that is gone");
+    if (copy.source.is_reference()) return;
+    const PrefixTree& tree = state.replica_at(copy.copy.replica).tree;
+    const TreePosition at = copy.source.at();
+    BlockId page = -1;
+    tree.copy_pages(at, at.depth - 1, &page);
+    require_law(page == copy.copy.source && tree.is_protected(at),
+                "transfers: what is copied out of the tree stays there");
+}
+
+// A sequence waits for what is copied or loaded into its pages.
+void check_transfers(const ManagerState& state) {
+    std::unordered_map<const Sequence*, std::int32_t> pending;
+    for (const OwedCopies::Copy& copy : state.copies.all()) {
+        check_copy(state, copy);
+        const Sequence* sequence = state.sequences.find(copy.copy.sequence);
+        if (sequence != nullptr) ++pending[sequence];
+    }
+    for (const TierFlight& flight : state.flights.all()) {
+        const Sequence* sequence = state.sequences.find(flight.sequence);
+        if (flight.is_load && sequence != nullptr) ++pending[sequence];
+    }
+    for (const Sequence& sequence : state.sequences.entries()) {
+        const auto found = pending.find(&sequence);
+        const std::int32_t expected = found == pending.end() ? 0 : found->second;
+        require_law(sequence.num_pending == expected,
+                    "transfers: a sequence knows of those into its pages");
+    }
+}
+
+}  // namespace
+
+void check_integrity(const ManagerState& state) {
+    for (const Sequence& sequence : state.sequences.entries()) {
+        if (sequence.replica < 0) continue;
+        sequence.pages.check_integrity(state.home_of(sequence).tree);
+    }
+    check_transfers(state);
+    for (std::int32_t i = 0; i < state.config.num_replicas; ++i) {
+        state.replica_at(i).pool.check_integrity();
+        state.replica_at(i).tree.check_integrity();
+        check_counts(state, i);
+    }
+    state.flights.check_integrity();
+}
+
+}  // namespace kvcore::look_up

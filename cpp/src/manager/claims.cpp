@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/claims.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "kvcore/errors.hpp"
+#include "manager/row_cut.hpp"
+#include "manager/rules.hpp"
+
+namespace kvcore {
+
+SequenceHandle Claims::claim(std::int32_t replica) {
+    Replica& home = state_.replica_at(replica);
+    if (home.num_sequences >= state_.config.max_sequences) {
+        throw CapacityError(detail::concat("replica ", replica, " is full: ", home.num_sequences,
+                                           " of ", state_.config.max_sequences,
+                                           " sequences are claimed; release one first"));
+    }
+    const SequenceHandle handle = state_.sequences.claim(replica);
+    ++home.num_sequences;
+    return handle;
+}
+
+bool Claims::release(SequenceHandle handle) {
+    Sequence& leaving = state_.sequences.at(handle);
+    Replica& home = state_.home_of(leaving);
+    const bool is_pending = leaving.num_pending > 0;
+    if (is_pending) state_.copies.drop_owed(handle);
+    TreeNode* node = leaving.pages.node();
+    leaving.pages.clear(home.pool);
+    if (node != nullptr) home.tree.shrink(node);
+    state_.flights.forget(handle);
+    --home.num_sequences;
+    state_.sequences.release(handle);
+    return is_pending;
+}
+
+void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
+    Replica& home = state_.home_of(sequence);
+    state_.counts.uncount(home.metrics, sequence, state_.config.page_size);
+    sequence.pages.clear(home.pool);
+    state_.flights.forget(handle);
+    sequence.reuse = Reuse::kOpen;
+    sequence.written = 0;
+}
+
+void Claims::begin_again(SequenceHandle handle) {
+    Sequence& sequence = state_.sequences.at(handle);
+    if (sequence.num_pending > 0) {
+        const bool is_under_way =
+            state_.copies.is_under_way(handle) || state_.flights.is_loading(handle);
+        if (is_under_way) rules::refuse_pending(-1);
+        state_.copies.drop_owed(handle);
+        sequence.num_pending = 0;
+    }
+    state_.copy_list.forget(handle, sequence.pages, 0);
+    begin_again(sequence, handle);
+}
+
+void Claims::truncate(SequenceHandle handle, std::int64_t n) {
+    Sequence& sequence = state_.sequences.at(handle);
+    if (sequence.num_pending > 0) rules::refuse_pending(-1);
+    // Several steps of one fetch write behind what it counted.
+    const std::int64_t most =
+        sequence.is_sealed() ? std::max(sequence.counted_end, sequence.written) : 0;
+    if (n < 0 || n > most) {
+        throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
+                                                   " tokens, must be 0 .. ", most,
+                                                   ", the end of what was fetched last"));
+    }
+    PageRow& row = sequence.pages;
+    const auto columns = static_cast<std::int32_t>(ceil_div(n, state_.config.page_size));
+    if (columns < row.size()) {
+        RowCut cut(state_, handle, sequence, columns);
+        state_.copy_list.forget(handle, row, columns);
+        row.drop(state_.home_of(sequence).pool, columns);
+        cut.apply(state_, handle, sequence);
+        row.unfreeze(columns);
+    }
+    state_.freeze_read_pages(sequence, n);
+    sequence.written = std::min(sequence.written, n);
+}
+
+}  // namespace kvcore

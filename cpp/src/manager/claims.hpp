@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "manager/state.hpp"
+
+namespace kvcore {
+
+/// The life of a claim: it begins, begins again, is cut, and ends.
+///
+/// Threads: none of its own. Cost: O(1), O(pages not committed) to give them back.
+class Claims {
+   public:
+    explicit Claims(ManagerState& state) noexcept : state_(state) {}
+
+    /// The verbs of CacheManager. `release` answers whether somebody may wait for the sequence.
+    [[nodiscard]] SequenceHandle claim(std::int32_t replica);
+    [[nodiscard]] bool release(SequenceHandle handle);
+    void begin_again(SequenceHandle handle);
+    void truncate(SequenceHandle handle, std::int64_t n);
+
+    /// The same of a sequence for which nothing is under way.
+    void begin_again(Sequence& sequence, SequenceHandle handle) noexcept;
+
+   private:
+    ManagerState& state_;
+};
+
+}  // namespace kvcore

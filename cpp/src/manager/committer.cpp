@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/committer.hpp"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "kvcore/errors.hpp"
+#include "support/make_room.hpp"
+
+namespace kvcore {
+namespace {
+
+[[noreturn]] void refuse_unreserved(const RequestView& request, std::int32_t pages,
+                                    std::int64_t page_size, std::int64_t row) {
+    throw InRow<std::invalid_argument>(
+        row,
+        detail::concat(request.start, " tokens are said to be written, the ", pages, " pages hold ",
+                       pages * page_size, "; reserve before running the model"));
+}
+
+}  // namespace
+
+// Calls visit(other) for every other sequence that has this page there as its own: forks.
+// O(sequences).
+template <class Visit>
+void Committer::for_each_other_holder(const Sequence& sequence, std::int32_t column,
+                                      const Visit& visit) {
+    const BlockId page = sequence.pages[column];
+    for (Sequence& other : state_.sequences.live()) {
+        const bool holds = &other != &sequence && other.replica == sequence.replica &&
+                           other.pages.has_uncommitted(column, page);
+        if (holds) visit(other.pages);
+    }
+}
+
+// A page that forks have begun was filled and committed by one of them. It is the tree's now, which
+// would evict it: so the others, and copies under way, hold it there, as the last committed page of
+// theirs. What they have in front of it and the tree has another page for, stays their own.
+// O(sequences), once for such a page; there is room.
+void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept {
+    Replica& home = state_.home_of(sequence);
+    TreeNode* end = sequence.pages.node();
+    for_each_other_holder(sequence, column, [&](PageRow& other) {
+        other.entrust(home.pool, column, TreePin(home.tree, end));
+    });
+    state_.copies.move_to_tree(sequence.replica, sequence.pages[column], home.tree,
+                               {end, column + 1});
+}
+
+// Puts the columns from the committed ones to `end` into the tree; of these only the last one may
+// be others' too: `is_shared`.
+void Committer::commit_run(Sequence& sequence, const TokenId* tokens, std::int32_t end,
+                           bool is_shared, std::int32_t row) {
+    Replica& home = state_.home_of(sequence);
+    PageRow& pages = sequence.pages;
+    const std::int32_t first = pages.committed();
+    if (is_shared) {
+        for_each_other_holder(sequence, end - 1, [&](PageRow& other) {
+            other.make_room_for_twins(static_cast<std::size_t>(end - 1 - other.committed()));
+        });
+    }
+    duplicates_.clear();
+    make_room(swapped_, static_cast<std::size_t>(end - first));
+    if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
+    pages.commit(home.tree, tokens, end, duplicates_);
+    // Nothing below can fail.
+    const auto num_duplicates = static_cast<std::int32_t>(duplicates_.size());
+    if (is_shared && num_duplicates < end - first) entrust_to_tree(sequence, end - 1);
+    if (num_duplicates == 0) return;
+    if (!state_.config.dedup) {
+        pages.keep_twins(first, duplicates_);
+        home.note_peak();  // the tree's twins are held now as well
+        return;
+    }
+    pages.swap_duplicates(home.pool, first, duplicates_);
+    for (const DuplicatePage& duplicate : duplicates_) {
+        swapped_.push_back({row, first + duplicate.index, duplicate.cached});
+    }
+}
+
+// In pieces that end behind a page that others hold too, forks or copies under way, so that they
+// have a place there.
+void Committer::commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row) {
+    const auto written = static_cast<std::int32_t>(request.start / state_.config.page_size);
+    const BlockPool& pool = state_.home_of(sequence).pool;
+    PageRow& pages = sequence.pages;
+    while (pages.committed() < written) {
+        const std::int32_t frozen = std::min(pages.frozen(), written);
+        const std::int32_t end = state_.copies.empty() ? frozen : written;
+        const std::int32_t found = pages.find_shared(pool, end);
+        const std::int32_t shared = found < end ? found : written;
+        commit_run(sequence, request.tokens, std::min(shared + 1, written), shared < written, row);
+    }
+}
+
+// Checks all rows; those of rows_ have new pages, or are not sealed yet.
+void Committer::find_new_pages(const RequestBatch& given) {
+    const RequestBatch batch = given;
+    const std::int64_t n = batch.size();
+    const std::int64_t page_size = state_.config.page_size;
+    const SequenceTable::Live sequences = state_.sequences.live();
+    rows_.clear();
+    UndoLog<&Sequence::written> written(undo_, n);
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
+        const RequestView& request = batch[i];
+        Sequence& sequence = sequences.at(request.sequence, i);
+        if (!rules::has_legal_indices(request)) rules::refuse_indices(request, i);
+        const std::int32_t pages = sequence.pages.size();
+        if (request.start > pages * page_size) refuse_unreserved(request, pages, page_size, i);
+        if (sequence.num_pending > 0) rules::refuse_pending(i);
+        written.set(sequence, request.start);
+        if (sequence.is_sealed() && !has_new_page(sequence, request)) continue;
+        rows_.push_back(i);
+        PrefixTree::prefetch_node(sequence.pages.node());
+    }
+    written.keep();
+}
+
+void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
+                       Transfers* transfers) {
+    if (state_.config.host_pages > 0) rules::require_transfers(state_, transfers);
+    find_new_pages(batch);
+    swapped_.clear();
+    for (std::size_t k = 0; k < rows_.size(); ++k) {
+        const std::int64_t row = rows_[k];
+        if (k + 2 < rows_.size()) {
+            const Sequence* later = state_.sequences.find(batch[rows_[k + 2]].sequence);
+            state_.home_of(*later).tree.prefetch_end(later->pages.node());
+        }
+        const RequestView& request = batch[row];
+        Sequence& sequence = *state_.sequences.find(request.sequence);
+        if (request.start != sequence.hit_tokens) sequence.reuse = Reuse::kSealed;
+        // Asked again: an earlier row may name the same request.
+        if (!state_.config.prefix_caching || !has_new_page(sequence, request)) continue;
+        try {
+            commit_pages(sequence, request, static_cast<std::int32_t>(row));
+            if (state_.config.host_pages > 0) {
+                state_.flights.owe_stores(request.sequence, sequence, *transfers);
+            }
+        } catch (const std::bad_alloc&) {
+            // The pages stay the sequence's own; a later commit finds them and tries again. What
+            // was swapped must be reported all the same.
+            continue;
+        }
+    }
+    // Memory for swaps is kept from call to call: few calls have any.
+    swaps.clear();
+    if (!swapped_.empty()) swaps.swap(swapped_);
+}
+
+}  // namespace kvcore

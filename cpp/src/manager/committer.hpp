@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "manager/rules.hpp"
+#include "manager/undo_log.hpp"
+
+namespace kvcore {
+
+/// From a sequence's own pages to the prefix tree's.
+///
+/// Owns: memory of a call, kept for the next one. Threads: none of its own.
+/// Cost: O(new tokens), and O(sequences) for a page that forks share.
+class Committer {
+   public:
+    explicit Committer(ManagerState& state) noexcept : state_(state) {}
+
+    /// The verb of CacheManager.
+    void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps, Transfers* transfers);
+
+   private:
+    [[nodiscard]] bool has_new_page(const Sequence& sequence,
+                                    const RequestView& request) const noexcept {
+        return request.start >=
+               (sequence.pages.committed() + std::int64_t{1}) * state_.config.page_size;
+    }
+    void find_new_pages(const RequestBatch& given);
+    void commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row);
+    void commit_run(Sequence& sequence, const TokenId* tokens, std::int32_t end, bool is_shared,
+                    std::int32_t row);
+    template <class Visit>
+    void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
+    void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
+
+    ManagerState& state_;
+    std::vector<std::int64_t> rows_;  // that have pages to commit
+    std::vector<Undo> undo_;          // what to take back from the rows of a refused batch
+    std::vector<DuplicatePage> duplicates_;
+    std::vector<PageSwap> swapped_;
+};
+
+}  // namespace kvcore

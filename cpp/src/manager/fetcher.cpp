@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/fetcher.hpp"
+
+#include <algorithm>
+
+namespace kvcore {
+namespace {
+
+bool have_room(const FetchTarget* targets, const FetchTarget* end) {
+    return std::all_of(targets, end, [](const FetchTarget& target) {
+        return target.rows == 0 ||
+               (target.table != nullptr && target.rows <= target.table->max_rows() &&
+                target.width <= target.table->stride());
+    });
+}
+
+}  // namespace
+
+// A replica's part of the batch, in locals for as long as rows of that replica follow each other.
+struct Fetcher::Part {
+    FetchTarget target;
+    std::int64_t new_input = 0;
+
+    void write(const RequestView& request, const Sequence& sequence, std::int64_t row) {
+        const RowPages pages = sequence.pages.view();
+        target.width = std::max(target.width, pages.n);
+        target.longest_new = std::max(target.longest_new, request.active - request.start);
+        target.longest_active = std::max(target.longest_active, request.active);
+        if (target.table == nullptr || !target.table->has_room(row, pages)) return;
+        target.table->write_row(row, request.sequence, pages);
+        target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
+        if (target.new_lengths == nullptr) return;
+        target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
+    }
+};
+
+void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
+    for (FetchTarget* target = targets; target != end; ++target) {
+        target->rows = target->longest_new = target->longest_active = 0;
+        target->width = 0;
+    }
+    new_input_.assign(static_cast<std::size_t>(end - targets), 0);
+    missing_.clear();
+    late_.clear();
+}
+
+// It is written when the others have all they need, too.
+void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, LateRow late,
+                            bool has_pages, FetchResult& result) {
+    const std::int64_t i = late.batch_row;
+    rules::require_namespace(state_.config, sequence, request, i);
+    if (sequence.num_pending > 0 && result.status == FetchStatus::kOk) {
+        result.status = FetchStatus::kPending;
+        result.row = i;
+    }
+    rows_.set(i, sequence);
+    late_.push_back(late);
+    if (!has_pages) missing_.push_back(i);
+}
+
+// Rows that have all they need are done with here. Those of missing_ still need pages, those of
+// late_ are to be written when they have.
+void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
+                               FetchTarget* targets, InputCount& counted, FetchResult& result) {
+    const BatchRules rules = rows_.begin(num_steps);
+    const RequestBatch batch = given;
+    const std::int64_t n = batch.size();
+    const std::int64_t page_size = state_.config.page_size;
+    const bool is_copying = !state_.copies.empty();
+    rows_.resize(n);
+    std::int32_t replica = 0;
+    Part part{targets[0]};
+    const auto finish_part = [&] {
+        targets[replica] = part.target;
+        new_input_[static_cast<std::size_t>(replica)] += part.new_input;
+    };
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) rules.sequences.prefetch(batch[i + kAhead].sequence);
+        const RequestView& request = batch[i];
+        Sequence& sequence = rules.checked(request, i);
+        if (sequence.replica != replica) {
+            finish_part();
+            replica = sequence.replica;
+            part = {targets[replica]};
+        }
+        const std::int64_t row = part.target.rows++;
+        if (is_copying) state_.freeze_read_pages(sequence, request.start);
+        const bool has_pages =
+            JointReserver::is_reserved(sequence.pages, request, num_steps, page_size);
+        const bool is_settled =
+            sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
+        if (!has_pages || !is_settled) {
+            note_late_row(request, sequence, {i, row}, has_pages, result);
+            continue;
+        }
+        part.write(request, sequence, row);
+        if (request.active <= sequence.counted_end) continue;
+        part.new_input += request.active - std::max(request.start, sequence.counted_end);
+        counted.set(sequence, request.active);
+    }
+    finish_part();
+}
+
+void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) const {
+    for (const LateRow& late : late_) {
+        const Sequence& sequence = rows_[late.batch_row];
+        Part part{targets[sequence.replica]};
+        part.write(batch[late.batch_row], sequence, late.row);
+        targets[sequence.replica] = part.target;
+    }
+}
+
+void Fetcher::count(const RequestBatch& batch) noexcept {
+    for (std::size_t r = 0; r < new_input_.size(); ++r) {
+        state_.replicas[r]->metrics.input_tokens += new_input_[r];
+    }
+    for (const LateRow& late : late_) {
+        Sequence& sequence = rows_[late.batch_row];
+        const RequestView& request = batch[late.batch_row];
+        sequence.reuse = Reuse::kSealed;
+        sequence.written = std::min(sequence.written, request.start);
+        TokenCounts::count_input(state_.home_of(sequence).metrics, sequence, request.start,
+                                 request.active);
+    }
+}
+
+FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, FetchTarget* targets,
+                           Transfers* transfers) {
+    if (transfers != nullptr || state_.config.host_pages > 0) {
+        rules::require_transfers(state_, transfers);
+    }
+    const OwedCopies::Call scope(state_.copies);
+    FetchTarget* const end = targets + state_.config.num_replicas;
+    begin(targets, end);
+    InputCount counted(undo_, batch.size());
+    FetchResult result;
+    write_ready_rows(batch, num_steps, targets, counted, result);
+    if (result.status != FetchStatus::kOk) return result;
+    if (!missing_.empty() &&
+        !reserver_.reserve(rows_, batch, missing_, num_steps, transfers, result)) {
+        return result;
+    }
+    if (transfers != nullptr && !transfers->empty()) {
+        result.status = FetchStatus::kPending;
+        return result;
+    }
+    write_late_rows(batch, targets);
+    if (!have_room(targets, end)) {
+        result.status = FetchStatus::kGrow;
+        return result;
+    }
+    counted.keep();
+    count(batch);
+    for (FetchTarget* target = targets; target != end; ++target) {
+        if (target->rows > 0) target->table->pad(target->rows, target->width);
+    }
+    return result;
+}
+
+}  // namespace kvcore

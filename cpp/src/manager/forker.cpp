@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/forker.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "kvcore/errors.hpp"
+#include "manager/rules.hpp"
+
+namespace kvcore {
+namespace {
+
+void check_children(const RequestView& parent, std::int64_t written, const RequestBatch& children) {
+    const TokenId* end = parent.tokens + written;
+    for (std::int64_t i = 0; i < children.size(); ++i) {
+        const RequestView& child = children[i];
+        if (child.end <= written) {
+            throw InRow<std::invalid_argument>(
+                i, detail::concat("a fork with ", child.end, " tokens, must have more than the ",
+                                  written, " that its parent has written"));
+        }
+        const TokenId* differs = std::mismatch(parent.tokens, end, child.tokens).first;
+        if (differs != end) {
+            throw InRow<std::invalid_argument>(
+                i, detail::concat("token ", differs - parent.tokens,
+                                  " of a fork is not its parent's; it must begin with the ",
+                                  written, " tokens that its parent has written"));
+        }
+        if (child.name_space != parent.name_space) {
+            throw InRow<std::invalid_argument>(i,
+                                               "a fork is of another namespace than its parent; "
+                                               "give it the same extra_key and cache_salt");
+        }
+    }
+}
+
+}  // namespace
+
+/// Children that are being made: given back unless all of them are.
+class Forker::Brood {
+   public:
+    Brood(ManagerState& state, const Sequence& parent, std::int64_t written,
+          std::int64_t num_children)
+        : state_(state),
+          home_(state.home_of(parent)),
+          num_pages_(static_cast<std::int32_t>(ceil_div(written, state.config.page_size))) {
+        handles_.reserve(static_cast<std::size_t>(num_children));
+        if (num_pages_ == 0) return;
+        const std::int32_t committed = std::min(parent.pages.committed(), num_pages_);
+        place_ = TreePin(home_.tree, home_.tree.split({parent.pages.node(), committed}));
+    }
+    Brood(const Brood&) = delete;
+    Brood& operator=(const Brood&) = delete;
+    ~Brood() {
+        for (const SequenceHandle handle : handles_) state_.sequences.release(handle);
+    }
+
+    /// Claims a child with memory for its rows. Sequences may move.
+    void add(std::int32_t replica, SequenceHandle parent) {
+        handles_.push_back(state_.sequences.claim(replica));
+        Sequence& child = state_.sequences.at(handles_.back());
+        child.pages.make_room_to_share(state_.sequences.at(parent).pages, num_pages_);
+    }
+    [[nodiscard]] const std::vector<SequenceHandle>& handles() const noexcept { return handles_; }
+
+    /// The first pages of the parent's row for each child.
+    void adopt_pages(Sequence& parent) noexcept {
+        for (const SequenceHandle handle : handles_) {
+            ++home_.num_sequences;
+            if (num_pages_ == 0) continue;
+            Sequence& child = *state_.sequences.find(handle);
+            child.pages.share(home_.pool, parent.pages, num_pages_,
+                              TreePin(home_.tree, place_.node()));
+            child.reuse = parent.reuse = Reuse::kSealed;
+        }
+    }
+    void keep() noexcept { handles_.clear(); }
+
+   private:
+    ManagerState& state_;
+    Replica& home_;
+    std::int32_t num_pages_;
+    TreePin place_;  // where the children's committed prefix ends
+    std::vector<SequenceHandle> handles_;
+};
+
+void Forker::require_room(std::int32_t replica, std::int64_t num_children) const {
+    const std::int64_t claimed = state_.replica_at(replica).num_sequences;
+    if (claimed + num_children <= state_.config.max_sequences) return;
+    throw CapacityError(detail::concat("replica ", replica, " has ", claimed, " of ",
+                                       state_.config.max_sequences, " sequences, ", num_children,
+                                       " forks do not fit; release some first"));
+}
+
+void Forker::fork(const RequestView& parent, const RequestBatch& children) {
+    const Sequence& source = state_.sequences.at(parent.sequence);
+    const std::int32_t replica = source.replica;
+    if (!rules::has_legal_indices(parent)) rules::refuse_indices(parent, -1);  // of no child's row
+    if (source.num_pending > 0) rules::refuse_pending(-1);
+    const std::int64_t written = std::min(source.written, parent.start);
+    check_children(parent, written, children);
+    require_room(replica, children.size());
+    Brood brood(state_, source, written, children.size());
+    for (std::int64_t i = 0; i < children.size(); ++i) brood.add(replica, parent.sequence);
+    state_.copy_list.make_room_for_heirs(static_cast<std::size_t>(children.size()));
+    // Nothing below can fail.
+    brood.adopt_pages(*state_.sequences.find(parent.sequence));
+    for (std::int64_t i = 0; i < children.size(); ++i) {
+        const SequenceHandle handle = brood.handles()[static_cast<std::size_t>(i)];
+        Sequence& child = *state_.sequences.find(handle);
+        state_.copy_list.inherit(parent.sequence, handle, child.pages);
+        child.written = written;
+        state_.counts.begin(child, written);
+        RequestView& view = children[i];
+        view.sequence = handle;
+        view.start = written;
+        if (view.active <= written) view.active = view.end;
+    }
+    brood.keep();
+}
+
+}  // namespace kvcore

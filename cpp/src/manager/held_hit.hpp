@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+
+#include "kvcore/errors.hpp"
+#include "manager/admission.hpp"
+#include "manager/rules.hpp"
+
+namespace kvcore {
+
+/// A hit that was found and is to be allocated later: pinned as it is, no run is cut for it.
+///
+/// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
+/// tier.
+/// Threads: none of its own; CacheManager locks around it. Cost: O(1); never throws but in
+/// `require_unmoved`.
+class HeldHit {
+   public:
+    /// Holds nothing.
+    HeldHit() noexcept = default;
+    HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
+            const RequestView& request) noexcept
+        : found_(found), asked_(standing(sequence, request)) {
+        hold(state.home_of(sequence));
+    }
+
+    [[nodiscard]] const FoundHit& found() const noexcept { return found_; }
+    /// Throws std::invalid_argument where the request or its claim has changed since.
+    void require_unmoved(const Sequence& sequence, const RequestView& request) const {
+        if (asked_ == standing(sequence, request)) return;
+        throw std::invalid_argument(
+            "the request was reserved, fetched or changed since it was matched; match it again");
+    }
+
+    /// Between these, nothing may be evicted: a hit that is allocated is not in its own way.
+    void hold(Replica& home) noexcept {
+        if (!found_.is_taken()) return;
+        const auto pin = [](PrefixTree& tree, const TreePosition& at) {
+            return at.node == nullptr ? TreePin() : TreePin(tree, at.node);
+        };
+        place_ = pin(home.tree, found_.match.at);
+        partial_ = pin(home.tree, found_.match.partial);
+        if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
+    }
+    void let_go() noexcept {
+        settle(found_.match.at);
+        settle(found_.match.partial);
+        settle(found_.below);
+        if (found_.match.at.depth > 0) place_.reset();  // a namespace without pages would go
+        partial_.reset();
+        below_.reset();
+    }
+
+   private:
+    /// What a hit depends on.
+    struct Standing {
+        SequenceHandle sequence;
+        std::int64_t start = 0;
+        std::int64_t active = 0;
+        std::int64_t end = 0;
+        std::int64_t hit_tokens = 0;
+        std::int32_t committed = 0;
+        bool is_sealed = false;
+
+        friend bool operator==(const Standing& a, const Standing& b) noexcept {
+            return a.sequence == b.sequence && a.start == b.start && a.active == b.active &&
+                   a.end == b.end && a.hit_tokens == b.hit_tokens && a.committed == b.committed &&
+                   a.is_sealed == b.is_sealed;
+        }
+    };
+    [[nodiscard]] static Standing standing(const Sequence& sequence,
+                                           const RequestView& request) noexcept {
+        return {request.sequence,    request.start,       request.active,
+                request.end,         sequence.hit_tokens, sequence.pages.committed(),
+                sequence.is_sealed()};
+    }
+    // Runs may have been cut meanwhile.
+    static void settle(TreePosition& at) noexcept {
+        if (at.node != nullptr) at = PrefixTree::position(at.node, at.depth);
+    }
+
+    FoundHit found_;
+    Standing asked_;
+    TreePin place_;
+    TreePin partial_;
+    TreePin below_;
+};
+
+}  // namespace kvcore

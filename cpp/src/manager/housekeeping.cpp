@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/housekeeping.hpp"
+
+#include <array>
+
+namespace kvcore::housekeeping {
+
+bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done) {
+    const bool has_copies = state.copies.finish(ticket, done);
+    const bool has_flights = state.flights.finish(
+        ticket, done,
+        [&](Sequence& sequence, SequenceHandle handle) { claims.begin_again(sequence, handle); });
+    return has_copies || has_flights;
+}
+
+// What is only being copied is nobody's use of a page: it is not found any more either, though the
+// page itself stays until the copy is over.
+void reset_prefix_cache(ManagerState& state) noexcept {
+    state.flights.loosen();
+    state.copies.loosen();
+    state.copies.fasten();
+    state.flights.fasten();
+    for (const auto& replica : state.replicas) {
+        std::array<BlockId, 256> evicted;
+        for (std::int64_t n = 1; n > 0;) {
+            n = replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
+            replica->pool.free(evicted.data(), n);
+        }
+        if (replica->host != nullptr) replica->host->reset();
+    }
+}
+
+void reset_metrics(ManagerState& state) noexcept {
+    state.counts.reset();
+    for (const auto& replica : state.replicas) {
+        replica->metrics = {};
+        replica->note_peak();
+    }
+}
+
+}  // namespace kvcore::housekeeping

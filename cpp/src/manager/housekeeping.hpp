@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is done to all of a manager's state at once.
+#pragma once
+
+#include <cstdint>
+
+#include "manager/claims.hpp"
+#include "manager/state.hpp"
+
+namespace kvcore::housekeeping {
+
+/// Each is the verb of CacheManager of that name. `finish` is false for a ticket that is not under
+/// way.
+[[nodiscard]] bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done);
+void reset_prefix_cache(ManagerState& state) noexcept;
+void reset_metrics(ManagerState& state) noexcept;
+
+}  // namespace kvcore::housekeeping

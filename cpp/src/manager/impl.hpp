@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+#include "kvcore/cache_manager.hpp"
+#include "manager/admitter.hpp"
+#include "manager/claims.hpp"
+#include "manager/committer.hpp"
+#include "manager/fetcher.hpp"
+#include "manager/forker.hpp"
+#include "manager/joint_reserver.hpp"
+#include "manager/ordered_reserver.hpp"
+#include "manager/pins.hpp"
+#include "manager/state.hpp"
+
+namespace kvcore {
+
+/// A CacheManager's parts: what it knows, and who does what to it. Nothing but CacheManager, which
+/// has the mutex while it uses them, sees more than one of the verbs.
+struct CacheManager::Impl {
+    explicit Impl(const CacheConfig& config) : state(config) {}
+
+    std::mutex mutex;
+    std::condition_variable finished;  // transfers were
+    ManagerState state;
+    Pins pins;
+    Departures departures{state.copies};
+    BatchRows rows{state};
+    Admitter admitter{state, departures};
+    Reserver reserver{state, departures};
+    OrderedReserver ordered{state, rows, admitter, reserver};
+    JointReserver joint{state, departures, admitter, reserver};
+    Fetcher fetcher{state, rows, joint};
+    Committer committer{state};
+    Forker forker{state};
+    Claims claims{state};
+};
+
+/// A hit, and the mutex under which it is let go.
+struct PrefixHit::Held {
+    Held(std::mutex& given, HeldHit&& found) noexcept : mutex(given), hit(std::move(found)) {}
+
+    std::mutex& mutex;
+    HeldHit hit;
+};
+
+}  // namespace kvcore

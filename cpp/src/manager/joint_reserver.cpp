@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/joint_reserver.hpp"
+
+#include <utility>
+
+#include "support/make_room.hpp"
+
+namespace kvcore {
+
+bool JointReserver::reserve(const BatchRows& rows, const RequestBatch& batch,
+                            const std::vector<std::int64_t>& missing, std::int64_t num_steps,
+                            Transfers* transfers, FetchResult& result) {
+    const Call call{rows, batch, missing, num_steps, transfers};
+    sort(call);
+    if (joining_.empty()) {
+        if (!find_supply(call, result)) return false;
+        prepare_growth(call);
+        grow(call);
+        return true;
+    }
+    return missing.size() > 1 ? reserve_together(call, result) : reserve_one(call, result);
+}
+
+// Rows that can take no hit, do not begin again and replace no page need nothing but more pages:
+// what most rows of a decode step need. It stays so while other rows are reserved.
+void JointReserver::sort(const Call& call) {
+    growing_.clear();
+    joining_.clear();
+    const std::int64_t page_size = state_.config.page_size;
+    for (const std::int64_t row : call.missing) {
+        const Sequence& sequence = call.rows[row];
+        const bool only_grows = sequence.is_sealed() && !sequence.pages.empty() &&
+                                call.batch[row].start >= sequence.pages.frozen() * page_size;
+        (only_grows ? growing_ : joining_).push_back(row);
+    }
+}
+
+// What `reserve` does.
+bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
+    const std::int64_t row = call.missing[0];
+    Sequence& sequence = call.rows[row];
+    RequestView& request = call.batch[row];
+    const Admission admission = admitter_.admit(sequence, request, call.num_steps);
+    if (!admission.fits) {
+        result = {FetchStatus::kNoSpace, row, admission.new_pages(), admission.available, false};
+        return false;
+    }
+    Reservation made = reserver_.prepare(admission, sequence, request, call.transfers);
+    result.has_moved = reserver_.apply(made, sequence, request, row, call.transfers);
+    return true;
+}
+
+std::int64_t JointReserver::missing_pages(const Call& call, std::int64_t row) const {
+    const RequestView& request = call.batch[row];
+    const std::int64_t tokens = request.tokens_to_hold(request.active, call.num_steps);
+    return ceil_div(tokens, state_.config.page_size) - call.rows[row].pages.size();
+}
+
+// Whether each replica has enough for its growing rows, free or evictable; the first row for which
+// it has not goes to `result`.
+bool JointReserver::find_supply(const Call& call, FetchResult& result) {
+    supply_.clear();
+    for (const auto& replica : state_.replicas) supply_.push_back({replica->pool.num_free()});
+    for (const std::int64_t row : growing_) {
+        const Sequence& sequence = call.rows[row];
+        Supply& supply = supply_[static_cast<std::size_t>(sequence.replica)];
+        const std::int64_t pages = missing_pages(call, row);
+        if (pages > supply.left && !supply.has_evictable) {
+            supply.has_evictable = true;
+            supply.left += state_.home_of(sequence).tree.num_evictable();
+        }
+        if (pages > supply.left) {
+            result = {FetchStatus::kNoSpace, row, pages, supply.left, false};
+            return false;
+        }
+        supply.left -= pages;
+    }
+    return true;
+}
+
+// Counts what the growing rows want and gets memory for it, so that `grow` cannot fail.
+void JointReserver::prepare_growth(const Call& call) {
+    supply_.assign(state_.replicas.size(), {});
+    std::int64_t wanted = 0;
+    for (const std::int64_t row : growing_) {
+        Sequence& sequence = call.rows[row];
+        const std::int64_t pages = missing_pages(call, row);
+        sequence.pages.make_room(static_cast<std::size_t>(pages));
+        supply_[static_cast<std::size_t>(sequence.replica)].wanted += pages;
+        wanted += pages;
+    }
+    taken_.reserve(static_cast<std::size_t>(wanted));
+}
+
+void JointReserver::grow(const Call& call) noexcept {
+    taken_.clear();
+    for (std::size_t r = 0; r < supply_.size(); ++r) {
+        Supply& supply = supply_[r];
+        Replica& replica = *state_.replicas[r];
+        supply.given = taken_.size();
+        taken_.resize(taken_.size() + static_cast<std::size_t>(supply.wanted));
+        replica.take_pages(supply.wanted, taken_.data() + supply.given);
+        replica.note_peak();
+    }
+    for (const std::int64_t row : growing_) {
+        Sequence& sequence = call.rows[row];
+        std::size_t& given = supply_[static_cast<std::size_t>(sequence.replica)].given;
+        const std::int64_t pages = missing_pages(call, row);
+        sequence.pages.append(taken_.data() + given, pages);
+        given += static_cast<std::size_t>(pages);
+    }
+}
+
+// What each joining row would do by itself, but for the forks among them.
+std::vector<Admission> JointReserver::admit_together(const Call& call, bool allow_partial) {
+    const Departures::Call scope(departures_);
+    std::vector<Admission> admissions;
+    admissions.reserve(joining_.size());
+    for (const std::int64_t row : joining_) {
+        const Sequence& sequence = call.rows[row];
+        admissions.push_back(
+            admitter_.admit(sequence, call.batch[row], call.num_steps, allow_partial));
+        if (!allow_partial) admissions.back().declines_partial = true;
+        departures_.note(state_.writer(sequence, admissions.back().start),
+                         call.transfers != nullptr);
+    }
+    return admissions;
+}
+
+// Whether what each replica has left is enough for all missing rows, in the order of the batch; if
+// not, the first row that goes without.
+FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call& call,
+                                     const std::vector<Admission>& admissions) const {
+    auto joining = joining_.begin();
+    auto admission = admissions.begin();
+    for (const std::int64_t row : call.missing) {
+        std::int64_t needed = 0;
+        if (joining != joining_.end() && *joining == row) {
+            needed = admission->new_pages() - admission->returned;
+            ++joining;
+            ++admission;
+        } else {
+            needed = missing_pages(call, row);
+        }
+        std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
+        if (needed > available) return {FetchStatus::kNoSpace, row, needed, available, false};
+        available -= needed;
+    }
+    return {};
+}
+
+std::vector<Reservation> JointReserver::prepare(const Call& call,
+                                                const std::vector<Admission>& admissions) {
+    const std::size_t n = joining_.size();
+    std::vector<Reservation> made;
+    made.reserve(n);
+    reserver_.make_room_for_copies(n, call.transfers);
+    if (call.transfers != nullptr) make_room(call.transfers->moved, n);
+    std::size_t loads = 0;
+    std::size_t pages = 0;
+    for (std::size_t k = 0; k < n; ++k) {
+        const std::int64_t row = joining_[k];
+        made.push_back(
+            reserver_.prepare(admissions[k], call.rows[row], call.batch[row], call.transfers));
+        if (made.back().load == nullptr) continue;
+        ++loads;
+        pages += made.back().load->host_pages.size();
+    }
+    if (loads > 0) state_.flights.make_room_for_loads(loads, pages, *call.transfers);
+    return made;
+}
+
+// Several rows against one state, so that the batch gets its pages as a whole or not at all. All
+// hits are pinned first: what is evictable then is exactly what the batch may evict. Partial hits
+// are dropped where something must be evicted, for one row's victim could be another's source.
+// Rows that only grow come last: pages that others give back are there by then.
+bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
+    std::vector<std::int64_t> left;
+    for (const auto& replica : state_.replicas) left.push_back(replica->pool.num_free());
+    std::vector<Admission> admissions = admit_together(call, true);
+    const bool evicts = share_out(left, call, admissions).status != FetchStatus::kOk;
+    if (evicts) admissions = admit_together(call, false);
+    std::vector<Reservation> made = prepare(call, admissions);
+    prepare_growth(call);
+    if (evicts) {
+        for (std::size_t r = 0; r < left.size(); ++r) left[r] = state_.replicas[r]->num_available();
+        const FetchResult shared = share_out(std::move(left), call, admissions);
+        if (shared.status != FetchStatus::kOk) {
+            result = shared;
+            return false;
+        }
+    }
+    for (std::size_t k = 0; k < joining_.size(); ++k) {
+        const std::int64_t row = joining_[k];
+        result.has_moved |=
+            reserver_.apply(made[k], call.rows[row], call.batch[row], row, call.transfers);
+    }
+    grow(call);
+    return true;
+}
+
+}  // namespace kvcore

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "manager/admitter.hpp"
+#include "manager/reserver.hpp"
+#include "manager/rules.hpp"
+
+namespace kvcore {
+
+/// Reserves what rows of a batch miss, all or none of them.
+///
+/// Owns: memory of a call, kept for the next one. Threads: none of its own.
+/// Cost: rows that only grow cost O(pages added) together; each other row what its reservation
+/// costs by itself.
+class JointReserver {
+   public:
+    JointReserver(ManagerState& state, Departures& departures, const Admitter& admitter,
+                  Reserver& reserver) noexcept
+        : state_(state), departures_(departures), admitter_(admitter), reserver_(reserver) {}
+
+    /// It has all pages that the next steps write into, none of them shared.
+    [[nodiscard]] static bool is_reserved(const PageRow& row, const RequestView& request,
+                                          std::int64_t num_steps, std::int64_t page_size) noexcept {
+        const std::int64_t held = row.size() * page_size;
+        // Mostly up to the end, whatever was asked for.
+        const bool has_pages = request.end + num_steps - 1 <= held ||
+                               request.tokens_to_hold(request.active, num_steps) <= held;
+        return has_pages && request.start >= row.frozen() * page_size;
+    }
+
+    /// A call's rows [missing] that are not reserved, ascending. Where they cannot all be had, says
+    /// so in `result` and answers false. Throws std::bad_alloc; nothing has changed then.
+    [[nodiscard]] bool reserve(const BatchRows& rows, const RequestBatch& batch,
+                               const std::vector<std::int64_t>& missing, std::int64_t num_steps,
+                               Transfers* transfers, FetchResult& result);
+
+   private:
+    /// What the verbs of a call have in common.
+    struct Call {
+        const BatchRows& rows;
+        const RequestBatch& batch;
+        const std::vector<std::int64_t>& missing;
+        std::int64_t num_steps;
+        Transfers* transfers;
+    };
+    struct Supply {
+        std::int64_t left;           // pages that can still be had
+        bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
+        std::int64_t wanted = 0;     // pages of the rows that only grow
+        std::size_t given = 0;       // of taken_, where the next ones are
+    };
+
+    void sort(const Call& call);
+    [[nodiscard]] bool reserve_one(const Call& call, FetchResult& result);
+    [[nodiscard]] std::int64_t missing_pages(const Call& call, std::int64_t row) const;
+    [[nodiscard]] bool find_supply(const Call& call, FetchResult& result);
+    void prepare_growth(const Call& call);
+    void grow(const Call& call) noexcept;
+    [[nodiscard]] bool reserve_together(const Call& call, FetchResult& result);
+    [[nodiscard]] std::vector<Admission> admit_together(const Call& call, bool allow_partial);
+    [[nodiscard]] FetchResult share_out(std::vector<std::int64_t> left, const Call& call,
+                                        const std::vector<Admission>& admissions) const;
+    [[nodiscard]] std::vector<Reservation> prepare(const Call& call,
+                                                   const std::vector<Admission>& admissions);
+
+    ManagerState& state_;
+    Departures& departures_;
+    const Admitter& admitter_;
+    Reserver& reserver_;
+    std::vector<std::int64_t> growing_;  // rows that need nothing but more pages
+    std::vector<std::int64_t> joining_;  // the others
+    std::vector<Supply> supply_;         // of each replica
+    std::vector<BlockId> taken_;         // pages on the way to their rows
+};
+
+}  // namespace kvcore

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is asked of a manager's state and changes nothing.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "manager/state.hpp"
+
+namespace kvcore::look_up {
+
+/// Each is the verb of CacheManager of that name.
+[[nodiscard]] std::int64_t match(const Replica& replica, std::string_view name_space,
+                                 const TokenId* tokens, std::int64_t n,
+                                 std::vector<BlockId>* pages);
+[[nodiscard]] std::int32_t recommend_replica(const ManagerState& state, std::string_view name_space,
+                                             const TokenId* tokens, std::int64_t n);
+[[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);
+[[nodiscard]] Metrics metrics(const ManagerState& state) noexcept;
+/// In shared_prefixes.cpp.
+[[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const ManagerState& state,
+                                                        const RequestBatch& batch);
+/// In checker.cpp: the conservation laws of the whole manager.
+void check_integrity(const ManagerState& state);
+
+}  // namespace kvcore::look_up

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/ordered_reserver.hpp"
+
+#include <algorithm>
+#include <new>
+
+#include "manager/joint_reserver.hpp"
+
+namespace kvcore {
+
+ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequence,
+                                    RequestView& request, std::int64_t row, Transfers* transfers) {
+    // What the rows before copy from is held: it may be what this one has to evict.
+    const bool waits = admission.evicted > 0 && transfers != nullptr && !transfers->empty();
+    if (waits) return ReserveStatus::kPending;
+    if (!admission.fits) return ReserveStatus::kNoSpace;
+    Reservation made = reserver_.prepare(admission, sequence, request, transfers);
+    reserver_.apply(made, sequence, request, row, transfers);
+    return ReserveStatus::kOk;
+}
+
+ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t num_steps,
+                                           std::int64_t row, Transfers* transfers) {
+    Sequence& sequence = rows_[row];
+    if (sequence.num_pending > 0) return ReserveStatus::kPending;
+    if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
+    const std::int32_t page_size = state_.config.page_size;
+    if (sequence.is_sealed() &&
+        JointReserver::is_reserved(sequence.pages, request, num_steps, page_size)) {
+        sequence.written = std::min(sequence.written, request.start);
+        TokenCounts::count_input(state_.home_of(sequence).metrics, sequence, request.start,
+                                 request.active);
+        return ReserveStatus::kOk;
+    }
+    const Admission admission = admitter_.admit(sequence, request, num_steps);
+    return take(admission, sequence, request, row, transfers);
+}
+
+BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t num_steps,
+                                      Transfers* transfers) {
+    if (transfers != nullptr || state_.config.host_pages > 0) {
+        rules::require_transfers(state_, transfers);
+    }
+    rows_.check(batch, num_steps);
+    const OwedCopies::Call scope(state_.copies);
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+        try {
+            const ReserveStatus status = reserve_row(batch[i], num_steps, i, transfers);
+            if (status != ReserveStatus::kOk) return {i, status};
+        } catch (const std::bad_alloc&) {
+            if (i == 0) throw;
+            return {i, ReserveStatus::kPending};  // a call that begins with this row will say it
+        }
+    }
+    return {batch.size(), ReserveStatus::kOk};
+}
+
+ReservePlan OrderedReserver::plan(const RequestView& request, std::int64_t num_steps) const {
+    rules::require_steps(num_steps);
+    Sequence& sequence = state_.sequences.at(request.sequence);
+    if (!rules::has_legal_indices(request)) rules::refuse_indices(request, 0);
+    rules::require_namespace(state_.config, sequence, request, 0);
+    if (request.end > state_.most_tokens(num_steps)) return {};
+    const std::int32_t frozen = sequence.pages.frozen();
+    state_.freeze_read_pages(sequence, request.start);
+    const Admission admission = admitter_.admit(sequence, request, num_steps);
+    sequence.pages.unfreeze(frozen);
+    return {admission.hit.is_taken() ? admission.hit.tokens - sequence.hit_tokens : 0,
+            admission.new_pages(), admission.evicted, admission.hit.match.partial_tokens,
+            admission.fits};
+}
+
+HeldHit OrderedReserver::match(const RequestView& request) const {
+    const Sequence& sequence = state_.sequences.at(request.sequence);
+    if (!rules::has_legal_indices(request)) rules::refuse_indices(request, 0);
+    rules::require_namespace(state_.config, sequence, request, 0);
+    return {state_, admitter_.find_hit(sequence, request), sequence, request};
+}
+
+ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std::int64_t n,
+                                        Transfers* transfers) {
+    if (transfers != nullptr || state_.config.host_pages > 0) {
+        rules::require_transfers(state_, transfers);
+    }
+    RequestView view = request;
+    view.reserve_to = n;
+    rows_.check({&view, 1}, 1);
+    Sequence& sequence = rows_[0];
+    hit.require_unmoved(sequence, request);
+    if (sequence.num_pending > 0) return ReserveStatus::kPending;
+    const OwedCopies::Call scope(state_.copies);
+    if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
+    Replica& home = state_.home_of(sequence);
+    hit.let_go();
+    ReserveStatus status = ReserveStatus::kNoSpace;
+    try {
+        const Admission admission = admitter_.admit(hit.found(), sequence, view, 1);
+        status = take(admission, sequence, view, 0, transfers);
+    } catch (const std::bad_alloc&) {
+        hit.hold(home);
+        throw;
+    }
+    if (status != ReserveStatus::kOk) hit.hold(home);
+    request.start = view.start;
+    request.active = view.active;
+    return status;
+}
+
+}  // namespace kvcore

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/pins.hpp"
+
+#include <utility>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+
+PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* tokens,
+                    std::int64_t n) {
+    PrefixTree& tree = home.tree;
+    TreeNode* root = tree.find_namespace(name_space);
+    if (free_.empty()) {
+        free_.reserve(seats_.size() + 1);  // unpin must not allocate
+        seats_.emplace_back();
+        free_.push_back(static_cast<std::uint32_t>(seats_.size() - 1));
+    }
+    TreePin place;
+    if (root != nullptr) place = TreePin(tree, tree.split(tree.match(root, tokens, n).at));
+    const std::uint32_t index = free_.back();
+    free_.pop_back();
+    Seat& seat = seats_[index];
+    seat.place = std::move(place);
+    PinHandle handle{index, seat.generation, 0};
+    if (seat.place) {
+        const std::int64_t depth = PrefixTree::depth_of(seat.place.node());
+        handle.num_tokens = depth * tree.page_size();
+        home.note_peak();
+    }
+    return handle;
+}
+
+void Pins::unpin(PinHandle pin) {
+    if (pin.index >= seats_.size() || seats_[pin.index].generation != pin.generation) {
+        throw InvalidHandleError(
+            detail::concat("pin ", pin.index, " (generation ", pin.generation,
+                           ") is not held: it was released before; release each pin once"));
+    }
+    Seat& seat = seats_[pin.index];
+    ++seat.generation;
+    seat.place.end_use();
+    if (seat.generation != 0) free_.push_back(pin.index);  // 0: used up, never taken again
+}
+
+}  // namespace kvcore

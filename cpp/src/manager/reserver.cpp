@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/reserver.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "support/make_room.hpp"
+
+namespace kvcore {
+namespace {
+
+// The page that a hit copies from is the first behind it; no other page may be needed instead.
+EvictionGuard guard_of(const FoundHit& hit, const Sequence& sequence) noexcept {
+    if (!hit.is_partial()) return {};
+    const TreePosition& source = hit.match.partial;
+    return {PrefixTree::position(source.node, source.depth).node,
+            source.depth - PrefixTree::depth_of(sequence.pages.node())};
+}
+
+// With `transfers` the caller copies at once, and both pages are held until it has; without, the
+// copy is on the list that take_copies hands out before the next kernels run.
+void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition source,
+                     Transfers* transfers) noexcept {
+    if (transfers == nullptr) return state.copy_list.add(copy);
+    Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
+    state.copies.add(copy, PageHold::pin(home.pool, home.tree, source, copy.source),
+                     PageHold::share(home.pool, copy.destination), *transfers);
+}
+
+// The same of a page that forks hold: the reference given up is the one that holds it.
+void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* transfers) noexcept {
+    Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
+    if (transfers == nullptr) {
+        state.copy_list.add(copy);
+        return home.pool.free(&copy.source, 1);
+    }
+    state.copies.add(copy, PageHold::adopt(home.pool, copy.source),
+                     PageHold::share(home.pool, copy.destination), *transfers);
+}
+
+// What is written next lies in pages that others may read, in the tree or as forks: the sequence
+// gets pages of its own there, the first with what it keeps of the old one. Behind what it needs
+// it lets go of them.
+void copy_on_write(ManagerState& state, const Departures& departures, Reservation& made,
+                   SequenceHandle handle, Sequence& sequence, Transfers* transfers) noexcept {
+    Replica& home = state.home_of(sequence);
+    PageRow& row = sequence.pages;
+    const Departures::Writer writer = state.writer(sequence, made.admission.start);
+    const std::int32_t first = writer.first_column();
+    const std::int32_t kept_tokens = writer.kept_tokens();
+    const auto is_sole = [&](std::int32_t column) {
+        return departures.is_sole_holder(writer, column);
+    };
+    const auto give_up = [&](std::int32_t column, BlockId source) {
+        const bool is_copied = column == first && kept_tokens > 0;
+        const PageMove copy{sequence.replica, source, row[column], kept_tokens, handle};
+        if (is_copied && transfers != nullptr) ++sequence.num_pending;
+        if (row.is_own(column)) {
+            if (is_copied) {
+                owe_shared_copy(state, copy, transfers);
+            } else {
+                home.pool.free(&source, 1);
+            }
+        } else if (is_copied) {
+            owe_cached_copy(state, copy, {row.node(), column + 1}, transfers);
+        }
+    };
+    row.copy_on_write(home, first, made.admission.needed, is_sole, give_up);
+    made.cut.apply(state, handle, sequence);
+}
+
+void copy_partial_page(ManagerState& state, const FoundHit& hit, SequenceHandle handle,
+                       Sequence& sequence, Transfers* transfers) noexcept {
+    Replica& home = state.home_of(sequence);
+    const TreePosition& source = hit.match.partial;
+    BlockId page = 0;
+    home.tree.copy_pages(source, source.depth - 1, &page);
+    if (transfers != nullptr) ++sequence.num_pending;
+    const PageMove copy{sequence.replica, page, sequence.pages[hit.match.at.depth],
+                        hit.match.partial_tokens, handle};
+    owe_cached_copy(state, copy, source, transfers);
+}
+
+void count(ManagerState& state, const Admission& admission, Sequence& sequence) noexcept {
+    Metrics& metrics = state.home_of(sequence).metrics;
+    const FoundHit& hit = admission.hit;
+    state.counts.settle(sequence);
+    sequence.written =
+        hit.is_taken() ? admission.start : std::min(sequence.written, admission.start);
+    if (hit.is_taken()) {
+        TokenCounts::count_hit(metrics, sequence, hit.tokens, hit.match.partial_tokens);
+    }
+    if (!sequence.is_sealed()) {
+        if (hit.is_taken()) sequence.reuse = Reuse::kOpen;
+        if (admission.declines_partial) sequence.reuse = Reuse::kDeclined;
+    }
+    TokenCounts::count_input(metrics, sequence, admission.start, admission.active);
+}
+
+}  // namespace
+
+void Reserver::make_room_for_copies(std::size_t n, Transfers* transfers) {
+    if (transfers == nullptr) {
+        state_.copy_list.make_room(n);
+    } else {
+        state_.copies.make_room(*transfers, n);
+    }
+}
+
+Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
+                              const RequestView& request, Transfers* transfers) {
+    PrefixTree& tree = state_.home_of(sequence).tree;
+    PageRow& row = sequence.pages;
+    const FoundHit& hit = admission.hit;
+    const std::int32_t length = std::max(admission.hit_pages, admission.needed);
+    if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
+    Reservation made{admission, {}, {}, nullptr};
+    if (hit.shares()) {
+        made.place = TreePin(tree, tree.split(hit.match.at));
+    } else if (row.node() == nullptr) {
+        made.place = TreePin(tree, tree.open_namespace(request.name_space));
+    }
+    const auto first = static_cast<std::int32_t>(admission.start / state_.config.page_size);
+    const bool writes_frozen = row.frozen() > first;
+    if (!made.place && writes_frozen) {
+        made.cut = RowCut(state_, request.sequence, sequence, first);
+    }
+    // At most one copy: of the page that a hit ends in, or that is written into again.
+    if (hit.is_partial() || writes_frozen) make_room_for_copies(1, transfers);
+    if (transfers != nullptr) make_room(transfers->moved, 1);
+    if (hit.below.node != nullptr) {
+        made.load = state_.flights.prepare_load(request.sequence, sequence.replica, hit.below,
+                                                admission.hit_pages, *transfers);
+    }
+    return made;
+}
+
+bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
+                     Transfers* transfers) noexcept {
+    const Admission& admission = made.admission;
+    Replica& home = state_.home_of(sequence);
+    PageRow& pages = sequence.pages;
+    if (admission.hit.shares()) {
+        pages.take_hit(home, std::move(made.place), admission.hit_pages);
+    } else if (pages.node() == nullptr) {
+        pages.place_at(std::move(made.place));
+    }
+    if (admission.appended > 0) {
+        home.take_pages(admission.appended, pages.extend(admission.appended),
+                        guard_of(admission.hit, sequence));
+    }
+    if (pages.frozen() > admission.start / state_.config.page_size) {
+        copy_on_write(state_, departures_, made, request.sequence, sequence, transfers);
+    }
+    home.note_peak();  // before a copy holds its source for a moment
+    if (admission.hit.is_partial()) {
+        copy_partial_page(state_, admission.hit, request.sequence, sequence, transfers);
+    }
+    if (made.load != nullptr) {
+        state_.flights.owe_load(*made.load, sequence, admission.hit_pages, *transfers);
+    }
+    count(state_, admission, sequence);
+    const bool has_moved = request.start != admission.start || request.active != admission.active;
+    if (has_moved && transfers != nullptr) {
+        transfers->moved.push_back({row, request.start, request.active});
+    }
+    request.start = admission.start;
+    request.active = admission.active;
+    return has_moved;
+}
+
+}  // namespace kvcore

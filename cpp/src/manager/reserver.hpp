@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "manager/admission.hpp"
+#include "manager/departures.hpp"
+#include "manager/state.hpp"
+
+namespace kvcore {
+
+/// The second half of a reservation: `prepare` gets what it takes beside pages and may run out of
+/// memory, having changed nothing that anybody sees; `apply` does it and cannot fail.
+///
+/// Threads: none of its own. Cost: O(pages added and replaced).
+class Reserver {
+   public:
+    Reserver(ManagerState& state, const Departures& departures) noexcept
+        : state_(state), departures_(departures) {}
+
+    /// Throws std::bad_alloc.
+    [[nodiscard]] Reservation prepare(const Admission& admission, Sequence& sequence,
+                                      const RequestView& request, Transfers* transfers);
+    /// True when the request now stands elsewhere. `row`: of the batch, for `transfers->moved`.
+    bool apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
+               Transfers* transfers) noexcept;
+    /// So that `n` reservations more do not run out of room for their copies. Throws
+    /// std::bad_alloc.
+    void make_room_for_copies(std::size_t n, Transfers* transfers);
+
+   private:
+    ManagerState& state_;
+    const Departures& departures_;
+};
+
+}  // namespace kvcore

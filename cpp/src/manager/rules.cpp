@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/rules.hpp"
+
+#include <stdexcept>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+namespace rules {
+
+void refuse_indices(const RequestView& request, std::int64_t row) {
+    throw InRow<std::invalid_argument>(
+        row,
+        detail::concat("start_idx ", request.start, ", active_idx ", request.active, ", end_idx ",
+                       request.end, " break 0 <= start < active <= end; set the indices first"));
+}
+
+void refuse_length(const CacheConfig& config, const RequestView& request, std::int64_t row,
+                   std::int64_t num_steps) {
+    const std::int64_t pages = ceil_div(request.end, config.page_size);
+    if (pages > config.num_pages) {
+        throw InRow<CapacityError>(
+            row, detail::concat(request.end, " tokens need ", pages,
+                                " pages, more than the whole pool of ", config.num_pages,
+                                "; give the pool more memory"));
+    }
+    const auto length =
+        static_cast<std::uint64_t>(request.end) + static_cast<std::uint64_t>(num_steps) - 1;
+    throw InRow<CapacityError>(
+        row, detail::concat(request.end, " tokens + ", num_steps, " steps - 1 = ", length,
+                            " exceed max_seq_len ", config.max_seq_len,
+                            "; end the request or run fewer steps"));
+}
+
+void refuse_repetition(std::int64_t row) {
+    throw InRow<std::invalid_argument>(
+        row, detail::concat("row ", row,
+                            " repeats a request of an earlier row of the batch; "
+                            "name each request once"));
+}
+
+void refuse_pending(std::int64_t row) {
+    throw InRow<PendingTransfersError>(
+        row, "copies into its pages are owed or under way; finish them first");
+}
+
+void require_steps(std::int64_t num_steps) {
+    if (num_steps >= 1) return;
+    throw std::invalid_argument(detail::concat("num_steps is ", num_steps, ", must be at least 1"));
+}
+
+void require_namespace(const CacheConfig& config, const Sequence& sequence,
+                       const RequestView& request, std::int64_t row) {
+    TreeNode* node = sequence.pages.node();
+    if (sequence.is_sealed() || node == nullptr || !config.prefix_caching) return;
+    if (PrefixTree::name_of(node) == request.name_space) return;
+    throw InRow<std::invalid_argument>(
+        row,
+        "the claim has begun in another namespace, its pages belong there; "
+        "release it and claim again to change extra_key or cache_salt");
+}
+
+void require_transfers(const ManagerState& state, Transfers* transfers) {
+    if (transfers == nullptr) {
+        throw std::invalid_argument(
+            detail::concat("transfers are missing, must be given to a manager with ",
+                           state.config.host_pages, " host pages"));
+    }
+    if (!transfers->empty()) {
+        throw std::invalid_argument(detail::concat("transfers hold those of ticket ",
+                                                   transfers->ticket,
+                                                   ", must be empty; finish and clear them first"));
+    }
+    if (state.copy_list.size() > 0) {
+        throw std::invalid_argument(
+            detail::concat("transfers are given, but ", state.copy_list.size(),
+                           " copies are on the list; take_copies first, and use one way of both"));
+    }
+    transfers->clear();  // a call that gave out nothing may have moved requests
+}
+
+}  // namespace rules
+
+BatchRules BatchRows::begin(std::int64_t num_steps) {
+    rules::require_steps(num_steps);
+    const SequenceTable::Live sequences = state_.sequences.live();
+    if (++stamp_ == 0) {  // once in 2^32 calls; 0 is the stamp of a sequence in no batch yet
+        for (Sequence& sequence : sequences) sequence.batch_stamp = 0;
+        stamp_ = 1;
+    }
+    return {state_.config, sequences, num_steps, state_.most_tokens(num_steps), stamp_};
+}
+
+void BatchRows::check(const RequestBatch& batch, std::int64_t num_steps) {
+    const BatchRules known = begin(num_steps);
+    resize(batch.size());
+    for (std::int64_t row = 0; row < batch.size(); ++row) {
+        Sequence& sequence = known.checked(batch[row], row);
+        rules::require_namespace(state_.config, sequence, batch[row], row);
+        set(row, sequence);
+    }
+}
+
+}  // namespace kvcore

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/state.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+namespace {
+
+void require_count(const char* name, std::int64_t value, std::int64_t most,
+                   std::int64_t least = 1) {
+    if (value < least || value > most) {
+        throw std::invalid_argument(
+            detail::concat(name, " is ", value, ", must be ", least, " .. ", most));
+    }
+}
+
+const CacheConfig& checked(const CacheConfig& config) {
+    constexpr std::int64_t kInt16 = std::numeric_limits<std::int16_t>::max();
+    constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
+    constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
+    require_count("num_blocks", config.num_pages, kInt32);  // as Python calls it
+    require_count("page_size", config.page_size, kInt32);
+    require_count("max_sequences", config.max_sequences, kInt64);
+    require_count("max_seq_len", config.max_seq_len, kInt64);
+    require_count("num_replicas", config.num_replicas, kInt16);
+    require_count("host_pages", config.host_pages, kInt32, 0);
+    require_count("partial_page_reuse", config.partial_page_reuse, kInt32, 0);
+    if (config.host_pages > 0 && !config.prefix_caching) {
+        throw std::invalid_argument(
+            detail::concat("host_pages is ", config.host_pages,
+                           ", must be 0 without prefix_caching: the host tier holds cached pages"));
+    }
+    return config;
+}
+
+std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config) {
+    std::vector<std::unique_ptr<Replica>> replicas;
+    for (std::int32_t i = 0; i < config.num_replicas; ++i) {
+        replicas.push_back(std::make_unique<Replica>(config));
+    }
+    return replicas;
+}
+
+}  // namespace
+
+ManagerState::ManagerState(const CacheConfig& given)
+    : config(checked(given)),
+      replicas(make_replicas(config)),
+      copies(tickets, sequences),
+      copy_list(sequences),
+      flights(config, replicas, tickets, sequences) {}
+
+Replica& ManagerState::replica_at(std::int32_t index) const {
+    if (index >= 0 && index < config.num_replicas) {
+        return *replicas[static_cast<std::size_t>(index)];
+    }
+    throw std::out_of_range(detail::concat("replica ", index, " does not exist, there are ",
+                                           config.num_replicas, ", counted from 0"));
+}
+
+std::int64_t ManagerState::most_tokens(std::int64_t num_steps) const noexcept {
+    return std::min(config.num_pages * config.page_size, config.max_seq_len - (num_steps - 1));
+}
+
+}  // namespace kvcore

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "manager/copy_list.hpp"
+#include "manager/departures.hpp"
+#include "manager/owed_copies.hpp"
+#include "manager/replica.hpp"
+#include "manager/sequence_table.hpp"
+#include "manager/tickets.hpp"
+#include "manager/tier_flights.hpp"
+#include "manager/token_counts.hpp"
+
+namespace kvcore {
+
+/// All that a CacheManager knows between two calls, but for its pins. The verbs are the classes
+/// around it: each has a reference to it, and memory of its own at most for the length of a call.
+struct ManagerState {
+    /// Throws std::invalid_argument for sizes below 1.
+    explicit ManagerState(const CacheConfig& given);
+    ManagerState(const ManagerState&) = delete;
+    ManagerState& operator=(const ManagerState&) = delete;
+
+    [[nodiscard]] Replica& home_of(const Sequence& sequence) const noexcept {
+        return *replicas[static_cast<std::size_t>(sequence.replica)];
+    }
+    /// Throws std::out_of_range for a replica that does not exist.
+    [[nodiscard]] Replica& replica_at(std::int32_t index) const;
+    /// Longest request that the pool and max_seq_len allow to run so many steps.
+    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept;
+    /// Where a sequence is to be written next.
+    [[nodiscard]] Departures::Writer writer(const Sequence& sequence,
+                                            std::int64_t start) const noexcept {
+        return {sequence.pages, home_of(sequence).pool, sequence.replica, config.page_size, start};
+    }
+    /// What copies of others still read is not written in place.
+    void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
+        copies.freeze_read_pages(sequence, start, config.page_size);
+    }
+
+    const CacheConfig config;
+    // In this order: what comes later holds pages of what is in front of it.
+    std::vector<std::unique_ptr<Replica>> replicas;
+    SequenceTable sequences;
+    Tickets tickets;
+    OwedCopies copies;
+    CopyList copy_list;
+    TierFlights flights;
+    TokenCounts counts;
+};
+
+}  // namespace kvcore

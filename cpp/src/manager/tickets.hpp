@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kvcore/cache_types.hpp"
+
+namespace kvcore {
+
+/// Numbers what a call gives out to be copied: one ticket for all of it, none where it is nothing.
+class Tickets {
+   public:
+    /// The ticket of a call's transfers, a new one for its first.
+    [[nodiscard]] std::uint64_t of(Transfers& transfers) noexcept {
+        if (transfers.ticket == 0) transfers.ticket = ++last_;
+        return transfers.ticket;
+    }
+
+   private:
+    std::uint64_t last_ = 0;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/tier_flights.hpp"
+
+#include <new>
+#include <unordered_set>
+#include <utility>
+
+#include "kvcore/errors.hpp"
+#include "support/make_room.hpp"
+
+namespace kvcore {
+
+TierFlights::TierFlights(const CacheConfig& config,
+                         const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
+                         SequenceTable& sequences)
+    : page_size_(config.page_size), replicas_(replicas), tickets_(tickets), sequences_(sequences) {
+    if (config.host_pages == 0) return;
+    storing_.assign(replicas.size(), std::vector<bool>(static_cast<std::size_t>(config.num_pages)));
+}
+
+// The pages behind the tree's part of the hit are the request's own; they are filled from below.
+std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std::int32_t replica,
+                                                      TreePosition below, std::int32_t first,
+                                                      Transfers& transfers) {
+    TierIndex& host = *home_of(replica).host;
+    auto flight = std::make_unique<TierFlight>();
+    flight->replica = replica;
+    flight->sequence = handle;
+    flight->is_load = true;
+    flight->source = PathHold(host.pool(), host.tree(), host.tree().split(below), below.depth);
+    const auto n = static_cast<std::size_t>(below.depth - first);
+    flight->host_pages.resize(n);
+    host.copy_pages({flight->source.node(), below.depth}, first, flight->host_pages.data());
+    flight->device_pages.reserve(n);
+    make_room(transfers.tier_moves, n);
+    make_room(flights_, 1);
+    return flight;
+}
+
+void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers) {
+    make_room(transfers.tier_moves, pages);
+    make_room(flights_, loads);
+}
+
+void TierFlights::owe_load(TierFlight& load, Sequence& sequence, std::int32_t first,
+                           Transfers& transfers) noexcept {
+    load.ticket = tickets_.of(transfers);
+    load.owner = std::this_thread::get_id();
+    for (std::size_t i = 0; i < load.host_pages.size(); ++i) {
+        const BlockId page = sequence.pages[first + static_cast<std::int32_t>(i)];
+        load.device_pages.push_back(page);
+        transfers.tier_moves.push_back({load.replica, load.host_pages[i], page, page_size_,
+                                        load.sequence, Tier::kHost, Tier::kDevice});
+    }
+    home_of(load.replica)
+        .pool.share(load.device_pages.data(), static_cast<std::int64_t>(load.device_pages.size()));
+    ++sequence.num_pending;
+    flights_.push_back(std::move(load));
+}
+
+// Moves the place on over what is stored of the sequence's first `end` pages. Tokens are read from
+// the tree, not from the request, so that they are those of the pages.
+void TierFlights::advance(Standing& standing, const Sequence& sequence, std::int32_t end) const {
+    const std::int32_t first = standing.place.depth();
+    if (end <= first) return;
+    const std::vector<TokenId> tokens =
+        home_of(sequence.replica).tree.tokens_of({sequence.pages.node(), end}, first);
+    standing.place.advance(tokens.data(), static_cast<std::int64_t>(tokens.size()));
+}
+
+// All that the tier has of a sequence's prefix, or no place: from a shorter one on it would be
+// found by no more pages at a time than there is room for.
+void TierFlights::find_place(Standing& standing, const Sequence& sequence) const {
+    TierIndex& host = *home_of(sequence.replica).host;
+    Standing found{{host, host.open(PrefixTree::name_of(sequence.pages.node()))}, 0};
+    advance(found, sequence, sequence.pages.committed());
+    standing.place = std::move(found.place);
+}
+
+// Of cached pages that the tier does not have, those to be stored for a sequence: not what is on
+// its way already, and no more than there is room for. Taking them from the tier comes last, since
+// nothing after it fails.
+void TierFlights::choose_stores(const Standing& standing, const Sequence& sequence,
+                                std::int32_t end, TierFlight& flight) const {
+    const Replica& home = home_of(sequence.replica);
+    const std::int32_t first = standing.place.depth();
+    TreeNode* node = sequence.pages.node();
+    std::vector<BlockId>& pages = flight.device_pages;
+    pages.resize(static_cast<std::size_t>(end - first));
+    home.tree.copy_pages({node, end}, first, pages.data());
+    const std::vector<bool>& storing = storing_[static_cast<std::size_t>(sequence.replica)];
+    const auto is_on_its_way = [&](BlockId page) -> bool {
+        return storing[static_cast<std::size_t>(page)];
+    };
+    const auto own = std::find_if_not(pages.begin(), pages.end(), is_on_its_way);
+    pages.erase(std::find_if(own, pages.end(), is_on_its_way), pages.end());
+    flight.ahead = static_cast<std::int32_t>(own - pages.begin());
+    pages.erase(pages.begin(), own);
+    const auto last = first + flight.ahead + static_cast<std::int32_t>(pages.size());
+    flight.tokens = home.tree.tokens_of({node, last}, first);
+    flight.host_pages.resize(pages.size());
+    const auto taken = static_cast<std::size_t>(
+        home.host->take(static_cast<std::int64_t>(pages.size()), flight.host_pages.data()));
+    pages.resize(taken);
+    flight.host_pages.resize(taken);
+    flight.tokens.resize((static_cast<std::size_t>(flight.ahead) + taken) *
+                         static_cast<std::size_t>(page_size_));
+}
+
+// A full tier costs next to nothing: nothing is looked at that there is no room for.
+void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
+                             Transfers& transfers) {
+    if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
+    Standing& standing = standings_[handle.index];
+    if (standing.storing != 0) return;
+    Replica& home = home_of(sequence.replica);
+    if (!standing.place) find_place(standing, sequence);
+    const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(
+        sequence.pages.committed(), standing.place.depth() + home.host->num_available()));
+    advance(standing, sequence, end);
+    const std::int32_t stored = standing.place.depth();
+    if (end <= stored) return;
+    make_room(flights_, 1);
+    make_room(transfers.tier_moves, static_cast<std::size_t>(end - stored));
+    TierFlight flight;
+    choose_stores(standing, sequence, end, flight);
+    if (flight.host_pages.empty()) return;
+    flight.replica = sequence.replica;
+    flight.sequence = handle;
+    flight.place = std::move(standing.place);
+    const auto n = static_cast<std::int32_t>(flight.device_pages.size());
+    flight.source =
+        PathHold(home.pool, home.tree, sequence.pages.node(), stored + flight.ahead + n);
+    standing.storing = flight.number = free_number();
+    give_out_store(std::move(flight), transfers);
+}
+
+void TierFlights::give_out_store(TierFlight flight, Transfers& transfers) noexcept {
+    flight.ticket = tickets_.of(transfers);
+    flight.owner = std::this_thread::get_id();
+    std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
+    for (std::size_t i = 0; i < flight.host_pages.size(); ++i) {
+        storing[static_cast<std::size_t>(flight.device_pages[i])] = true;
+        transfers.tier_moves.push_back({flight.replica, flight.device_pages[i],
+                                        flight.host_pages[i], page_size_, flight.sequence,
+                                        Tier::kDevice, Tier::kHost});
+    }
+    flights_.push_back(std::move(flight));
+}
+
+// What names a store for its sequence, in half the memory of a ticket.
+std::uint32_t TierFlights::free_number() noexcept {
+    const auto is_taken = [this](const TierFlight& each) { return each.number == last_number_; };
+    do {
+        ++last_number_;
+    } while (last_number_ == 0 || std::any_of(flights_.begin(), flights_.end(), is_taken));
+    return last_number_;
+}
+
+// Behind what earlier flights have brought, should that be there. What there is no memory to
+// publish is not stored, and the place is to be found again.
+bool TierFlights::publish(TierFlight& flight) const noexcept {
+    StorePlace& place = flight.place;
+    try {
+        const std::int64_t ahead = std::int64_t{flight.ahead} * page_size_;
+        const std::int32_t joint = place.depth() + flight.ahead;
+        place.advance(flight.tokens.data(), ahead);
+        if (place.depth() != joint) return false;
+        place.publish(flight.tokens.data() + ahead, flight.host_pages.data(),
+                      static_cast<std::int32_t>(flight.host_pages.size()));
+        return true;
+    } catch (const std::bad_alloc&) {
+        place.reset();
+        return false;
+    }
+}
+
+// The place goes back to the sequence, should that still be where it was.
+void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
+    Replica& home = home_of(flight.replica);
+    const auto n = static_cast<std::int64_t>(flight.host_pages.size());
+    std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
+    for (const BlockId page : flight.device_pages) {
+        storing[static_cast<std::size_t>(page)] = false;
+    }
+    flight.source.end(false);
+    if (done) home.metrics.stored_pages += n;
+    const bool is_published = done && flight.is_wanted && publish(flight);
+    if (!is_published) home.host->give_back(flight.host_pages.data(), n);
+    Standing* standing = find(flight.sequence);
+    if (standing->storing == flight.number) {
+        standing->storing = 0;
+        standing->place = std::move(flight.place);
+    } else {
+        flight.place.reset();
+    }
+}
+
+bool TierFlights::is_loading(SequenceHandle handle) const noexcept {
+    return std::any_of(flights_.begin(), flights_.end(), [handle](const TierFlight& flight) {
+        return flight.is_load && flight.sequence == handle;
+    });
+}
+
+StorePlace TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
+                                 std::int32_t columns) const {
+    const Standing* standing = find(handle);
+    if (standing == nullptr || !standing->place || standing->place.depth() <= columns) return {};
+    TierIndex& host = *home_of(replica).host;
+    return {host, host.hold({standing->place.node(), columns})};
+}
+
+void TierFlights::move_back(SequenceHandle handle, StorePlace cut) noexcept {
+    Standing* standing = find(handle);
+    if (standing == nullptr) return;
+    standing->storing = 0;
+    if (cut) standing->place = std::move(cut);
+}
+
+void TierFlights::forget(SequenceHandle handle) noexcept {
+    if (Standing* standing = find(handle)) *standing = {};
+}
+
+void TierFlights::loosen() noexcept {
+    for (TierFlight& flight : flights_) {
+        flight.source.loosen();
+        if (flight.is_load || find(flight.sequence)->storing == flight.number) continue;
+        flight.is_wanted = false;
+        flight.place.reset();
+    }
+}
+
+void TierFlights::fasten() noexcept {
+    for (TierFlight& flight : flights_) {
+        const std::vector<BlockId>& pages =
+            flight.is_load ? flight.host_pages : flight.device_pages;
+        flight.source.fasten(pages.data(), static_cast<std::int64_t>(pages.size()));
+    }
+}
+
+// What a sequence has in the host tier are the first tokens of what it has in the tree.
+void TierFlights::check_sequence(const Sequence& sequence, const Standing& standing) const {
+    using detail::require_law;
+    if (standing.storing != 0) {
+        const auto is_its = [&](const TierFlight& flight) {
+            return flight.number == standing.storing && !flight.is_load &&
+                   sequences_.find(flight.sequence) == &sequence;
+        };
+        require_law(!standing.place && std::any_of(flights_.begin(), flights_.end(), is_its),
+                    "host tier: a sequence whose pages are stored waits for them");
+    }
+    if (!standing.place) return;
+    const Replica& home = home_of(sequence.replica);
+    const std::int32_t depth = standing.place.depth();
+    TreeNode* node = sequence.pages.node();
+    require_law(depth <= sequence.pages.committed(),
+                "host tier: a sequence stores what it committed");
+    require_law(home.tree.tokens_of({node, depth}, 0) ==
+                        home.host->tokens_of({standing.place.node(), depth}, 0) &&
+                    PrefixTree::name_of(node) == PrefixTree::name_of(standing.place.node()),
+                "host tier: a sequence's prefix is the same there and here");
+}
+
+void TierFlights::check_tier(std::int32_t index) const {
+    using detail::require_law;
+    std::int64_t on_their_way = 0;
+    std::unordered_set<BlockId> referenced;  // by one load or several
+    const std::vector<bool>& known = storing_[static_cast<std::size_t>(index)];
+    std::vector<bool> storing(known.size());
+    for (const TierFlight& flight : flights_) {
+        if (flight.replica != index) continue;
+        if (flight.is_load) {
+            const PathHold::Pages held = flight.source.references();
+            referenced.insert(held.ids, held.ids + held.n);
+            continue;
+        }
+        on_their_way += static_cast<std::int64_t>(flight.host_pages.size());
+        for (const BlockId page : flight.device_pages) {
+            require_law(!storing[static_cast<std::size_t>(page)],
+                        "host tier: a page is on its way once");
+            storing[static_cast<std::size_t>(page)] = true;
+        }
+    }
+    require_law(storing == known, "host tier: pages on their way are known");
+    home_of(index).host->check_integrity(on_their_way +
+                                         static_cast<std::int64_t>(referenced.size()));
+}
+
+void TierFlights::check_integrity() const {
+    if (storing_.empty()) return;
+    for (std::size_t i = 0; i < standings_.size(); ++i) {
+        const Sequence& sequence = sequences_.entries()[i];
+        const Standing& standing = standings_[i];
+        detail::require_law(sequence.replica >= 0 || (!standing.place && standing.storing == 0),
+                            "host tier: a sequence that is gone has no place there");
+        if (sequence.replica >= 0) check_sequence(sequence, standing);
+    }
+    for (std::size_t r = 0; r < storing_.size(); ++r) check_tier(static_cast<std::int32_t>(r));
+}
+
+}  // namespace kvcore

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "manager/page_hold.hpp"
+#include "manager/replica.hpp"
+#include "manager/sequence_table.hpp"
+#include "manager/store_place.hpp"
+#include "manager/tickets.hpp"
+
+namespace kvcore {
+
+/// Pages between the pool and the host tier that one sequence was given in one call.
+struct TierFlight {
+    std::uint64_t ticket = 0;
+    std::thread::id owner;  // the thread that was given them
+    std::int32_t replica = 0;
+    SequenceHandle sequence;
+    bool is_load = false;             // else they are stored
+    std::vector<BlockId> host_pages;  // loads: those of `source`; stores: taken from the tier
+    std::vector<BlockId>
+        device_pages;  // loads: with a reference to each; stores: those of `source`
+    PathHold source;   // what is read: loads, of the tier; stores, of the tree
+    // Of stores alone:
+    StorePlace place;             // in the tier: what is stored goes behind it
+    std::int32_t ahead = 0;       // pages behind `place` that earlier flights store
+    std::vector<TokenId> tokens;  // of those and of the copies
+    std::uint32_t number = 0;     // no other flight has it now
+    bool is_wanted = true;        // false: forgotten meanwhile
+};
+
+/// All that is on its way to or from the host tiers, and how far each sequence's prefix is there.
+/// The bytes are moved by the caller, while the mutex is free; until it says that they are, nothing
+/// of them is found.
+///
+/// Owns: the flights with a hold on every page that they read or write, and for each sequence a
+/// place in its tier, or the number of the flight that has it.
+/// Invariant: a page is stored by one flight at a time. A sequence's `num_pending` counts its loads
+/// here, and its copies. Its place is on the prefix that it committed.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: O(pages moved) and O(flights) to finish; where the tier is full, `owe_stores` costs next
+/// to nothing.
+class TierFlights {
+   public:
+    TierFlights(const CacheConfig& config, const std::vector<std::unique_ptr<Replica>>& replicas,
+                Tickets& tickets, SequenceTable& sequences);
+
+    [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
+
+    /// A load of what the tier has on the way to `below`, from column `first` of the sequence's row
+    /// on. Throws std::bad_alloc, and has changed nothing.
+    [[nodiscard]] std::unique_ptr<TierFlight> prepare_load(SequenceHandle handle,
+                                                           std::int32_t replica, TreePosition below,
+                                                           std::int32_t first,
+                                                           Transfers& transfers);
+    /// Of several rows: each has made room for its own load alone.
+    void make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers);
+    /// Gives it out. There is room.
+    void owe_load(TierFlight& load, Sequence& sequence, std::int32_t first,
+                  Transfers& transfers) noexcept;
+    /// Gives out what the sequence committed and the tier does not have: as much as there is room
+    /// for, while nothing of it is on its way. Throws std::bad_alloc; nothing was given out then.
+    void owe_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
+
+    /// Those of a ticket have landed, or failed: `begin_again(sequence, handle)` gets each whose
+    /// pages did not arrive. False where there are none.
+    template <class BeginAgain>
+    bool finish(std::uint64_t ticket, bool done, const BeginAgain& begin_again) noexcept {
+        bool is_known = false;
+        for (TierFlight& flight : flights_) {
+            if (flight.ticket != ticket || ticket == 0) continue;
+            is_known = true;
+            if (flight.is_load) {
+                finish_load(flight, done, begin_again);
+            } else {
+                finish_store(flight, done);
+            }
+            flight.ticket = 0;
+        }
+        const auto has_landed = [](const TierFlight& flight) { return flight.ticket == 0; };
+        flights_.erase(std::remove_if(flights_.begin(), flights_.end(), has_landed),
+                       flights_.end());
+        return is_known;
+    }
+    [[nodiscard]] bool is_loading(SequenceHandle handle) const noexcept;
+
+    /// A sequence's place once its committed part is cut; nothing where that is no change. Throws
+    /// std::bad_alloc.
+    [[nodiscard]] StorePlace find_cut(SequenceHandle handle, std::int32_t replica,
+                                      std::int32_t columns) const;
+    /// It is cut there; its pages on their way arrive without it.
+    void move_back(SequenceHandle handle, StorePlace cut) noexcept;
+    /// A sequence goes, or begins again.
+    void forget(SequenceHandle handle) noexcept;
+
+    /// Around what forgets all that nobody uses: see PageHold. What is stored for a sequence that
+    /// is gone, or was cut, is not wanted any more: it would come back otherwise.
+    void loosen() noexcept;
+    void fasten() noexcept;
+
+    /// Throws IntegrityError unless what each sequence and each tier knows of the flights is so.
+    void check_integrity() const;
+
+   private:
+    /// What is known of a sequence, by the index of its handle.
+    struct Standing {
+        StorePlace place;           // where its prefix in the tier ends; none: unknown
+        std::uint32_t storing = 0;  // number of its flight there, which has the place; 0: none
+    };
+
+    [[nodiscard]] Replica& home_of(std::int32_t replica) const noexcept {
+        return *replicas_[static_cast<std::size_t>(replica)];
+    }
+    [[nodiscard]] const Standing* find(SequenceHandle handle) const noexcept {
+        return handle.index < standings_.size() ? &standings_[handle.index] : nullptr;
+    }
+    [[nodiscard]] Standing* find(SequenceHandle handle) noexcept {
+        return handle.index < standings_.size() ? &standings_[handle.index] : nullptr;
+    }
+    void find_place(Standing& standing, const Sequence& sequence) const;
+    void advance(Standing& standing, const Sequence& sequence, std::int32_t end) const;
+    void choose_stores(const Standing& standing, const Sequence& sequence, std::int32_t end,
+                       TierFlight& flight) const;
+    void give_out_store(TierFlight flight, Transfers& transfers) noexcept;
+    [[nodiscard]] std::uint32_t free_number() noexcept;
+    void finish_store(TierFlight& flight, bool done) noexcept;
+    [[nodiscard]] bool publish(TierFlight& flight) const noexcept;
+    void check_sequence(const Sequence& sequence, const Standing& standing) const;
+    void check_tier(std::int32_t replica) const;
+
+    // A request whose pages did not arrive is where a claim begins: what it holds may be anything.
+    template <class BeginAgain>
+    void finish_load(TierFlight& flight, bool done, const BeginAgain& begin_again) noexcept {
+        Replica& home = home_of(flight.replica);
+        const auto n = static_cast<std::int64_t>(flight.device_pages.size());
+        flight.source.end(true);
+        if (done) home.metrics.loaded_pages += n;
+        if (Sequence* sequence = sequences_.find(flight.sequence)) {
+            --sequence->num_pending;
+            if (!done) begin_again(*sequence, flight.sequence);
+        }
+        home.pool.free(flight.device_pages.data(), n);
+    }
+
+    friend struct CacheManagerProbe;  // of tests, which compare whole states
+
+    std::int32_t page_size_;
+    const std::vector<std::unique_ptr<Replica>>& replicas_;
+    Tickets& tickets_;
+    SequenceTable& sequences_;
+    std::vector<TierFlight> flights_;
+    std::vector<Standing> standings_;
+    std::vector<std::vector<bool>> storing_;  // of each replica, for each page: it is on its way
+    std::uint32_t last_number_ = 0;
+};
+
+}  // namespace kvcore
