@@ -88,7 +88,7 @@ class _Pool:
             self.token_bytes += 2 * _HEADS * 4
 
     def batches(self, shape: _Shape, step_bytes: int) -> list[PagedBatch]:
-        """Answer batches of scattered pages of about `step_bytes`, together all of the pool."""
+        """Return batches of scattered pages of about `step_bytes`, together all of the pool."""
         columns = -(-shape.length // shape.page)
         rows = max(1, step_bytes // (shape.length * self.token_bytes))
         pages = self.tokens // shape.page
@@ -103,7 +103,7 @@ class _Pool:
         return [PagedBatch(k, v, table, lengths, "NHD", *given) for table in tables]
 
     def contiguous(self, rows: int, length: int) -> list[list[Any]]:
-        """Answer K and V [rows, heads, length, dim] as torch tensors, together all of the pool."""
+        """Return K and V [rows, heads, length, dim] as torch tensors, together all of the pool."""
         import torch
 
         size = rows * _HEADS * length * _DIM

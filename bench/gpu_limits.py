@@ -19,25 +19,25 @@ COPY_BYTES = 256 << 20
 
 
 def device_pair(size: int) -> tuple[Any, Any]:
-    """Answer two arrays of random bytes: zeros are cheaper to move than data are."""
+    """Return two arrays of random bytes: zeros are cheaper to move than data are."""
     return random_bytes(size), random_bytes(size)
 
 
 def random_bytes(size: int) -> Any:
-    """Answer random bytes on the GPU, uint8 [size]; size is a multiple of 4."""
+    """Return random bytes on the GPU, uint8 [size]; size is a multiple of 4."""
     cp = library()
     words = cp.random.randint(0, 1 << 31, size // 4, dtype=cp.int32)
     return words.view(cp.uint8)
 
 
 def pinned_bytes(size: int) -> Any:
-    """Answer pinned host memory, uint8 [size]."""
+    """Return pinned host memory, uint8 [size]."""
     memory = library().cuda.alloc_pinned_memory(size)
     return np.frombuffer(memory, np.uint8, size)
 
 
 def host_copy(target: Any, source: Any) -> Call:
-    """Answer a copy between pinned host memory and the GPU, on the current stream."""
+    """Return a copy between pinned host memory and the GPU, on the current stream."""
     cp = library()
     addresses = [
         x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr for x in (target, source)

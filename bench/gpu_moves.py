@@ -43,7 +43,7 @@ class _Copies:
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Any:
-    """Answer moderate numbers, float32 or bfloat16, which is its upper half."""
+    """Return moderate numbers, float32 or bfloat16, which is its upper half."""
     cp = library()
     kind = numpy_dtype(dtype)
     bits = cp.random.standard_normal(shape, cp.float32).view(cp.uint32)

@@ -28,7 +28,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "tests" / "packaging" / "gpu_
 
 
 def why_no_gpu() -> str:
-    """Answer why no GPU can be used, "" where one can."""
+    """Return why no GPU can be used, "" where one can."""
     try:
         from kvcore.cuda import why_unavailable
     except ImportError as error:

@@ -24,7 +24,7 @@ _MARGIN = 3.0  # the blocker lasts so much longer than queueing is expected to
 
 @cache
 def library() -> Any:
-    """Answer cupy, which a machine without a GPU need not have."""
+    """Return cupy, which a machine without a GPU need not have."""
     import cupy
 
     return cupy
@@ -37,7 +37,7 @@ def _blocker() -> tuple[Any, Any]:
 
 
 def copy_call(target: Any, source: Any) -> Call:
-    """Answer a copy of the bytes of an array by the driver, on the current stream."""
+    """Return a copy of the bytes of an array by the driver, on the current stream."""
     cp = library()
     pointers, size = (target.data.ptr, source.data.ptr), source.nbytes
     kind = cp.cuda.runtime.memcpyDefault
@@ -88,7 +88,7 @@ def against(key: str, work: str, calls: Sequence[Call], limits: Sequence[Call], 
 
 
 def captured(calls: Sequence[Call]) -> Any:
-    """Answer calls as one graph, captured on the current stream, which is not the default one."""
+    """Return calls as one graph, captured on the current stream, which is not the default one."""
     stream = library().cuda.get_current_stream()
     calls[0]()  # what it loads and takes is there when it is captured
     stream.synchronize()

@@ -87,7 +87,7 @@ class _Pools:
         self.bytes = [present_zeros((_POOL_BYTES,), np.dtype(np.uint8)) for _ in range(2)]
 
     def seen(self, i: int, name: str, sizes: _Sizes) -> PoolLayout:
-        """Answer the first or second memory as a cache of as many pages as it holds."""
+        """Return the first or second memory as a cache of as many pages as it holds."""
         elements = self.bytes[i].view(ml_dtypes.bfloat16)
         if name == "vllm":
             keys, values = elements.reshape(2, sizes.layers, sizes.pages, sizes.heads, -1)
@@ -112,7 +112,7 @@ class _Pools:
 
 
 def scattered(pages: int, count: int, i: int, seed: int) -> Any:
-    """Answer distinct pages, others in each round."""
+    """Return distinct pages, others in each round."""
     order = np.random.default_rng(seed).permutation(pages)
     return np.resize(np.roll(order, -i * count), count)
 

@@ -75,7 +75,7 @@ template <DType kDType>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed_pair(float first,
                                                                     float second) noexcept {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    // Saturates infinities, and answers 0x7f of NaN, as to_e4m3fn and to_e5m2 do.
+    // Saturates infinities, and returns 0x7f of NaN, as to_e4m3fn and to_e5m2 do.
     std::uint16_t codes;
     if constexpr (kDType == DType::kFloat8E4M3FN) {
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));

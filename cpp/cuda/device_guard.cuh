@@ -38,7 +38,7 @@ inline Status told(Status status) noexcept {
     return status;
 }
 
-/// What `call` answers with a device current.
+/// What `call` returns with a device current.
 template <class Call>
 [[nodiscard]] Status on_device(int device, const Call& call) noexcept {
     const DeviceGuard guard(device);

@@ -116,7 +116,7 @@ class Int32Arg {
     return pybind11::array_t<std::int32_t>(static_cast<pybind11::ssize_t>(ids.size()), ids.data());
 }
 
-/// What str() answers, for error texts.
+/// What str() returns, for error texts.
 [[nodiscard]] inline std::string text(const pybind11::handle& value) {
     return pybind11::str(value).cast<std::string>();
 }

@@ -85,7 +85,7 @@ InvalidHandleError
 constexpr const char* kRefCountDoc = R"(ref_count(self, block_id)
 --
 
-Answer the references to a page, 0 when it is free; InvalidHandleError for no page.)";
+Return the references to a page, 0 when it is free; InvalidHandleError for no page.)";
 
 constexpr const char* kCheckIntegrityDoc = R"(check_integrity(self)
 --

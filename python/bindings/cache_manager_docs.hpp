@@ -36,7 +36,7 @@ ValueError
 
 Notes
 -----
-Thread-safe: any number of threads may call any method. A call that raises or answers "no" has
+Thread-safe: any number of threads may call any method. A call that raises or returns "no" has
 changed nothing. Wherever tokens are passed they are a list of int or an int32 or int64 array.
 
 Examples
@@ -74,12 +74,12 @@ Tell whether a sequence is claimed now.)";
 constexpr const char* kReplicaOf = R"(replica_of(self, sequence)
 --
 
-Answer the index of a sequence's replica; RequestNotFoundError when it is not claimed.)";
+Return the index of a sequence's replica; RequestNotFoundError when it is not claimed.)";
 
 constexpr const char* kPagesOf = R"(pages_of(self, sequence)
 --
 
-Answer a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
+Return a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
 claimed.)";
 
 constexpr const char* kRelease = R"(release(self, sequence)

@@ -16,7 +16,7 @@
 
 namespace kvcore::python {
 
-/// Groups as `shared_prefixes` answers them. Wrong ones would have rows read what is not theirs,
+/// Groups as `shared_prefixes` returns them. Wrong ones would have rows read what is not theirs,
 /// so everything that the kernel relies on is checked against the table.
 class SharedArgs {
    public:

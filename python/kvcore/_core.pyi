@@ -86,7 +86,7 @@ class BlockPool:
             An id that is free already (a double free) or no page; nothing has changed.
         """
     def ref_count(self, block_id: int) -> int:
-        """Answer the references to a page, 0 when it is free; InvalidHandleError for no page."""
+        """Return the references to a page, 0 when it is free; InvalidHandleError for no page."""
     def check_integrity(self) -> None:
         """Raise AssertionError unless free and referenced pages make up the pool. O(num_blocks)."""
 
@@ -185,7 +185,7 @@ class CacheManager:
 
     Notes
     -----
-    Thread-safe: any number of threads may call any method. A call that raises or answers "no" has
+    Thread-safe: any number of threads may call any method. A call that raises or returns "no" has
     changed nothing. Wherever tokens are passed they are a list of int or an int32 or int64 array.
 
     Examples
@@ -230,9 +230,9 @@ class CacheManager:
     def contains(self, sequence: SequenceHandle) -> bool:
         """Tell whether a sequence is claimed now."""
     def replica_of(self, sequence: SequenceHandle) -> int:
-        """Answer the index of a sequence's replica; RequestNotFoundError when it is not claimed."""
+        """Return the index of a sequence's replica; RequestNotFoundError when it is not claimed."""
     def pages_of(self, sequence: SequenceHandle) -> _Ids:
-        """Answer a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
+        """Return a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
         claimed.
         """
     def release(self, sequence: SequenceHandle) -> None:

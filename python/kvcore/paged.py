@@ -70,7 +70,7 @@ class PagedKVCacheManager(StepEngine):
 
     Notes
     -----
-    Thread-safe: any number of threads may call any method. A call that raises or answers "no"
+    Thread-safe: any number of threads may call any method. A call that raises or returns "no"
     leaves everything as it was.
 
     Examples

@@ -70,7 +70,7 @@ struct AttentionOutput {
 [[nodiscard]] std::int64_t attention_workspace_bytes(const AttentionInput& input, int threads);
 
 /// Token j of row b stands at position cached[b] + j and attends over its row's tokens, those of
-/// this step included, which are in their pages by now. A query that sees nothing answers zeros and
+/// this step included, which are in their pages by now. A query that sees nothing returns zeros and
 /// an LSE of -inf. Each group of `shared` is read once for all its rows.
 /// Cost: reading the K and V of each row once, or 4 * dim flops per query head and token seen.
 void attention(const AttentionInput& input, const AttentionOutput& output, std::byte* workspace,

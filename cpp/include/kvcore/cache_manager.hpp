@@ -25,7 +25,7 @@ namespace kvcore {
 /// Threads: any number may call any method; one mutex, held for the length of a call. The tokens of
 /// a RequestView must stay unchanged meanwhile. One thread at a time uses a request; others may
 /// release or fork it at any moment.
-/// Errors: a call that throws or answers "no" has changed nothing. Memory that runs out is
+/// Errors: a call that throws or returns "no" has changed nothing. Memory that runs out is
 /// std::bad_alloc, likewise.
 /// Copies: a call that is given `transfers` puts there what its caller has to copy at once;
 /// `finish` says that it is done, or failed. Without, copies within the pool go to the list of
@@ -76,7 +76,7 @@ class CacheManager {
     /// hold, it stops in front of it (kPending): finish those, and go on with the rest.
     [[nodiscard]] BatchReserve reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
                                              Transfers* transfers = nullptr);
-    /// What `reserve` would do now. A request that can never fit answers fits = false. Throws
+    /// What `reserve` would do now. A request that can never fit returns fits = false. Throws
     /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
 
@@ -85,7 +85,7 @@ class CacheManager {
     /// trace. Throws as `reserve`, but no CapacityError. Costs finding the hit.
     [[nodiscard]] PrefixHit match(const RequestView& request) const;
     /// Gives the request that hit, and pages for `n` tokens in all: at least for what runs next, at
-    /// most to its end. On success the hit is used up, else still held. Answers and throws as
+    /// most to its end. On success the hit is used up, else still held. Returns and throws as
     /// `reserve`, and std::invalid_argument where the request has moved since it was matched, or
     /// the hit is used up. O(pages added), nothing is compared again.
     [[nodiscard]] ReserveStatus allocate(PrefixHit& hit, RequestView& request, std::int64_t n,

@@ -72,11 +72,11 @@ enum class ReserveStatus {
     kNoSpace,  // nothing changed
     // Nothing changed, and asking again is worth it: transfers into the request's pages are owed or
     // under way, or hold pages that it needs. A tier that has to look first whether it has a prefix
-    // answers this too, until it knows.
+    // returns this too, until it knows.
     kPending,
 };
 
-/// What `reserve_batch` answers.
+/// What `reserve_batch` returns.
 struct BatchReserve {
     std::int64_t reserved = 0;                  // rows, from the first one on
     ReserveStatus status = ReserveStatus::kOk;  // of the row behind them, kOk where there is none
@@ -161,7 +161,7 @@ enum class FetchStatus {
                // `row`: they are owed since they failed, or under way elsewhere. Then call again
 };
 
-/// What `fetch` answers. `row` is set where there is no space or something pending, `needed` and
+/// What `fetch` returns. `row` is set where there is no space or something pending, `needed` and
 /// `available` where there is no space.
 struct FetchResult {
     FetchStatus status = FetchStatus::kOk;

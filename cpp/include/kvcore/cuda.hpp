@@ -3,7 +3,7 @@
 //
 // Common to all: every pointer of a view, a table or a list names memory of the stream's device (or
 // pinned host memory); scalars are the host's. The caller has checked sizes and dtypes; sources and
-// destinations do not overlap. A call enqueues work on its stream and answers a status: it
+// destinations do not overlap. A call enqueues work on its stream and returns a status: it
 // allocates nothing, waits for nothing, reads nothing back, leaves the thread's current device as
 // it was, and may be captured into a graph. No work is success without a launch. Pages and slots
 // are read on the device, so what lies outside the pool is skipped there, and counted in `bad`

@@ -2,8 +2,8 @@
 // Devices, streams, events and memory of NVIDIA GPUs, as far as a KV cache needs them. No CUDA
 // header is needed to include this one: handles are CUDA's own, as void*.
 //
-// Common to all: a call answers a status, 0 for success; it never throws, and leaves the calling
-// thread's current device as it was. Without a driver every call answers a status that says so.
+// Common to all: a call returns a status, 0 for success; it never throws, and leaves the calling
+// thread's current device as it was. Without a driver every call returns a status that says so.
 #pragma once
 
 #include <cstddef>

@@ -91,7 +91,7 @@ class PrefixTree {
     /// Runs, without the roots. O(1).
     [[nodiscard]] std::int64_t num_nodes() const noexcept { return num_nodes_; }
 
-    /// Root of a namespace; "" is the default one. `find` answers nullptr for one with no pages and
+    /// Root of a namespace; "" is the default one. `find` returns nullptr for one with no pages and
     /// no holders, `open` makes it. An empty, unpinned namespace disappears by itself.
     [[nodiscard]] TreeNode* find_namespace(std::string_view name) const noexcept;
     [[nodiscard]] TreeNode* open_namespace(std::string_view name);

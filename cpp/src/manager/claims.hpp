@@ -14,7 +14,7 @@ class Claims {
    public:
     explicit Claims(ManagerState& state) noexcept : state_(state) {}
 
-    /// The verbs of CacheManager. `release` answers whether somebody may wait for the sequence.
+    /// The verbs of CacheManager. `release` returns whether somebody may wait for the sequence.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica);
     [[nodiscard]] bool release(SequenceHandle handle);
     void begin_again(SequenceHandle handle);

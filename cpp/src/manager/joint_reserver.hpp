@@ -33,7 +33,7 @@ class JointReserver {
     }
 
     /// A call's rows [missing] that are not reserved, ascending. Where they cannot all be had, says
-    /// so in `result` and answers false. Throws std::bad_alloc; nothing has changed then.
+    /// so in `result` and returns false. Throws std::bad_alloc; nothing has changed then.
     [[nodiscard]] bool reserve(const BatchRows& rows, const RequestBatch& batch,
                                const std::vector<std::int64_t>& missing, std::int64_t num_steps,
                                Transfers* transfers, FetchResult& result);

@@ -171,10 +171,10 @@ void copy_batch(const Addresses& destinations, const Addresses& sources,
 }  // namespace
 
 void bind_cuda_memory(py::module_& module) {
-    module.def("count_devices", &count_devices, "Answer devices, and why there are none or ''.");
-    module.def("memory_info", &memory_info, py::arg("device"), "Answer free bytes and all.");
+    module.def("count_devices", &count_devices, "Return devices, and why there are none or ''.");
+    module.def("memory_info", &memory_info, py::arg("device"), "Return free bytes and all.");
     module.def("device_of", &device_of, py::arg("address"),
-               "Answer the device of an address, -1 for host memory.");
+               "Return the device of an address, -1 for host memory.");
     module.def("copy", &copy, py::arg("destination"), py::arg("source"), py::arg("bytes"),
                py::arg("device"), py::arg("stream"));
     module.def("copy_batch", &copy_batch, py::arg("destinations"), py::arg("sources"),

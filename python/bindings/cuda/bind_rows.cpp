@@ -15,7 +15,7 @@ using kvcore::python::seen;
 
 namespace {
 
-/// Enters blocks into the table, in its place, and answers how many.
+/// Enters blocks into the table, in its place, and returns how many.
 std::int64_t allocate_blocks(const py::object& key_pool, const py::object& value_pool,
                              const py::array& block_table, const py::array& seq_lengths,
                              const py::object& sequence_idx, const py::object& num_new_tokens,

@@ -111,7 +111,7 @@ def collect(params: KVCacheParams, memory: int, max_seq_len: int) -> dict[str, A
     -------
     dict
         The model's shape and the request; then, for the params' own dtype and under "quantised" for
-        each of `QUANTISED`, what `_pages` answers.
+        each of `QUANTISED`, what `_pages` returns.
 
     Raises
     ------

@@ -73,7 +73,7 @@ def increment_slot_lengths(
     for i, each in enumerate(inputs):
         if not isinstance(each, tuple | list) or len(each) != 4:
             raise TypeError(
-                f"kv_cache_inputs[{i}] is a {type(each).__name__}, must be what fetch answers: "
+                f"kv_cache_inputs[{i}] is a {type(each).__name__}, must be what fetch returns: "
                 f"(blocks, cache_lengths, lookup_table, is_cache_empty)"
             )
         require_array("cache_lengths", each[1], 1, np.uint32)

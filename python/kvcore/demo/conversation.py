@@ -56,7 +56,7 @@ class Turn:
 
 
 def prompt_of(chat: Chat, conversation: Conversation, number: int) -> Tokens:
-    """Answer all that was said and the user's next message, int32."""
+    """Return all that was said and the user's next message, int32."""
     said = conversation.tokens if number else chat.system
     return np.concatenate((said, chat.messages[number]))
 

@@ -2,7 +2,7 @@
 """Drive the real cache manager with request traffic, in virtual time.
 
 A `Workload` says who asks what and when (`read_trace`, `chat_workload`), a `PoolSettings` how
-large the pool is; `replay_admission` and `replay_online` run one against the other and answer a
+large the pool is; `replay_admission` and `replay_online` run one against the other and return a
 `ReplayReport`. No model runs and no pool is allocated: the manager works on page ids alone.
 """
 

@@ -69,7 +69,7 @@ constexpr int columns_at_a_time(int vectors) {
     return vectors > 6 ? kMost / 2 : kMost;
 }
 
-// Columns i .. of those before `whole`, kN registers at a time and then fewer; answers where they
+// Columns i .. of those before `whole`, kN registers at a time and then fewer; returns where they
 // end.
 template <int kM, int kN, class By, class Rows>
 inline std::int64_t add_columns(const By& factors, const Rows& rows, std::int64_t begin,

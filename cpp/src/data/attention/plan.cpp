@@ -166,7 +166,7 @@ void for_each_cut_tile(const AttentionInput& input, std::int64_t cost,
     });
 }
 
-// Writes the items of a tile; answers the slots that they use.
+// Writes the items of a tile; returns the slots that they use.
 std::int64_t write_items(const Tile& tile, std::int64_t heads, std::int64_t chunks,
                          std::int64_t slot, AttentionPlan& plan) noexcept {
     const std::int64_t keys = tile.keys.end - tile.keys.begin;

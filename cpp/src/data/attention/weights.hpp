@@ -34,7 +34,7 @@ inline float find_greatest(const float* scores, std::int64_t from, std::int64_t 
     return greatest_lane(found);
 }
 
-// Replaces scores by weights; answers their sum.
+// Replaces scores by weights; returns their sum.
 template <bool kIsWhole>
 inline float exponentiate(float* scores, std::int64_t from, std::int64_t to, float origin) {
     if (kIsWhole) {

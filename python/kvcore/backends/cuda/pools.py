@@ -45,7 +45,7 @@ class GpuPools:
     def pinned(self, entries: int) -> NDArray[np.uint32]:
         """Allocate uint32 [entries] of pinned memory, as an array that all views of it hold.
 
-        By its references a fetch sees whether anyone does; ``pinned_zeros`` answers a view itself.
+        By its references a fetch sees whether anyone does; ``pinned_zeros`` returns a view itself.
         """
         memory = kernels().PinnedMemory(max(1, entries) * _ENTRY)
         return np.frombuffer(memory, np.uint32, entries)

@@ -132,7 +132,7 @@ def _eos_of(model: Any, given: Any) -> frozenset[int]:
 
 
 def _within(limits: Limits, requests: Sequence[Request], max_batch_tokens: int) -> int:
-    """Answer the tokens of a forward, once every sequence is within the model's limits."""
+    """Return the tokens of a forward, once every sequence is within the model's limits."""
     longest = max(map(written_tokens, requests))
     if limits.length is not None and longest > limits.length:
         raise ValueError(

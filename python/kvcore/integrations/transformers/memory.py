@@ -65,7 +65,7 @@ def written_tokens(request: Request) -> int:
 
 
 def free_memory() -> int:
-    """Answer the bytes of host memory that this process may still take.
+    """Return the bytes of host memory that this process may still take.
 
     Returns
     -------

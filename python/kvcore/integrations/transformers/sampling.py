@@ -56,7 +56,7 @@ class Sampler:
             whose.draws = numbers.random(each.left)
 
     def choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> NDArray[np.int32]:
-        """Answer a token per row.
+        """Return a token per row.
 
         Parameters
         ----------
