@@ -15,6 +15,10 @@
 namespace kvcore {
 
 /// How an element of K or V is stored.
+///
+/// Tables of kernels are indexed by the number: wide dtypes come first, a new narrow one goes to
+/// the end. "Add a dtype" in CONTRIBUTING.md lists the places that have to know it: most of what is
+/// forgotten compiles, and computes as another dtype.
 enum class DType : std::uint8_t {
     kFloat32,
     kFloat16,       // IEEE 754 binary16

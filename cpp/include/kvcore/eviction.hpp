@@ -9,7 +9,8 @@ namespace kvcore {
 /// Names a run of cached pages to a policy: a small number, used again when the run is gone.
 using NodeId = std::uint32_t;
 
-/// No run. A tree's node 0 is a root, of which no policy is told.
+/// No run. A tree's node 0 is a root. Those of other namespaces have ids too; no policy is told of
+/// any.
 constexpr NodeId kNoNode = 0;
 
 /// Priority of a run that nobody gave one, 0 .. 100.
@@ -18,7 +19,9 @@ constexpr std::int32_t kDefaultPriority = 50;
 /// The order in which cached runs go.
 ///
 /// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
-/// It sees no tokens, no pages and no tree, so that one serves any of them.
+/// It sees no tokens, no pages and no tree. A tree owns the one that its constructor was given, and
+/// has LRU without; the trees of a CacheManager and of a TierIndex have LRU. "An eviction policy of
+/// your own" in docs/cpp.md shows a whole one.
 ///
 /// Owns: what it knows of each run, in arrays of its own by node id.
 /// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A
@@ -37,17 +40,20 @@ class EvictionPolicy {
     virtual ~EvictionPolicy() = default;
 
     /// Node ids up to `last` may come from now on. Called with 0, 1, 2 and so on, before any other
-    /// verb names them. Throws std::bad_alloc and has changed nothing.
+    /// verb names them. Throws std::bad_alloc and has changed nothing; then it is called with the
+    /// same number again.
     virtual void make_room(NodeId last) = 0;
 
     /// A run of `pages` pages entered the tree, its first use. It ends `depth` pages below its
-    /// root.
+    /// root. Nobody tells when it grows in place, or when pages leave its end and others stay. The
+    /// id may be that of a run that is gone: forget what was known of that one.
     virtual void insert(NodeId node, std::int32_t depth, std::int32_t pages,
                         std::int32_t priority) noexcept = 0;
-    /// The run was used once more.
+    /// The run was used once more: `insert` found its pages in the tree, or `use` was called. A pin
+    /// is no hit; what a CacheManager reuses is pinned, and `release` tells when it lets go.
     virtual void hit(NodeId node) noexcept = 0;
-    /// A user let go of the run that its prefix ends with: a candidate. `time` grows from call to
-    /// call.
+    /// A user let go of the run that its prefix ends with: a candidate, and perhaps one already.
+    /// `time` grows from call to call.
     virtual void release(NodeId node, std::uint64_t time) noexcept = 0;
     /// The run was cut in two: `upper` is new, has been used as often as `lower`, and is none of
     /// the candidates; `lower` stays what it is.
@@ -58,9 +64,10 @@ class EvictionPolicy {
     /// The run can go, and is no candidate: what followed it went just now, or it was withdrawn and
     /// is free again. By recency it is worth no more than what went last.
     virtual void offer(NodeId node) noexcept = 0;
-    /// The candidate cannot go now.
+    /// The candidate cannot go now. It must not be the next victim: `evict` goes on asking.
     virtual void withdraw(NodeId node) noexcept = 0;
-    /// The least valuable candidate, which stays one; kNoNode when there is none.
+    /// The least valuable candidate, which stays one; kNoNode when there is none. Pages go from the
+    /// end of its run; `erase` tells when none is left.
     [[nodiscard]] virtual NodeId victim() noexcept = 0;
     /// Writes the next victims as it stands, at most `n`, to `out`, and returns how many. A hint:
     /// what it names is asked for ahead of its use.

@@ -16,6 +16,9 @@ struct TreeNode;
 /// nothing. Pages enter behind those in front of them and leave before those. Pages that are there
 /// already, and runs that are cut in two, are no news; a tree that is taken down tells nothing.
 ///
+/// It is not told why pages leave. The trees of a CacheManager have none: it has no call that takes
+/// one.
+///
 /// Owns: nothing.
 /// Threads: called by whoever changes the tree, so that of a CacheManager under its mutex.
 /// Cost: one call for a run that grows or shrinks, never one per page. A tree without a listener
