@@ -344,3 +344,14 @@ def test_a_build_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_devices_are_counted(machine: Machine) -> None:
     assert availability.require_devices() == 2
     assert availability.why_unavailable() == ""
+
+
+def test_memory_of_an_earlier_machine_frees_nothing_of_a_later_one() -> None:
+    with emulated() as machine:
+        old = machine.kernels.DeviceMemory(0, 4096)
+    with emulated() as machine:
+        owners = [machine.kernels.DeviceMemory(0, 4096) for _ in range(64)]
+        assert old.ptr not in {owner.ptr for owner in owners}
+        before = KERNELS.emulation.alive()
+        del old
+        assert KERNELS.emulation.alive() == before

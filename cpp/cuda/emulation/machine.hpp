@@ -59,12 +59,14 @@ struct Block {
 // What a driver knows. Streams that are nullptr are a device's own.
 class Machine {
    public:
+    // What still has an owner is kept until that gives it back: its address must not be given out
+    // again before, or the owner would free somebody else's.
     void reset(int devices, std::int64_t bytes) {
-        for (const auto& [pointer, block] : blocks_) release(pointer);
-        blocks_.clear();
+        for (const auto& [key, queue] : streams_) queue->tasks.clear();
+        old_blocks_.merge(blocks_);
+        old_streams_.merge(streams_);
+        old_events_.merge(events_);
         pinned_.clear();
-        streams_.clear();
-        events_.clear();
         defaults_.clear();
         for (int device = 0; device < devices; ++device) defaults_.push_back({device, {}});
         free_.assign(static_cast<std::size_t>(devices), bytes);
@@ -131,6 +133,10 @@ class Machine {
     }
     [[nodiscard]] Status free(void* pointer) {
         if (pointer == nullptr) return kSuccess;
+        if (old_blocks_.erase(pointer) == 1) {
+            release(pointer);
+            return kSuccess;
+        }
         const auto found = blocks_.find(pointer);
         if (found == blocks_.end()) return kInvalidValue;
         run_all();  // as cudaFree does
@@ -180,6 +186,7 @@ class Machine {
         return kSuccess;
     }
     [[nodiscard]] Status destroy_stream(Stream stream) {
+        if (old_streams_.erase(stream.handle) == 1) return kSuccess;
         const Status status = finish(stream);
         if (status != kSuccess) return status;
         return streams_.erase(stream.handle) == 1 ? kSuccess : kInvalidHandle;
@@ -193,6 +200,7 @@ class Machine {
         return kSuccess;
     }
     [[nodiscard]] Status destroy_event(Event event) {
+        if (old_events_.erase(event) == 1) return kSuccess;
         return events_.erase(event) == 1 ? kSuccess : kInvalidHandle;
     }
     [[nodiscard]] std::shared_ptr<Marker> marker_of(Event event) const {
@@ -243,6 +251,10 @@ class Machine {
     std::map<void*, std::int64_t> pinned_;
     std::map<void*, std::unique_ptr<Queue>> streams_;
     std::map<Event, std::shared_ptr<Marker>> events_;
+    // The same of machines before, which nobody uses any more.
+    std::map<void*, Block> old_blocks_;
+    std::map<void*, std::unique_ptr<Queue>> old_streams_;
+    std::map<Event, std::shared_ptr<Marker>> old_events_;
     std::deque<Queue> defaults_;
     std::vector<std::int64_t> free_;
     std::int64_t total_ = 0;
