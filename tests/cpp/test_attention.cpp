@@ -20,7 +20,7 @@ Shape random_shape(Random& random) {
     constexpr std::int64_t kPageSizes[] = {1, 3, 16, 24, 48};
     constexpr std::int64_t kGroups[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};
     constexpr std::int64_t kDims[] = {8, 59, 64, 80, 96, 112, 128};
-    shape.dtype = static_cast<DType>(random.below(6));
+    shape.dtype = static_cast<DType>(random.below(kvcore::kNumDTypes));
     shape.query_dtype = kWide[random.below(3)];
     shape.layout = random.chance(50) ? Layout::kTokensFirst : Layout::kHeadsFirst;
     shape.page_size = kPageSizes[random.below(5)];

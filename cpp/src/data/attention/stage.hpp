@@ -74,17 +74,20 @@ void add_values(std::int64_t n, Weights weights, HeadRowsAt values, HeadRowsAt n
                     (dim + kLanes - 1) / kLanes * kLanes, sums);
 }
 
-constexpr StageRows kStageRows[kNumDTypes] = {
+constexpr StageRows kStageRows[] = {
     stage_rows<DType::kFloat32>,      stage_rows<DType::kFloat16>,    stage_rows<DType::kBFloat16>,
     stage_rows<DType::kFloat8E4M3FN>, stage_rows<DType::kFloat8E5M2>, stage_rows<DType::kInt8>};
 
-constexpr Dots kDots[kNumDTypes] = {dots<DType::kFloat32>,    dots<DType::kFloat16>,
-                                    dots<DType::kBFloat16>,   dots<DType::kFloat8E4M3FN>,
-                                    dots<DType::kFloat8E5M2>, dots<DType::kInt8>};
-constexpr AddValues kAddValues[kNumDTypes] = {
+constexpr Dots kDots[] = {dots<DType::kFloat32>,    dots<DType::kFloat16>,
+                          dots<DType::kBFloat16>,   dots<DType::kFloat8E4M3FN>,
+                          dots<DType::kFloat8E5M2>, dots<DType::kInt8>};
+constexpr AddValues kAddValues[] = {
     add_values<DType::kFloat32>,      add_values<DType::kFloat16>,    add_values<DType::kBFloat16>,
     add_values<DType::kFloat8E4M3FN>, add_values<DType::kFloat8E5M2>, add_values<DType::kInt8>};
-constexpr float kReadFactor[kNumDTypes] = {
+constexpr float kReadFactor[] = {
     Read<DType::kFloat32>::kFactor,    Read<DType::kFloat16>::kFactor,
     Read<DType::kBFloat16>::kFactor,   Read<DType::kFloat8E4M3FN>::kFactor,
     Read<DType::kFloat8E5M2>::kFactor, Read<DType::kInt8>::kFactor};
+static_assert(std::size(kStageRows) == kNumDTypes && std::size(kDots) == kNumDTypes &&
+                  std::size(kAddValues) == kNumDTypes && std::size(kReadFactor) == kNumDTypes,
+              "a list lacks a dtype");

@@ -9,6 +9,7 @@
 #endif
 
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 #include "data/attention/plan.hpp"

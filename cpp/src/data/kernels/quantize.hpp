@@ -236,6 +236,7 @@ void widen(const Tile& tile) {
 template <DType kWide>
 constexpr WideKernels wide_kernels() noexcept {
     using D = DType;
+    static_assert(kNumNarrow == 3 && kNumWide == 3, "a list below lacks a dtype");
     return {raise_to_largest<kWide>,
             {quantize<kWide, D::kFloat8E4M3FN>, quantize<kWide, D::kFloat8E5M2>,
              quantize<kWide, D::kInt8>},

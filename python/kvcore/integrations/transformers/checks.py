@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvcore import KVCacheParams, PagedKVCacheManager
+from kvcore.dtypes import NARROW
 from kvcore.hf_config import cache_shape
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
 from kvcore.integrations.transformers.latents import LatentTray, keeps_latents
@@ -19,7 +20,6 @@ from kvcore.integrations.transformers.session import paged_attention, refused
 
 __all__ = ["Limits", "cache_params", "check_manager", "check_model"]
 
-_NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 _PARAMS: weakref.WeakKeyDictionary[Any, KVCacheParams] = weakref.WeakKeyDictionary()
 
 
@@ -213,10 +213,10 @@ def check_manager(manager: Any, params: KVCacheParams) -> None:
                 f"the manager's {name} is {getattr(given, name)}, the model needs "
                 f"{getattr(params, name)}; take the params from cache_params(model)"
             )
-    if given.dtype != params.dtype and given.dtype not in _NARROW:
+    if given.dtype != params.dtype and given.dtype not in NARROW:
         raise ValueError(
             f"the manager's dtype is {given.dtype}, must be the model's {params.dtype} or one of "
-            f"{', '.join(_NARROW)}"
+            f"{', '.join(NARROW)}"
         )
     if manager.fetch([])[0].blocks is None:
         raise ValueError("blocks is None: this manager has no pool for the model's K and V")
