@@ -12,6 +12,8 @@ _Cache: TypeAlias = tuple[list[list[Any]], list[Any]]
 is_emulated: bool
 
 class DeviceMemory:
+    """Memory of a device, freed with the object."""
+
     def __init__(self, device: int, bytes: int) -> None: ...  # noqa: A002
     @property
     def device(self) -> int: ...
@@ -21,6 +23,8 @@ class DeviceMemory:
     def ptr(self) -> int: ...
 
 class PinnedMemory:
+    """Pinned host memory, zeroed; numpy sees it as uint8."""
+
     def __init__(self, bytes: int) -> None: ...  # noqa: A002
     @property
     def bytes(self) -> int: ...
@@ -28,6 +32,8 @@ class PinnedMemory:
     def ptr(self) -> int: ...
 
 class Stream:
+    """A stream of a device, destroyed with the object."""
+
     def __init__(self, device: int) -> None: ...
     @property
     def device(self) -> int: ...
@@ -35,20 +41,38 @@ class Stream:
     def ptr(self) -> int: ...
 
 class Event:
+    """An event of a device, destroyed with the object."""
+
     def __init__(self, device: int) -> None: ...
     @property
     def device(self) -> int: ...
     @property
     def ptr(self) -> int: ...
 
-def count_devices() -> tuple[int, str]: ...
-def memory_info(device: int) -> tuple[int, int]: ...
-def device_of(address: int) -> int: ...
-def record(event: int, device: int, stream: int) -> None: ...
-def wait(event: int, device: int, stream: int) -> None: ...
-def query(event: int) -> bool: ...
-def synchronize(device: int, stream: int) -> None: ...
-def synchronize_event(event: int) -> None: ...
+def count_devices() -> tuple[int, str]:
+    """Return devices, and why there are none or ''."""
+
+def memory_info(device: int) -> tuple[int, int]:
+    """Return free bytes and all."""
+
+def device_of(address: int) -> int:
+    """Return the device of an address, -1 for host memory."""
+
+def record(event: int, device: int, stream: int) -> None:
+    """Let an event stand for the work that a stream has now."""
+
+def wait(event: int, device: int, stream: int) -> None:
+    """Let a stream's further work wait for an event."""
+
+def query(event: int) -> bool:
+    """Tell whether an event's work is done."""
+
+def synchronize(device: int, stream: int) -> None:
+    """Block the host until a stream's work is done."""
+
+def synchronize_event(event: int) -> None:
+    """Block the host until an event's work is done."""
+
 def copy(
     destination: int,
     source: int,

@@ -11,6 +11,8 @@ namespace py = pybind11;
 
 KVCORE_MODULE(_cuda, module) {
     module.doc() = "The kernels of kvcore on NVIDIA GPUs, or on the CPU in their place.";
+    py::options options;
+    options.disable_function_signatures();  // the stub has them, with types that say more
     py::register_local_exception_translator([](std::exception_ptr error) {
         try {
             if (error) std::rethrow_exception(error);
