@@ -216,7 +216,7 @@ class ManagerScene {
         views.clear();
         for (const std::size_t i : batch) views.push_back(at(i).view());
         for (std::size_t r = 0; r < kReplicas; ++r) {
-            targets[r] = {&tables[r]->lookup, tables[r]->lengths.data(), 0, 0, 0, 0};
+            targets[r] = {&tables[r]->lookup, tables[r]->lengths.data()};
         }
     }
     [[nodiscard]] kvcore::RequestBatch batch() noexcept {

@@ -86,7 +86,8 @@ void PageRow::swap_duplicates(BlockPool& pool, std::int32_t first,
                               const std::vector<DuplicatePage>& duplicates) noexcept {
     if (duplicates.empty()) return;
     for (const DuplicatePage& duplicate : duplicates) {
-        BlockId& page = pages_[static_cast<std::size_t>(first + duplicate.index)];
+        const std::int32_t column = first + duplicate.index;
+        BlockId& page = pages_[static_cast<std::size_t>(column)];
         pool.free(&page, 1);
         page = duplicate.cached;
     }
