@@ -52,9 +52,14 @@ def build_and_run_embed(build: Path, **definitions: object) -> str:
     return run(build / "embed")
 
 
+def blocks_of(page: str, language: str) -> list[str]:
+    """Return the blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+
+
 def block_of(page: str, language: str) -> str:
     """Return the one block of a language on a page."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    blocks = blocks_of(page, language)
     assert len(blocks) == 1, f"{page} has {len(blocks)} {language} blocks, expected 1"
     return str(blocks[0])
 
@@ -227,7 +232,7 @@ def test_cython_code_can_cimport_the_installed_package(tmp_path: Path) -> None:
 
 
 def test_program_of_the_cpp_page_is_the_embedding_project() -> None:
-    assert block_of("docs/cpp.md", "cpp") == (EMBED / "main.cpp").read_text()
+    assert blocks_of("docs/cpp.md", "cpp")[-1] == (EMBED / "main.cpp").read_text()
 
 
 def test_readme_example_runs(tmp_path: Path) -> None:
