@@ -142,7 +142,10 @@ class CheckedEngine : public CheckedManager {
         std::vector<std::size_t> order;
         for (const bool growing : {false, true}) {
             for (std::size_t k = 0; k < rows.size(); ++k) {
-                if (oracle_.only_grows(*item(batch, rows[k])) == growing) order.push_back(k);
+                const Request& request = *item(batch, rows[k]);
+                const oracle::Claim& claim = oracle_.claim_of(request);
+                const bool grows = oracle::only_grows(claim, request.start, config_.page_size);
+                if (grows == growing) order.push_back(k);
             }
         }
         return order;

@@ -146,12 +146,6 @@ class Oracle {
         return claim.num_pages() * config_.page_size >= request.end() + num_steps - 1 &&
                request.start >= claim.frozen * config_.page_size;
     }
-    /// All it can need is more pages; a fetch reserves such rows behind the others.
-    [[nodiscard]] bool only_grows(const Request& request) const {
-        const Claim& claim = claim_of(request);
-        return claim.sealed && !claim.row.empty() &&
-               request.start >= claim.frozen * config_.page_size;
-    }
     void seal(const Request& request) {
         of(request).sealed = true;
         of(request).written = std::min(of(request).written, request.start);

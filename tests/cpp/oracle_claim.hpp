@@ -59,6 +59,12 @@ inline void count_hit(Claim& claim, const Option& option, kvcore::Metrics& metri
     claim.hit_tokens = option.hit_tokens;
 }
 
+/// All that it can need is more pages; a fetch reserves such rows behind the others.
+[[nodiscard]] inline bool only_grows(const Claim& claim, std::int64_t start,
+                                     std::int64_t page_size) {
+    return claim.sealed && !claim.row.empty() && start >= claim.frozen * page_size;
+}
+
 /// Every position of a claim counts once.
 inline void count_input(Claim& claim, std::int64_t start, std::int64_t active,
                         kvcore::Metrics& metrics) {

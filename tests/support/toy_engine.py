@@ -147,3 +147,8 @@ class ToyEngine:
         has_pool = inputs.blocks is not None
         pool = inputs.blocks[:, 0, 0, :, 0, 0] if has_pool else self._pools[replica]
         return pool, pages, places
+
+
+def tokens_of(request: Request) -> list[int]:
+    """Return all tokens of a request, prompt and generated."""
+    return [int(token) for token in request.context.tokens]

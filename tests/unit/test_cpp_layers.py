@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import require_program
+
 ROOT = Path(__file__).resolve().parents[2]
 CPP = ROOT / "cpp"
 
@@ -150,9 +152,7 @@ def headers() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", headers())
 def test_a_header_can_be_read_by_itself(name: str) -> None:
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
+    compiler = require_program("c++")
     folders = [f"-I{CPP / 'include'}", f"-I{CPP / 'src'}"]
     flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-x", "c++"]
     done = subprocess.run(
