@@ -117,9 +117,10 @@ DERIVED = ["qwen2-moe", "phimoe"]  # from the config
 def test_another_window_changes_the_output(
     family: str, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "rule_of", broken(window=change))
     model = model_of(family)
-    assert tokens_of(model, manager_of(model, 16)) != expected_of(family, NEW)
+    manager = manager_of(model, 16)  # the model is looked at here, by its own rules
+    monkeypatch.setattr(attention, "rule_of", broken(window=change))
+    assert tokens_of(model, manager) != expected_of(family, NEW)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +138,10 @@ def test_another_window_changes_the_output(
 def test_without_a_rule_the_output_changes(
     family: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "rule_of", broken(**fields))
     model = model_of(family)
-    assert tokens_of(model, manager_of(model, 16)) != expected_of(family, NEW)
+    manager = manager_of(model, 16)
+    monkeypatch.setattr(attention, "rule_of", broken(**fields))
+    assert tokens_of(model, manager) != expected_of(family, NEW)
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek-v2"])
