@@ -10,6 +10,18 @@
 
 namespace kvcore {
 
+/// Told which ids of a pool have lost their last reference, before they are handed out again.
+class PoolListener {
+   public:
+    PoolListener() = default;
+    PoolListener(const PoolListener&) = delete;
+    PoolListener& operator=(const PoolListener&) = delete;
+    virtual ~PoolListener() = default;
+
+    /// `ids` [n] are free. It must not use the pool.
+    virtual void freed(const BlockId* ids, std::int64_t n) noexcept = 0;
+};
+
 /// Who owns which page: reference counts over the ids 0 .. num_blocks - 1.
 ///
 /// Owns: one count per id and the stack of free ids. Both are reserved as address space at
@@ -22,6 +34,9 @@ class BlockPool {
    public:
     /// Throws std::invalid_argument unless 1 <= num_blocks <= 2^31 - 1.
     explicit BlockPool(std::int64_t num_blocks);
+
+    /// Whom to tell from now on; nullptr for nobody. The pool does not own it.
+    void set_listener(PoolListener* listener) noexcept { listener_ = listener; }
 
     /// Ids in the pool. O(1).
     [[nodiscard]] std::int64_t num_blocks() const noexcept { return num_blocks_; }
@@ -60,6 +75,11 @@ class BlockPool {
     void free_shared(const BlockId* ids, std::int64_t n);
     [[noreturn]] void refuse_free(const BlockId* ids, std::int64_t n) const;
 
+    void tell(const BlockId* ids, std::int64_t n) const noexcept {
+        if (listener_ != nullptr && n > 0) listener_->freed(ids, n);
+    }
+
+    PoolListener* listener_ = nullptr;
     std::int64_t num_blocks_;
     std::int64_t num_fresh_used_ = 0;  // ids below were handed out at least once
     std::int64_t num_recycled_ = 0;    // depth of the stack

@@ -51,8 +51,11 @@ class CacheManager {
     [[nodiscard]] bool contains(SequenceHandle sequence) const;
     /// Where it was claimed. Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int32_t replica_of(SequenceHandle sequence) const;
-    /// Page ids in logical order, a copy. Throws RequestNotFoundError. O(pages).
-    [[nodiscard]] std::vector<BlockId> pages_of(SequenceHandle sequence) const;
+    /// Page ids in logical order, a copy; of a bundle where there are groups: then -1 stands for a
+    /// page that no layer of it reads any more, or that is not reserved yet. Throws
+    /// RequestNotFoundError, and std::out_of_range for a bundle that does not exist. O(pages).
+    [[nodiscard]] std::vector<BlockId> pages_of(SequenceHandle sequence,
+                                                std::int32_t bundle = 0) const;
     /// Forgets a sequence: committed pages stay cached, the others are free unless forks hold them
     /// or transfers are under way: then they are when those are finished.
     /// Throws RequestNotFoundError. O(pages not committed).

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvcore/cache_groups.hpp"
 #include "kvcore/lookup_table.hpp"
 #include "kvcore/page_moves.hpp"
 #include "kvcore/types.hpp"
@@ -26,6 +27,10 @@ struct CacheConfig {
     // A hit may end inside a page, whose start is then copied, from so many tokens on; 0: never.
     std::int32_t partial_page_reuse = 1;
     std::int64_t host_pages = 0;  // of the tier below each replica; 0: there is none
+    // Layers that do not all keep everything; none: every page is one of all layers.
+    std::vector<CacheGroup> groups;
+    // With groups: so many tokens of those written last may be truncated.
+    std::int64_t max_draft_tokens = 0;
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.
@@ -137,6 +142,7 @@ struct PageSwap {
     std::int32_t row;  // of the batch
     std::int32_t column;
     BlockId page;  // the cached one, now in the row
+    std::int32_t bundle = 0;
 };
 
 /// Where `fetch` writes one replica's part of a batch, and how large that part is. Table and
@@ -146,9 +152,10 @@ struct FetchTarget {
     std::uint32_t* cache_lengths = nullptr;  // [table->max_rows()]
     std::uint32_t* new_lengths = nullptr;    // [table->max_rows()]: active - start; null: not asked
     std::int64_t rows = 0;                   // out: requests of this replica
-    std::int32_t width = 0;                  // out: most pages of one of them
+    std::int32_t width = 0;                  // out: most pages of one of them, in columns
     std::int64_t longest_new = 0;            // out: longest active - start
     std::int64_t longest_active = 0;         // out: longest active
+    LookupTable* const* more = nullptr;      // [num_bundles - 1], with groups: of other bundles
 };
 
 /// Whether a batch can run now.

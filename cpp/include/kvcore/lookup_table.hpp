@@ -16,6 +16,18 @@ struct RowPages {
     std::uint32_t version = 0;
 };
 
+/// The same of one bundle, where a row's ids are columns that have pages of each: read are those of
+/// columns first .. n - 1, the others have none.
+struct BundlePages {
+    const BlockId* columns = nullptr;  // [n]
+    std::int32_t n = 0;
+    std::int32_t first = 0;
+    std::uint32_t version = 0;
+    const BlockId* pages = nullptr;  // + 1, 0: none; of a column from [column * stride] on
+    std::int32_t stride = 1;
+    std::int32_t per_column = 1;
+};
+
 /// The page table that kernels read, kept up to date in a buffer that is used again for each batch:
 /// a row is rewritten only where its sequence's pages changed since this buffer last saw it.
 ///
@@ -45,6 +57,8 @@ class LookupTable {
         if (is_same && known.filled == pages.n) return;
         rewrite_row(row, occupant, pages, is_same);
     }
+    /// The same for a bundle. They must have room: n * per_column <= stride. O(pages changed).
+    void write_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages);
     /// Takes nothing for known of what the memory holds, which somebody else has written.
     /// O(max_rows).
     void forget() noexcept;
@@ -58,6 +72,7 @@ class LookupTable {
     struct Row {
         SequenceHandle occupant;
         std::uint32_t version = 0;
+        std::int32_t first = 0;
         std::int32_t filled = 0;
         std::int32_t padded = 0;
     };

@@ -81,17 +81,19 @@ void BlockPool::free(const BlockId* ids, std::int64_t n) {
     if (others != 0) return free_shared(ids, n);
     std::copy(ids, ids + n, stack_.get() + num_recycled_);
     num_recycled_ += n;
+    tell(stack_.get() + num_recycled_ - n, n);
 }
 
 // One reference of each has been dropped, of some of them that was not the last or not even there.
 void BlockPool::free_shared(const BlockId* ids, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
+    const std::int64_t recycled = num_recycled_;
     std::int64_t done = 0;
     for (; done < n && is_live(ids[done]); ++done) {
         if (--refs_[static_cast<std::size_t>(ids[done])] == 0)
             stack_[static_cast<std::size_t>(num_recycled_++)] = ids[done];
     }
-    if (done == n) return;
+    if (done == n) return tell(stack_.get() + recycled, num_recycled_ - recycled);
     // In reverse, so that every id put on the stack is its top again.
     while (done-- > 0) {
         if (refs_[static_cast<std::size_t>(ids[done])]++ == 0) --num_recycled_;

@@ -87,18 +87,27 @@ void PrefixTree::prefetch_victims() const noexcept {
     if (n > 3) prefetch_node(arena_->at(victims[3]));
 }
 
+// What is in use is offered again when it is let go.
+NodeId PrefixTree::victim() noexcept {
+    for (;;) {
+        const NodeId victim = policy_->victim();
+        if (victim == kNoNode) return kNoNode;
+        TreeNode* leaf = arena_->at(victim);
+        if (leaf->num_children == 0 && leaf->pins == 0) return victim;
+        withdraw(leaf);
+    }
+}
+
 std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) noexcept {
     protection_->settle();
     std::int64_t evicted = 0;
     TreeNode* set_aside = nullptr;
     while (evicted < n) {
-        const NodeId victim = policy_->victim();
-        if (victim == kNoNode) break;
-        TreeNode* leaf = arena_->at(victim);
+        const NodeId next = victim();
+        if (next == kNoNode) break;
+        TreeNode* leaf = arena_->at(next);
         const std::int64_t keep = leaf == guard.node ? guard.keep : 0;
-        if (leaf->num_children > 0 || leaf->pins > 0) {
-            withdraw(leaf);  // offered when it is let go
-        } else if (leaf->num_pages <= keep) {
+        if (leaf->num_pages <= keep) {
             withdraw(leaf);
             set_aside = leaf;
         } else {

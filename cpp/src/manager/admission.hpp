@@ -8,6 +8,7 @@
 #include "kvcore/prefix_tree.hpp"
 #include "manager/row_cut.hpp"
 #include "manager/tier_flights.hpp"
+#include "manager/window_hold.hpp"
 
 namespace kvcore {
 
@@ -30,16 +31,18 @@ struct Admission {
     std::int32_t hit_pages = 0;  // committed columns afterwards
     std::int64_t start = 0;      // where the request stands afterwards
     std::int64_t active = 0;
-    std::int32_t needed = 0;     // pages of the row for what it is to hold
+    std::int32_t needed = 0;     // columns of the row for what it is to hold
     std::int32_t replaced = 0;   // frozen columns that the next tokens would write into
-    std::int64_t appended = 0;   // pages added at the row's end
+    std::int64_t appended = 0;   // columns added at the row's end
+    std::int32_t windowed = 0;   // columns for which windows get pages, with groups
+    std::int64_t pages = 0;      // new pages in all
     std::int64_t returned = 0;   // own pages that become superfluous
     std::int64_t evicted = 0;    // pages to evict
     std::int64_t available = 0;  // pages that could be had
     bool fits = false;
     bool declines_partial = false;  // a page to copy from was there, but had to be evicted
 
-    [[nodiscard]] std::int64_t new_pages() const noexcept { return appended + replaced; }
+    [[nodiscard]] std::int64_t new_pages() const noexcept { return pages; }
 };
 
 /// An admission with all that it takes beside pages: places in the trees, memory for the row, room
@@ -48,6 +51,8 @@ struct Admission {
 struct Reservation {
     const Admission& admission;        // the caller's
     TreePin place;                     // of the hit's end, or of an opened namespace
+    WindowHold windows;                // of the hit, and of the page that it copies from
+    WindowHold source;
     RowCut cut;                        // where the row is written again
     std::unique_ptr<TierFlight> load;  // what comes from the host tier
 };

@@ -11,6 +11,47 @@ std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
     return sequence.pages.empty() ? 0 : request.start;
 }
 
+// To what every window can serve.
+void shorten(PrefixMatch& match, const ColumnPages& columns) {
+    const std::int32_t depth = columns.longest_hit(match.at);
+    const bool is_whole = depth == match.at.depth;
+    if (!is_whole) match.at = PrefixTree::position(match.at.node, depth);
+    if (match.partial_tokens == 0) return;
+    const std::int64_t page_size = columns.grouping().column_tokens();
+    if (is_whole && columns.can_serve_part(match.at, match.partial,
+                                           depth * page_size + match.partial_tokens)) {
+        return;
+    }
+    match.partial = {};
+    match.partial_tokens = 0;
+}
+
+// Pages that are idle as long as nobody takes the hit, nor copies from where it ends.
+std::int64_t count_idle(const Replica& home, const FoundHit& hit) {
+    const Grouping& grouping = home.columns->grouping();
+    const std::int32_t end = hit.match.at.depth + (hit.is_partial() ? 1 : 0);
+    const TreePosition at = hit.is_partial() ? hit.match.partial : hit.match.at;
+    std::int64_t pages = 0;
+    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+        const std::int32_t first = grouping.first_column(grouping.windows()[w], hit.tokens);
+        home.columns->for_each_column({at.node, end}, first, [&](BlockId column) {
+            if (home.columns->is_idle(column, w)) pages += grouping.windows()[w].num_lanes;
+        });
+    }
+    return pages;
+}
+
+// Pages that nobody else holds of a row's own columns `from` .. `to` - 1.
+std::int64_t count_own_pages(const Replica& home, const PageRow& row, std::int32_t from,
+                             std::int32_t to) {
+    std::int64_t pages = 0;
+    for (std::int32_t c = from; c < to; ++c) {
+        const bool is_freed = row.is_own(c) && home.pool.ref_count(row[c]) == 1;
+        if (is_freed) pages += home.columns->count_pages(row[c]);
+    }
+    return pages;
+}
+
 }  // namespace
 
 void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
@@ -32,6 +73,7 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             match.partial = {};
             match.partial_tokens = 0;
         }
+        if (home.columns != nullptr) shorten(match, *home.columns);
     }
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
     if (home.host != nullptr) find_below(hit, *home.host, request);
@@ -77,13 +119,14 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
         admission.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
     const std::int64_t tokens = request.tokens_to_hold(admission.active, num_steps);
-    count_pages(admission, sequence, ceil_div(tokens, state_.config.page_size));
+    count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
+    count_pages(admission, sequence, request, num_steps);
     count_available(admission, sequence);
 }
 
 // What is needed and what falls back to the pool.
-void Admitter::count_pages(Admission& admission, const Sequence& sequence,
-                           std::int64_t needed) const {
+void Admitter::count_columns(Admission& admission, const Sequence& sequence,
+                             std::int64_t needed) const {
     const PageRow& row = sequence.pages;
     admission.needed = static_cast<std::int32_t>(needed);
     admission.appended =
@@ -101,20 +144,54 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
     }
 }
 
+// The same in pages, which is another number where columns have some of each bundle.
+void Admitter::count_pages(Admission& admission, const Sequence& sequence,
+                           const RequestView& request, std::int64_t num_steps) const {
+    admission.pages = admission.appended + admission.replaced;
+    const Replica& home = state_.home_of(sequence);
+    if (home.columns == nullptr) return;
+    const Grouping& grouping = state_.grouping;
+    const PageRow& row = sequence.pages;
+    const std::int64_t tokens = admission.active + num_steps - 1;
+    admission.windowed = static_cast<std::int32_t>(ceil_div(tokens, grouping.column_tokens()));
+    admission.pages = admission.appended * grouping.num_full_lanes() +
+                      std::int64_t{admission.replaced} * grouping.num_lanes();
+    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+        const Grouping::Window& window = grouping.windows()[w];
+        const std::int32_t first = admission.hit.is_taken()
+                                       ? grouping.first_column(window, admission.start)
+                                       : state_.windows.of(request.sequence).first[w];
+        std::int32_t c = std::max(admission.hit_pages, first);
+        for (; c < std::min(row.size(), admission.windowed); ++c) {
+            if (!home.columns->has(row[c], w)) admission.pages += window.num_lanes;
+        }
+        admission.pages += std::max<std::int64_t>(0, admission.windowed - c) * window.num_lanes;
+    }
+    const bool is_cut = row.frozen() > admission.needed;
+    if (is_cut) {
+        admission.returned = count_own_pages(home, row, admission.needed, row.size());
+    } else {
+        admission.returned = count_own_pages(home, row, row.committed(),
+                                             std::min(row.size(), admission.hit_pages));
+    }
+}
+
 // What can be had, and what would have to be evicted for it.
 void Admitter::count_available(Admission& admission, const Sequence& sequence) const {
     const Replica& home = state_.home_of(sequence);
-    const std::int64_t free = home.pool.num_free() + admission.returned;
+    const std::int64_t free = home.num_free() + admission.returned;
     admission.available = free;
     admission.evicted = std::max<std::int64_t>(0, admission.new_pages() - free);
     admission.fits = admission.evicted == 0;
     if (admission.fits) return;
-    std::int64_t evictable = home.tree.num_evictable();
+    std::int64_t evictable = home.num_evictable();
     const FoundHit& hit = admission.hit;
     if (hit.shares()) {
         // What the hit takes is no longer there to evict, nor is the page it copies from.
-        evictable -= home.tree.num_unprotected(hit.match.at);
-        if (hit.is_partial() && !home.tree.is_protected(hit.match.partial)) --evictable;
+        const std::int64_t lanes = home.columns == nullptr ? 1 : state_.grouping.num_full_lanes();
+        evictable -= home.tree.num_unprotected(hit.match.at) * lanes;
+        if (hit.is_partial() && !home.tree.is_protected(hit.match.partial)) evictable -= lanes;
+        if (home.columns != nullptr) evictable -= count_idle(home, hit);
     }
     admission.available += evictable;
     admission.fits = admission.evicted <= evictable;

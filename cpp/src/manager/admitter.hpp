@@ -51,7 +51,9 @@ class Admitter {
                   std::int64_t num_steps) const;
     void count(Admission& admission, const Sequence& sequence, const RequestView& request,
                std::int64_t num_steps) const;
-    void count_pages(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
+    void count_columns(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
+    void count_pages(Admission& admission, const Sequence& sequence, const RequestView& request,
+                     std::int64_t num_steps) const;
     void count_available(Admission& admission, const Sequence& sequence) const;
 
     const ManagerState& state_;

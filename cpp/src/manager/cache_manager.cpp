@@ -58,9 +58,9 @@ std::int32_t CacheManager::replica_of(SequenceHandle sequence) const {
     return impl_->state.sequences.at(sequence).replica;
 }
 
-std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence) const {
+std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_t bundle) const {
     const Lock lock(impl_->mutex);
-    return impl_->state.sequences.at(sequence).pages.ids();
+    return look_up::pages_of(impl_->state, sequence, bundle);
 }
 
 void CacheManager::release(SequenceHandle sequence) {

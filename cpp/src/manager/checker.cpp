@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The conservation laws of the whole manager.
+#include <algorithm>
 #include <unordered_map>
+#include <vector>
 
 #include "kvcore/errors.hpp"
 #include "manager/look_up.hpp"
@@ -73,8 +75,40 @@ void check_counts(const ManagerState& state, std::int32_t index) {
         require_law(replica.pool.ref_count(page) == count, "pool: references == holders");
     }
     const auto held = static_cast<std::int64_t>(holders.size());
-    require_law(replica.pool.num_free() + held == state.config.num_pages,
+    require_law(replica.pool.num_free() + held == replica.pool.num_blocks(),
                 "pool: free + referenced + cached == total");
+}
+
+// Each sequence is a reader of what its windows cover, each copy of what it names.
+void check_columns(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    if (replica.columns == nullptr) return;
+    const std::size_t windows = state.grouping.windows().size();
+    std::vector<std::uint32_t> readers(
+        static_cast<std::size_t>(replica.pool.num_blocks()) * std::max<std::size_t>(1, windows));
+    const auto add = [&](BlockId column, std::size_t window) {
+        ++readers[static_cast<std::size_t>(column) * windows + window];
+    };
+    const std::vector<Sequence>& entries = state.sequences.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (entries[i].replica != index) continue;
+        const PageRow& row = entries[i].pages;
+        for (std::size_t w = 0; w < windows; ++w) {
+            for (std::int32_t c = state.windows.at(i).first[w]; c < row.size(); ++c) {
+                add(row[c], w);
+                require_law(c >= state.windows.at(i).reserved || replica.columns->has(row[c], w),
+                            "sequence: has the pages of windows that it has reserved");
+            }
+        }
+    }
+    for (const OwedCopies::Copy& copy : state.copies.all()) {
+        if (copy.copy.replica != index) continue;
+        for (std::size_t w = 0; w < windows; ++w) {
+            add(copy.source.page(), w);
+            add(copy.destination.page(), w);
+        }
+    }
+    replica.columns->check_integrity(readers);
 }
 
 // Both pages of a copy are held until it is over.
@@ -126,6 +160,7 @@ void check_integrity(const ManagerState& state) {
         state.replica_at(i).pool.check_integrity();
         state.replica_at(i).tree.check_integrity();
         check_counts(state, i);
+        check_columns(state, i);
     }
     state.flights.check_integrity();
 }

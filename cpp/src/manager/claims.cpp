@@ -18,6 +18,14 @@ SequenceHandle Claims::claim(std::int32_t replica) {
                                            " sequences are claimed; release one first"));
     }
     const SequenceHandle handle = state_.sequences.claim(replica);
+    if (!state_.grouping.is_plain()) {
+        try {
+            state_.windows.make_room(handle);
+        } catch (...) {
+            state_.sequences.release(handle);
+            throw;
+        }
+    }
     ++home.num_sequences;
     return handle;
 }
@@ -28,6 +36,7 @@ bool Claims::release(SequenceHandle handle) {
     const bool is_pending = leaving.num_pending > 0;
     if (is_pending) state_.copies.drop_owed(handle);
     TreeNode* node = leaving.pages.node();
+    if (home.columns != nullptr) state_.windows.clear(home, handle, leaving.pages);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);
     state_.flights.forget(handle);
@@ -39,6 +48,7 @@ bool Claims::release(SequenceHandle handle) {
 void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
     Replica& home = state_.home_of(sequence);
     state_.counts.uncount(home.metrics, sequence, state_.config.page_size);
+    if (home.columns != nullptr) state_.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
     state_.flights.forget(handle);
     sequence.reuse = Reuse::kOpen;
@@ -58,6 +68,17 @@ void Claims::begin_again(SequenceHandle handle) {
     begin_again(sequence, handle);
 }
 
+// Pages that windows have left are gone, or others' soon.
+void Claims::require_window(const Sequence& sequence, std::int64_t n) const {
+    if (state_.grouping.windows().empty()) return;
+    const std::int64_t least = sequence.written - state_.config.max_draft_tokens;
+    if (n >= least) return;
+    throw std::invalid_argument(
+        detail::concat("cannot be truncated to ", n, " tokens, must be at least ", sequence.written,
+                       " - max_draft_tokens of ", state_.config.max_draft_tokens,
+                       ": windows have left the pages in front of that"));
+}
+
 void Claims::truncate(SequenceHandle handle, std::int64_t n) {
     Sequence& sequence = state_.sequences.at(handle);
     if (sequence.num_pending > 0) rules::refuse_pending(-1);
@@ -69,12 +90,15 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n) {
                                                    " tokens, must be 0 .. ", most,
                                                    ", the end of what was fetched last"));
     }
+    if (!state_.grouping.is_plain()) require_window(sequence, n);
     PageRow& row = sequence.pages;
     const auto columns = static_cast<std::int32_t>(ceil_div(n, state_.config.page_size));
     if (columns < row.size()) {
+        Replica& home = state_.home_of(sequence);
         RowCut cut(state_, handle, sequence, columns);
         state_.copy_list.forget(handle, row, columns);
-        row.drop(state_.home_of(sequence).pool, columns);
+        if (home.columns != nullptr) state_.windows.cut(home, handle, row, columns);
+        row.drop(home.pool, columns);
         cut.apply(state_, handle, sequence);
         row.unfreeze(columns);
     }

@@ -24,6 +24,8 @@ class Claims {
     void begin_again(Sequence& sequence, SequenceHandle handle) noexcept;
 
    private:
+    void require_window(const Sequence& sequence, std::int64_t n) const;
+
     ManagerState& state_;
 };
 

@@ -2,6 +2,7 @@
 #include "manager/committer.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <new>
 #include <stdexcept>
 #include <utility>
@@ -45,14 +46,13 @@ void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) n
     for_each_other_holder(sequence, column, [&](PageRow& other) {
         other.entrust(home.pool, column, TreePin(home.tree, end));
     });
-    state_.copies.move_to_tree(sequence.replica, sequence.pages[column], home.tree,
-                               {end, column + 1});
+    state_.copies.move_to_tree(sequence.replica, sequence.pages[column], {end, column + 1});
 }
 
 // Puts the columns from the committed ones to `end` into the tree; of these only the last one may
 // be others' too: `is_shared`.
-void Committer::commit_run(Sequence& sequence, const TokenId* tokens, std::int32_t end,
-                           bool is_shared, std::int32_t row) {
+void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
+                           std::int32_t end, bool is_shared, std::int32_t row) {
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
     const std::int32_t first = pages.committed();
@@ -62,10 +62,13 @@ void Committer::commit_run(Sequence& sequence, const TokenId* tokens, std::int32
         });
     }
     duplicates_.clear();
-    make_room(swapped_, static_cast<std::size_t>(end - first));
+    const auto lanes = static_cast<std::size_t>(std::max(1, state_.grouping.num_lanes()));
+    make_room(swapped_, static_cast<std::size_t>(end - first) * lanes);
+    if (home.columns != nullptr) make_room(undone_, static_cast<std::size_t>(end - first));
     if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
     pages.commit(home.tree, tokens, end, duplicates_);
     // Nothing below can fail.
+    if (home.columns != nullptr) cache_columns(home, pages, first, end);
     const auto num_duplicates = static_cast<std::int32_t>(duplicates_.size());
     if (is_shared && num_duplicates < end - first) entrust_to_tree(sequence, end - 1);
     if (num_duplicates == 0) return;
@@ -74,9 +77,56 @@ void Committer::commit_run(Sequence& sequence, const TokenId* tokens, std::int32
         home.note_peak();  // the tree's twins are held now as well
         return;
     }
+    if (home.columns != nullptr) return swap_columns(home, handle, pages, first, row);
     pages.swap_duplicates(home.pool, first, duplicates_);
     for (const DuplicatePage& duplicate : duplicates_) {
         swapped_.push_back({row, first + duplicate.index, duplicate.cached});
+    }
+}
+
+// Columns `first` .. `end` - 1 are the tree's, but those that it had already.
+void Committer::cache_columns(Replica& home, const PageRow& pages, std::int32_t first,
+                              std::int32_t end) const noexcept {
+    auto duplicate = duplicates_.begin();
+    for (std::int32_t c = first; c < end; ++c) {
+        if (duplicate != duplicates_.end() && first + duplicate->index == c) {
+            ++duplicate;
+        } else {
+            home.columns->cache(pages[c]);
+        }
+    }
+}
+
+// The tree's columns take over the pages that they miss, and are read in the place of the row's
+// own. Swapped are the pages that the tree had.
+void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& pages,
+                             std::int32_t first, std::int32_t row) noexcept {
+    ColumnPages& columns = *home.columns;
+    const Grouping& grouping = state_.grouping;
+    for (const DuplicatePage& duplicate : duplicates_) {
+        const std::int32_t index = first + duplicate.index;
+        const BlockId own = pages[index];
+        const bool is_sole = home.pool.ref_count(own) == 1;
+        for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
+            const Grouping::Bundle& bundle = grouping.bundles()[b];
+            for (std::int32_t i = 0; i < bundle.pages_per_column; ++i) {
+                const BlockId page = columns.page(duplicate.cached, bundle.first_lane + i);
+                const bool had = columns.page(own, bundle.first_lane + i) != ColumnPages::kNoPage;
+                if (page == ColumnPages::kNoPage || !had) continue;
+                swapped_.push_back({row, index * bundle.pages_per_column + i, page,
+                                    static_cast<std::int32_t>(b)});
+            }
+        }
+        state_.windows.enter_one(home, handle, index, duplicate.cached);
+        if (is_sole) columns.fill_holes(duplicate.cached, own);
+    }
+    undone_.clear();
+    for (const DuplicatePage& duplicate : duplicates_) {
+        undone_.push_back(pages[first + duplicate.index]);
+    }
+    pages.swap_duplicates(home.pool, first, duplicates_);
+    for (std::size_t i = 0; i < duplicates_.size(); ++i) {
+        state_.windows.leave_one(home, handle, first + duplicates_[i].index, undone_[i]);
     }
 }
 
@@ -91,7 +141,8 @@ void Committer::commit_pages(Sequence& sequence, const RequestView& request, std
         const std::int32_t end = state_.copies.empty() ? frozen : written;
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;
-        commit_run(sequence, request.tokens, std::min(shared + 1, written), shared < written, row);
+        commit_run(sequence, request.sequence, request.tokens, std::min(shared + 1, written),
+                   shared < written, row);
     }
 }
 
@@ -117,6 +168,17 @@ void Committer::find_new_pages(const RequestBatch& given) {
         PrefixTree::prefetch_node(sequence.pages.node());
     }
     written.keep();
+}
+
+// What is written has moved windows on: pages that they passed are given back, those that were
+// committed before to the tree.
+void Committer::leave_windows(const RequestBatch& batch) noexcept {
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+        const RequestView& request = batch[i];
+        const Sequence& sequence = *state_.sequences.find(request.sequence);
+        state_.windows.advance(state_.home_of(sequence), request.sequence, sequence.pages,
+                               request.start);
+    }
 }
 
 void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
@@ -146,6 +208,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
             continue;
         }
     }
+    if (!state_.grouping.windows().empty()) leave_windows(batch);
     // Memory for swaps is kept from call to call: few calls have any.
     swaps.clear();
     if (!swapped_.empty()) swaps.swap(swapped_);

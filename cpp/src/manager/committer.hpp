@@ -28,8 +28,13 @@ class Committer {
     }
     void find_new_pages(const RequestBatch& given);
     void commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row);
-    void commit_run(Sequence& sequence, const TokenId* tokens, std::int32_t end, bool is_shared,
-                    std::int32_t row);
+    void commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
+                    std::int32_t end, bool is_shared, std::int32_t row);
+    void cache_columns(Replica& home, const PageRow& pages, std::int32_t first,
+                       std::int32_t end) const noexcept;
+    void swap_columns(Replica& home, SequenceHandle handle, PageRow& pages, std::int32_t first,
+                      std::int32_t row) noexcept;
+    void leave_windows(const RequestBatch& batch) noexcept;
     template <class Visit>
     void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
@@ -39,6 +44,7 @@ class Committer {
     std::vector<Undo> undo_;          // what to take back from the rows of a refused batch
     std::vector<DuplicatePage> duplicates_;
     std::vector<PageSwap> swapped_;
+    std::vector<BlockId> undone_;  // columns that were swapped
 };
 
 }  // namespace kvcore

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
+#include "manager/column_moves.hpp"
 #include "manager/sequence_table.hpp"
 
 namespace kvcore {
@@ -15,12 +17,14 @@ namespace kvcore {
 /// Cost: `add` O(1) amortised; what looks for a sequence's copies O(list).
 class CopyList {
    public:
-    explicit CopyList(SequenceTable& sequences) noexcept : sequences_(sequences) {}
+    CopyList(SequenceTable& sequences, const Grouping& grouping,
+             const std::vector<std::unique_ptr<Replica>>& replicas) noexcept
+        : sequences_(sequences), replicas_(replicas), per_column_(moves_per_column(grouping)) {}
 
     [[nodiscard]] std::size_t size() const noexcept { return copies_.size(); }
     /// So that `n` calls of `add` cannot fail. Throws std::bad_alloc.
     void make_room(std::size_t n);
-    /// There is room.
+    /// Of a column's pages all that are copied. There is room.
     void add(const PageMove& copy) noexcept;
     /// Those of sequences still claimed, each once; the list is empty then.
     [[nodiscard]] std::vector<PageMove> take();
@@ -36,8 +40,15 @@ class CopyList {
    private:
     void prune() noexcept;
 
+    struct Listed {
+        PageMove move;
+        BlockId column;  // that is copied to
+    };
+
     SequenceTable& sequences_;
-    std::vector<PageMove> copies_;
+    const std::vector<std::unique_ptr<Replica>>& replicas_;
+    std::size_t per_column_;
+    std::vector<Listed> copies_;
     std::size_t prune_at_ = 64;
 };
 

@@ -6,12 +6,34 @@
 namespace kvcore {
 namespace {
 
-bool have_room(const FetchTarget* targets, const FetchTarget* end) {
-    return std::all_of(targets, end, [](const FetchTarget& target) {
-        return target.rows == 0 ||
-               (target.table != nullptr && target.rows <= target.table->max_rows() &&
-                target.width <= target.table->stride());
+bool has_room(const FetchTarget& target, const LookupTable* table, std::int32_t pages_per_column) {
+    return table != nullptr && target.rows <= table->max_rows() &&
+           std::int64_t{target.width} * pages_per_column <= table->stride();
+}
+
+LookupTable* table_of(const FetchTarget& target, std::size_t bundle) {
+    if (bundle == 0) return target.table;
+    return target.more == nullptr ? nullptr : target.more[bundle - 1];
+}
+
+bool have_room(const Grouping& grouping, const FetchTarget* targets, const FetchTarget* end) {
+    return std::all_of(targets, end, [&](const FetchTarget& target) {
+        if (target.rows == 0) return true;
+        if (grouping.is_plain()) return has_room(target, target.table, 1);
+        for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
+            const std::int32_t pages = grouping.bundles()[b].pages_per_column;
+            if (!has_room(target, table_of(target, b), pages)) return false;
+        }
+        return true;
     });
+}
+
+void pad(const Grouping& grouping, const FetchTarget& target) {
+    if (grouping.is_plain()) return target.table->pad(target.rows, target.width);
+    for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
+        const std::int32_t pages = grouping.bundles()[b].pages_per_column;
+        table_of(target, b)->pad(target.rows, target.width * pages);
+    }
 }
 
 }  // namespace
@@ -19,6 +41,7 @@ bool have_room(const FetchTarget* targets, const FetchTarget* end) {
 // A replica's part of the batch, in locals for as long as rows of that replica follow each other.
 struct Fetcher::Part {
     FetchTarget target;
+    const ManagerState* groups = nullptr;  // where columns have pages of several bundles
     std::int64_t new_input = 0;
 
     void write(const RequestView& request, const Sequence& sequence, std::int64_t row) {
@@ -26,11 +49,41 @@ struct Fetcher::Part {
         target.width = std::max(target.width, pages.n);
         target.longest_new = std::max(target.longest_new, request.active - request.start);
         target.longest_active = std::max(target.longest_active, request.active);
-        if (target.table == nullptr || !target.table->has_room(row, pages)) return;
-        target.table->write_row(row, request.sequence, pages);
+        if (groups != nullptr) {
+            if (!write_bundles(request, sequence, row)) return;
+        } else {
+            if (target.table == nullptr || !target.table->has_room(row, pages)) return;
+            target.table->write_row(row, request.sequence, pages);
+        }
         target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
         if (target.new_lengths == nullptr) return;
         target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
+    }
+
+    // False where a table has no room.
+    bool write_bundles(const RequestView& request, const Sequence& sequence, std::int64_t row) {
+        const PageRow& columns = sequence.pages;
+        const WindowRow& reader = groups->windows.of(request.sequence);
+        const Grouping& grouping = groups->grouping;
+        const ColumnPages& pages = *groups->home_of(sequence).columns;
+        for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
+            const Grouping::Bundle& bundle = grouping.bundles()[b];
+            LookupTable* table = table_of(target, b);
+            BundlePages view = pages.view(bundle);
+            view.columns = columns.ids().data();
+            view.version = columns.version();
+            view.n = columns.size();
+            if (bundle.window >= 0) {
+                view.n = std::min(view.n, reader.reserved);
+                view.first = reader.first[static_cast<std::size_t>(bundle.window)];
+            }
+            const std::int64_t cells = std::int64_t{columns.size()} * view.per_column;
+            const bool has_room =
+                table != nullptr && row < table->max_rows() && cells <= table->stride();
+            if (!has_room) return false;
+            table->write_row(row, request.sequence, view);
+        }
+        return true;
     }
 };
 
@@ -67,9 +120,11 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
     const std::int64_t n = batch.size();
     const std::int64_t page_size = state_.config.page_size;
     const bool is_copying = !state_.copies.empty();
+    const bool is_plain = state_.grouping.is_plain();
     rows_.resize(n);
     std::int32_t replica = 0;
-    Part part{targets[0]};
+    const ManagerState* groups = is_plain ? nullptr : &state_;
+    Part part{targets[0], groups};
     const auto finish_part = [&] {
         targets[replica] = part.target;
         new_input_[static_cast<std::size_t>(replica)] += part.new_input;
@@ -81,12 +136,14 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         if (sequence.replica != replica) {
             finish_part();
             replica = sequence.replica;
-            part = {targets[replica]};
+            part = {targets[replica], groups};
         }
         const std::int64_t row = part.target.rows++;
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
-            JointReserver::is_reserved(sequence.pages, request, num_steps, page_size);
+            JointReserver::is_reserved(sequence.pages, request, num_steps, page_size) &&
+            (is_plain || state_.windows.has_reserved(request.sequence,
+                                                     request.active + num_steps - 1));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
         if (!has_pages || !is_settled) {
@@ -104,7 +161,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
 void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) const {
     for (const LateRow& late : late_) {
         const Sequence& sequence = rows_[late.batch_row];
-        Part part{targets[sequence.replica]};
+        Part part{targets[sequence.replica], state_.grouping.is_plain() ? nullptr : &state_};
         part.write(batch[late.batch_row], sequence, late.row);
         targets[sequence.replica] = part.target;
     }
@@ -145,14 +202,14 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
         return result;
     }
     write_late_rows(batch, targets);
-    if (!have_room(targets, end)) {
+    if (!have_room(state_.grouping, targets, end)) {
         result.status = FetchStatus::kGrow;
         return result;
     }
     counted.keep();
     count(batch);
     for (FetchTarget* target = targets; target != end; ++target) {
-        if (target->rows > 0) target->table->pad(target->rows, target->width);
+        if (target->rows > 0) pad(state_.grouping, *target);
     }
     return result;
 }

@@ -59,13 +59,14 @@ class Forker::Brood {
     /// Claims a child with memory for its rows. Sequences may move.
     void add(std::int32_t replica, SequenceHandle parent) {
         handles_.push_back(state_.sequences.claim(replica));
+        if (!state_.grouping.is_plain()) state_.windows.make_room(handles_.back());
         Sequence& child = state_.sequences.at(handles_.back());
         child.pages.make_room_to_share(state_.sequences.at(parent).pages, num_pages_);
     }
     [[nodiscard]] const std::vector<SequenceHandle>& handles() const noexcept { return handles_; }
 
     /// The first pages of the parent's row for each child.
-    void adopt_pages(Sequence& parent) noexcept {
+    void adopt_pages(Sequence& parent, SequenceHandle parent_handle) noexcept {
         for (const SequenceHandle handle : handles_) {
             ++home_.num_sequences;
             if (num_pages_ == 0) continue;
@@ -73,6 +74,9 @@ class Forker::Brood {
             child.pages.share(home_.pool, parent.pages, num_pages_,
                               TreePin(home_.tree, place_.node()));
             child.reuse = parent.reuse = Reuse::kSealed;
+            if (home_.columns != nullptr) {
+                state_.windows.share(home_, parent_handle, handle, child.pages);
+            }
         }
     }
     void keep() noexcept { handles_.clear(); }
@@ -105,7 +109,7 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children) {
     for (std::int64_t i = 0; i < children.size(); ++i) brood.add(replica, parent.sequence);
     state_.copy_list.make_room_for_heirs(static_cast<std::size_t>(children.size()));
     // Nothing below can fail.
-    brood.adopt_pages(*state_.sequences.find(parent.sequence));
+    brood.adopt_pages(*state_.sequences.find(parent.sequence), parent.sequence);
     for (std::int64_t i = 0; i < children.size(); ++i) {
         const SequenceHandle handle = brood.handles()[static_cast<std::size_t>(i)];
         Sequence& child = *state_.sequences.find(handle);

@@ -13,16 +13,22 @@ namespace kvcore {
 /// A hit that was found and is to be allocated later: pinned as it is, no run is cut for it.
 ///
 /// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
-/// tier.
-/// Threads: none of its own; CacheManager locks around it. Cost: O(1); never throws but in
-/// `require_unmoved`.
+/// tier; with groups, a hold on the pages that windows read.
+/// Threads: none of its own; CacheManager locks around it. Cost: O(1), with groups O(columns that
+/// windows read).
 class HeldHit {
    public:
     /// Holds nothing.
     HeldHit() noexcept = default;
+    /// Throws std::bad_alloc, with groups alone.
     HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
-            const RequestView& request) noexcept
+            const RequestView& request)
         : found_(found), asked_(standing(sequence, request)) {
+        if (found.shares()) {
+            Replica& home = state.home_of(sequence);
+            windows_ = WindowHold(home, found.match.at, found.tokens);
+            if (found.is_partial()) source_ = WindowHold(home, found.match.partial, found.tokens);
+        }
         hold(state.home_of(sequence));
     }
 
@@ -40,6 +46,8 @@ class HeldHit {
         const auto pin = [](PrefixTree& tree, const TreePosition& at) {
             return at.node == nullptr ? TreePin() : TreePin(tree, at.node);
         };
+        windows_.enter();
+        source_.enter();
         place_ = pin(home.tree, found_.match.at);
         partial_ = pin(home.tree, found_.match.partial);
         if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
@@ -51,6 +59,8 @@ class HeldHit {
         if (found_.match.at.depth > 0) place_.reset();  // a namespace without pages would go
         partial_.reset();
         below_.reset();
+        windows_.leave();
+        source_.leave();
     }
 
    private:
@@ -86,6 +96,8 @@ class HeldHit {
     TreePin place_;
     TreePin partial_;
     TreePin below_;
+    WindowHold windows_;
+    WindowHold source_;
 };
 
 }  // namespace kvcore

@@ -29,7 +29,8 @@ void JointReserver::sort(const Call& call) {
     const std::int64_t page_size = state_.config.page_size;
     for (const std::int64_t row : call.missing) {
         const Sequence& sequence = call.rows[row];
-        const bool only_grows = sequence.is_sealed() && !sequence.pages.empty() &&
+        // Which columns get pages of windows is the Admitter's to say.
+        const bool only_grows = state_.grouping.is_plain() && sequence.is_sealed() && !sequence.pages.empty() &&
                                 call.batch[row].start >= sequence.pages.frozen() * page_size;
         (only_grows ? growing_ : joining_).push_back(row);
     }
@@ -176,7 +177,7 @@ std::vector<Reservation> JointReserver::prepare(const Call& call,
 // Rows that only grow come last: pages that others give back are there by then.
 bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
     std::vector<std::int64_t> left;
-    for (const auto& replica : state_.replicas) left.push_back(replica->pool.num_free());
+    for (const auto& replica : state_.replicas) left.push_back(replica->num_free());
     std::vector<Admission> admissions = admit_together(call, true);
     const bool evicts = share_out(left, call, admissions).status != FetchStatus::kOk;
     if (evicts) admissions = admit_together(call, false);

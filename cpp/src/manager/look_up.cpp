@@ -2,7 +2,10 @@
 #include "manager/look_up.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 #include <tuple>
+
+#include "kvcore/errors.hpp"
 
 namespace kvcore::look_up {
 
@@ -13,10 +16,16 @@ std::int64_t match(const Replica& replica, std::string_view name_space, const To
         if (pages != nullptr) pages->clear();
         return 0;
     }
-    const TreePosition at = replica.tree.match(root, tokens, n).at;
+    TreePosition at = replica.tree.match(root, tokens, n).at;
+    if (replica.columns != nullptr) {
+        at = PrefixTree::position(at.node, replica.columns->longest_hit(at));
+    }
     if (pages != nullptr) {
         pages->resize(static_cast<std::size_t>(at.depth));
         replica.tree.copy_pages(at, 0, pages->data());
+        if (replica.columns != nullptr) {
+            for (BlockId& page : *pages) page = replica.columns->page(page, 0);
+        }
     }
     return at.depth;
 }
@@ -44,12 +53,38 @@ std::int32_t recommend_replica(const ManagerState& state, std::string_view name_
     return best;
 }
 
+std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
+                              std::int32_t bundle) {
+    const Sequence& sequence = state.sequences.at(handle);
+    const auto num_bundles =
+        state.grouping.is_plain() ? 1
+                                  : static_cast<std::int32_t>(state.grouping.bundles().size());
+    if (bundle < 0 || bundle >= num_bundles) {
+        throw std::out_of_range(detail::concat("bundle ", bundle, " does not exist, there are ",
+                                               num_bundles, ", counted from 0"));
+    }
+    if (state.grouping.is_plain()) return sequence.pages.ids();
+    const Grouping::Bundle& asked = state.grouping.bundles()[static_cast<std::size_t>(bundle)];
+    const ColumnPages& columns = *state.home_of(sequence).columns;
+    const WindowRow& reader = state.windows.of(handle);
+    const std::int32_t first =
+        asked.window < 0 ? 0 : reader.first[static_cast<std::size_t>(asked.window)];
+    std::vector<BlockId> pages;
+    for (std::int32_t c = 0; c < sequence.pages.size(); ++c) {
+        for (std::int32_t i = 0; i < asked.pages_per_column; ++i) {
+            pages.push_back(c < first ? ColumnPages::kNoPage
+                                      : columns.page(sequence.pages[c], asked.first_lane + i));
+        }
+    }
+    return pages;
+}
+
 PoolStats stats(const ManagerState& state, std::int32_t replica) {
     const Replica& asked = state.replica_at(replica);
     return {state.config.num_pages,
-            asked.pool.num_free(),
-            asked.tree.num_cached(),
-            asked.tree.num_evictable(),
+            asked.num_free(),
+            asked.num_cached(),
+            asked.num_evictable(),
             asked.num_sequences,
             state.config.host_pages,
             asked.host == nullptr ? 0 : asked.host->num_stored()};

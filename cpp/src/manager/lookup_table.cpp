@@ -31,6 +31,28 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPage
     known.filled = pages.n;
 }
 
+void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages) {
+    Row& known = rows_[static_cast<std::size_t>(row)];
+    const bool is_same = known.occupant == occupant && known.version == pages.version;
+    const std::int32_t first = pages.first * pages.per_column;
+    const std::int32_t end = pages.n * pages.per_column;
+    if (is_same && known.filled == end && known.first == first) return;
+    std::uint32_t* cells = data_ + row * stride_;
+    const std::int32_t passed = is_same ? known.first : 0;
+    if (passed < first) std::fill(cells + passed, cells + std::min(first, end), unassigned_);
+    for (std::int32_t c = std::max(first, is_same ? known.filled : 0); c < end; ++c) {
+        const auto column = static_cast<std::ptrdiff_t>(pages.columns[c / pages.per_column]);
+        const BlockId page = pages.pages[column * pages.stride + c % pages.per_column];
+        cells[c] = page == 0 ? unassigned_ : static_cast<std::uint32_t>(page - 1);
+    }
+    if (end < known.filled) std::fill(cells + end, cells + known.filled, unassigned_);
+    known.padded = std::max({known.padded, known.filled, end});
+    known.occupant = occupant;
+    known.version = pages.version;
+    known.first = first;
+    known.filled = end;
+}
+
 void LookupTable::forget() noexcept {
     std::fill(rows_.begin(), rows_.end(), Row{});
     num_padded_ = 0;

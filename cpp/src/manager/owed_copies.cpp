@@ -17,7 +17,7 @@ Leavers OwedCopies::leavers_of_call(std::int32_t replica, BlockId page) const no
 }
 
 void OwedCopies::make_room(Transfers& transfers, std::size_t n) {
-    kvcore::make_room(transfers.copies, n);
+    kvcore::make_room(transfers.copies, n * per_column_);
     kvcore::make_room(copies_, n);
 }
 
@@ -52,7 +52,7 @@ void OwedCopies::spare_source(const PageMove& copy, const Sequence& sequence) no
 OwedStatus OwedCopies::take_owed(SequenceHandle handle, Transfers& transfers) {
     const Sequence* sequence = sequences_.find(handle);
     if (sequence == nullptr || sequence->num_pending == 0) return OwedStatus::kNone;
-    kvcore::make_room(transfers.copies, sequence->num_pending);
+    kvcore::make_room(transfers.copies, sequence->num_pending * per_column_);
     bool is_taken = false;
     for (Copy& copy : copies_) {
         if (copy.copy.sequence != handle || copy.ticket != 0) continue;
@@ -89,13 +89,12 @@ void OwedCopies::freeze_read_pages(Sequence& sequence, std::int64_t start,
     }
 }
 
-void OwedCopies::move_to_tree(std::int32_t replica, BlockId page, PrefixTree& tree,
-                              TreePosition at) noexcept {
+void OwedCopies::move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept {
     for (Copy& copy : copies_) {
         PageHold& source = copy.source;
         const bool is_it =
             copy.copy.replica == replica && source.is_reference() && source.page() == page;
-        if (is_it) source.move_to_tree(tree, at);
+        if (is_it) source.move_to_tree(at);
     }
 }
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
+#include "manager/column_moves.hpp"
 #include "manager/page_hold.hpp"
 #include "manager/sequence_table.hpp"
 #include "manager/tickets.hpp"
@@ -42,8 +44,12 @@ class OwedCopies {
         std::thread::id owner;     // the thread that was given it
     };
 
-    OwedCopies(Tickets& tickets, SequenceTable& sequences) noexcept
-        : tickets_(tickets), sequences_(sequences) {}
+    OwedCopies(Tickets& tickets, SequenceTable& sequences, const Grouping& grouping,
+               const std::vector<std::unique_ptr<Replica>>& replicas) noexcept
+        : tickets_(tickets),
+          sequences_(sequences),
+          replicas_(replicas),
+          per_column_(moves_per_column(grouping)) {}
 
     [[nodiscard]] bool empty() const noexcept { return copies_.empty(); }
     [[nodiscard]] const std::vector<Copy>& all() const noexcept { return copies_; }
@@ -85,8 +91,7 @@ class OwedCopies {
     void freeze_read_pages(Sequence& sequence, std::int64_t start,
                            std::int32_t page_size) const noexcept;
     /// A page that is held by references is the tree's from now on, the last on the way to `at`.
-    void move_to_tree(std::int32_t replica, BlockId page, PrefixTree& tree,
-                      TreePosition at) noexcept;
+    void move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept;
     /// Around what forgets all that nobody uses: see PageHold.
     void loosen() noexcept;
     void fasten() noexcept;
@@ -97,12 +102,17 @@ class OwedCopies {
     void give_out(Copy& copy, Transfers& transfers) noexcept {
         copy.ticket = tickets_.of(transfers);
         copy.owner = std::this_thread::get_id();
-        transfers.copies.push_back(copy.copy);  // there is room
+        const Replica& home = *replicas_[static_cast<std::size_t>(copy.copy.replica)];
+        for_each_page_move(home, copy.copy, [&](const PageMove& move) {
+            transfers.copies.push_back(move);  // there is room
+        });
     }
     void spare_source(const PageMove& copy, const Sequence& sequence) noexcept;
 
     Tickets& tickets_;
     SequenceTable& sequences_;
+    const std::vector<std::unique_ptr<Replica>>& replicas_;
+    std::size_t per_column_;
     std::vector<Copy> copies_;
     std::size_t call_begin_ = kNoCall;  // copies from here on are those of the present call
 };

@@ -8,12 +8,14 @@
 
 #include "kvcore/block_pool.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "manager/replica.hpp"
 
 namespace kvcore {
 
-/// Keeps one page of a pool from being given to anybody else while it is copied.
+/// Keeps one page of a replica, or one column, from being given to anybody else while it is copied.
 ///
-/// Owns: a reference to a page that sequences hold or, for a page of the tree, a pin on its run.
+/// Owns: a reference to a page that sequences hold or, for a page of the tree, a pin on its run; of
+/// a column, the part of a reader of all its windows.
 /// Invariant: the page is not free, not evicted and not handed out until the hold ends.
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: O(1). Allocates nothing and never throws.
@@ -21,34 +23,31 @@ class PageHold {
    public:
     PageHold() noexcept = default;
     /// One more reference to a page that a sequence holds.
-    [[nodiscard]] static PageHold share(BlockPool& pool, BlockId page) noexcept {
-        pool.share(&page, 1);
-        return adopt(pool, page);
+    [[nodiscard]] static PageHold share(Replica& home, BlockId page) noexcept {
+        home.pool.share(&page, 1);
+        return adopt(home, page);
     }
     /// Takes over the reference that its holder gives up.
-    [[nodiscard]] static PageHold adopt(BlockPool& pool, BlockId page) noexcept {
+    [[nodiscard]] static PageHold adopt(Replica& home, BlockId page) noexcept {
         PageHold hold;
-        hold.pool_ = &pool;
+        hold.home_ = &home;
         hold.page_ = page;
+        if (home.columns != nullptr) home.columns->enter_all(page);
         return hold;
     }
     /// The last page on the way to `at`, of the tree.
-    [[nodiscard]] static PageHold pin(BlockPool& pool, PrefixTree& tree, TreePosition at,
-                                      BlockId page) noexcept {
-        PageHold hold = adopt(pool, page);
-        hold.tree_ = &tree;
+    [[nodiscard]] static PageHold pin(Replica& home, TreePosition at, BlockId page) noexcept {
+        PageHold hold = adopt(home, page);
         hold.become_pin(at);
         return hold;
     }
     PageHold(PageHold&& other) noexcept
-        : pool_(std::exchange(other.pool_, nullptr)),
-          tree_(other.tree_),
+        : home_(std::exchange(other.home_, nullptr)),
           at_(std::exchange(other.at_, {})),
           page_(other.page_) {}
     PageHold& operator=(PageHold&& other) noexcept {
         PageHold moved(std::move(other));
-        std::swap(pool_, moved.pool_);
-        std::swap(tree_, moved.tree_);
+        std::swap(home_, moved.home_);
         std::swap(at_, moved.at_);
         std::swap(page_, moved.page_);
         return *this;
@@ -58,31 +57,30 @@ class PageHold {
     [[nodiscard]] BlockId page() const noexcept { return page_; }
     /// It counts among the page's references.
     [[nodiscard]] bool is_reference() const noexcept {
-        return pool_ != nullptr && at_.node == nullptr;
+        return home_ != nullptr && at_.node == nullptr;
     }
     /// Where the tree has the page; no node where the hold is a reference.
     [[nodiscard]] TreePosition at() const noexcept { return at_; }
 
     /// The page that is held by a reference is the tree's from now on, as the last one on the way
     /// to `at`: so is the hold.
-    void move_to_tree(PrefixTree& tree, TreePosition at) noexcept {
-        pool_->free(&page_, 1);
-        tree_ = &tree;
+    void move_to_tree(TreePosition at) noexcept {
+        home_->pool.free(&page_, 1);
         become_pin(at);
     }
     /// Before the tree forgets what nobody uses: a copy alone is no use of a page. `fasten` has to
     /// follow, once all holds are loose: a page that is still protected stays the tree's; of others
     /// the hold has a reference, which outlives their place in the tree.
     void loosen() noexcept {
-        if (at_.node != nullptr) tree_->unpin(at_.node, false);
+        if (at_.node != nullptr) home_->tree.unpin(at_.node, false);
     }
     void fasten() noexcept {
         if (at_.node == nullptr) return;
         at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut behind it
-        if (tree_->is_protected(at_)) {
-            tree_->pin(at_.node);
+        if (home_->tree.is_protected(at_)) {
+            home_->tree.pin(at_.node);
         } else {
-            pool_->share(&page_, 1);
+            home_->pool.share(&page_, 1);
             at_ = {};
         }
     }
@@ -90,20 +88,20 @@ class PageHold {
    private:
     void become_pin(TreePosition at) noexcept {
         at_ = PrefixTree::position(at.node, at.depth);
-        tree_->pin(at_.node);
+        home_->tree.pin(at_.node);
     }
     void reset() noexcept {
-        if (pool_ == nullptr) return;
+        if (home_ == nullptr) return;
+        if (home_->columns != nullptr) home_->columns->leave_all(page_);
         if (at_.node != nullptr) {
-            tree_->unpin(at_.node, false);
+            home_->tree.unpin(at_.node, false);
         } else {
-            pool_->free(&page_, 1);
+            home_->pool.free(&page_, 1);
         }
-        pool_ = nullptr;
+        home_ = nullptr;
     }
 
-    BlockPool* pool_ = nullptr;  // nullptr: holds nothing
-    PrefixTree* tree_ = nullptr;
+    Replica* home_ = nullptr;  // nullptr: holds nothing
     TreePosition at_;
     BlockId page_ = 0;
 };

@@ -17,11 +17,20 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
         free_.push_back(static_cast<std::uint32_t>(seats_.size() - 1));
     }
     TreePin place;
-    if (root != nullptr) place = TreePin(tree, tree.split(tree.match(root, tokens, n).at));
+    WindowHold windows;
+    if (root != nullptr) {
+        TreePosition at = tree.match(root, tokens, n).at;
+        if (home.columns != nullptr) {
+            at = PrefixTree::position(at.node, home.columns->longest_hit(at));
+            windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
+        }
+        place = TreePin(tree, tree.split(at));
+    }
     const std::uint32_t index = free_.back();
     free_.pop_back();
     Seat& seat = seats_[index];
     seat.place = std::move(place);
+    seat.windows = std::move(windows);
     PinHandle handle{index, seat.generation, 0};
     if (seat.place) {
         const std::int64_t depth = PrefixTree::depth_of(seat.place.node());
@@ -39,6 +48,7 @@ void Pins::unpin(PinHandle pin) {
     }
     Seat& seat = seats_[pin.index];
     ++seat.generation;
+    seat.windows = WindowHold();
     seat.place.end_use();
     if (seat.generation != 0) free_.push_back(pin.index);  // 0: used up, never taken again
 }

@@ -7,12 +7,13 @@
 
 #include "index/tree_pin.hpp"
 #include "manager/replica.hpp"
+#include "manager/window_hold.hpp"
 
 namespace kvcore {
 
 /// Prefixes that callers keep, by handle.
 ///
-/// Owns: a pin for each. Invariant: a handle names its prefix until `unpin`, and never another one:
+/// Owns: a pin for each, with groups a hold on what its windows read. Invariant: a handle names its prefix until `unpin`, and never another one:
 /// a seat whose generations are used up is not taken again.
 /// Threads: none of its own; CacheManager locks around it. Cost: O(1), and the match to pin.
 class Pins {
@@ -30,6 +31,7 @@ class Pins {
    private:
     struct Seat {
         TreePin place;
+        WindowHold windows;
         std::uint32_t generation = 1;
     };
 

@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
+#include "groups/column_pages.hpp"
+#include "groups/grouping.hpp"
+#include "index/policies/lru.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_types.hpp"
 #include "kvcore/errors.hpp"
@@ -16,27 +20,61 @@ namespace kvcore {
 
 /// The pages of one replica: which are free, which are cached, here and in the tier below.
 ///
-/// Owns: the pool, the tree, the tier's index where there is one, and the replica's counters.
+/// Where layers do not all keep everything, pool and tree are those of columns, which have pages of
+/// each bundle (ColumnPages); else a column is a page.
+///
+/// Owns: the pool, the tree, the columns' pages, the tier's index where there is one, and the
+/// replica's counters.
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: that of the pool's and the tree's verbs.
 struct Replica {
-    explicit Replica(const CacheConfig& config) : pool(config.num_pages), tree(config.page_size) {
+    Replica(const CacheConfig& config, const Grouping& grouping)
+        : pool(grouping.is_plain() ? config.num_pages : grouping.most_columns(config)),
+          tree(config.page_size, make_policy(grouping)) {
+        if (times_ != nullptr) {
+            columns =
+                std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *times_);
+        }
         if (config.host_pages == 0) return;
         host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
     }
 
+   private:
+    const TimedPolicy* times_ = nullptr;  // the tree's, where there are columns
+
+   public:
     BlockPool pool;
     PrefixTree tree;
-    std::int64_t num_sequences = 0;  // claimed
+    std::unique_ptr<ColumnPages> columns;  // none where a column is a page
+    std::int64_t num_sequences = 0;        // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // none without a host tier
 
+    [[nodiscard]] std::int64_t num_pages() const noexcept {
+        return columns == nullptr ? pool.num_blocks() : columns->pages().num_blocks();
+    }
+    [[nodiscard]] std::int64_t num_free() const noexcept {
+        return columns == nullptr ? pool.num_free() : columns->pages().num_free();
+    }
+    /// Pages in the tree. With groups O(columns in it).
+    [[nodiscard]] std::int64_t num_cached() const {
+        if (columns == nullptr) return tree.num_cached();
+        std::int64_t pages = 0;
+        tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
+            for (std::int32_t i = 0; i < n; ++i) pages += columns->count_pages(ids[i]);
+        });
+        return pages;
+    }
+    /// Pages that eviction would free.
+    [[nodiscard]] std::int64_t num_evictable() const noexcept {
+        return columns == nullptr ? tree.num_evictable() : columns->num_evictable();
+    }
     /// Pages that can be had: free ones and those that eviction would free.
     [[nodiscard]] std::int64_t num_available() const noexcept {
-        return pool.num_free() + tree.num_evictable();
+        return num_free() + num_evictable();
     }
     /// Free pages first, then evicted ones: those change hands without a detour through the pool.
-    /// The caller has made sure that there are enough.
+    /// The caller has made sure that there are enough. Of columns the ids alone: there is room.
     void take_pages(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept {
         const std::int64_t free = std::min(n, pool.num_free());
         detail::require_law(pool.allocate(free, out), "reserve: admitted pages are there");
@@ -45,11 +83,25 @@ struct Replica {
         detail::require_law(evicted == n - free, "reserve: admitted pages are there");
         metrics.evicted_pages += evicted;
     }
+    /// So many pages in so many columns are free from now on: the caller knows that they can be
+    /// had.
+    void make_room(std::int64_t n_pages, std::int64_t n_columns, EvictionGuard guard) noexcept {
+        metrics.evicted_pages += columns->make_room(n_pages, n_columns, guard);
+    }
     /// Only where the peak could move is it worth counting what the cache protects.
     void note_peak() noexcept {
         std::int64_t& peak = metrics.peak_used_pages;
-        const std::int64_t not_free = pool.num_blocks() - pool.num_free();
-        if (not_free > peak) peak = std::max(peak, not_free - tree.num_evictable());
+        const std::int64_t not_free = num_pages() - num_free();
+        if (not_free > peak) peak = std::max(peak, not_free - num_evictable());
+    }
+
+   private:
+    [[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(const Grouping& grouping) {
+        auto policy = std::make_unique<LruPolicy>();
+        if (grouping.is_plain()) return policy;
+        auto timed = std::make_unique<TimedPolicy>(std::move(policy));
+        times_ = timed.get();
+        return timed;
     }
 };
 

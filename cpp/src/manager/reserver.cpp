@@ -23,8 +23,8 @@ void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition sou
                      Transfers* transfers) noexcept {
     if (transfers == nullptr) return state.copy_list.add(copy);
     Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
-    state.copies.add(copy, PageHold::pin(home.pool, home.tree, source, copy.source),
-                     PageHold::share(home.pool, copy.destination), *transfers);
+    state.copies.add(copy, PageHold::pin(home, source, copy.source),
+                     PageHold::share(home, copy.destination), *transfers);
 }
 
 // The same of a page that forks hold: the reference given up is the one that holds it.
@@ -34,8 +34,18 @@ void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* trans
         state.copy_list.add(copy);
         return home.pool.free(&copy.source, 1);
     }
-    state.copies.add(copy, PageHold::adopt(home.pool, copy.source),
-                     PageHold::share(home.pool, copy.destination), *transfers);
+    state.copies.add(copy, PageHold::adopt(home, copy.source),
+                     PageHold::share(home, copy.destination), *transfers);
+}
+
+// A new column of a row, which is read from now on: with pages of all bundles.
+void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, const PageRow& row,
+                 std::int32_t column) noexcept {
+    home.columns->fill_full(row[column]);
+    for (std::size_t w = 0; w < state.grouping.windows().size(); ++w) {
+        home.columns->fill(row[column], w);
+    }
+    state.windows.enter(home, handle, row, column, column + 1);
 }
 
 // What is written next lies in pages that others may read, in the tree or as forks: the sequence
@@ -52,6 +62,7 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
         return departures.is_sole_holder(writer, column);
     };
     const auto give_up = [&](std::int32_t column, BlockId source) {
+        if (home.columns != nullptr) fill_column(state, home, handle, row, column);
         const bool is_copied = column == first && kept_tokens > 0;
         const PageMove copy{sequence.replica, source, row[column], kept_tokens, handle};
         if (is_copied && transfers != nullptr) ++sequence.num_pending;
@@ -64,9 +75,35 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
         } else if (is_copied) {
             owe_cached_copy(state, copy, {row.node(), column + 1}, transfers);
         }
+        if (home.columns != nullptr) state.windows.leave_one(home, handle, column, source);
     };
+    if (home.columns != nullptr) {
+        const std::int32_t needed = made.admission.needed;
+        if (row.frozen() > needed) {
+            state.windows.cut(home, handle, row, needed);
+            row.drop(home.pool, needed);
+        }
+        home.make_room(std::int64_t{made.admission.replaced} * state.grouping.num_lanes(),
+                       made.admission.replaced, {});
+    }
     row.copy_on_write(home, first, made.admission.needed, is_sole, give_up);
     made.cut.apply(state, handle, sequence);
+}
+
+// Columns that the row gets at its end, and pages of windows for what runs next.
+void append_columns(ManagerState& state, const Admission& admission, SequenceHandle handle,
+                    Sequence& sequence, EvictionGuard guard) noexcept {
+    Replica& home = state.home_of(sequence);
+    PageRow& row = sequence.pages;
+    const std::int64_t replaced = admission.replaced;
+    home.make_room(admission.pages - replaced * state.grouping.num_lanes(), admission.appended,
+                   guard);
+    const std::int32_t size = row.size();
+    if (admission.appended > 0) home.take_pages(admission.appended, row.extend(admission.appended));
+    for (std::int32_t c = size; c < row.size(); ++c) home.columns->fill_full(row[c]);
+    state.windows.enter(home, handle, row, size, row.size());
+    const std::int32_t end = std::min(row.size(), admission.windowed);
+    state.windows.fill(home, handle, row, admission.hit_pages, end);
 }
 
 void copy_partial_page(ManagerState& state, const FoundHit& hit, SequenceHandle handle,
@@ -114,9 +151,12 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     const FoundHit& hit = admission.hit;
     const std::int32_t length = std::max(admission.hit_pages, admission.needed);
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
-    Reservation made{admission, {}, {}, nullptr};
+    Reservation made{admission, {}, {}, {}, {}, nullptr};
     if (hit.shares()) {
         made.place = TreePin(tree, tree.split(hit.match.at));
+        Replica& home = state_.home_of(sequence);
+        made.windows = WindowHold(home, hit.match.at, hit.tokens);
+        if (hit.is_partial()) made.source = WindowHold(home, hit.match.partial, hit.tokens);
     } else if (row.node() == nullptr) {
         made.place = TreePin(tree, tree.open_namespace(request.name_space));
     }
@@ -140,21 +180,36 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     const Admission& admission = made.admission;
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
+    const SequenceHandle handle = request.sequence;
     if (admission.hit.shares()) {
-        pages.take_hit(home, std::move(made.place), admission.hit_pages);
+        const std::int32_t columns = admission.hit_pages;
+        if (home.columns != nullptr) {
+            state_.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));
+        }
+        pages.take_hit(home, std::move(made.place), columns);
+        if (home.columns != nullptr) {
+            state_.windows.take_hit(home, handle, pages, columns, admission.start);
+            made.windows.leave();
+        }
     } else if (pages.node() == nullptr) {
         pages.place_at(std::move(made.place));
     }
-    if (admission.appended > 0) {
+    if (home.columns != nullptr) {
+        append_columns(state_, admission, handle, sequence, guard_of(admission.hit, sequence));
+        if (!sequence.is_sealed()) {
+            state_.windows.of(handle).prompt_end =
+                static_cast<std::int32_t>(request.end / state_.config.page_size);
+        }
+    } else if (admission.appended > 0) {
         home.take_pages(admission.appended, pages.extend(admission.appended),
                         guard_of(admission.hit, sequence));
     }
     if (pages.frozen() > admission.start / state_.config.page_size) {
-        copy_on_write(state_, departures_, made, request.sequence, sequence, transfers);
+        copy_on_write(state_, departures_, made, handle, sequence, transfers);
     }
     home.note_peak();  // before a copy holds its source for a moment
     if (admission.hit.is_partial()) {
-        copy_partial_page(state_, admission.hit, request.sequence, sequence, transfers);
+        copy_partial_page(state_, admission.hit, handle, sequence, transfers);
     }
     if (made.load != nullptr) {
         state_.flights.owe_load(*made.load, sequence, admission.hit_pages, *transfers);

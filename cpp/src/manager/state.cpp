@@ -29,6 +29,7 @@ const CacheConfig& checked(const CacheConfig& config) {
     require_count("num_replicas", config.num_replicas, kInt16);
     require_count("host_pages", config.host_pages, kInt32, 0);
     require_count("partial_page_reuse", config.partial_page_reuse, kInt32, 0);
+    require_count("max_draft_tokens", config.max_draft_tokens, kInt32, 0);
     if (config.host_pages > 0 && !config.prefix_caching) {
         throw std::invalid_argument(
             detail::concat("host_pages is ", config.host_pages,
@@ -37,10 +38,11 @@ const CacheConfig& checked(const CacheConfig& config) {
     return config;
 }
 
-std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config) {
+std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config,
+                                                    const Grouping& grouping) {
     std::vector<std::unique_ptr<Replica>> replicas;
     for (std::int32_t i = 0; i < config.num_replicas; ++i) {
-        replicas.push_back(std::make_unique<Replica>(config));
+        replicas.push_back(std::make_unique<Replica>(config, grouping));
     }
     return replicas;
 }
@@ -49,10 +51,14 @@ std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config) {
 
 ManagerState::ManagerState(const CacheConfig& given)
     : config(checked(given)),
-      replicas(make_replicas(config)),
-      copies(tickets, sequences),
-      copy_list(sequences),
-      flights(config, replicas, tickets, sequences) {}
+      grouping(config),
+      replicas(make_replicas(config, grouping)),
+      windows(grouping, config.max_draft_tokens),
+      copies(tickets, sequences, grouping, replicas),
+      copy_list(sequences, grouping, replicas),
+      flights(config, replicas, tickets, sequences),
+      most_pooled_tokens_(grouping.is_plain() ? config.num_pages * config.page_size
+                                              : grouping.most_tokens(config.num_pages)) {}
 
 Replica& ManagerState::replica_at(std::int32_t index) const {
     if (index >= 0 && index < config.num_replicas) {
@@ -63,7 +69,7 @@ Replica& ManagerState::replica_at(std::int32_t index) const {
 }
 
 std::int64_t ManagerState::most_tokens(std::int64_t num_steps) const noexcept {
-    return std::min(config.num_pages * config.page_size, config.max_seq_len - (num_steps - 1));
+    return std::min(most_pooled_tokens_, config.max_seq_len - (num_steps - 1));
 }
 
 }  // namespace kvcore

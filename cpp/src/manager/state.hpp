@@ -13,6 +13,7 @@
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
 #include "manager/token_counts.hpp"
+#include "manager/window_rows.hpp"
 
 namespace kvcore {
 
@@ -42,14 +43,19 @@ struct ManagerState {
     }
 
     const CacheConfig config;
+    const Grouping grouping;
     // In this order: what comes later holds pages of what is in front of it.
     std::vector<std::unique_ptr<Replica>> replicas;
     SequenceTable sequences;
+    WindowRows windows;
     Tickets tickets;
     OwedCopies copies;
     CopyList copy_list;
     TierFlights flights;
     TokenCounts counts;
+
+   private:
+    const std::int64_t most_pooled_tokens_;  // of one request
 };
 
 }  // namespace kvcore

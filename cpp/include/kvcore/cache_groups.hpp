@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models whose layers do not all keep everything: which of them share pages, and what they read.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace kvcore {
+
+/// What the layers of a group read of the tokens behind them.
+enum class GroupKind : std::uint8_t {
+    kFull,     // all of them
+    kSliding,  // the token itself and the `span` - 1 in front of it
+    kChunked,  // those of its own chunk of `span` tokens, counted from the first token
+};
+
+/// Layers that read the same tokens. They are cut into bundles, each of which has pages of its own;
+/// all bundles of all groups take them from one pool.
+struct CacheGroup {
+    GroupKind kind = GroupKind::kFull;
+    std::int64_t span = 0;         // tokens of the window or chunk; unused by kFull
+    std::int32_t num_bundles = 1;  // pages that each run of `page_size` tokens takes
+    std::int32_t page_size = 0;    // tokens of its pages; divides CacheConfig's; 0: the same
+
+    /// With `n` tokens written, those below this one are never read again.
+    [[nodiscard]] std::int64_t skipped_tokens(std::int64_t n) const noexcept {
+        switch (kind) {
+            case GroupKind::kSliding: return std::max<std::int64_t>(0, n - span + 1);
+            case GroupKind::kChunked: return n / span * span;
+            case GroupKind::kFull: break;
+        }
+        return 0;
+    }
+};
+
+}  // namespace kvcore

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "groups/grouping.hpp"
+#include "groups/idle_pages.hpp"
+#include "groups/timed_policy.hpp"
+#include "index/tree_node.hpp"
+#include "kvcore/block_pool.hpp"
+#include "kvcore/prefix_tree.hpp"
+
+namespace kvcore {
+
+/// Which pages the columns of a replica have, and who reads them.
+///
+/// Where layers do not all keep everything, sequences and the tree own columns instead of pages: an
+/// id of the replica's pool names a run of tokens. What it has of each bundle is said here, and
+/// changes during its life:
+///
+///     full lanes     a page each, as long as the column lives
+///     window lanes   pages from the reservation of their chunk until nobody reads them; then they
+///                    are free, or idle where the tree has the column: they serve the next hit, or
+///                    go when pages are needed. A column of the tree without them has a hole, which
+///                    whoever computes those tokens again fills
+///
+/// Owns: the pool of real pages; per column its pages, per column and window how many readers it
+/// has: rows whose window covers it, hits and copies that hold it.
+/// Invariant: a page is free or in one lane of one column. A column of the tree with pages of a
+/// window, and without readers there, is idle, and stands in a queue of IdlePages; any other live
+/// column without readers in a window has no pages there.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: O(lanes) per column and verb; eviction O(1) per column or page. No memory after
+/// construction.
+class ColumnPages final : public PoolListener {
+   public:
+    /// Why a reader leaves, which says how long the tree keeps the pages.
+    enum class Departure {
+        kUnused,  // it had them for a moment, which was no use: they keep their place
+        kPassed,  // it went on, in the middle of a prompt
+        kKept,    // a next turn may come back to them
+    };
+
+    static constexpr BlockId kNoPage = -1;
+
+    /// Throws std::invalid_argument for more pages than can be numbered.
+    ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
+                PrefixTree& tree, const TimedPolicy& policy);
+
+    [[nodiscard]] const Grouping& grouping() const noexcept { return grouping_; }
+    [[nodiscard]] const BlockPool& pages() const noexcept { return pages_; }
+    [[nodiscard]] BlockId page(BlockId column, std::int32_t lane) const noexcept {
+        return ids_[slot(column, lane)] - 1;
+    }
+    /// It has the pages of a window; either all lanes of it have one, or none.
+    [[nodiscard]] bool has(BlockId column, std::size_t window) const noexcept {
+        return page(column, grouping_.windows()[window].first_lane) != kNoPage;
+    }
+    [[nodiscard]] bool is_idle(BlockId column, std::size_t window) const noexcept {
+        return readers_[entry(column, window)] == 0 && has(column, window) &&
+               is_cached_[static_cast<std::size_t>(column)];
+    }
+    /// A table's view of a bundle's pages; which columns of whom is the caller's to say.
+    [[nodiscard]] BundlePages view(const Grouping::Bundle& bundle) const noexcept {
+        BundlePages view;
+        view.pages = &ids_[static_cast<std::size_t>(bundle.first_lane)];
+        view.stride = static_cast<std::int32_t>(num_lanes_);
+        view.per_column = bundle.pages_per_column;
+        return view;
+    }
+    /// Pages of a column now.
+    [[nodiscard]] std::int64_t count_pages(BlockId column) const noexcept;
+    /// Pages that could be had: those of runs nobody holds, and idle ones.
+    [[nodiscard]] std::int64_t num_evictable() const noexcept {
+        return tree_.num_evictable() * grouping_.num_full_lanes() + num_idle_;
+    }
+    /// The longest prefix of that one which every window can serve, in columns. O(columns between
+    /// them + window).
+    [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept;
+    /// A hit of `n` tokens that ends inside the column behind `at` has all that it reads.
+    [[nodiscard]] bool can_serve_part(TreePosition at, TreePosition source,
+                                      std::int64_t n) const noexcept;
+
+    /// Calls visit(column) for columns `first` .. at.depth - 1 on the way to `at`, from the end.
+    template <class Visit>
+    void for_each_column(TreePosition at, std::int32_t first, const Visit& visit) const {
+        const TreeNode* node = PrefixTree::position(at.node, at.depth).node;
+        for (std::int32_t c = at.depth - 1; c >= first; --c) {
+            while (c < node->start) node = node->parent;
+            visit(node->ids(grouping_.column_tokens())[c - node->start]);
+        }
+    }
+
+    /// Gives a column the pages of its full lanes, or of a window; there are enough.
+    void fill_full(BlockId column) noexcept;
+    void fill(BlockId column, std::size_t window) noexcept;
+    /// One reader more, or less. Where the last one leaves, pages are idle or free.
+    void enter(BlockId column, std::size_t window) noexcept;
+    void leave(BlockId column, std::size_t window, Departure how) noexcept;
+    /// What leaves from now on serves a hit together.
+    void begin_departure() noexcept { idle_.begin_departure(); }
+    /// The same for what is copied, in all windows.
+    void enter_all(BlockId column) noexcept;
+    void leave_all(BlockId column) noexcept;
+    /// An idle page that a request passed is worth keeping after all.
+    void keep(BlockId column, std::size_t window) noexcept;
+    /// The column is the tree's from now on, until its id is free.
+    void cache(BlockId column) noexcept;
+    /// Fills holes of a cached column with the pages of another one of the same tokens, which is
+    /// about to go.
+    void fill_holes(BlockId cached, BlockId own) noexcept;
+
+    /// Evicts until so many pages and columns are free, as far as that is possible. Returns how
+    /// many pages went.
+    std::int64_t make_room(std::int64_t pages, std::int64_t columns, EvictionGuard guard) noexcept;
+
+    /// Columns that are free again have no pages.
+    void freed(const BlockId* ids, std::int64_t n) noexcept override;
+
+    /// Hits that somebody keeps are readers too, in all so many times: for check_integrity.
+    void count_holds(std::int64_t n) noexcept { num_holds_ += n; }
+    /// Throws IntegrityError unless the invariant holds; `readers` [columns * windows] are those
+    /// that rows and copies have. O(columns).
+    void check_integrity(const std::vector<std::uint32_t>& readers) const;
+
+   private:
+    using Entry = IdlePages::Entry;
+
+    [[nodiscard]] std::size_t slot(BlockId column, std::int32_t lane) const noexcept {
+        return static_cast<std::size_t>(column) * num_lanes_ + static_cast<std::size_t>(lane);
+    }
+    [[nodiscard]] Entry entry(BlockId column, std::size_t window) const noexcept {
+        return static_cast<Entry>(static_cast<std::size_t>(column) * num_windows_ + window);
+    }
+    void take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept;
+    void give_back(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept;
+    [[nodiscard]] std::int32_t longest_hit(std::size_t window, TreePosition at) const noexcept;
+    [[nodiscard]] bool has_all(std::size_t window, TreePosition at,
+                               std::int32_t first) const noexcept;
+    [[nodiscard]] std::uint64_t next_run_time() noexcept;
+    void evict_idle(Entry entry) noexcept;
+    [[nodiscard]] bool evict_columns(std::int64_t n, EvictionGuard guard) noexcept;
+
+    const Grouping& grouping_;
+    BlockPool& columns_;
+    PrefixTree& tree_;
+    const TimedPolicy& policy_;
+    BlockPool pages_;
+    std::size_t num_lanes_;
+    std::size_t num_windows_;
+    ZeroedArray<BlockId> ids_;            // [columns, lanes]: page + 1; 0: none
+    ZeroedArray<std::uint32_t> readers_;  // [columns, windows]
+    ZeroedArray<bool> is_cached_;         // [columns]
+    IdlePages idle_;
+    std::int64_t num_idle_ = 0;   // pages
+    std::int64_t num_holds_ = 0;  // of readers_
+};
+
+}  // namespace kvcore

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "groups/grouping.hpp"
+
+#include <limits>
+#include <stdexcept>
+
+#include "kvcore/errors.hpp"
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+namespace {
+
+constexpr std::int64_t kMaxLanes = 4096;
+
+[[noreturn]] void refuse(std::int32_t group, const char* name, std::int64_t value,
+                         const char* must) {
+    throw std::invalid_argument(detail::concat("group ", group, ": ", name, " is ", value, must));
+}
+
+bool is_plain_group(const CacheGroup& group, std::int32_t column_tokens) {
+    return group.kind == GroupKind::kFull && group.num_bundles == 1 &&
+           (group.page_size == 0 || group.page_size == column_tokens);
+}
+
+}  // namespace
+
+Grouping::Grouping(const CacheConfig& config) : column_tokens_(config.page_size) {
+    const std::vector<CacheGroup>& groups = config.groups;
+    if (groups.empty() || column_tokens_ < 1) return;  // sizes are checked elsewhere
+    if (groups.size() == 1 && is_plain_group(groups[0], column_tokens_)) return;
+    for (std::size_t i = 0; i < groups.size(); ++i) add(config, static_cast<std::int32_t>(i));
+    if (windows_.size() > kMaxWindows) {
+        throw std::invalid_argument(detail::concat(windows_.size(),
+                                                   " groups have a window or chunk, at most ",
+                                                   kMaxWindows, " can"));
+    }
+    if (config.host_pages > 0) {
+        throw std::invalid_argument(detail::concat("host_pages is ", config.host_pages,
+                                                   ", must be 0 with groups: the host tier does "
+                                                   "not know them"));
+    }
+}
+
+void Grouping::add(const CacheConfig& config, std::int32_t group) {
+    CacheGroup rule = config.groups[static_cast<std::size_t>(group)];
+    if (rule.page_size == 0) rule.page_size = column_tokens_;
+    if (rule.num_bundles < 1) refuse(group, "num_bundles", rule.num_bundles, ", must be >= 1");
+    if (rule.kind != GroupKind::kFull && rule.span < 1) {
+        refuse(group, "span", rule.span, ", must be at least 1 token");
+    }
+    if (rule.page_size < 1 || column_tokens_ % rule.page_size != 0) {
+        refuse(group, "page_size", rule.page_size,
+               detail::concat(", must divide that of the configuration, ", column_tokens_).c_str());
+    }
+    const std::int32_t pages = column_tokens_ / rule.page_size;
+    const std::int64_t lanes = std::int64_t{pages} * rule.num_bundles;
+    if (num_lanes_ + lanes > kMaxLanes) {
+        refuse(group, "num_bundles", rule.num_bundles, ", more than 4096 pages for a column");
+    }
+    const bool is_full = rule.kind == GroupKind::kFull;
+    const auto window = is_full ? -1 : static_cast<std::int32_t>(windows_.size());
+    const auto num_lanes = static_cast<std::int32_t>(lanes);
+    if (is_full) {
+        num_full_lanes_ += num_lanes;
+    } else {
+        windows_.push_back({rule, group, num_lanes_, num_lanes});
+    }
+    for (std::int32_t b = 0; b < rule.num_bundles; ++b) {
+        bundles_.push_back({num_lanes_ + b * pages, pages, window});
+    }
+    num_lanes_ += num_lanes;
+}
+
+// The least is held when but one token runs.
+std::int64_t Grouping::least_pages(std::int64_t n) const noexcept {
+    const std::int64_t columns = ceil_div(n, column_tokens_);
+    std::int64_t pages = columns * num_full_lanes_;
+    for (const Window& window : windows_) {
+        const std::int64_t first = n > 0 ? first_column(window, n - 1) : 0;
+        std::int64_t most = columns - first;
+        if (window.rule.kind == GroupKind::kChunked) {
+            most = std::min(columns, ceil_div(window.rule.span, column_tokens_));
+        }
+        pages += most * window.num_lanes;
+    }
+    return pages;
+}
+
+std::int64_t Grouping::most_tokens(std::int64_t num_pages) const noexcept {
+    std::int64_t fits = 0;
+    std::int64_t too_many = std::numeric_limits<std::int32_t>::max();
+    while (too_many - fits > 1) {
+        const std::int64_t n = fits + (too_many - fits) / 2;
+        (least_pages(n) <= num_pages ? fits : too_many) = n;
+    }
+    return fits;
+}
+
+// Each has a page of every full lane. Where there is none, requests keep the columns of all their
+// tokens, and as many again may be cached, or be on the way from one owner to another.
+std::int64_t Grouping::most_columns(const CacheConfig& config) const {
+    if (num_full_lanes_ > 0) return config.num_pages;
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    const std::int64_t of_request = ceil_div(config.max_seq_len, column_tokens_);
+    const std::int64_t of_requests =
+        of_request > kMost / config.max_sequences ? kMost : of_request * config.max_sequences;
+    return std::min(kMost, 2 * of_requests + 2 * config.num_pages);
+}
+
+}  // namespace kvcore

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kvcore/cache_groups.hpp"
+#include "kvcore/cache_types.hpp"
+
+namespace kvcore {
+
+/// What a column of tokens is made of where layers do not all keep everything.
+///
+/// A column is as many tokens as the largest page holds: what the prefix tree, hits and commits
+/// count in. Each bundle has one page there, or several smaller ones. All its pages have a lane
+/// each, numbered through all bundles in their order:
+///
+///     bundles  0 full   1 sliding   2 sliding, pages of half the size
+///     lanes    0        1           2 3
+///
+/// Owns: nothing but numbers. Threads: constant. Cost: O(1).
+class Grouping {
+   public:
+    /// Most groups that do not keep everything. No model known has more than two.
+    static constexpr std::size_t kMaxWindows = 7;
+
+    /// A group whose pages are given back, or taken, while others stay: by its index below a
+    /// "window", whatever its kind.
+    struct Window {
+        CacheGroup rule;
+        std::int32_t group = 0;  // of the configuration
+        std::int32_t first_lane = 0;
+        std::int32_t num_lanes = 0;
+    };
+    struct Bundle {
+        std::int32_t first_lane = 0;
+        std::int32_t pages_per_column = 1;
+        std::int32_t window = -1;  // none: it keeps everything
+    };
+
+    /// Throws std::invalid_argument for groups that cannot be, with the numbers.
+    explicit Grouping(const CacheConfig& config);
+
+    /// One page per column, which stays as long as its tokens: what most models are.
+    [[nodiscard]] bool is_plain() const noexcept { return bundles_.empty(); }
+    [[nodiscard]] std::int32_t column_tokens() const noexcept { return column_tokens_; }
+    [[nodiscard]] std::int32_t num_lanes() const noexcept { return num_lanes_; }
+    /// Lanes of groups that keep everything.
+    [[nodiscard]] std::int32_t num_full_lanes() const noexcept { return num_full_lanes_; }
+    [[nodiscard]] const std::vector<Window>& windows() const noexcept { return windows_; }
+    [[nodiscard]] const std::vector<Bundle>& bundles() const noexcept { return bundles_; }
+
+    /// The first column that a window still reads with `n` tokens written.
+    [[nodiscard]] std::int32_t first_column(const Window& window, std::int64_t n) const noexcept {
+        return static_cast<std::int32_t>(window.rule.skipped_tokens(n) / column_tokens_);
+    }
+    /// Pages that a request of `n` tokens cannot do without, however short its chunks are.
+    [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept;
+    /// The longest request for which so many pages could do.
+    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_pages) const noexcept;
+    /// Columns that a replica can have at a time.
+    [[nodiscard]] std::int64_t most_columns(const CacheConfig& config) const;
+
+   private:
+    void add(const CacheConfig& config, std::int32_t group);
+
+    std::int32_t column_tokens_;
+    std::int32_t num_lanes_ = 0;
+    std::int32_t num_full_lanes_ = 0;
+    std::vector<Window> windows_;
+    std::vector<Bundle> bundles_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kvcore/prefix_tree.hpp"
+#include "manager/replica.hpp"
+
+namespace kvcore {
+
+/// Keeps the window pages of a prefix that is in the tree, for who may take it: a reader of all
+/// that a hit of so many tokens reads. A pin keeps the other pages.
+///
+/// Owns: its part as a reader, or nothing. Ending it is no use of the pages.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: O(columns that windows read). Only the constructor throws: std::bad_alloc.
+class WindowHold {
+   public:
+    WindowHold() noexcept = default;
+    /// Holds nothing where a column is a page.
+    WindowHold(Replica& home, TreePosition at, std::int64_t tokens) {
+        if (home.columns == nullptr || at.depth == 0) return;
+        const Grouping& grouping = home.columns->grouping();
+        first_column_ = at.depth;
+        for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+            first_[w] = grouping.first_column(grouping.windows()[w], tokens);
+            first_column_ = std::min(first_column_, first_[w]);
+        }
+        columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
+        home.tree.copy_pages(at, first_column_, columns_.data());
+        home_ = &home;
+        enter();
+    }
+    WindowHold(WindowHold&& other) noexcept
+        : home_(std::exchange(other.home_, nullptr)),
+          is_reader_(std::exchange(other.is_reader_, false)),
+          first_column_(other.first_column_),
+          first_(other.first_),
+          columns_(std::move(other.columns_)) {}
+    WindowHold& operator=(WindowHold&& other) noexcept {
+        WindowHold moved(std::move(other));
+        std::swap(home_, moved.home_);
+        std::swap(is_reader_, moved.is_reader_);
+        std::swap(first_column_, moved.first_column_);
+        std::swap(first_, moved.first_);
+        std::swap(columns_, moved.columns_);
+        return *this;
+    }
+    ~WindowHold() { leave(); }
+
+    /// Between these, the pages may go.
+    void leave() noexcept {
+        if (!std::exchange(is_reader_, false)) return;
+        home_->columns->begin_departure();
+        for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
+            columns.leave(column, window, ColumnPages::Departure::kUnused);
+            columns.count_holds(-1);
+        });
+    }
+    void enter() noexcept {
+        if (home_ == nullptr || std::exchange(is_reader_, true)) return;
+        for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
+            columns.enter(column, window);
+            columns.count_holds(1);
+        });
+    }
+
+    /// Calls visit(columns, column, window) for what is held.
+    template <class Visit>
+    void for_each(const Visit& visit) const {
+        if (home_ == nullptr) return;
+        for (std::size_t w = 0; w < home_->columns->grouping().windows().size(); ++w) {
+            const auto begin = static_cast<std::size_t>(first_[w] - first_column_);
+            for (std::size_t i = begin; i < columns_.size(); ++i) {
+                visit(*home_->columns, columns_[i], w);
+            }
+        }
+    }
+
+   private:
+    Replica* home_ = nullptr;  // nullptr: holds nothing
+    bool is_reader_ = false;
+    std::int32_t first_column_ = 0;
+    std::array<std::int32_t, Grouping::kMaxWindows> first_{};
+    std::vector<BlockId> columns_;  // from first_column_ on
+};
+
+}  // namespace kvcore

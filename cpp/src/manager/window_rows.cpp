@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/window_rows.hpp"
+
+#include <algorithm>
+
+#include "index/tree_node.hpp"
+
+namespace kvcore {
+
+void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+                       std::int32_t to) const noexcept {
+    const WindowRow& reader = of(handle);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        for (std::int32_t c = std::max(from, reader.first[w]); c < to; ++c) {
+            home.columns->enter(row[c], w);
+        }
+    }
+}
+
+void WindowRows::leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+                       std::int32_t to) const noexcept {
+    const WindowRow& reader = of(handle);
+    home.columns->begin_departure();
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        for (std::int32_t c = std::max(from, reader.first[w]); c < to; ++c) {
+            home.columns->leave(row[c], w, ColumnPages::Departure::kKept);
+        }
+    }
+}
+
+void WindowRows::enter_one(Replica& home, SequenceHandle handle, std::int32_t index,
+                           BlockId column) const noexcept {
+    const WindowRow& reader = of(handle);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        if (index >= reader.first[w]) home.columns->enter(column, w);
+    }
+}
+
+void WindowRows::leave_one(Replica& home, SequenceHandle handle, std::int32_t index,
+                           BlockId column) const noexcept {
+    const WindowRow& reader = of(handle);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        if (index < reader.first[w]) continue;
+        home.columns->leave(column, w, ColumnPages::Departure::kUnused);
+    }
+}
+
+void WindowRows::fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+                      std::int32_t end) noexcept {
+    WindowRow& reader = of(handle);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        for (std::int32_t c = std::max(from, reader.first[w]); c < end; ++c) {
+            if (!home.columns->has(row[c], w)) home.columns->fill(row[c], w);
+        }
+    }
+    reader.reserved = std::max(reader.reserved, end);
+}
+
+void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
+                     std::int32_t from) noexcept {
+    leave(home, handle, row, from, row.size());
+    std::int32_t& reserved = of(handle).reserved;
+    reserved = std::min(reserved, from);
+}
+
+// With one page more in front of each window, so that the next turn still hits when it differs in
+// the last page.
+void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
+    WindowRow& reader = of(handle);
+    home.columns->begin_departure();
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        const std::int32_t first = reader.first[w];
+        if (first > 0 && first <= row.size()) home.columns->keep(row[first - 1], w);
+    }
+    leave(home, handle, row, 0, row.size());
+    reader = {};
+}
+
+void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& row,
+                          std::int32_t columns, std::int64_t tokens) noexcept {
+    WindowRow& reader = of(handle);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        // Own columns behind the hit stay; none of them is in front of a window.
+        reader.first[w] = grouping_.first_column(grouping_.windows()[w], tokens);
+    }
+    enter(home, handle, row, 0, columns);
+    reader.reserved = std::max(reader.reserved, columns);
+}
+
+bool WindowRows::is_kept(const PageRow& row, const WindowRow& reader, std::size_t window,
+                         std::int32_t column) const noexcept {
+    const Grouping::Window& rule = grouping_.windows()[window];
+    const auto reach =
+        static_cast<std::int32_t>(ceil_div(rule.rule.span - 1, grouping_.column_tokens())) + 1;
+    if (column < reader.prompt_end && reader.prompt_end - column <= reach) return true;
+    if (column >= row.committed()) return false;
+    const TreeNode* node = PrefixTree::position(row.node(), column + 1).node;
+    return node->num_children > 1 && node->end() - column <= reach;
+}
+
+void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& row,
+                         std::int64_t tokens) noexcept {
+    WindowRow& reader = of(handle);
+    const std::int64_t n = std::max<std::int64_t>(0, tokens - max_draft_tokens_);
+    bool has_begun = false;
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        const std::int32_t end =
+            std::min(row.size(), grouping_.first_column(grouping_.windows()[w], n));
+        std::int32_t& first = reader.first[w];
+        if (end <= first) continue;
+        if (!has_begun) home.columns->begin_departure();
+        has_begun = true;
+        for (; first < end; ++first) {
+            const bool kept = is_kept(row, reader, w, first);
+            home.columns->leave(row[first], w,
+                                kept ? ColumnPages::Departure::kKept
+                                     : ColumnPages::Departure::kPassed);
+        }
+    }
+}
+
+void WindowRows::share(Replica& home, SequenceHandle parent, SequenceHandle child,
+                       const PageRow& row) noexcept {
+    WindowRow& reader = of(child);
+    reader = of(parent);
+    reader.reserved = std::min(reader.reserved, row.size());
+    enter(home, child, row, 0, row.size());
+}
+
+}  // namespace kvcore

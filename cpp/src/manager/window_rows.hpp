@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "groups/grouping.hpp"
+#include "kvcore/types.hpp"
+#include "manager/replica.hpp"
+#include "manager/sequence_table.hpp"
+#include "support/make_room.hpp"
+
+namespace kvcore {
+
+/// What a sequence has of windows: beside its Sequence, and only where there are groups.
+///
+///     column  0        first[w]        reserved       size
+///             |  nobody |  read through  |  no pages   |
+///             |  reads  |  window w      |  of w yet   |
+struct WindowRow {
+    std::int32_t reserved = 0;    // columns up to here have pages of all windows that read them
+    std::int32_t prompt_end = 0;  // whole columns of its prompt
+    std::array<std::int32_t, Grouping::kMaxWindows> first{};
+};
+
+/// Which columns sequences read through their windows, and what happens to those they leave.
+///
+/// Owns: a row per entry of the SequenceTable. Invariant: each sequence is one reader, in each
+/// window, of its columns from `first` on.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: O(columns entered or left).
+class WindowRows {
+   public:
+    WindowRows(const Grouping& grouping, std::int64_t max_draft_tokens) noexcept
+        : grouping_(grouping), max_draft_tokens_(max_draft_tokens) {}
+
+    /// There is nothing to keep: the verbs below must not be called.
+    [[nodiscard]] bool is_plain() const noexcept { return grouping_.is_plain(); }
+    /// Before the entry of a handle is used. Throws std::bad_alloc.
+    void make_room(SequenceHandle handle) {
+        if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
+    }
+    [[nodiscard]] WindowRow& of(SequenceHandle handle) noexcept { return rows_[handle.index]; }
+    [[nodiscard]] const WindowRow& of(SequenceHandle handle) const noexcept {
+        return rows_[handle.index];
+    }
+    /// By entry of the SequenceTable.
+    [[nodiscard]] const WindowRow& at(std::size_t entry) const noexcept { return rows_[entry]; }
+    /// The sequence has pages of its windows for so many tokens.
+    [[nodiscard]] bool has_reserved(SequenceHandle handle, std::int64_t tokens) const noexcept {
+        return tokens <= std::int64_t{of(handle).reserved} * grouping_.column_tokens();
+    }
+
+    /// The sequence reads columns `from` .. `to` - 1 of its row, which are new to it.
+    void enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+               std::int32_t to) const noexcept;
+    /// The sequence is about to lose its columns `from` .. `to` - 1.
+    void leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+               std::int32_t to) const noexcept;
+    /// It reads a column from now on, in the place of another one of its row, and that one no more.
+    void enter_one(Replica& home, SequenceHandle handle, std::int32_t index,
+                   BlockId column) const noexcept;
+    void leave_one(Replica& home, SequenceHandle handle, std::int32_t index,
+                   BlockId column) const noexcept;
+    /// Gives columns of the row, behind `from`, the pages of windows that they miss up to `end`:
+    /// there are enough.
+    void fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+              std::int32_t end) noexcept;
+    /// The sequence is about to lose all its columns from `from` on.
+    void cut(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
+    /// The sequence is about to lose all; it may be used again afterwards.
+    void clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept;
+    /// The row has a hit of `tokens` from now on, whose first `columns` are the tree's; `leave` has
+    /// been called for those that were in their place.
+    void take_hit(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t columns,
+                  std::int64_t tokens) noexcept;
+    /// So many tokens are written: leaves what windows have passed.
+    void advance(Replica& home, SequenceHandle handle, const PageRow& row,
+                 std::int64_t tokens) noexcept;
+    /// A fork begins with the parent's first columns, which are in its row.
+    void share(Replica& home, SequenceHandle parent, SequenceHandle child,
+               const PageRow& row) noexcept;
+
+   private:
+    [[nodiscard]] bool is_kept(const PageRow& row, const WindowRow& reader, std::size_t window,
+                               std::int32_t column) const noexcept;
+
+    const Grouping& grouping_;
+    std::int64_t max_draft_tokens_;
+    std::vector<WindowRow> rows_;
+};
+
+}  // namespace kvcore
