@@ -63,23 +63,48 @@ class GroupScene {
         request.sequence = manager.claim();
         return request;
     }
-    kvcore::ReserveStatus reserve(Request& request, std::int64_t num_steps = 1) {
+    /// `transfers`: to be copied and finished by the caller; without, copies are done at once.
+    kvcore::ReserveStatus reserve(Request& request, std::int64_t num_steps = 1,
+                                  kvcore::Transfers* transfers = nullptr) {
         kvcore::RequestView view = request.view();
-        const kvcore::ReserveStatus status = manager.reserve(view, num_steps);
+        const kvcore::ReserveStatus status = manager.reserve(view, num_steps, transfers);
         request.start = view.start;
         request.active = view.active;
-        copy();
+        if (transfers == nullptr) copy();
         return status;
     }
-    /// Fetches a batch and, where it fits, runs it up to each active end.
-    bool run(const std::vector<Request*>& batch) {
+    /// Does what transfers say, or fails to.
+    void finish(const kvcore::Transfers& transfers, bool done = true) {
+        if (transfers.empty()) return;
+        if (done) copy(transfers.copies);
+        manager.finish(transfers.ticket, done);
+    }
+    /// Does what a request waits for, and nobody else is at.
+    void settle(const Request& request) {
+        kvcore::Transfers transfers;
+        if (manager.take_owed(request.sequence, transfers) == kvcore::OwedStatus::kTaken) {
+            finish(transfers);
+        }
+    }
+    /// Fetches a batch and, where it fits, runs it up to each active end. `copies_at_once`: as who
+    /// uses transfers does.
+    bool run(const std::vector<Request*>& batch, bool copies_at_once = false) {
         std::vector<kvcore::RequestView> views = views_of(batch);
         kvcore::FetchTarget target;
         target.table = tables_[0].get();
         target.more = more_.data();
         target.cache_lengths = lengths_.data();
         const auto n = static_cast<std::int64_t>(views.size());
-        const kvcore::FetchResult result = manager.fetch({views.data(), n}, 1, &target);
+        kvcore::FetchResult result;
+        do {
+            kvcore::Transfers transfers;
+            result =
+                manager.fetch({views.data(), n}, 1, &target, copies_at_once ? &transfers : nullptr);
+            finish(transfers);
+            if (transfers.empty() && result.status == kvcore::FetchStatus::kPending) {
+                settle(*batch[static_cast<std::size_t>(result.row)]);
+            }
+        } while (result.status == kvcore::FetchStatus::kPending);
         if (result.status == kvcore::FetchStatus::kNoSpace) return false;
         CHECK_EQ(result.status, kvcore::FetchStatus::kOk);
         copy();
@@ -87,7 +112,7 @@ class GroupScene {
             batch[i]->start = views[i].start;
             batch[i]->active = views[i].active;
             for (std::size_t b = 0; b < bundles.size(); ++b) {
-                read(*batch[i], b, static_cast<std::int64_t>(i), target.width);
+                read(*batch[i], b, static_cast<std::int64_t>(i));
             }
         }
         for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -139,8 +164,9 @@ class GroupScene {
         return stats.total_pages - stats.available_pages();
     }
     /// What the copies that are due do to the memory.
-    void copy() {
-        for (const kvcore::PageMove& move : manager.take_copies()) {
+    void copy() { copy(manager.take_copies()); }
+    void copy(const std::vector<kvcore::PageMove>& moves) {
+        for (const kvcore::PageMove& move : moves) {
             for (std::int32_t t = 0; t < move.num_tokens; ++t) {
                 slot(move.destination, t) = slot(move.source, t);
             }
@@ -163,7 +189,7 @@ class GroupScene {
     static Digest content(const Request& request, std::int64_t position, std::size_t bundle) {
         return scramble(request.digest(position + 1) + bundle);
     }
-    void read(const Request& request, std::size_t bundle, std::int64_t row, std::int64_t width) {
+    void read(const Request& request, std::size_t bundle, std::int64_t row) {
         const kvcore::CacheGroup& rule = bundles[bundle];
         const std::int64_t page_size = rule.page_size;
         const std::int64_t first = rule.skipped_tokens(request.start);
@@ -180,10 +206,6 @@ class GroupScene {
             rule.skipped_tokens(std::max<std::int64_t>(0, request.start - drafts));
         for (std::int64_t c = 0; c < kept / column * column / page_size; ++c) {
             if (drafts == 0) CHECK_EQ(cell(bundle, row, c), kUnassigned);
-        }
-        const std::int64_t columns = kvcore::ceil_div(request.end(), column);
-        for (std::int64_t c = columns * column / page_size; c < width * column / page_size; ++c) {
-            CHECK_EQ(cell(bundle, row, c), kUnassigned);
         }
     }
     void write(const Request& request, std::size_t bundle, std::int64_t row) {

@@ -25,9 +25,12 @@ struct CacheGroup {
     /// With `n` tokens written, those below this one are never read again.
     [[nodiscard]] std::int64_t skipped_tokens(std::int64_t n) const noexcept {
         switch (kind) {
-            case GroupKind::kSliding: return std::max<std::int64_t>(0, n - span + 1);
-            case GroupKind::kChunked: return n / span * span;
-            case GroupKind::kFull: break;
+            case GroupKind::kSliding:
+                return std::max<std::int64_t>(0, n - span + 1);
+            case GroupKind::kChunked:
+                return n / span * span;
+            case GroupKind::kFull:
+                break;
         }
         return 0;
     }

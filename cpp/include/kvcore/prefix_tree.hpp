@@ -133,8 +133,8 @@ class PrefixTree {
     /// Gives back buffer space of an unpinned node that was kept for growth.
     void shrink(TreeNode* node) noexcept;
 
-    /// The run whose end goes next, whatever a guard keeps; kNoNode where nothing is evictable. O(1)
-    /// amortised.
+    /// The run whose end goes next, whatever a guard keeps; kNoNode where nothing is evictable.
+    /// O(1) amortised.
     [[nodiscard]] NodeId victim() noexcept;
     /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
     /// `out` [n]. Fewer where fewer are evictable. Returns how many.

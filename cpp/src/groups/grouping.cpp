@@ -30,9 +30,8 @@ Grouping::Grouping(const CacheConfig& config) : column_tokens_(config.page_size)
     if (groups.size() == 1 && is_plain_group(groups[0], column_tokens_)) return;
     for (std::size_t i = 0; i < groups.size(); ++i) add(config, static_cast<std::int32_t>(i));
     if (windows_.size() > kMaxWindows) {
-        throw std::invalid_argument(detail::concat(windows_.size(),
-                                                   " groups have a window or chunk, at most ",
-                                                   kMaxWindows, " can"));
+        throw std::invalid_argument(detail::concat(
+            windows_.size(), " groups have a window or chunk, at most ", kMaxWindows, " can"));
     }
     if (config.host_pages > 0) {
         throw std::invalid_argument(detail::concat("host_pages is ", config.host_pages,

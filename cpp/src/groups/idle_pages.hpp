@@ -25,8 +25,8 @@ class ZeroedArray {
     std::unique_ptr<T[], CFree> memory_;
 };
 
-/// Pages of windows that the tree has and nobody reads, in the order in which they go. Some may have
-/// a reader again: who meets those removes them.
+/// Pages of windows that the tree has and nobody reads, in the order in which they go. Some may
+/// have a reader again: who meets those removes them.
 ///
 /// Two queues, each in the order in which the last readers left:
 ///     passed  those that a request left behind in the middle of a prompt: only a hit that ends
@@ -76,7 +76,8 @@ class IdlePages {
         remove(entry);
         add(entry, true, time);
     }
-    /// What goes next, should it have no reader, where runs of the tree wait since `others`; kNone: one of those goes first.
+    /// What goes next, should it have no reader, where runs of the tree wait since `others`; kNone:
+    /// one of those goes first.
     [[nodiscard]] Entry next(std::uint64_t others) const noexcept {
         const std::uint32_t kept = queues_[1].first;
         const std::uint32_t passed = queues_[0].first;

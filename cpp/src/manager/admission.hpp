@@ -49,9 +49,9 @@ struct Admission {
 /// in the lists that it adds to. Nothing has changed that anybody sees, and applying it cannot
 /// fail.
 struct Reservation {
-    const Admission& admission;        // the caller's
-    TreePin place;                     // of the hit's end, or of an opened namespace
-    WindowHold windows;                // of the hit, and of the page that it copies from
+    const Admission& admission;  // the caller's
+    TreePin place;               // of the hit's end, or of an opened namespace
+    WindowHold windows;          // of the hit, and of the page that it copies from
     WindowHold source;
     RowCut cut;                        // where the row is written again
     std::unique_ptr<TierFlight> load;  // what comes from the host tier

@@ -18,8 +18,8 @@ void shorten(PrefixMatch& match, const ColumnPages& columns) {
     if (!is_whole) match.at = PrefixTree::position(match.at.node, depth);
     if (match.partial_tokens == 0) return;
     const std::int64_t page_size = columns.grouping().column_tokens();
-    if (is_whole && columns.can_serve_part(match.at, match.partial,
-                                           depth * page_size + match.partial_tokens)) {
+    if (is_whole &&
+        columns.can_serve_part(match.at, match.partial, depth * page_size + match.partial_tokens)) {
         return;
     }
     match.partial = {};
@@ -171,8 +171,8 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
     if (is_cut) {
         admission.returned = count_own_pages(home, row, admission.needed, row.size());
     } else {
-        admission.returned = count_own_pages(home, row, row.committed(),
-                                             std::min(row.size(), admission.hit_pages));
+        admission.returned =
+            count_own_pages(home, row, row.committed(), std::min(row.size(), admission.hit_pages));
     }
 }
 

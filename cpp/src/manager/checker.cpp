@@ -84,8 +84,8 @@ void check_columns(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     if (replica.columns == nullptr) return;
     const std::size_t windows = state.grouping.windows().size();
-    std::vector<std::uint32_t> readers(
-        static_cast<std::size_t>(replica.pool.num_blocks()) * std::max<std::size_t>(1, windows));
+    std::vector<std::uint32_t> readers(static_cast<std::size_t>(replica.pool.num_blocks()) *
+                                       std::max<std::size_t>(1, windows));
     const auto add = [&](BlockId column, std::size_t window) {
         ++readers[static_cast<std::size_t>(column) * windows + window];
     };

@@ -69,14 +69,19 @@ void Claims::begin_again(SequenceHandle handle) {
 }
 
 // Pages that windows have left are gone, or others' soon.
-void Claims::require_window(const Sequence& sequence, std::int64_t n) const {
+void Claims::require_window(SequenceHandle handle, const Sequence& sequence, std::int64_t n) const {
     if (state_.grouping.windows().empty()) return;
     const std::int64_t least = sequence.written - state_.config.max_draft_tokens;
-    if (n >= least) return;
-    throw std::invalid_argument(
-        detail::concat("cannot be truncated to ", n, " tokens, must be at least ", sequence.written,
-                       " - max_draft_tokens of ", state_.config.max_draft_tokens,
-                       ": windows have left the pages in front of that"));
+    if (n < least) {
+        throw std::invalid_argument(detail::concat(
+            "cannot be truncated to ", n, " tokens, must be at least ", sequence.written,
+            " - max_draft_tokens of ", state_.config.max_draft_tokens,
+            ": windows have left the pages in front of that"));
+    }
+    if (state_.windows.can_read(handle, n)) return;
+    throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
+                                               " tokens: a cached prefix ends behind that, "
+                                               "of which windows hold no more than they read"));
 }
 
 void Claims::truncate(SequenceHandle handle, std::int64_t n) {
@@ -90,7 +95,7 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n) {
                                                    " tokens, must be 0 .. ", most,
                                                    ", the end of what was fetched last"));
     }
-    if (!state_.grouping.is_plain()) require_window(sequence, n);
+    if (!state_.grouping.is_plain()) require_window(handle, sequence, n);
     PageRow& row = sequence.pages;
     const auto columns = static_cast<std::int32_t>(ceil_div(n, state_.config.page_size));
     if (columns < row.size()) {

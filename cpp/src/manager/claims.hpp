@@ -24,7 +24,7 @@ class Claims {
     void begin_again(Sequence& sequence, SequenceHandle handle) noexcept;
 
    private:
-    void require_window(const Sequence& sequence, std::int64_t n) const;
+    void require_window(SequenceHandle handle, const Sequence& sequence, std::int64_t n) const;
 
     ManagerState& state_;
 };

@@ -113,8 +113,8 @@ void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& page
                 const BlockId page = columns.page(duplicate.cached, bundle.first_lane + i);
                 const bool had = columns.page(own, bundle.first_lane + i) != ColumnPages::kNoPage;
                 if (page == ColumnPages::kNoPage || !had) continue;
-                swapped_.push_back({row, index * bundle.pages_per_column + i, page,
-                                    static_cast<std::int32_t>(b)});
+                swapped_.push_back(
+                    {row, index * bundle.pages_per_column + i, page, static_cast<std::int32_t>(b)});
             }
         }
         state_.windows.enter_one(home, handle, index, duplicate.cached);

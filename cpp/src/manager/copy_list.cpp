@@ -12,9 +12,8 @@ void CopyList::make_room(std::size_t n) { kvcore::make_room(copies_, n * per_col
 void CopyList::add(const PageMove& copy) noexcept {
     prune();
     const Replica& home = *replicas_[static_cast<std::size_t>(copy.replica)];
-    for_each_page_move(home, copy, [&](const PageMove& move) {
-        copies_.push_back({move, copy.destination});
-    });
+    for_each_page_move(home, copy,
+                       [&](const PageMove& move) { copies_.push_back({move, copy.destination}); });
 }
 
 // A caller that never takes them must not gather those of sequences long gone.

@@ -102,6 +102,7 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
                             bool has_pages, FetchResult& result) {
     const std::int64_t i = late.batch_row;
     rules::require_namespace(state_.config, sequence, request, i);
+    rules::require_windows(state_, sequence, request, i);
     if (sequence.num_pending > 0 && result.status == FetchStatus::kOk) {
         result.status = FetchStatus::kPending;
         result.row = i;
@@ -142,8 +143,8 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size) &&
-            (is_plain || state_.windows.has_reserved(request.sequence,
-                                                     request.active + num_steps - 1));
+            (is_plain ||
+             state_.windows.has_reserved(request.sequence, request.active + num_steps - 1));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
         if (!has_pages || !is_settled) {

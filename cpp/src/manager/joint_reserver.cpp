@@ -30,7 +30,8 @@ void JointReserver::sort(const Call& call) {
     for (const std::int64_t row : call.missing) {
         const Sequence& sequence = call.rows[row];
         // Which columns get pages of windows is the Admitter's to say.
-        const bool only_grows = state_.grouping.is_plain() && sequence.is_sealed() && !sequence.pages.empty() &&
+        const bool only_grows = state_.grouping.is_plain() && sequence.is_sealed() &&
+                                !sequence.pages.empty() &&
                                 call.batch[row].start >= sequence.pages.frozen() * page_size;
         (only_grows ? growing_ : joining_).push_back(row);
     }

@@ -57,8 +57,7 @@ std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
                               std::int32_t bundle) {
     const Sequence& sequence = state.sequences.at(handle);
     const auto num_bundles =
-        state.grouping.is_plain() ? 1
-                                  : static_cast<std::int32_t>(state.grouping.bundles().size());
+        state.grouping.is_plain() ? 1 : static_cast<std::int32_t>(state.grouping.bundles().size());
     if (bundle < 0 || bundle >= num_bundles) {
         throw std::out_of_range(detail::concat("bundle ", bundle, " does not exist, there are ",
                                                num_bundles, ", counted from 0"));

@@ -62,6 +62,7 @@ ReservePlan OrderedReserver::plan(const RequestView& request, std::int64_t num_s
     Sequence& sequence = state_.sequences.at(request.sequence);
     if (!rules::has_legal_indices(request)) rules::refuse_indices(request, 0);
     rules::require_namespace(state_.config, sequence, request, 0);
+    rules::require_windows(state_, sequence, request, 0);
     if (request.end > state_.most_tokens(num_steps)) return {};
     const std::int32_t frozen = sequence.pages.frozen();
     state_.freeze_read_pages(sequence, request.start);
@@ -76,6 +77,7 @@ HeldHit OrderedReserver::match(const RequestView& request) const {
     const Sequence& sequence = state_.sequences.at(request.sequence);
     if (!rules::has_legal_indices(request)) rules::refuse_indices(request, 0);
     rules::require_namespace(state_.config, sequence, request, 0);
+    rules::require_windows(state_, sequence, request, 0);
     return {state_, admitter_.find_hit(sequence, request), sequence, request};
 }
 

@@ -13,9 +13,9 @@ namespace kvcore {
 
 /// Prefixes that callers keep, by handle.
 ///
-/// Owns: a pin for each, with groups a hold on what its windows read. Invariant: a handle names its prefix until `unpin`, and never another one:
-/// a seat whose generations are used up is not taken again.
-/// Threads: none of its own; CacheManager locks around it. Cost: O(1), and the match to pin.
+/// Owns: a pin for each, with groups a hold on what its windows read. Invariant: a handle names its
+/// prefix until `unpin`, and never another one: a seat whose generations are used up is not taken
+/// again. Threads: none of its own; CacheManager locks around it. Cost: O(1), and the match to pin.
 class Pins {
    public:
     /// Keeps the cached whole pages of a prefix of `tokens` [n]. Throws std::bad_alloc.

@@ -60,6 +60,16 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
         "release it and claim again to change extra_key or cache_salt");
 }
 
+void require_windows(const ManagerState& state, const Sequence& sequence,
+                     const RequestView& request, std::int64_t row) {
+    if (state.grouping.is_plain() || sequence.pages.empty()) return;
+    if (state.windows.can_read(request.sequence, request.start)) return;
+    throw InRow<std::invalid_argument>(
+        row, detail::concat("start_idx ", request.start,
+                            " lies where windows have given their pages back; set it no further "
+                            "back than truncate may go, or release the request and claim again"));
+}
+
 void require_transfers(const ManagerState& state, Transfers* transfers) {
     if (transfers == nullptr) {
         throw std::invalid_argument(
@@ -97,6 +107,7 @@ void BatchRows::check(const RequestBatch& batch, std::int64_t num_steps) {
     for (std::int64_t row = 0; row < batch.size(); ++row) {
         Sequence& sequence = known.checked(batch[row], row);
         rules::require_namespace(state_.config, sequence, batch[row], row);
+        rules::require_windows(state_, sequence, batch[row], row);
         set(row, sequence);
     }
 }

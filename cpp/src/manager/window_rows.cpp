@@ -112,9 +112,9 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
         has_begun = true;
         for (; first < end; ++first) {
             const bool kept = is_kept(row, reader, w, first);
-            home.columns->leave(row[first], w,
-                                kept ? ColumnPages::Departure::kKept
-                                     : ColumnPages::Departure::kPassed);
+            home.columns->leave(
+                row[first], w,
+                kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed);
         }
     }
 }

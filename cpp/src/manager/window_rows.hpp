@@ -53,6 +53,15 @@ class WindowRows {
         return tokens <= std::int64_t{of(handle).reserved} * grouping_.column_tokens();
     }
 
+    /// It holds all that its windows read with so many tokens written.
+    [[nodiscard]] bool can_read(SequenceHandle handle, std::int64_t tokens) const noexcept {
+        const auto& windows = grouping_.windows();
+        for (std::size_t w = 0; w < windows.size(); ++w) {
+            if (grouping_.first_column(windows[w], tokens) < of(handle).first[w]) return false;
+        }
+        return true;
+    }
+
     /// The sequence reads columns `from` .. `to` - 1 of its row, which are new to it.
     void enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                std::int32_t to) const noexcept;
