@@ -35,8 +35,9 @@ namespace kvcore {
 /// O(new tokens). fetch: O(pages changed since the table's last use).
 class CacheManager {
    public:
-    /// Throws std::invalid_argument for sizes below 1.
-    explicit CacheManager(const CacheConfig& config);
+    /// `make_policy`: called once per replica for what orders its eviction, where that is none of
+    /// `config.eviction`. Throws std::invalid_argument for sizes below 1.
+    explicit CacheManager(const CacheConfig& config, const PolicyFactory& make_policy = {});
     CacheManager(const CacheManager&) = delete;
     CacheManager& operator=(const CacheManager&) = delete;
     ~CacheManager();
@@ -47,6 +48,14 @@ class CacheManager {
     /// Registers a sequence; takes no pages. Throws std::out_of_range for a replica that does not
     /// exist and CapacityError when the replica is full.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica = 0);
+    /// What a sequence asks for its pages from now on, which a policy that goes by priority heeds;
+    /// those cached before keep what they had. Throws RequestNotFoundError, and
+    /// std::invalid_argument for a priority outside 0 .. 100, a duration below 1, or ranges that
+    /// are not in order. O(ranges).
+    void set_terms(SequenceHandle sequence, const RequestTerms& terms);
+    /// It is `now`, in a unit of the caller's: priorities whose time is over end. A time before is
+    /// no news. O(log n) for each run whose priority ends.
+    void advance(std::int64_t now);
     /// Whether the handle names a claimed sequence. O(1).
     [[nodiscard]] bool contains(SequenceHandle sequence) const;
     /// Where it was claimed. Throws RequestNotFoundError. O(1).
@@ -136,6 +145,10 @@ class CacheManager {
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
                                      std::vector<BlockId>* pages = nullptr) const;
+    /// The same, and a use of those pages: as a request that takes them and lets go of them at
+    /// once. Throws as `match`. The match plus O(runs).
+    std::int64_t touch(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
+                       std::int64_t n, std::vector<BlockId>* pages = nullptr);
     /// Keeps those pages from eviction until unpinned. The match plus O(1).
     [[nodiscard]] PinHandle pin(std::int32_t replica, std::string_view name_space,
                                 const TokenId* tokens, std::int64_t n);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvcore/cache_groups.hpp"
+#include "kvcore/eviction_policies.hpp"
 #include "kvcore/lookup_table.hpp"
 #include "kvcore/page_moves.hpp"
 #include "kvcore/types.hpp"
@@ -31,6 +32,7 @@ struct CacheConfig {
     std::vector<CacheGroup> groups;
     // With groups: so many tokens of those written last may be truncated.
     std::int64_t max_draft_tokens = 0;
+    EvictionConfig eviction;      // of cached pages, in each replica; a host tier has LRU
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.
@@ -50,6 +52,23 @@ struct RequestView {
     [[nodiscard]] std::int64_t tokens_to_hold(std::int64_t at, std::int64_t num_steps) const {
         return std::max(at, std::min(end, reserve_to)) + (num_steps - 1);
     }
+};
+
+/// Tokens of a prompt whose pages have a priority of their own.
+struct RetainedTokens {
+    std::int64_t start = 0;
+    std::int64_t end = 0;
+    std::int32_t priority = kDefaultPriority;
+    std::int64_t duration = Retention::kForever;
+};
+
+/// What a request asks for its pages, for a policy that goes by priority. Durations count from the
+/// last use, a release among them, in the unit of CacheManager::advance.
+struct RequestTerms {
+    std::int32_t priority = kDefaultPriority;  // 0 .. 100
+    std::int64_t duration = Retention::kForever;
+    // Ascending, none overlaps another. A page is in the range that its first token is in.
+    std::vector<RetainedTokens> ranges;
 };
 
 /// The requests of a call: an array of views, or of pointers to views that lie elsewhere. Owns

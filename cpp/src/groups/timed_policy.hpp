@@ -25,6 +25,21 @@ class TimedPolicy final : public EvictionPolicy {
     /// When a run was last released; of one that became free when others went, when those were.
     [[nodiscard]] std::uint64_t time_of(NodeId node) const noexcept { return times_[node]; }
 
+    [[nodiscard]] PolicyInterest interest() const noexcept override { return policy_->interest(); }
+    void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept override {
+        policy_->resize(node, depth, pages);
+    }
+    void identify(NodeId node, std::uint64_t fingerprint) noexcept override {
+        policy_->identify(node, fingerprint);
+    }
+    void retain(NodeId node, const Retention& retention) noexcept override {
+        policy_->retain(node, retention);
+    }
+    [[nodiscard]] bool joins(NodeId node, const Retention& retention) const noexcept override {
+        return policy_->joins(node, retention);
+    }
+    void advance(std::int64_t now) noexcept override { policy_->advance(now); }
+
     void make_room(NodeId last) override {
         if (last >= times_.size()) times_.resize(std::size_t{last} + 1);
         policy_->make_room(last);

@@ -37,7 +37,8 @@ bool is_settled(const ManagerState& state, SequenceHandle handle) {
 
 }  // namespace
 
-CacheManager::CacheManager(const CacheConfig& config) : impl_(std::make_unique<Impl>(config)) {}
+CacheManager::CacheManager(const CacheConfig& config, const PolicyFactory& make_policy)
+    : impl_(std::make_unique<Impl>(config, make_policy)) {}
 
 CacheManager::~CacheManager() = default;
 
@@ -46,6 +47,17 @@ const CacheConfig& CacheManager::config() const noexcept { return impl_->state.c
 SequenceHandle CacheManager::claim(std::int32_t replica) {
     const Lock lock(impl_->mutex);
     return impl_->claims.claim(replica);
+}
+
+void CacheManager::set_terms(SequenceHandle sequence, const RequestTerms& terms) {
+    const Lock lock(impl_->mutex);
+    static_cast<void>(impl_->state.sequences.at(sequence));
+    impl_->state.terms.set(sequence, terms);
+}
+
+void CacheManager::advance(std::int64_t now) {
+    const Lock lock(impl_->mutex);
+    housekeeping::advance(impl_->state, now);
 }
 
 bool CacheManager::contains(SequenceHandle sequence) const {
@@ -141,6 +153,13 @@ std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_spa
                                  std::vector<BlockId>* pages) const {
     const Lock lock(impl_->mutex);
     return look_up::match(impl_->state.replica_at(replica), name_space, tokens, n, pages);
+}
+
+std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_space,
+                                 const TokenId* tokens, std::int64_t n,
+                                 std::vector<BlockId>* pages) {
+    const Lock lock(impl_->mutex);
+    return look_up::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages);
 }
 
 PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,

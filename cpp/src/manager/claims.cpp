@@ -37,6 +37,10 @@ bool Claims::release(SequenceHandle handle) {
     if (is_pending) state_.copies.drop_owed(handle);
     TreeNode* node = leaving.pages.node();
     if (home.columns != nullptr) state_.windows.clear(home, handle, leaving.pages);
+    if (home.keeps_by_priority && node != nullptr) {
+        state_.terms.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
+    }
+    state_.terms.forget(handle);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);
     state_.flights.forget(handle);

@@ -29,7 +29,7 @@ class Committer {
     void find_new_pages(const RequestBatch& given);
     void commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row);
     void commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
-                    std::int32_t end, bool is_shared, std::int32_t row);
+                    std::int32_t end, bool is_shared, const Retention& retention, std::int32_t row);
     void cache_columns(Replica& home, const PageRow& pages, std::int32_t first,
                        std::int32_t end) const noexcept;
     void swap_columns(Replica& home, SequenceHandle handle, PageRow& pages, std::int32_t first,

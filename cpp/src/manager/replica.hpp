@@ -28,9 +28,11 @@ namespace kvcore {
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: that of the pool's and the tree's verbs.
 struct Replica {
-    Replica(const CacheConfig& config, const Grouping& grouping)
+    /// LRU unless another policy is given.
+    Replica(const CacheConfig& config, const Grouping& grouping,
+            std::unique_ptr<EvictionPolicy> policy = nullptr)
         : pool(grouping.is_plain() ? config.num_pages : grouping.most_columns(config)),
-          tree(config.page_size, make_policy(grouping)) {
+          tree(config.page_size, timed(grouping, std::move(policy))) {
         if (times_ != nullptr) {
             columns =
                 std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *times_);
@@ -45,6 +47,7 @@ struct Replica {
    public:
     BlockPool pool;
     PrefixTree tree;
+    const bool keeps_by_priority = tree.policy().interest().retention;
     std::unique_ptr<ColumnPages> columns;  // none where a column is a page
     std::int64_t num_sequences = 0;        // claimed
     Metrics metrics;
@@ -96,9 +99,11 @@ struct Replica {
     }
 
    private:
-    [[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(const Grouping& grouping) {
-        auto policy = std::make_unique<LruPolicy>();
+    // Columns are compared with idle pages: by when they were let go of.
+    [[nodiscard]] std::unique_ptr<EvictionPolicy> timed(const Grouping& grouping,
+                                                        std::unique_ptr<EvictionPolicy> policy) {
         if (grouping.is_plain()) return policy;
+        if (policy == nullptr) policy = std::make_unique<LruPolicy>();
         auto timed = std::make_unique<TimedPolicy>(std::move(policy));
         times_ = timed.get();
         return timed;

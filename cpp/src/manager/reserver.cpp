@@ -182,7 +182,12 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     PageRow& pages = sequence.pages;
     const SequenceHandle handle = request.sequence;
     if (admission.hit.shares()) {
+        const TreePosition& hit = admission.hit.match.at;
         const std::int32_t columns = admission.hit_pages;
+        home.tree.use(hit, pages.committed());
+        if (home.keeps_by_priority) {
+            state_.terms.retain(home.tree, handle, hit, pages.committed());
+        }
         if (home.columns != nullptr) {
             state_.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));
         }

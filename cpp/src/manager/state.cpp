@@ -39,24 +39,27 @@ const CacheConfig& checked(const CacheConfig& config) {
 }
 
 std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config,
-                                                    const Grouping& grouping) {
+                                                    const Grouping& grouping,
+                                                    const PolicyFactory& make) {
     std::vector<std::unique_ptr<Replica>> replicas;
     for (std::int32_t i = 0; i < config.num_replicas; ++i) {
-        replicas.push_back(std::make_unique<Replica>(config, grouping));
+        replicas.push_back(std::make_unique<Replica>(
+            config, grouping, make ? make() : make_policy(config.eviction, config.page_size)));
     }
     return replicas;
 }
 
 }  // namespace
 
-ManagerState::ManagerState(const CacheConfig& given)
+ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_policy)
     : config(checked(given)),
       grouping(config),
-      replicas(make_replicas(config, grouping)),
+      replicas(make_replicas(config, grouping, make_policy)),
       windows(grouping, config.max_draft_tokens),
       copies(tickets, sequences, grouping, replicas),
       copy_list(sequences, grouping, replicas),
       flights(config, replicas, tickets, sequences),
+      terms(config.page_size),
       most_pooled_tokens_(grouping.is_plain() ? config.num_pages * config.page_size
                                               : grouping.most_tokens(config.num_pages)) {}
 

@@ -10,6 +10,7 @@
 #include "manager/owed_copies.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
+#include "manager/terms.hpp"
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
 #include "manager/token_counts.hpp"
@@ -21,7 +22,7 @@ namespace kvcore {
 /// around it: each has a reference to it, and memory of its own at most for the length of a call.
 struct ManagerState {
     /// Throws std::invalid_argument for sizes below 1.
-    explicit ManagerState(const CacheConfig& given);
+    ManagerState(const CacheConfig& given, const PolicyFactory& make_policy);
     ManagerState(const ManagerState&) = delete;
     ManagerState& operator=(const ManagerState&) = delete;
 
@@ -53,6 +54,7 @@ struct ManagerState {
     CopyList copy_list;
     TierFlights flights;
     TokenCounts counts;
+    Terms terms;
 
    private:
     const std::int64_t most_pooled_tokens_;  // of one request
