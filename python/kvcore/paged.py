@@ -13,7 +13,7 @@ from kvcore._hot.engine import StepEngine
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
-from kvcore.params import KVCacheParams, require_count
+from kvcore.params import KVCacheParams, require_count, require_one_group
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
@@ -105,6 +105,7 @@ class PagedKVCacheManager(StepEngine):
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
+        require_one_group(params)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
