@@ -220,6 +220,8 @@ class KVCacheParams:
         cls,
         config: Mapping[str, Any] | str | Path,
         dtype: str | None = None,
+        *,
+        groups: bool | None = None,
         **overrides: Any,
     ) -> KVCacheParams:
         """Read a Hugging Face ``config.json``.
@@ -230,14 +232,19 @@ class KVCacheParams:
             Of a multimodal model the language model is read.
         dtype : str, optional
             The config's ``dtype`` or ``torch_dtype`` by default.
+        groups : bool, optional
+            Fill in `groups` and `shared` where layers keep windows, chunks or states, or read the K
+            and V of others. False, the default, gives every layer every token, and refuses models
+            that keep a state.
         **overrides
             Other fields of KVCacheParams, such as ``page_size``.
 
         Raises
         ------
         ValueError
-            A field is missing or out of range; the model keeps a recurrent state, or its layers
-            differ in their K and V. What no file can be called; a file that holds no JSON.
+            A field is missing or out of range; without `groups`, the model keeps a recurrent state
+            or its layers differ in their K and V; with them, a layer keeps what no group describes.
+            What no file can be called; a file that holds no JSON.
         TypeError
             Neither mapping nor path; another field than those of KVCacheParams.
         OSError
@@ -245,7 +252,8 @@ class KVCacheParams:
 
         Notes
         -----
-        Every layer counts with every token: a sliding window takes no less.
+        A window counts where the config or its family says which layers have it; in other models
+        the layers keep every token, which serves them as well.
 
         Examples
         --------
@@ -255,7 +263,13 @@ class KVCacheParams:
         >>> KVCacheParams.from_hf_config(config, page_size=16).bytes_per_token
         147456
         """
-        return cls(**(cache_shape(config, dtype) | overrides))
+        fill = _HF_GROUPS if groups is None else flag("groups", groups)
+        shards = 1
+        if fill:
+            n, dp = (overrides.get(k, 1) for k in ("n_devices", "data_parallel_degree"))
+            require_count(n_devices=n, data_parallel_degree=dp)
+            shards = max(1, n // dp)
+        return cls(**(cache_shape(config, dtype, groups=fill, shards=shards) | overrides))
 
     @property
     def tensor_parallel_degree(self) -> int:
