@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path as _Path
 
-from kvcore import _core, functional, ops, scheduler
+from kvcore import _core, functional, groups, ops, scheduler
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefix_tree import PrefixTree
@@ -75,6 +75,7 @@ __all__ = [
     "functional",
     "get_cmake_dir",
     "get_include",
+    "groups",
     "ops",
     "scheduler",
     "update_batch",

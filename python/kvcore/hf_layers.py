@@ -73,6 +73,7 @@ _EVERY = {
     "gemma3_text": 6,
     "gemma3n_text": 5,
     "gemma4_text": 6,
+    "gemma4_unified_text": 6,
     "gpt_oss": 2,
     "olmo3": 4,
     "vaultgemma": 2,
@@ -105,7 +106,7 @@ def layer_kinds(text: Config, layers: int) -> list[str]:
     """
     if layers > _MOST_LAYERS:
         raise ValueError(
-            f"the config has {layers} layers, must have at most {_MOST_LAYERS} to be told apart"
+            f"num_layers is {layers}, must be at most {_MOST_LAYERS} where layers are told apart"
         )
     named = next((name for name in ("layer_types", "layers_block_type") if text.get(name)), None)
     if named is not None:
@@ -271,6 +272,7 @@ _RULES: dict[str, Callable[[Config, int], list[str]]] = {
     "jamba": _jamba,
     "kimi_linear": _kimi,
     "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
     "llama4_text": _llama4,
     "mamba": _all_states,
     "mamba2": _all_states,

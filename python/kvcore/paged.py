@@ -129,7 +129,9 @@ class PagedKVCacheManager(StepEngine):
             mover=make_mover(shards, places, host_pages, gpus),
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
-            listener=_listener(params, zmq_endpoint_base),
+            listener=ResetListener(zmq_endpoint_base)
+            if zmq_endpoint_base is not None and params.enable_prefix_caching
+            else None,
             runtime_checks=enable_runtime_checks,
         )
         self.params = params
@@ -148,6 +150,8 @@ class PagedKVCacheManager(StepEngine):
         num_layers: int,
         available_cache_memory: int,
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
+        *,
+        max_chunk_tokens: int = 2048,
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
         """Estimate the bytes of the cache over all replicas.
@@ -164,24 +168,31 @@ class PagedKVCacheManager(StepEngine):
             Re-derives `params`.
         available_cache_memory : int
             Bytes over all devices.
+        max_chunk_tokens : int
+            Tokens of a request that run in one step at most, for layers with a window.
         devices, **kwargs
             Not used: ``params.n_devices`` counts the devices.
         """
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.estimated_memory_size(
-            params, max_batch_size, max_seq_len, available_cache_memory
+            params, max_batch_size, max_seq_len, available_cache_memory, max_chunk_tokens
         )
 
     @classmethod
     def max_supported_sequence_length(
-        cls, params: KVCacheParams, num_layers: int, memory_available: int
+        cls,
+        params: KVCacheParams,
+        num_layers: int,
+        memory_available: int,
+        *,
+        max_chunk_tokens: int = 2048,
     ) -> int:
         """Return the longest sequence in tokens, a multiple of the page; 0 when no page fits.
 
         `memory_available` counts bytes over all devices; a sequence has those of one replica.
         """
         params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.max_supported_sequence_length(params, memory_available)
+        return sizing.max_supported_sequence_length(params, memory_available, max_chunk_tokens)
 
     @classmethod
     def infer_optimal_batch_size(
@@ -191,6 +202,8 @@ class PagedKVCacheManager(StepEngine):
         num_layers: int,
         available_cache_memory: int,
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
+        *,
+        max_chunk_tokens: int = 2048,
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
         """Return the largest batch of longest sequences that fits; 0 when not one does.
@@ -198,7 +211,9 @@ class PagedKVCacheManager(StepEngine):
         Over all replicas; the arguments are those of ``estimated_memory_size``.
         """
         params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.infer_optimal_batch_size(params, max_seq_len, available_cache_memory)
+        return sizing.infer_optimal_batch_size(
+            params, max_seq_len, available_cache_memory, max_chunk_tokens
+        )
 
     # ---- pages ---------------------------------------------------------------------------
 
@@ -385,9 +400,3 @@ class PagedKVCacheManager(StepEngine):
             f"{available - evictable} free, {total - available} used, {evictable} evictable; "
             f"{sum(s.num_sequences for s in stats)} requests)"
         )
-
-
-def _listener(params: KVCacheParams, endpoint_base: str | None) -> ResetListener | None:
-    if endpoint_base is None or not params.enable_prefix_caching:
-        return None
-    return ResetListener(endpoint_base)
