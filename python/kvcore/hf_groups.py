@@ -111,8 +111,11 @@ def _rows(text: Config, shape: Mapping[str, Any], kinds: list[str]) -> list[Row]
         return given
     uniform = (shape["n_kv_heads"], shape["head_dim"], shape.get("v_head_dim"))
     for layer, kind in enumerate(kinds):
-        row = _row(text, layer, kind, uniform)
-        given[layer] = _LIKE_PARAMS if row == uniform else row
+        heads, *widths = _row(text, layer, kind, uniform)
+        given[layer] = (
+            None if heads == uniform[0] else heads,
+            *((None, None) if tuple(widths) == uniform[1:] else widths),
+        )
     return given
 
 

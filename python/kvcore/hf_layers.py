@@ -59,9 +59,9 @@ STATE_FIELDS = (
     "linear_num_key_heads",
     "linear_attn_config",
     "attention_hidden_size",  # RWKV
-    "number_of_conv_states",
-    "cca_time0",  # Zaya
 )
+# Rarer ones, which convolutions of encoders have too.
+_MORE_STATE_FIELDS = ("number_of_conv_states", "conv_kernel_size", "cca_time0")
 
 # Every n-th layer attends to everything, the others have a window: what n is by default.
 _EVERY = {
@@ -151,7 +151,8 @@ def _indices(config: Config, name: str, first: int = 0) -> set[int]:
 def _by_fields(text: Config, layers: int) -> list[str]:
     """Tell by the fields that many families have; a window that nobody claims counts as none."""
     kind = text.get("model_type")
-    states = next((name for name in STATE_FIELDS if text.get(name) is not None), None)
+    fields = (*STATE_FIELDS, *_MORE_STATE_FIELDS)
+    states = next((name for name in fields if text.get(name) is not None), None)
     if states is not None:
         raise ValueError(
             f"{states} of the config says that layers of {kind or 'this model'} keep a state, and "
