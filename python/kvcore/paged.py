@@ -14,7 +14,7 @@ from kvcore._hot.engine import StepEngine
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
-from kvcore.params import KVCacheParams, require_count
+from kvcore.params import KVCacheParams, require_count, require_one_group
 from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus
 from kvcore.symbols import InputSymbols, input_symbols
@@ -116,6 +116,7 @@ class PagedKVCacheManager(StepEngine):
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
+        require_one_group(params)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
@@ -160,6 +161,8 @@ class PagedKVCacheManager(StepEngine):
         num_layers: int,
         available_cache_memory: int,
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
+        *,
+        max_chunk_tokens: int = 2048,
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
         """Estimate the bytes of the cache over all replicas.
@@ -176,24 +179,31 @@ class PagedKVCacheManager(StepEngine):
             Re-derives `params`.
         available_cache_memory : int
             Bytes over all devices.
+        max_chunk_tokens : int
+            Tokens of a request that run in one step at most, for layers with a window.
         devices, **kwargs
             Not used: ``params.n_devices`` counts the devices.
         """
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.estimated_memory_size(
-            params, max_batch_size, max_seq_len, available_cache_memory
+            params, max_batch_size, max_seq_len, available_cache_memory, max_chunk_tokens
         )
 
     @classmethod
     def max_supported_sequence_length(
-        cls, params: KVCacheParams, num_layers: int, memory_available: int
+        cls,
+        params: KVCacheParams,
+        num_layers: int,
+        memory_available: int,
+        *,
+        max_chunk_tokens: int = 2048,
     ) -> int:
         """Return the longest sequence in tokens, a multiple of the page; 0 when no page fits.
 
         `memory_available` counts bytes over all devices; a sequence has those of one replica.
         """
         params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.max_supported_sequence_length(params, memory_available)
+        return sizing.max_supported_sequence_length(params, memory_available, max_chunk_tokens)
 
     @classmethod
     def infer_optimal_batch_size(
@@ -203,6 +213,8 @@ class PagedKVCacheManager(StepEngine):
         num_layers: int,
         available_cache_memory: int,
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
+        *,
+        max_chunk_tokens: int = 2048,
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
         """Return the largest batch of longest sequences that fits; 0 when not one does.
@@ -210,7 +222,9 @@ class PagedKVCacheManager(StepEngine):
         Over all replicas; the arguments are those of ``estimated_memory_size``.
         """
         params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.infer_optimal_batch_size(params, max_seq_len, available_cache_memory)
+        return sizing.infer_optimal_batch_size(
+            params, max_seq_len, available_cache_memory, max_chunk_tokens
+        )
 
     # ---- pages ---------------------------------------------------------------------------
 
@@ -397,9 +411,3 @@ class PagedKVCacheManager(StepEngine):
             f"{available - evictable} free, {total - available} used, {evictable} evictable; "
             f"{sum(s.num_sequences for s in stats)} requests)"
         )
-
-
-def _listener(params: KVCacheParams, endpoint_base: str | None) -> ResetListener | None:
-    if endpoint_base is None or not params.enable_prefix_caching:
-        return None
-    return ResetListener(endpoint_base)

@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from kvcore.arguments import flag, number
 from kvcore.dtypes import itemsize
+from kvcore.groups import AttentionGroup, Bundle, FullAttention, State, bundles
+from kvcore.groups.of_params import check_groups, frozen_groups, frozen_shared
+from kvcore.groups.packing import page_shape, row_elements
 from kvcore.hf_config import cache_shape
 
-__all__ = ["KVCacheParams", "require_count", "require_params"]
+__all__ = ["KVCacheParams", "require_count", "require_one_group", "require_params"]
 
 _SCALE_BYTES = 4  # float32
 _MAX_COUNT = 2**31 - 1  # page ids and shapes are int32
 _MOST_GIB = 2**33  # whose bytes are counted in int64
+_HF_GROUPS = False  # whether from_hf_config fills the groups in by itself
 
 
 def require_count(**values: int) -> None:
@@ -34,7 +38,24 @@ def require_params(params: object) -> None:
         raise TypeError(f"params is a {type(params).__name__}, must be a KVCacheParams")
 
 
-@dataclass(frozen=True)
+def require_one_group(params: KVCacheParams) -> None:
+    """Raise ValueError for params whose layers do not all keep all tokens in one page."""
+    if params.groups is None and params.shared is None:
+        return
+    packed = () if params.shared or params.state_groups else bundles(params)
+    if len(packed) == 1 and packed[0] == Bundle(
+        FullAttention(range(params.num_layers)), tuple(range(params.num_layers)), params.page_size
+    ):
+        return
+    kinds = ", ".join(type(group).__name__ for group in (params.groups or params.attention_groups))
+    raise ValueError(
+        f"the params have groups ({kinds}), must have one FullAttention over all "
+        f"{params.num_layers} layers: managers keep every token in every layer; pass groups=None, "
+        f"and from_hf_config groups=False"
+    )
+
+
+@dataclass(frozen=True, repr=False)
 class KVCacheParams:
     """Describe the KV cache of a model and how it is spread over devices.
 
@@ -66,12 +87,20 @@ class KVCacheParams:
         Width of V where it is not `head_dim`; the pool is then two arrays.
     cache_strategy : str
         "paged".
+    groups : sequence of FullAttention, SlidingWindow, ChunkedLocal and State, optional
+        Which layers keep which tokens, see ``kvcore.groups``; held as a tuple. A layer is in at
+        most one attention group and at most one State group; one in none caches nothing. None is
+        one FullAttention over all layers.
+    shared : mapping of int to int, optional
+        Layers that read the K and V of another: {layer: owner}. The owner is in an attention group,
+        the layer in none. Held as a mapping that can be hashed.
 
     Raises
     ------
     ValueError
         A size below 1, an unknown dtype, heads or devices that do not divide, a host tier without
-        prefix caching or space.
+        prefix caching or space. Groups that name a layer twice or beyond `num_layers`, that hold
+        State alone, or whose pages cannot have one size.
     TypeError
         A size that is no int, a flag that is no bool, a dtype that is no str.
 
@@ -97,6 +126,8 @@ class KVCacheParams:
     kv_scale_granularity: int | None = None
     v_head_dim: int | None = None
     cache_strategy: str = "paged"
+    groups: Sequence[AttentionGroup | State] | None = None
+    shared: Mapping[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str):
@@ -118,6 +149,23 @@ class KVCacheParams:
         self._check_devices()
         self._check_widths()
         self._check_host_tier()
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        object.__setattr__(self, "groups", frozen_groups(self.groups))
+        object.__setattr__(self, "shared", frozen_shared(self.shared))
+        if self.groups is not None or self.shared is not None:
+            check_groups(self)
+
+    def __repr__(self) -> str:
+        # What is not given is not shown of fields that came later.
+        given = [
+            field.name
+            for field in fields(self)
+            if field.name not in ("groups", "shared") or getattr(self, field.name) is not None
+        ]
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
+        return f"{type(self).__qualname__}({values})"
 
     def _check_devices(self) -> None:
         if self.n_devices % self.data_parallel_degree != 0:
@@ -172,6 +220,8 @@ class KVCacheParams:
         cls,
         config: Mapping[str, Any] | str | Path,
         dtype: str | None = None,
+        *,
+        groups: bool | None = None,
         **overrides: Any,
     ) -> KVCacheParams:
         """Read a Hugging Face ``config.json``.
@@ -182,14 +232,19 @@ class KVCacheParams:
             Of a multimodal model the language model is read.
         dtype : str, optional
             The config's ``dtype`` or ``torch_dtype`` by default.
+        groups : bool, optional
+            Fill in `groups` and `shared` where layers keep windows, chunks or states, or read the K
+            and V of others. False, the default, gives every layer every token, and refuses models
+            that keep a state.
         **overrides
             Other fields of KVCacheParams, such as ``page_size``.
 
         Raises
         ------
         ValueError
-            A field is missing or out of range; the model keeps a recurrent state, or its layers
-            differ in their K and V. What no file can be called; a file that holds no JSON.
+            A field is missing or out of range; without `groups`, the model keeps a recurrent state
+            or its layers differ in their K and V; with them, a layer keeps what no group describes.
+            What no file can be called; a file that holds no JSON.
         TypeError
             Neither mapping nor path; another field than those of KVCacheParams.
         OSError
@@ -197,7 +252,8 @@ class KVCacheParams:
 
         Notes
         -----
-        Every layer counts with every token: a sliding window takes no less.
+        A window counts where the config or its family says which layers have it; in other models
+        the layers keep every token, which serves them as well.
 
         Examples
         --------
@@ -207,7 +263,13 @@ class KVCacheParams:
         >>> KVCacheParams.from_hf_config(config, page_size=16).bytes_per_token
         147456
         """
-        return cls(**(cache_shape(config, dtype) | overrides))
+        fill = _HF_GROUPS if groups is None else flag("groups", groups)
+        shards = 1
+        if fill:
+            n, dp = (overrides.get(k, 1) for k in ("n_devices", "data_parallel_degree"))
+            require_count(n_devices=n, data_parallel_degree=dp)
+            shards = max(1, n // dp)
+        return cls(**(cache_shape(config, dtype, groups=fill, shards=shards) | overrides))
 
     @property
     def tensor_parallel_degree(self) -> int:
@@ -232,15 +294,55 @@ class KVCacheParams:
         return (self.head_dim, self.head_dim if self.v_head_dim is None else self.v_head_dim)
 
     @property
+    def attention_groups(self) -> tuple[AttentionGroup, ...]:
+        """The groups that keep K and V; for ``groups=None`` one of all layers but shared ones."""
+        if self.groups is None:
+            shared = self.shared or {}
+            return (FullAttention([i for i in range(self.num_layers) if i not in shared]),)
+        return tuple(group for group in self.groups if isinstance(group, AttentionGroup))
+
+    @property
+    def state_groups(self) -> tuple[State, ...]:
+        """The groups that keep states."""
+        return tuple(group for group in self.groups or () if isinstance(group, State))
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token, scales included, over all devices of a replica."""
-        per_head = sum(self.row_widths) * itemsize(self.dtype)
-        if self.kv_scale_granularity is not None:
-            per_head += sum(self.row_widths) // self.kv_scale_granularity * _SCALE_BYTES
+        """Bytes of one token in every layer that caches it, over all devices of a replica.
+
+        Scales are included. A layer with a window has no bytes of a token that it has left behind.
+        """
         shards = self.tensor_parallel_degree
-        return per_head * self.num_layers * self.n_kv_heads_per_device * shards
+        if self.groups is None and self.shared is None:
+            layer = self.n_kv_heads_per_device * sum(self.row_widths)
+            return self._bytes_of(layer) * self.num_layers * shards
+        return shards * sum(
+            len(group.layers) * self._bytes_of(sum(row_elements(self, group)))
+            for group in self.attention_groups
+        )
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all devices of a replica."""
-        return self.page_size * self.bytes_per_token
+        """Bytes of one page over all devices of a replica, with the places that stay empty."""
+        if self.groups is None and self.shared is None:
+            return self.page_size * self.bytes_per_token
+        page = page_shape(self)
+        return page.layers * self._bytes_of(sum(page.elements)) * self.tensor_parallel_degree
+
+    @property
+    def layers_per_page(self) -> int:
+        """Places for layers in a page: the third dimension of the pool."""
+        if self.groups is None and self.shared is None:
+            return self.num_layers
+        return page_shape(self).layers
+
+    @property
+    def bytes_per_state_slot(self) -> int:
+        """Bytes of one request's states, of all State groups, over all devices of a replica."""
+        slot = sum(group.bytes_per_slot for group in self.state_groups)
+        return slot * self.tensor_parallel_degree
+
+    def _bytes_of(self, elements: int) -> int:
+        """Return the bytes of elements of whole rows, and of their scales."""
+        scales = 0 if self.kv_scale_granularity is None else elements // self.kv_scale_granularity
+        return elements * itemsize(self.dtype) + scales * _SCALE_BYTES

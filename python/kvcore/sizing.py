@@ -7,9 +7,12 @@ from dataclasses import replace
 
 from kvcore.arguments import integer
 from kvcore.errors import CapacityError
+from kvcore.groups import bundles
+from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.params import KVCacheParams, require_count, require_params
 
 __all__ = [
+    "STATES_PER_REQUEST",
     "batch_per_replica",
     "chosen_pages",
     "estimated_memory_size",
@@ -18,10 +21,16 @@ __all__ = [
     "infer_optimal_batch_size",
     "max_supported_sequence_length",
     "pages_per_replica",
+    "pages_per_sequence",
     "rederived",
+    "sequence_bytes",
 ]
 
+#: Slots of states for each request: its own, and one for a checkpoint.
+STATES_PER_REQUEST = 2
+
 _GIB = 1 << 30
+_MOST_TOKENS = 2**31 - 1
 
 
 def rederived(
@@ -48,10 +57,14 @@ def _bytes(memory: int) -> int:
     return found
 
 
-def pages_per_replica(params: KVCacheParams, memory: int) -> int:
-    """Return the pages of one replica when `memory` bytes are shared by all."""
+def pages_per_replica(params: KVCacheParams, memory: int, num_states: int = 0) -> int:
+    """Return the pages of one replica when `memory` bytes are shared by all.
+
+    Each has `num_states` slots for states beside them.
+    """
     require_params(params)
-    return _bytes(memory) // params.data_parallel_degree // params.bytes_per_page
+    share = _bytes(memory) // params.data_parallel_degree
+    return max(0, share - num_states * params.bytes_per_state_slot) // params.bytes_per_page
 
 
 def host_pages_per_replica(params: KVCacheParams) -> int:
@@ -96,28 +109,86 @@ def chosen_pages(
     return pages
 
 
-def _pages_per_sequence(params: KVCacheParams, max_seq_len: int) -> int:
-    return -(-max_seq_len // params.page_size)
+def pages_per_sequence(
+    params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
+) -> int:
+    """Return the most pages that a sequence holds, of all bundles.
+
+    Parameters
+    ----------
+    params : KVCacheParams
+    max_seq_len : int
+        Tokens of the sequence.
+    max_chunk_tokens : int
+        Tokens of it that run in one step at most: a window needs room for them beside its own.
+    """
+    require_count(max_seq_len=max_seq_len, max_chunk_tokens=max_chunk_tokens)
+    return _pages_of(params, max_seq_len, max_chunk_tokens)
+
+
+def _pages_of(params: KVCacheParams, tokens: int, max_chunk_tokens: int) -> int:
+    if params.groups is None:
+        return -(-tokens // params.page_size)
+    return sum(
+        bundle.group.max_pages(tokens, bundle.page_size, max_chunk_tokens)
+        for bundle in bundles(params)
+    )
+
+
+def sequence_bytes(
+    params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
+) -> int:
+    """Return the most bytes that a sequence takes over a replica's devices, with its states."""
+    pages = pages_per_sequence(params, max_seq_len, max_chunk_tokens)
+    return pages * params.bytes_per_page + STATES_PER_REQUEST * params.bytes_per_state_slot
 
 
 def estimated_memory_size(
-    params: KVCacheParams, max_batch_size: int, max_seq_len: int, memory: int
+    params: KVCacheParams,
+    max_batch_size: int,
+    max_seq_len: int,
+    memory: int,
+    max_chunk_tokens: int = MAX_CHUNK_TOKENS,
 ) -> int:
     """Return the bytes over all replicas: at most `memory`, at most what the batch can use."""
     require_params(params)
-    require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
-    pages = batch_per_replica(params, max_batch_size) * _pages_per_sequence(params, max_seq_len)
+    require_count(max_batch_size=max_batch_size)
+    needed = sequence_bytes(params, max_seq_len, max_chunk_tokens)
     replicas = params.data_parallel_degree
-    return replicas * min(_bytes(memory) // replicas, pages * params.bytes_per_page)
+    share = _bytes(memory) // replicas
+    return replicas * min(share, batch_per_replica(params, max_batch_size) * needed)
 
 
-def max_supported_sequence_length(params: KVCacheParams, memory: int) -> int:
-    """Return the tokens that one replica holds, a multiple of the page size."""
-    return pages_per_replica(params, memory) * params.page_size
+def max_supported_sequence_length(
+    params: KVCacheParams, memory: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
+) -> int:
+    """Return the tokens that one replica holds, a multiple of the page size.
+
+    Where no group keeps every token, and the window fits, it is the largest one below 2**31.
+    """
+    require_count(max_chunk_tokens=max_chunk_tokens)
+    pages = pages_per_replica(params, memory, STATES_PER_REQUEST)
+    if params.groups is None:
+        return pages * params.page_size
+    size = max(bundle.page_size for bundle in bundles(params))
+    fits, too_many = 0, _MOST_TOKENS // size + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if _pages_of(params, middle * size, max_chunk_tokens) <= pages:
+            fits = middle
+        else:
+            too_many = middle
+    return fits * size
 
 
-def infer_optimal_batch_size(params: KVCacheParams, max_seq_len: int, memory: int) -> int:
+def infer_optimal_batch_size(
+    params: KVCacheParams,
+    max_seq_len: int,
+    memory: int,
+    max_chunk_tokens: int = MAX_CHUNK_TOKENS,
+) -> int:
     """Return how many longest sequences fit, over all replicas."""
-    require_count(max_seq_len=max_seq_len)
-    pages = pages_per_replica(params, memory)
-    return pages // _pages_per_sequence(params, max_seq_len) * params.data_parallel_degree
+    require_params(params)
+    share = _bytes(memory) // params.data_parallel_degree
+    needed = sequence_bytes(params, max_seq_len, max_chunk_tokens)
+    return share // needed * params.data_parallel_degree

@@ -180,7 +180,7 @@ def test_presets_give_the_published_bytes_per_token() -> None:
     want = {"llama-3.1-8b": 128 << 10, "llama-3.1-70b": 320 << 10, "deepseek-v3": 61 * 576 * 2}
     got = {name: model_params(name, 16).bytes_per_token for name in want}
     assert got == want
-    assert all(shape.params(16).page_size == 16 for shape in PRESETS.values())
+    assert all(shape.params(16, groups=True).page_size == 16 for shape in PRESETS.values())
 
 
 def test_progress_is_shown_on_a_terminal_only(

@@ -24,7 +24,7 @@ def without(config: dict[str, Any], name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_family_is_read(name: str) -> None:
     layers, heads, head_dim, dtype = SHAPES[name]
-    given = {} if dtype else {"dtype": "bfloat16"}
+    given: dict[str, Any] = {} if dtype else {"dtype": "bfloat16"}
     made = KVCacheParams.from_hf_config(CONFIGS[name], **given)
     assert (made.num_layers, made.n_kv_heads, made.head_dim) == (layers, heads, head_dim)
     assert made.dtype == (dtype or "bfloat16")

@@ -19,7 +19,7 @@ ROOT = Path(kvcore.__file__).parent
 #: before it. "" is the package itself, from which the layers behind it take the public names.
 LAYERS = (
     ("errors", "arguments", "device", "dtypes", "metrics", "plans", "policies"),
-    ("hf_config", "params", "sizing"),
+    ("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params", "sizing"),
     ("_core", "_cuda", "cpp", "_hot", "context"),
     ("arrays", "backends", "cuda"),
     ("ops",),

@@ -2,6 +2,7 @@
 """``kvcore plan``: how many tokens, sequences and pages a model's cache gets out of memory."""
 
 import dataclasses
+import functools
 import json
 import math
 from typing import Annotated, Any
@@ -11,11 +12,20 @@ import typer
 from kvcore import KVCacheParams
 from kvcore.cli import options
 from kvcore.cli.plan_table import print_plan
-from kvcore.cli.presets import PRESETS, model_params
+from kvcore.cli.presets import PRESETS, find_model
 from kvcore.cli.sizes import parse_size, parse_tokens
 from kvcore.dtypes import itemsize
+from kvcore.groups import AttentionGroup, ChunkedLocal, SlidingWindow, State, bundles
+from kvcore.groups.kinds import MAX_CHUNK_TOKENS
+from kvcore.groups.packing import row_widths
 from kvcore.replay import PoolSettings
-from kvcore.sizing import infer_optimal_batch_size
+from kvcore.sizing import (
+    STATES_PER_REQUEST,
+    infer_optimal_batch_size,
+    max_supported_sequence_length,
+    pages_per_sequence,
+    sequence_bytes,
+)
 
 QUANTISED = ("float8_e4m3fn", "int8")
 _SHAPE = (
@@ -60,6 +70,19 @@ Dtype = Annotated[
     str | None, typer.Option(metavar="NAME", help="Of the pages.", show_default="the model's")
 ]
 
+MaxChunkTokens = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        callback=options.count,
+        help="Tokens of a prompt in one step: a window needs room for them too.",
+    ),
+]
+Flat = Annotated[
+    bool,
+    typer.Option("--flat", help="Give every layer every token, as managers without groups do."),
+]
+
 
 def plan(
     *,
@@ -70,12 +93,14 @@ def plan(
     dp: Dp = 1,
     dtype: Dtype = None,
     page_size: options.PageSize = PoolSettings.page_size,
+    max_chunk_tokens: MaxChunkTokens = MAX_CHUNK_TOKENS,
+    flat: Flat = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Tell what a model's cache costs and what fits into the memory that is left for it.
 
-    Every layer keeps every token, whatever its sliding window. Beside the pages asked for stand
-    quantised ones, with one float32 scale per token and head.
+    Layers with windows, chunks or states are groups that keep less than every token. Beside the
+    pages asked for stand quantised ones, with one float32 scale per token and head.
 
     Example: kvcore plan llama-3.1-70b --memory 640GiB --max-seq-len 32k --tp 8
     """
@@ -83,20 +108,22 @@ def plan(
         options.checked("--dtype", itemsize, dtype)
     size = options.checked("--memory", parse_size, memory)
     tokens = options.checked("--max-seq-len", parse_tokens, max_seq_len)
-    params = options.checked("CONFIG|PRESET", model_params, model, page_size, dtype)
-    params = options.checked("--tp", _spread, params, tp, dp)
-    answer = collect(params, size, tokens)
+    found = options.checked("CONFIG|PRESET", find_model, model)
+    read = functools.partial(found.params, page_size, dtype, groups=not flat)
+    params = options.checked("CONFIG|PRESET", read)
+    # Read again, because states are spread as they are read.
+    spread = functools.partial(read, n_devices=tp * dp, data_parallel_degree=dp)
+    params = options.checked("--tp", spread)
+    answer = collect(params, size, tokens, max_chunk_tokens)
     if as_json:
         typer.echo(json.dumps({"model": model} | answer))
     else:
         print_plan(model, answer)
 
 
-def _spread(params: KVCacheParams, tp: int, dp: int) -> KVCacheParams:
-    return dataclasses.replace(params, n_devices=tp * dp, data_parallel_degree=dp)
-
-
-def collect(params: KVCacheParams, memory: int, max_seq_len: int) -> dict[str, Any]:
+def collect(
+    params: KVCacheParams, memory: int, max_seq_len: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
+) -> dict[str, Any]:
     """Collect what ``kvcore plan`` prints, ready for JSON.
 
     Parameters
@@ -104,14 +131,14 @@ def collect(params: KVCacheParams, memory: int, max_seq_len: int) -> dict[str, A
     params : KVCacheParams
     memory : int
         Bytes over all devices.
-    max_seq_len : int
+    max_seq_len, max_chunk_tokens : int
         Tokens.
 
     Returns
     -------
     dict
         The model's shape and the request; then, for the params' own dtype and under "quantised" for
-        each of `QUANTISED`, what `_pages` returns.
+        each of `QUANTISED`, what `_pages` returns. With groups also what `_grouping` does.
 
     Raises
     ------
@@ -119,22 +146,34 @@ def collect(params: KVCacheParams, memory: int, max_seq_len: int) -> dict[str, A
         A replica gets no page.
     """
     # One scale per token and head; rows of two widths need one that divides both.
-    granularity = math.gcd(*params.row_widths)
+    granularity = math.gcd(*(width for group in _rows(params) for width in group))
     narrow = [
         dataclasses.replace(params, dtype=dtype, kv_scale_granularity=granularity)
         for dtype in QUANTISED
     ]
     shape = {name: getattr(params, name) for name in _SHAPE}
     asked = {"memory": memory, "max_seq_len": max_seq_len}
-    own, *quantised = [_pages(each, memory, max_seq_len) for each in (params, *narrow)]
-    return shape | asked | own | {"quantised": quantised}
+    sizes = (memory, max_seq_len, max_chunk_tokens)
+    own, *quantised = [_pages(each, *sizes) for each in (params, *narrow)]
+    groups = _grouping(params, max_seq_len, max_chunk_tokens) if params.groups is not None else {}
+    return shape | asked | groups | own | {"quantised": quantised}
 
 
-def _pages(params: KVCacheParams, memory: int, max_seq_len: int) -> dict[str, Any]:
+def _rows(params: KVCacheParams) -> list[tuple[int, ...]]:
+    if params.groups is None:
+        return [params.row_widths]
+    return [params.row_widths, *(row_widths(params, group) for group in params.attention_groups)]
+
+
+def _pages(
+    params: KVCacheParams, memory: int, max_seq_len: int, max_chunk_tokens: int
+) -> dict[str, Any]:
     """Tell what pages of one dtype cost (per replica, over its devices) and how many there are."""
     replicas = params.data_parallel_degree
-    pages = options.fitting_pages(memory, replicas, params.bytes_per_page)
-    return {
+    batch = infer_optimal_batch_size(params, max_seq_len, memory, max_chunk_tokens)
+    states = STATES_PER_REQUEST * batch // replicas * params.bytes_per_state_slot
+    pages = options.fitting_pages(memory - states * replicas, replicas, params.bytes_per_page)
+    told = {
         "dtype": params.dtype,
         "kv_scale_granularity": params.kv_scale_granularity,
         "bytes_per_token": params.bytes_per_token,
@@ -142,6 +181,58 @@ def _pages(params: KVCacheParams, memory: int, max_seq_len: int) -> dict[str, An
         "pages": pages,
         "total_pages": pages * replicas,
         "tokens": pages * replicas * params.page_size,
-        "batch": infer_optimal_batch_size(params, max_seq_len, memory),
+        "batch": batch,
         "longest_sequence": pages * params.page_size,
     }
+    if params.groups is None:
+        return told
+    each = pages_per_sequence(params, max_seq_len, max_chunk_tokens)
+    flat = dataclasses.replace(params, groups=None, shared=None)
+    return told | {
+        "tokens": pages * max_seq_len // each * replicas,
+        "longest_sequence": max_supported_sequence_length(params, memory, max_chunk_tokens),
+        "bytes_per_sequence": sequence_bytes(params, max_seq_len, max_chunk_tokens),
+        "flat_bytes_per_sequence": sequence_bytes(flat, max_seq_len),
+        "flat_batch": infer_optimal_batch_size(flat, max_seq_len, memory),
+    }
+
+
+def _grouping(params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int) -> dict[str, Any]:
+    """Tell which layers keep what, and what one sequence holds of it."""
+    packed = bundles(params)
+    groups: list[dict[str, Any]] = [
+        {"kind": _kind(group), "layers": len(group.layers), "keeps": _keeps(group)}
+        for group in params.groups or ()
+    ]
+    for told, group in zip(groups, params.groups or (), strict=True):
+        if isinstance(group, State):
+            told["bytes_per_slot"] = group.bytes_per_slot * params.tensor_parallel_degree
+            continue
+        mine = [bundle for bundle in packed if bundle.group == group]
+        most = group.max_pages(max_seq_len, mine[0].page_size, max_chunk_tokens)
+        told["page_size"] = mine[0].page_size
+        told["bundles"] = len(mine)
+        told["pages_per_sequence"] = len(mine) * most
+    return {
+        "max_chunk_tokens": max_chunk_tokens,
+        "layers_per_page": params.layers_per_page,
+        "shared_layers": len(params.shared or ()),
+        "bytes_per_state_slot": params.bytes_per_state_slot,
+        "pages_per_sequence": pages_per_sequence(params, max_seq_len, max_chunk_tokens),
+        "groups": groups,
+    }
+
+
+def _kind(group: AttentionGroup | State) -> str:
+    if isinstance(group, State):
+        return "state"
+    if isinstance(group, SlidingWindow):
+        return "window"
+    return "chunk" if isinstance(group, ChunkedLocal) else "full"
+
+
+def _keeps(group: AttentionGroup | State) -> int | None:
+    """Return the tokens of a window or chunk."""
+    if isinstance(group, SlidingWindow):
+        return group.window
+    return group.chunk if isinstance(group, ChunkedLocal) else None

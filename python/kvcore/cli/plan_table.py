@@ -29,6 +29,39 @@ def print_plan(model: str, plan: Plan) -> None:
     for name, values in _rows(plan, columns):
         table.add_row(name, *values)
     Console().print(table)
+    if "groups" in plan:
+        Console().print(_groups(plan))
+
+
+def _groups(plan: Plan) -> Table:
+    """Show which layers keep what, and the pages that a sequence holds of it."""
+    table = Table(title_justify="left", caption_justify="left")
+    table.title = f"a sequence of {plan['max_seq_len']:,} tokens, {_run(plan)}"
+    table.caption = f"a page is shared by up to {plan['layers_per_page']} layers"
+    if plan["shared_layers"]:
+        table.caption += f"; {plan['shared_layers']} more layers read the K and V of others"
+    for name in ("layers", "keep", "page tables", "pages"):
+        table.add_column(name, justify="left" if name == "keep" else "right", no_wrap=True)
+    for group in plan["groups"]:
+        if group["kind"] == "state":
+            slot = format_size(group["bytes_per_slot"])
+            table.add_row(str(group["layers"]), f"a state of {slot}", "", "")
+            continue
+        keeps = {
+            "full": "all tokens",
+            "window": f"a window of {group['keeps'] or 0:,}",
+            "chunk": f"a chunk of {group['keeps'] or 0:,}",
+        }[group["kind"]]
+        size = group["page_size"]
+        if size != plan["page_size"]:
+            keeps += f", {size:,} a page"
+        pages = f"{group['pages_per_sequence']:,}"
+        table.add_row(str(group["layers"]), keeps, str(group["bundles"]), pages)
+    return table
+
+
+def _run(plan: Plan) -> str:
+    return f"at most {plan['max_chunk_tokens']:,} of them a step"
 
 
 def _title(model: str, plan: Plan) -> str:
@@ -55,6 +88,13 @@ def _rows(plan: Plan, columns: list[Plan]) -> Iterator[tuple[str, list[str]]]:
     yield "pages" if plan["data_parallel_degree"] == 1 else "pages per replica", numbers("pages")
     yield "tokens", numbers("tokens")
     yield f"sequences of {plan['max_seq_len']:,}", numbers("batch")
+    if "groups" in plan:
+        yield "without groups", numbers("flat_batch")
+        yield "bytes of one", [format_size(column["bytes_per_sequence"]) for column in columns]
+        yield (
+            "without groups",
+            [format_size(column["flat_bytes_per_sequence"]) for column in columns],
+        )
     yield "longest sequence", numbers("longest_sequence")
     yield (
         "tokens against the first",

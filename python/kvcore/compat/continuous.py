@@ -21,7 +21,7 @@ from kvcore.compat.slot_inputs import (
 from kvcore.compat.slots import SlotClaims, SlotTable, as_ids
 from kvcore.compat.views import ContinuousBatchingKVCacheCollection, longest_lengths
 from kvcore.device import Device, checked_devices
-from kvcore.params import KVCacheParams, require_count, require_params
+from kvcore.params import KVCacheParams, require_count, require_one_group, require_params
 from kvcore.pools import allocate_shard, shard_shapes
 
 __all__ = ["ContinuousBatchingKVCacheManager"]
@@ -379,6 +379,7 @@ def _parsed(devices: Iterable[Device | str]) -> tuple[Device, ...]:
 def _slot_params(params: KVCacheParams, max_seq_len: int, num_layers: int) -> KVCacheParams:
     """Return the params of a pool whose pages are slots."""
     require_params(params)
+    require_one_group(params)
     require_count(max_seq_len=max_seq_len, num_layers=num_layers)
     if params.data_parallel_degree != 1:
         raise ValueError(

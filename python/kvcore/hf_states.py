@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays of recurrent layers, by their Hugging Face config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcore.dtypes import WIDE
+from kvcore.hf_fields import HEADS, HIDDEN, Config, count, optional_count, part
+
+__all__ = ["state_arrays"]
+
+Arrays = dict[str, tuple[tuple[int, ...], str]]
+
+_MAMBA_HEADS = ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
+_MAMBA_HEAD_DIM = ("mamba_head_dim", "mamba_headdim", "mamba_d_head")
+_MAMBA_GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
+_MAMBA_STATE = ("mamba_d_state", "ssm_state_size")
+_MAMBA_KERNEL = ("mamba_d_conv", "conv_kernel")
+_MAMBA_EXPAND = ("mamba_expand", "expand")
+_ACCUMULATED = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+
+
+def state_arrays(text: Config, dtype: str, shards: int) -> Arrays:
+    """Return what one recurrent layer keeps of a request on one of `shards` devices.
+
+    Parameters
+    ----------
+    text : mapping
+        The config of the language model.
+    dtype : str
+        Of the activations; what is summed up over all tokens is float32, unless the config says
+        otherwise.
+    shards : int
+        Tensor parallel devices, over which heads and channels are spread.
+
+    Returns
+    -------
+    dict of str to (shape, dtype)
+        Names, shapes and dtypes are those of the transformers library's caches: "conv_states"
+        [channels, kernel] and "recurrent_states".
+
+    Raises
+    ------
+    ValueError
+        A field is missing, does not divide over the devices, or the kind is not known.
+    """
+    shapes = _kind(text)(text, shards)
+    summed = next((text[name] for name in _ACCUMULATED if text.get(name) in WIDE), "float32")
+    dtypes = {"conv_states": dtype, "linear_cache": dtype, "recurrent_states": summed}
+    return {name: (shape, dtypes[name]) for name, shape in shapes.items()}
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _kind(text: Config) -> Callable[[Config, int], Shapes]:
+    kind = text.get("model_type")
+    by_model = _MODELS.get(str(kind))
+    if by_model is not None:
+        return by_model
+    for name, rule in _FIELDS.items():
+        if text.get(name) is not None:
+            return rule
+    raise ValueError(
+        f"{kind or 'this model'} keeps states whose arrays kvcore does not know; give "
+        f"KVCacheParams a State with them in groups="
+    )
+
+
+def _spread(name: str, value: int, shards: int) -> int:
+    if value % shards != 0:
+        raise ValueError(
+            f"{name} {value} of the recurrent layers does not divide over {shards} tensor parallel "
+            f"devices; use a degree that divides it"
+        )
+    return value // shards
+
+
+def _mamba_width(text: Config) -> int:
+    """Return the channels of a Mamba layer."""
+    return optional_count(text, ("mamba_d_ssm",)) or (
+        (optional_count(text, _MAMBA_EXPAND) or 2) * count(text, HIDDEN)
+    )
+
+
+def _mamba(text: Config, shards: int) -> Shapes:
+    width = _spread("intermediate size", _mamba_width(text), shards)
+    kernel, state = count(text, _MAMBA_KERNEL), count(text, _MAMBA_STATE)
+    return {"conv_states": (width, kernel), "recurrent_states": (width, state)}
+
+
+def _zamba(text: Config, shards: int) -> Shapes:
+    heads, width = count(text, ("n_mamba_heads",)), _mamba_width(text)
+    state, here = count(text, _MAMBA_STATE), _spread("n_mamba_heads", heads, shards)
+    return {
+        "conv_states": (_spread("intermediate size", width, shards), count(text, _MAMBA_KERNEL)),
+        "recurrent_states": (here, width // heads, state),
+    }
+
+
+def _mamba2(text: Config, shards: int) -> Shapes:
+    heads = count(text, _MAMBA_HEADS)
+    head_dim = _explicit_head_dim(text) or _mamba_width(text) // heads
+    groups, state = optional_count(text, _MAMBA_GROUPS) or 1, count(text, _MAMBA_STATE)
+    here = _spread(_MAMBA_HEADS[0], heads, shards)
+    # Groups that are fewer than devices are copied to several.
+    groups_here = 1 if shards % groups == 0 else _spread(_MAMBA_GROUPS[0], groups, shards)
+    channels = here * head_dim + 2 * groups_here * state
+    return {
+        "conv_states": (channels, count(text, _MAMBA_KERNEL)),
+        "recurrent_states": (here, head_dim, state),
+    }
+
+
+def _explicit_head_dim(text: Config) -> int | None:
+    given = {name: text.get(name) for name in _MAMBA_HEAD_DIM if text.get(name) != "auto"}
+    return optional_count(given, _MAMBA_HEAD_DIM)
+
+
+def _gated_delta(text: Config, shards: int) -> Shapes:
+    k_heads = _spread("linear_num_key_heads", count(text, ("linear_num_key_heads",)), shards)
+    v_heads = _spread("linear_num_value_heads", count(text, ("linear_num_value_heads",)), shards)
+    k_dim, v_dim = count(text, ("linear_key_head_dim",)), count(text, ("linear_value_head_dim",))
+    return {
+        "conv_states": (2 * k_heads * k_dim + v_heads * v_dim, count(text, (_LINEAR_KERNEL,))),
+        "recurrent_states": (v_heads, k_dim, v_dim),
+    }
+
+
+_LINEAR_KERNEL = "linear_conv_kernel_dim"
+
+
+def _kimi_delta(text: Config, shards: int) -> Shapes:
+    own = part(text, "linear_attn_config")
+    given = {name: own.get(name, text.get(f"linear_{name}")) for name in ("head_dim", "num_heads")}
+    kernels = (own.get("short_conv_kernel_size"), text.get("short_conv_kernel_size"))
+    kernel = next((each for each in kernels if each is not None), text.get(_LINEAR_KERNEL))
+    if text.get("model_type") == "bailing_hybrid":
+        given = {"head_dim": text.get("head_dim"), "num_heads": count(text, HEADS)}
+    head_dim = count(given, ("head_dim",))
+    heads = _spread("num_heads", count(given, ("num_heads",)), shards)
+    return {
+        "conv_states": (3 * heads * head_dim, count({_LINEAR_KERNEL: kernel}, (_LINEAR_KERNEL,))),
+        "recurrent_states": (heads, head_dim, head_dim),
+    }
+
+
+def _short_conv(text: Config, shards: int) -> Shapes:
+    channels = _spread(HIDDEN[0], count(text, HIDDEN), shards)
+    return {"conv_states": (channels, count(text, ("conv_L_cache",)))}
+
+
+def _lightning(text: Config, shards: int) -> Shapes:
+    heads = count(text, HEADS)
+    head_dim = optional_count(text, ("head_dim",)) or count(text, HIDDEN) // heads
+    return {"linear_cache": (_spread(HEADS[0], heads, shards), head_dim, head_dim)}
+
+
+def _griffin(text: Config, shards: int) -> Shapes:
+    width = optional_count(text, ("lru_width",)) or count(text, HIDDEN)
+    here = _spread("lru_width", width, shards)
+    kernel = optional_count(text, ("conv1d_width",)) or 4
+    return {"conv_states": (here, kernel - 1), "recurrent_states": (here,)}
+
+
+_MODELS = {
+    "bailing_hybrid": _kimi_delta,
+    "minimax": _lightning,
+    "minimax_text_01": _lightning,
+    "recurrent_gemma": _griffin,
+    "zamba": _zamba,
+}
+# The first of these fields tells the kind.
+_FIELDS = {
+    "linear_num_key_heads": _gated_delta,
+    "linear_attn_config": _kimi_delta,
+    "linear_num_heads": _kimi_delta,
+    "conv_L_cache": _short_conv,
+    "mamba_n_heads": _mamba2,
+    "mamba_num_heads": _mamba2,
+    "n_mamba_heads": _mamba2,
+    "mamba_d_state": _mamba,
+}
