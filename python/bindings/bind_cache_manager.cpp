@@ -170,6 +170,12 @@ void bind_values(py::module_& module) {
         .def_readonly("host_pages", &kvcore::PoolStats::host_pages)
         .def_readonly("host_cached_pages", &kvcore::PoolStats::host_cached_pages)
         .def_property_readonly("available_pages", &kvcore::PoolStats::available_pages);
+    py::class_<kvcore::GroupStats>(module, "GroupStats",
+                                   "Pages of one group of layers in one replica at one moment.")
+        .def_readonly("held_pages", &kvcore::GroupStats::held_pages)
+        .def_readonly("cached_pages", &kvcore::GroupStats::cached_pages)
+        .def_readonly("holes", &kvcore::GroupStats::holes)
+        .def_readonly("given_back", &kvcore::GroupStats::given_back);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
@@ -218,6 +224,7 @@ void bind_cache_manager(py::module_& module) {
         .def("take_copies", &take_copies, docs::kTakeCopies)
         .def("reset_prefix_cache", &CacheManager::reset_prefix_cache, docs::kResetPrefixCache)
         .def("stats", &CacheManager::stats, py::arg("replica") = 0, docs::kStats)
+        .def("group_stats", &CacheManager::group_stats, py::arg("replica") = 0, docs::kGroupStats)
         .def_property_readonly(
             "metrics", &CacheManager::metrics,
             "Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.groups import bundles
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups
+from kvcore.metrics import GroupMetrics
 from kvcore.params import KVCacheParams, require_count, require_no_states
 from kvcore.policies import Priority, resolved
 from kvcore.pools import (
@@ -312,6 +314,20 @@ class PagedKVCacheManager(StepEngine):
     def metrics(self) -> KVCacheMetrics:
         """Counters summed over replicas; a copy."""
         return self._counters()
+
+    @property
+    def group_metrics(self) -> tuple[GroupMetrics, ...]:
+        """Pages of each attention group, in their order; empty without groups. O(pages)."""
+        each = [self._core.group_stats(r) for r in range(self.num_replicas)]
+        return tuple(
+            GroupMetrics(
+                **{
+                    field.name: sum(getattr(stats, field.name) for stats in of_group)
+                    for field in fields(GroupMetrics)
+                }
+            )
+            for of_group in zip(*each, strict=True)
+        )
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""

@@ -26,7 +26,7 @@ __all__ = [
 _SCALE_BYTES = 4  # float32
 _MAX_COUNT = 2**31 - 1  # page ids and shapes are int32
 _MOST_GIB = 2**33  # whose bytes are counted in int64
-_HF_GROUPS = False  # whether from_hf_config fills the groups in by itself
+_HF_GROUPS = True  # whether from_hf_config fills the groups in by itself
 
 
 def require_count(**values: int) -> None:

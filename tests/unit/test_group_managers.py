@@ -322,3 +322,22 @@ def test_layers_read_what_was_written(shape: str, seed: int) -> None:
         traffic.release()
     total = traffic.manager.total_num_pages * traffic.params.data_parallel_degree
     assert traffic.manager.num_free_blocks == total
+
+
+def test_pages_of_groups_are_counted() -> None:
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1, 2], 4)))
+    context = claimed(manager, "a", list(range(12)))
+    run(manager, context)
+    full, window = manager.group_metrics
+    assert (full.held_pages, full.cached_pages, full.holes, full.given_back) == (6, 6, 0, 0)
+    assert (window.held_pages, window.cached_pages, window.given_back) == (4, 12, 8)
+    manager.release("a")
+    full, window = manager.group_metrics
+    assert (full.held_pages, window.held_pages) == (0, 0)
+    other = claimed(manager, "b", list(range(100, 196)), active_idx=4)
+    assert manager.reserve(other)  # 48 pages and 4: 18 are cached, 46 are free
+    full, window = manager.group_metrics
+    assert (window.holes, window.cached_pages) == (6, 6)
+    manager.reset_metrics()
+    assert manager.group_metrics[1].given_back == 0
+    assert manager_of(params_of(FullAttention([0]))).group_metrics == ()

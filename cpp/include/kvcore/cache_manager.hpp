@@ -182,6 +182,9 @@ class CacheManager {
 
     /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
+    /// Of each group of a replica, in the order of the configuration; none without groups. Throws
+    /// std::out_of_range. O(columns of the replica).
+    [[nodiscard]] std::vector<GroupStats> group_stats(std::int32_t replica) const;
     /// Summed over replicas. O(replicas).
     [[nodiscard]] Metrics metrics() const;
     /// Counts from 0 again; the peak from what is in use. O(replicas).

@@ -35,7 +35,7 @@ struct CacheConfig {
     bool reserve_chunks = false;
     // With groups: so many tokens of those written last may be truncated.
     std::int64_t max_draft_tokens = 0;
-    EvictionConfig eviction;      // of cached pages, in each replica; a host tier has LRU
+    EvictionConfig eviction;  // of cached pages, in each replica; a host tier has LRU
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "groups/timed_policy.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/block_pool.hpp"
+#include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {
@@ -115,6 +117,16 @@ class ColumnPages final : public PoolListener {
     /// Columns that are free again have no pages.
     void freed(const BlockId* ids, std::int64_t n) noexcept override;
 
+    /// In the order of the groups. O(columns).
+    [[nodiscard]] std::vector<GroupStats> stats() const;
+    /// Counts from 0 what is given back.
+    void reset_counts() noexcept { given_back_.fill(0); }
+    /// A request has left a column behind.
+    void pass(BlockId column, std::size_t window, Departure how) noexcept {
+        if (has(column, window)) given_back_[window] += grouping_.windows()[window].num_lanes;
+        leave(column, window, how);
+    }
+
     /// Hits that somebody keeps are readers too, in all so many times: for check_integrity.
     void count_holds(std::int64_t n) noexcept { num_holds_ += n; }
     /// Throws IntegrityError unless the invariant holds; `readers` [columns * windows] are those
@@ -150,8 +162,9 @@ class ColumnPages final : public PoolListener {
     ZeroedArray<std::uint32_t> readers_;  // [columns, windows]
     ZeroedArray<bool> is_cached_;         // [columns]
     IdlePages idle_;
-    std::int64_t num_idle_ = 0;   // pages
-    std::int64_t num_holds_ = 0;  // of readers_
+    std::int64_t num_idle_ = 0;                                     // pages
+    std::int64_t num_holds_ = 0;                                    // of readers_
+    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
 };
 
 }  // namespace kvcore

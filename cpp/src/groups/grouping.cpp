@@ -58,6 +58,7 @@ void Grouping::add(std::int32_t group, CacheGroup rule) {
     } else {
         windows_.push_back({rule, num_lanes_, num_lanes});
     }
+    groups_.push_back({num_lanes_, num_lanes, window});
     for (std::int32_t b = 0; b < rule.num_bundles; ++b) {
         bundles_.push_back({num_lanes_ + b * pages, pages, window});
     }

@@ -30,6 +30,11 @@ class Grouping {
         std::int32_t first_lane = 0;
         std::int32_t num_lanes = 0;
     };
+    struct Group {
+        std::int32_t first_lane = 0;
+        std::int32_t num_lanes = 0;
+        std::int32_t window = -1;  // none: it keeps everything
+    };
     struct Bundle {
         std::int32_t first_lane = 0;
         std::int32_t pages_per_column = 1;
@@ -47,6 +52,8 @@ class Grouping {
     /// Lanes of groups that keep everything.
     [[nodiscard]] std::int32_t num_full_lanes() const noexcept { return num_full_lanes_; }
     [[nodiscard]] const std::vector<Window>& windows() const noexcept { return windows_; }
+    /// As they were given.
+    [[nodiscard]] const std::vector<Group>& groups() const noexcept { return groups_; }
     [[nodiscard]] const std::vector<Bundle>& bundles() const noexcept { return bundles_; }
 
     /// The first column that a window still reads with `n` tokens written.
@@ -69,6 +76,7 @@ class Grouping {
     std::int32_t num_lanes_ = 0;
     std::int32_t num_full_lanes_ = 0;
     std::vector<Window> windows_;
+    std::vector<Group> groups_;
     std::vector<Bundle> bundles_;
 };
 

@@ -218,6 +218,12 @@ PoolStats CacheManager::stats(std::int32_t replica) const {
     return look_up::stats(impl_->state, replica);
 }
 
+std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    const Replica& asked = impl_->state.replica_at(replica);
+    return asked.columns == nullptr ? std::vector<GroupStats>{} : asked.columns->stats();
+}
+
 Metrics CacheManager::metrics() const {
     const Lock lock(impl_->mutex);
     return look_up::metrics(impl_->state);

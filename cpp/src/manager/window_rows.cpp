@@ -112,7 +112,7 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
         has_begun = true;
         for (; first < end; ++first) {
             const bool kept = is_kept(row, reader, w, first);
-            home.columns->leave(
+            home.columns->pass(
                 row[first], w,
                 kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed);
         }
