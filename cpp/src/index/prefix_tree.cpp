@@ -261,15 +261,27 @@ void PrefixTree::check_integrity() const {
                         "prefix tree: protected pages are counted");
 }
 
-void PrefixTree::collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const {
+void PrefixTree::find_tokens_up_to(TokenId highest, std::vector<TokenId>& out) const {
+    for (const Run& run : collect_runs()) {
+        const TokenId* end = run.tokens + std::ptrdiff_t{run.num_pages} * page_size_;
+        std::copy_if(run.tokens, end, std::back_inserter(out),
+                     [&](TokenId token) { return token <= highest; });
+    }
+}
+
+std::vector<PrefixTree::Run> PrefixTree::collect_runs() const {
+    std::vector<Run> runs;
     std::vector<const TreeNode*> stack{default_root_};
     for (const auto& entry : roots_) stack.push_back(entry.second.node);
     while (!stack.empty()) {
         const TreeNode* node = stack.back();
         stack.pop_back();
-        if (!node->is_root()) runs.emplace_back(node->ids(page_size_), node->num_pages);
+        if (!node->is_root()) {
+            runs.push_back({node->tokens, node->ids(page_size_), node->num_pages});
+        }
         for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
     }
+    return runs;
 }
 
 }  // namespace kvcore

@@ -16,6 +16,8 @@ namespace kvcore::look_up {
                                  std::vector<BlockId>* pages);
 [[nodiscard]] std::int32_t recommend_replica(const ManagerState& state, std::string_view name_space,
                                              const TokenId* tokens, std::int64_t n);
+[[nodiscard]] std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest);
+[[nodiscard]] std::int64_t first_uncached(const ManagerState& state, SequenceHandle sequence);
 [[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);
 [[nodiscard]] Metrics metrics(const ManagerState& state) noexcept;
 /// In shared_prefixes.cpp.

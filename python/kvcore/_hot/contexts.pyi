@@ -72,10 +72,14 @@ class TextGenerationContext:
         active_idx: int | None = None,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> Self: ...
     @property
     def tokens(self) -> NDArray[np.int32]:
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
+    @property
+    def extra_keys(self) -> tuple[tuple[int, int, bytes], ...] | None:
+        """Extra keys as (start, length, bytes), sorted, each once; None without."""
     @property
     def start_idx(self) -> int:
         """Tokens whose KV is written."""

@@ -290,6 +290,7 @@ class StepEngine:
         cache_salt: str | None = None,
         replica_idx: int = 0,
         *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[False] = False,
     ) -> int:
         """Count the tokens of a prefix that are cached in whole pages; changes nothing.
@@ -308,6 +309,7 @@ class StepEngine:
         cache_salt: str | None = None,
         replica_idx: int = 0,
         *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[True],
     ) -> tuple[int, NDArray[np.int32]]:
         """Count the tokens of a prefix that are cached in whole pages; changes nothing.
@@ -324,6 +326,8 @@ class StepEngine:
         extra_key: str | None = None,
         cache_salt: str | None = None,
         replica_idx: int = 0,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> PinnedPrefix:
         """Keep the cached whole pages of a prefix from eviction.
 

@@ -63,7 +63,12 @@ class PrefixTree:
     def num_nodes(self) -> int:
         """Runs of pages that the tree is made of."""
     def match(
-        self, tokens: _Tokens, extra_key: str | None = None, cache_salt: str | None = None
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> tuple[NDArray[np.int32], PrefixHandle]:
         """Find the longest cached prefix in whole pages; changes nothing.
 
@@ -83,6 +88,8 @@ class PrefixTree:
         pages: _Tokens,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> NDArray[np.int32]:
         """Put whole pages in.
 
