@@ -42,9 +42,12 @@ cdef object read_plain(object context, RequestView* view, list keep):
 
 
 cdef object read_foreign(object context, RequestView* view, list keep):
-    """Describe it with its tokens as the prefix tree is shown them."""
+    """Describe it with its tokens as the prefix tree is shown them.
+
+    Its keys may reach behind its tokens, as they do once it was cut within an image.
+    """
     request_id = read_plain(context, view, keep)
-    cdef tuple keys = as_extra_keys(getattr(context, "extra_keys", None), view.end, True)
+    cdef tuple keys = as_extra_keys(getattr(context, "extra_keys", None), view.end, False)
     cdef ExtraKeys shown
     if keys is not None:
         shown = show_tokens(keys, view.tokens, view.end, view.end)
