@@ -55,7 +55,8 @@ def keys_of_pages(
         raise ValueError(f"num_tokens is {num_tokens}, must be at least 0")
     pages: list[list[tuple[bytes, int]] | None] = [None] * (num_tokens // page_size)
     for start, length, key in normalized(extra_keys, num_tokens):
-        for page in range(start // page_size, min((start + length - 1) // page_size + 1, len(pages))):
+        end = min((start + length - 1) // page_size + 1, len(pages))
+        for page in range(start // page_size, end):
             found = pages[page] or []
             found.append((key, start - page * page_size))
             pages[page] = found

@@ -20,9 +20,13 @@ namespace {
 
 void different_keys_have_different_names() {
     const std::vector<ExtraKey> one{{2, "ab"}};
-    const std::vector<std::vector<ExtraKey>> others{
-        {}, {{2, "a"}}, {{2, "a"}, {2, "b"}}, {{3, "ab"}}, {{2, "ab"}, {1, ""}}, {{2, "ab\0"}},
-        {{2, std::string_view("ab\0", 3)}}};
+    const std::vector<std::vector<ExtraKey>> others{{},
+                                                    {{2, "a"}},
+                                                    {{2, "a"}, {2, "b"}},
+                                                    {{3, "ab"}},
+                                                    {{2, "ab"}, {1, ""}},
+                                                    {{2, "ab\0"}},
+                                                    {{2, std::string_view("ab\0", 3)}}};
     const std::string name = stand_in_name(7, one.data(), 1);
     CHECK_EQ(name, stand_in_name(7, one.data(), 1));
     CHECK(name != stand_in_name(8, one.data(), 1));

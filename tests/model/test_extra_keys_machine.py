@@ -127,7 +127,7 @@ class KeyedMachine(RuleBasedStateMachine):
             front = [k for k in parent.extra_keys or () if k[0] + k[1] <= child.end_idx]
             child = self.with_keys(child, front + moved)
         agrees = common(marks_of(parent), marks_of(child)) >= parent.start_idx
-        if agrees or child.extra_keys is None and own:
+        if agrees or (child.extra_keys is None and own):
             self.manager.fork(parent.request_id, child)
             assert common(marks_of(parent), marks_of(child)) >= parent.start_idx
             self.live[child.request_id] = child
@@ -188,7 +188,7 @@ class KeyedMachine(RuleBasedStateMachine):
         seen = [marks_of(c)[: c.start_idx] for c in contexts]
         for i, j in itertools.combinations(range(len(contexts)), 2):
             agree = common(seen[i], seen[j])
-            for column, (a, b) in enumerate(zip(rows[i], rows[j])):
+            for column, (a, b) in enumerate(zip(rows[i], rows[j], strict=False)):
                 end = min((column + 1) * self.cache.page_size, len(seen[i]), len(seen[j]))
                 assert a != b or agree >= end
         for group in self.manager.shared_prefixes(contexts):

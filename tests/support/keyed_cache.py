@@ -32,7 +32,7 @@ def marks(tokens: Sequence[int], keys: Iterable[tuple[int, int, bytes]] | None) 
 
 def common(a: Sequence[Mark], b: Sequence[Mark]) -> int:
     """Positions from the start on at which two agree."""
-    for n, (x, y) in enumerate(zip(a, b)):
+    for n, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return n
     return min(len(a), len(b))

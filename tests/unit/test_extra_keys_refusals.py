@@ -116,7 +116,8 @@ def test_keys_whose_code_meddles() -> None:
             tokens.clear()
             return 4
 
-    context = kvcore.TextGenerationContext("a", tokens, extra_keys=[(Start(), 4, b"cat")])
+    keys: Any = [(Start(), 4, b"cat")]
+    context = kvcore.TextGenerationContext("a", tokens, extra_keys=keys)
     assert context.extra_keys == tuple(CAT)
     assert context.tokens.tolist() == PROMPT
 

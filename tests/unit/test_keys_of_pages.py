@@ -56,6 +56,6 @@ def test_wrong_arguments() -> None:
         ([(4, 1, b"")], 4, 4, "starts at 4"),
         ([(0, 1, b"")], 0, 4, "starts at 0"),
     ]:
-        error = error_of(lambda: keys_of_pages(keys, tokens, size))  # type: ignore[arg-type] # noqa: B023
+        error = error_of(lambda: keys_of_pages(keys, tokens, size))  # noqa: B023
         assert isinstance(error, ValueError)
         assert text in str(error)

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -32,7 +33,7 @@ struct ExtraKey {
 /// after a sweep that found it in no tree, with no user from before the trees were looked at.
 /// Threads: any number may call any method; one mutex, held for the length of a call.
 /// Memory: a verb that cannot get it throws std::bad_alloc and has changed nothing.
-/// Cost: O(bytes of the name); a sweep O(names + ids held).
+/// Cost: O(log names) comparisons of a name; a sweep O(names + ids held).
 class StandIns {
    public:
     /// No token of a request may be in this range where its trees hold stand-ins.
@@ -78,7 +79,8 @@ class StandIns {
 
     mutable std::mutex mutex_;
     std::unordered_map<TokenId, Entry> entries_;
-    std::unordered_map<std::string_view, TokenId> ids_;  // by the names in entries_
+    // By the names in entries_. Ordered: nobody can choose keys that make it slow.
+    std::map<std::string_view, TokenId> ids_;
     const std::int64_t num_ids_;
     const std::int64_t fewest_;
     std::int64_t next_ = 0;  // ids go round, so that one comes again as late as can be

@@ -36,9 +36,9 @@ StandIns::StandIns(std::int64_t num_ids, std::int64_t fewest)
     : num_ids_(num_ids), fewest_(fewest), due_(fewest) {
     const std::int64_t most = std::int64_t{kHighest} - kLowest + 1;
     if (num_ids < 1 || num_ids > most || fewest < 1) {
-        throw std::invalid_argument(
-            detail::concat("stand-ins: num_ids is ", num_ids, ", must be 1 .. ", most,
-                           "; fewest is ", fewest, ", must be at least 1"));
+        throw std::invalid_argument(detail::concat("stand-ins: num_ids is ", num_ids,
+                                                   ", must be 1 .. ", most, "; fewest is ", fewest,
+                                                   ", must be at least 1"));
     }
 }
 

@@ -38,15 +38,22 @@ class TextGenerationContext:
     active_idx : int, optional
         End of the first chunk to run; the whole prompt by default.
     extra_key, cache_salt : str, optional
-        Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
-        share pages. "" is a key of its own, None is none.
+        Prefix-cache namespace (LoRA id; tenant). Requests of different namespaces never share
+        pages. "" is a key of its own, None is none.
+    extra_keys : list of (int, int, bytes), optional
+        Start, length and content of what is more than its token ids, such as images: the bytes tell
+        contents apart, a digest for example. A key counts from its start on: pages in front of it
+        are shared whatever it is, pages with it or behind it only with requests that have equal
+        keys at equal places. In any order; ranges may overlap.
 
     Raises
     ------
     ValueError
-        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``.
+        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
+        an extra key that is empty or outside the tokens.
     TypeError
-        Tokens of another dtype, a namespace that is not a string.
+        Tokens of another dtype, a namespace that is not a string, an extra key that is not
+        (int, int, bytes).
 
     Notes
     -----
@@ -117,6 +124,8 @@ class TextGenerationContext:
         """
     def rewind(self, n: int) -> None:
         """Cut the tokens to the first `n`; at least the last of them is to run again.
+
+        Extra keys that start behind them are gone.
 
         Raises
         ------

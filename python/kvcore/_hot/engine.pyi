@@ -298,6 +298,8 @@ class StepEngine:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         """
@@ -317,6 +319,8 @@ class StepEngine:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         """

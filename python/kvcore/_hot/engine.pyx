@@ -10,7 +10,7 @@ made and that nobody has asked for the cache to be forgotten, and leaves the res
 cimport cython
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int64_t
 
 from kvcore._hot cimport forks, prefixes, reservations, steps
 from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of

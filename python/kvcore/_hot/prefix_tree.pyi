@@ -77,6 +77,8 @@ class PrefixTree:
         tokens : list of int, or array int32 or int64 [n]
         extra_key, cache_salt : str, optional
             Namespace.
+        extra_keys : list of (int, int, bytes), optional
+            As of a context; those that start in front of `n`.
 
         Returns
         -------
@@ -97,6 +99,8 @@ class PrefixTree:
         ----------
         tokens : list of int, or array int32 or int64 [n * page_size]
         pages : list of int, or array int32 or int64 [n]
+        extra_key, cache_salt, extra_keys
+            As of ``match``.
 
         Returns
         -------
