@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kvcore._hot.extra_keys import normalized
 
-__all__ = ["ExtraKey", "keys_of_pages"]
+__all__ = ["keys_of_pages"]
 
 #: Start, length in tokens, and bytes that tell the content from others, a digest for example.
 ExtraKey = tuple[int, int, bytes]
