@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "check.hpp"
+#include "host_fixture.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/prefix_tree.hpp"
 #include "kvcore/stand_ins.hpp"
-#include "manager_fixture.hpp"
 
 using kvcore::ExtraKey;
 using kvcore::stand_in_name;
@@ -135,9 +136,45 @@ void a_manager_tells_the_tokens_that_it_holds() {
     CHECK(m.manager.tokens_up_to(StandIns::kHighest).empty());
 }
 
+// Pages on their way to the tier may be in no tree at all.
+void what_is_on_its_way_to_the_tier_is_told() {
+    HostFixture m(8, 8);
+    Request request = m.claim({1, -2'000'000'000, 3, 4});
+    m.finish(m.reserve(request));
+    const kvcore::Transfers stores = m.commit(request, 0);
+    CHECK(!stores.tier_moves.empty());
+    m.manager.release(request.sequence);
+    m.manager.reset_prefix_cache();
+    CHECK_EQ(m.manager.match(0, "", request.tokens().data(), 4), 0);
+    CHECK_EQ(m.manager.tokens_up_to(StandIns::kHighest).size(), 1);
+    m.finish(stores);
+    m.manager.reset_prefix_cache();
+    CHECK(m.manager.tokens_up_to(StandIns::kHighest).empty());
+}
+
+void long_runs_are_searched() {
+    kvcore::PrefixTree tree(1);
+    Tokens tokens = count_up(0, 1000);
+    Ids ids = count_up(0, 1000);
+    std::vector<TokenId> expected;
+    for (const int at : {0, 255, 256, 511, 777, 999}) {
+        tokens[static_cast<std::size_t>(at)] = StandIns::kHighest - at;
+        expected.push_back(StandIns::kHighest - at);
+    }
+    tokens[300] = StandIns::kHighest + 1;
+    std::vector<kvcore::DuplicatePage> duplicates;
+    static_cast<void>(
+        tree.insert(tree.open_namespace("salt"), tokens.data(), ids.data(), 1000, duplicates));
+    std::vector<TokenId> found;
+    tree.find_tokens_up_to(StandIns::kHighest, found);
+    CHECK_EQ(found, expected);
+}
+
 }  // namespace
 
 int main() {
+    what_is_on_its_way_to_the_tier_is_told();
+    long_runs_are_searched();
     different_keys_have_different_names();
     a_name_has_one_id_and_an_id_one_name();
     a_sweep_leaves_what_is_held_or_used_again();

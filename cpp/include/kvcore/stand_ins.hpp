@@ -75,7 +75,7 @@ class StandIns {
         bool is_leaving = false;  // no user since the sweep began
     };
 
-    [[nodiscard]] TokenId next_free_id();
+    [[nodiscard]] TokenId next_free_id() const noexcept;
 
     mutable std::mutex mutex_;
     std::unordered_map<TokenId, Entry> entries_;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <stdexcept>
 
 #include "index/child_index.hpp"
@@ -23,6 +25,18 @@ std::int32_t checked_page_size(std::int32_t page_size) {
             detail::concat("page_size is ", page_size, ", must be at least 1 token"));
     }
     return page_size;
+}
+
+// Tokens that are looked at together for whether there is anything to find: most have none.
+constexpr std::int64_t kScanned = 256;
+
+void append_up_to(TokenId highest, const TokenId* tokens, std::int64_t n,
+                  std::vector<TokenId>& out) {
+    TokenId lowest = std::numeric_limits<TokenId>::max();
+    for (std::int64_t i = 0; i < n; ++i) lowest = std::min(lowest, tokens[i]);
+    if (lowest > highest) return;
+    std::copy_if(tokens, tokens + n, std::back_inserter(out),
+                 [&](TokenId token) { return token <= highest; });
 }
 
 bool equal(const TokenId* a, const TokenId* b, std::size_t tokens) noexcept {
@@ -263,9 +277,10 @@ void PrefixTree::check_integrity() const {
 
 void PrefixTree::find_tokens_up_to(TokenId highest, std::vector<TokenId>& out) const {
     for (const Run& run : collect_runs()) {
-        const TokenId* end = run.tokens + std::ptrdiff_t{run.num_pages} * page_size_;
-        std::copy_if(run.tokens, end, std::back_inserter(out),
-                     [&](TokenId token) { return token <= highest; });
+        const std::int64_t n = std::int64_t{run.num_pages} * page_size_;
+        for (std::int64_t i = 0; i < n; i += kScanned) {
+            append_up_to(highest, run.tokens + i, std::min(kScanned, n - i), out);
+        }
     }
 }
 

@@ -43,12 +43,10 @@ StandIns::StandIns(std::int64_t num_ids, std::int64_t fewest)
 }
 
 // There is one: fewer names than ids.
-TokenId StandIns::next_free_id() {
-    for (;;) {
-        const auto id = static_cast<TokenId>(std::int64_t{kLowest} + next_);
-        next_ = (next_ + 1) % num_ids_;
-        if (entries_.find(id) == entries_.end()) return id;
-    }
+TokenId StandIns::next_free_id() const noexcept {
+    std::int64_t next = next_;
+    while (entries_.count(static_cast<TokenId>(kLowest + next)) > 0) next = (next + 1) % num_ids_;
+    return static_cast<TokenId>(kLowest + next);
 }
 
 TokenId StandIns::acquire(std::string_view name) {
@@ -72,6 +70,7 @@ TokenId StandIns::acquire(std::string_view name) {
         entries_.erase(place);
         throw;
     }
+    next_ = (std::int64_t{id} - kLowest + 1) % num_ids_;
     return id;
 }
 
