@@ -46,11 +46,21 @@ cdef KeyedTrees trees_of_manager(object core)
 cdef KeyedTrees trees_of(PrefixTree* tree)
 
 # None without keys. `whole`: none may reach behind the n tokens.
-cdef tuple as_extra_keys(object given, int64_t n, bint whole)
+cdef inline tuple as_extra_keys(object given, int64_t n, bint whole):
+    return None if given is None else checked_keys(given, n, whole)
+
+
+cdef tuple checked_keys(object given, int64_t n, bint whole)
 cdef tuple keys_in_front(tuple keys, int64_t end)
 # The tokens of a request with such keys; `capacity` for what comes behind them.
 cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t capacity)
 # Of a question: up to the first key that these trees have nothing behind.
-cdef cnp.ndarray shown_of(KeyedTrees trees, tuple keys, cnp.ndarray tokens)
+cdef inline cnp.ndarray shown_of(KeyedTrees trees, tuple keys, cnp.ndarray tokens):
+    if keys is None and not trees.is_keyed:
+        return tokens
+    return look_up_keys(trees, keys, tokens)
+
+
+cdef cnp.ndarray look_up_keys(KeyedTrees trees, tuple keys, cnp.ndarray tokens)
 # ValueError for a token from `first` on that a stand-in may be mistaken for.
 cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except -1

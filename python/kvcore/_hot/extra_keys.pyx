@@ -77,10 +77,8 @@ cdef tuple as_extra_key(object item, Py_ssize_t i, int64_t n, bint whole):
     return start, length, key
 
 
-cdef tuple as_extra_keys(object given, int64_t n, bint whole):
+cdef tuple checked_keys(object given, int64_t n, bint whole):
     """The keys by (start, length, bytes), each once; None where there are none."""
-    if given is None:
-        return None
     if isinstance(given, (str, bytes)):
         raise TypeError(
             f"extra_keys is a {type(given).__name__}, must be a list of (start, length, bytes)"
@@ -245,7 +243,7 @@ cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t
     return made
 
 
-cdef cnp.ndarray shown_of(KeyedTrees trees, tuple keys, cnp.ndarray tokens):
+cdef cnp.ndarray look_up_keys(KeyedTrees trees, tuple keys, cnp.ndarray tokens):
     """From here on until the tree is read no other code may run."""
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
     cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
@@ -255,8 +253,6 @@ cdef cnp.ndarray shown_of(KeyedTrees trees, tuple keys, cnp.ndarray tokens):
     cdef int32_t stand_in = 0
     cdef string name
     cdef cnp.ndarray shown
-    if keys is None and not trees.is_keyed:
-        return tokens
     require_plain(data, 0, n)
     if keys is None:
         return tokens
