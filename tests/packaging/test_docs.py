@@ -17,7 +17,7 @@ import pytest
 import typer
 
 import kvcore
-from kvcore import _core, cuda, errors, functional, groups, ops, policies, scheduler
+from kvcore import _core, cuda, errors, extra_keys, functional, groups, ops, policies, scheduler
 from kvcore._hot import contexts, prefix_tree
 from kvcore.cli.main import app, main
 
@@ -68,7 +68,9 @@ def in_reference(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", [kvcore, functional, groups, ops, policies, scheduler, cuda], ids=lambda m: m.__name__
+    "module",
+    [kvcore, functional, groups, ops, policies, scheduler, cuda, extra_keys],
+    ids=lambda m: m.__name__,
 )
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
     public = {n for n in module.__all__ if not inspect.ismodule(getattr(module, n))}

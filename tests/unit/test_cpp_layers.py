@@ -35,7 +35,10 @@ PUBLIC = {
         *("attention", "dtype", "kernels", "layout", "page_bytes", "paged_batch", "paged_rows"),
         *("pool_view", "slots", "transfer"),
     },
-    "index": {"block_pool", "eviction", "eviction_policies", "prefix_tree", "tree_listener"},
+    "index": {
+        *("block_pool", "eviction", "eviction_policies", "prefix_tree", "stand_ins"),
+        "tree_listener",
+    },
     "groups": {"cache_groups"},
     "tiers": {"host_store", "page_copier", "tier_index"},
     "manager": {

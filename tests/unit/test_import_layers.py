@@ -20,7 +20,7 @@ ROOT = Path(kvcore.__file__).parent
 LAYERS = (
     ("errors", "arguments", "device", "dtypes", "metrics", "plans", "policies"),
     ("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params", "sizing"),
-    ("_core", "_cuda", "cpp", "_hot", "context"),
+    ("_core", "_cuda", "cpp", "_hot", "context", "extra_keys"),
     ("arrays", "backends", "cuda"),
     ("ops",),
     ("pools", "symbols", "increment", "compat", "functional"),

@@ -160,6 +160,13 @@ class CacheManager {
     [[nodiscard]] std::int32_t recommend_replica(std::string_view name_space, const TokenId* tokens,
                                                  std::int64_t n) const;
 
+    /// Tokens up to `highest` that the trees of every replica and tier hold, and what is on its way
+    /// there, in any order. What stand-ins (kvcore/stand_ins.hpp) are still held. O(cached tokens).
+    [[nodiscard]] std::vector<TokenId> tokens_up_to(TokenId highest) const;
+    /// First token of a sequence that a call may still compare with the cache or put there. Throws
+    /// RequestNotFoundError. O(1).
+    [[nodiscard]] std::int64_t first_uncached(SequenceHandle sequence) const;
+
     /// Forgets every cached page that nobody holds, in every replica and its host tier. O(pages
     /// forgotten).
     void reset_prefix_cache();

@@ -11,7 +11,7 @@
 #include "groups/timed_policy.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/block_pool.hpp"
-#include "kvcore/metrics.hpp"
+#include "kvcore/cache_groups.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {

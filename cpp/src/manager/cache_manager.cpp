@@ -213,6 +213,16 @@ std::vector<PageMove> CacheManager::take_copies() {
     return impl_->state.copy_list.take();
 }
 
+std::vector<TokenId> CacheManager::tokens_up_to(TokenId highest) const {
+    const Lock lock(impl_->mutex);
+    return look_up::tokens_up_to(impl_->state, highest);
+}
+
+std::int64_t CacheManager::first_uncached(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    return look_up::first_uncached(impl_->state, sequence);
+}
+
 PoolStats CacheManager::stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
     return look_up::stats(impl_->state, replica);

@@ -296,6 +296,7 @@ class StepEngine:
         cache_salt: str | None = None,
         replica_idx: int = 0,
         *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[False] = False,
         touch: bool = False,
     ) -> int:
@@ -304,6 +305,8 @@ class StepEngine:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         """
@@ -315,6 +318,7 @@ class StepEngine:
         cache_salt: str | None = None,
         replica_idx: int = 0,
         *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[True],
         touch: bool = False,
     ) -> tuple[int, NDArray[np.int32]]:
@@ -323,6 +327,8 @@ class StepEngine:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         """
@@ -332,6 +338,8 @@ class StepEngine:
         extra_key: str | None = None,
         cache_salt: str | None = None,
         replica_idx: int = 0,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> PinnedPrefix:
         """Keep the cached whole pages of a prefix from eviction.
 

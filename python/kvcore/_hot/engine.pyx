@@ -17,6 +17,7 @@ from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
 from kvcore._hot.contexts cimport id_of
+from kvcore._hot.extra_keys cimport as_extra_keys
 from kvcore._hot.settler cimport Settler, copies_array
 from kvcore._hot.steps cimport InputMaker
 from kvcore.cpp cimport CacheManager
@@ -132,7 +133,7 @@ cdef class StepEngine:
         if claim is not None:
             return claim.replica
         listen(self)
-        return prefixes.recommend_replica(self._native, context)
+        return prefixes.recommend_replica(self._claims, context)
 
     def get_req_blocks(self, request_id, bundle=0):
         """Return a request's page ids in logical order, a list of int.
@@ -365,12 +366,14 @@ cdef class StepEngine:
 
     # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
-                     bint return_pages=False, bint touch=False):
+                     extra_keys=None, bint return_pages=False, bint touch=False):
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         touch : bool
@@ -382,15 +385,16 @@ cdef class StepEngine:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
         found = prefixes.match(
-            self._native, self._claims.replica(replica_idx), source, name, return_pages, touch
+            self._claims, replica_idx, source, keys, name, return_pages, touch
         )
         if touch:
             check(self)
         return found
 
-    def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0):
+    def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):
         """Keep the cached whole pages of a prefix from eviction.
 
         Returns
@@ -404,11 +408,9 @@ cdef class StepEngine:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
-        cdef int32_t replica = self._claims.replica(replica_idx)
-        pinned = prefixes.pin(self, self._native, replica, source, name, self._checks)
-        check(self)
-        return pinned
+        return prefixes.pin(self, self._claims, replica_idx, source, keys, name, self._checks)
 
     def reset_prefix_cache(self):
         """Forget every cached page that nobody holds, on every replica and in its host tier."""
