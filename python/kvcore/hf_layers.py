@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvcore.groups.checks import MOST_LAYERS
 from kvcore.hf_fields import Config, count, optional_count, part
 
 __all__ = [
@@ -42,7 +43,6 @@ _NAMES = {
     "mlp": NEITHER,
     "moe": NEITHER,
 }
-_MOST_LAYERS = 2**16
 _LETTERS = {"M": LINEAR, "*": FULL, "-": NEITHER, "E": NEITHER}  # of Nemotron-H
 
 ATTENDS = {FULL, SLIDING, CHUNKED, BOTH, "hybrid_sliding"}
@@ -104,9 +104,9 @@ def layer_kinds(text: Config, layers: int) -> list[str]:
             A kind of layer that keeps something else, none that keeps K and V, more or fewer kinds
         than layers.
     """
-    if layers > _MOST_LAYERS:
+    if layers > MOST_LAYERS:
         raise ValueError(
-            f"num_layers is {layers}, must be at most {_MOST_LAYERS} where layers are told apart"
+            f"num_layers is {layers}, must be at most {MOST_LAYERS} where layers are told apart"
         )
     named = next((name for name in ("layer_types", "layers_block_type") if text.get(name)), None)
     if named is not None:
@@ -295,13 +295,13 @@ def shared_layers(text: Config, kinds: list[str]) -> dict[int, int]:
     """Return for each layer that keeps nothing of its own the one whose K and V it reads."""
     sources = text.get("kv_source_layers")
     if sources is not None:
-        given = list(sources)
-        if len(given) != len(kinds) or not all(type(each) is int for each in given):
+        is_list = isinstance(sources, (list, tuple)) and len(sources) == len(kinds)
+        if not is_list or not all(type(each) is int for each in sources):
             raise ValueError(
                 f"kv_source_layers of the config is {sources!r}, must have a layer for each of "
                 f"the {len(kinds)}"
             )
-        return {layer: owner for layer, owner in enumerate(given) if layer != owner}
+        return {layer: owner for layer, owner in enumerate(sources) if layer != owner}
     if not text.get("num_kv_shared_layers"):
         return {}
     shared = count(text, ("num_kv_shared_layers",))
