@@ -10,11 +10,12 @@ from kvcore.groups.checks import MOST_LAYERS
 from kvcore.hf_fields import Config, count, optional_count, part
 
 __all__ = [
-    "ATTENDS",
     "CHUNKED",
+    "FULL",
+    "KEEPS",
+    "SLIDING",
     "STATES",
     "STATE_FIELDS",
-    "WINDOWED",
     "layer_kinds",
     "shared_layers",
 ]
@@ -23,6 +24,7 @@ __all__ = [
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 #: One that keeps a state, one that keeps both, one that keeps neither.
 LINEAR, BOTH, NEITHER = "linear_attention", "hybrid", "mlp"
+_BOTH_SLIDING = "hybrid_sliding"
 
 _NAMES = {
     "attention": FULL,
@@ -39,15 +41,15 @@ _NAMES = {
     "recurrent": LINEAR,
     "conv": LINEAR,
     "hybrid": BOTH,
-    "hybrid_sliding": "hybrid_sliding",
+    "hybrid_sliding": _BOTH_SLIDING,
     "mlp": NEITHER,
     "moe": NEITHER,
 }
 _LETTERS = {"M": LINEAR, "*": FULL, "-": NEITHER, "E": NEITHER}  # of Nemotron-H
 
-ATTENDS = {FULL, SLIDING, CHUNKED, BOTH, "hybrid_sliding"}
-STATES = {LINEAR, BOTH, "hybrid_sliding"}
-WINDOWED = {SLIDING, "hybrid_sliding"}
+#: Which K and V those keep that do.
+KEEPS = {FULL: FULL, SLIDING: SLIDING, CHUNKED: CHUNKED, BOTH: FULL, _BOTH_SLIDING: SLIDING}
+STATES = {LINEAR, BOTH, _BOTH_SLIDING}
 
 #: Fields of layers that keep a state.
 STATE_FIELDS = (
@@ -113,7 +115,7 @@ def layer_kinds(text: Config, layers: int) -> list[str]:
         kinds = _of_list(named, text[named], layers)
     else:
         kinds = _RULES.get(str(text.get("model_type")), _by_fields)(text, layers)
-    if not ATTENDS.intersection(kinds):
+    if KEEPS.keys().isdisjoint(kinds):
         raise ValueError(
             f"all layers of {text.get('model_type', 'this model')} keep states or nothing: it has "
             f"no K and V to keep in pages, and kvcore no use for it; keep its states yourself"

@@ -363,6 +363,16 @@ def test_states_do_not_get_narrow_with_k_and_v() -> None:
     assert read(named).state_groups[0].arrays["recurrent_states"][1] == "bfloat16"
 
 
+def test_states_have_the_dtype_of_a_model_that_names_it_outside() -> None:
+    text = {key: value for key, value in QWEN_3_NEXT.items() if key != "torch_dtype"}
+    whole = {"text_config": text, "torch_dtype": "torch.float32"}
+    for dtype in (None, "int8", "bfloat16"):
+        arrays = read(whole, dtype=dtype).state_groups[0].arrays
+        assert arrays["conv_states"][1] == "float32"
+    assert read(text, dtype="float16").state_groups[0].arrays["conv_states"][1] == "float16"
+    assert read(text, dtype="int8").state_groups[0].arrays["conv_states"][1] == "bfloat16"
+
+
 @pytest.mark.parametrize(
     ("config", "shards", "conv", "recurrent"),
     [
