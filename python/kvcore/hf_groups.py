@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.dtypes import WIDE
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
-from kvcore.hf_fields import Config, count, optional_count
+from kvcore.hf_fields import DEFAULT_WINDOWS, Config, count, optional_count
 from kvcore.hf_layers import (
     CHUNKED,
     FULL,
@@ -86,11 +86,13 @@ def _order(item: tuple[str, Row]) -> tuple[bool, bool, str]:
 def _attention(
     text: Config, kind: str, layers: list[int], row: dict[str, int | None]
 ) -> AttentionGroup:
+    if kind == FULL:
+        return FullAttention(layers, **row)
+    # A config that says which layers have a window may leave its size to the class.
+    known = {**DEFAULT_WINDOWS.get(str(text.get("model_type")), {}), **text}
     if kind == CHUNKED:
-        return ChunkedLocal(layers, count(text, ("attention_chunk_size",)), **row)
-    if kind == SLIDING:
-        return SlidingWindow(layers, count(text, _WINDOW), **row)
-    return FullAttention(layers, **row)
+        return ChunkedLocal(layers, count(known, ("attention_chunk_size",)), **row)
+    return SlidingWindow(layers, count(known, _WINDOW), **row)
 
 
 def _activations(named: object, cache: str) -> str:

@@ -219,6 +219,13 @@ def test_gpt_oss_alternates() -> None:
     assert read(silent).groups == groups
 
 
+def test_size_of_a_window_may_be_left_to_the_class() -> None:
+    assert read(CONFIGS["gpt-oss-20b"], dtype="bfloat16") == read(GPT_OSS)
+    text = {**LLAMA_4["text_config"], "layer_types": ["chunked_attention"] * 48}  # type: ignore[dict-item]
+    del text["attention_chunk_size"]
+    assert read(text).groups == (ChunkedLocal(range(48), 8192),)
+
+
 def test_mistral_has_windows_alone() -> None:
     assert read(MISTRAL).groups == (SlidingWindow(range(40), 4096),)
     assert read({**MISTRAL, "sliding_window": None}).groups is None
