@@ -37,7 +37,7 @@ _NO_NAMES = (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
-HEAD_DIM = ("attention_head_dim", "head_dim", "kv_channels")
+HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 DTYPE = ("dtype", "torch_dtype")
 # Where a multimodal model keeps its language model; the first one may hold another.
@@ -65,7 +65,7 @@ _DEFAULTS: dict[str, tuple[int | None, ...]] = {
     "qwen3": (32, 32, 32, 4096, 128),
     "qwen3_vl_text": (32, 32, 32, 4096, 128),
 }
-_DEFAULT_FIELDS = (LAYERS[0], HEADS[0], KV_HEADS[0], HIDDEN[0], "head_dim")
+_DEFAULT_FIELDS = (LAYERS[0], HEADS[0], KV_HEADS[0], HIDDEN[0], HEAD_DIM[0])
 #: The same of windows; null means none there.
 DEFAULT_WINDOWS = {
     "gemma2": {"sliding_window": 4096},
