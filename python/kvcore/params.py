@@ -11,6 +11,7 @@ from typing import Any
 from kvcore.arguments import flag, number
 from kvcore.dtypes import itemsize
 from kvcore.groups import AttentionGroup, Bundle, FullAttention, State, bundles
+from kvcore.groups.checks import MOST_LAYERS
 from kvcore.groups.of_params import check_groups, frozen_groups, frozen_shared
 from kvcore.groups.packing import page_shape, row_elements
 from kvcore.hf_config import cache_shape
@@ -314,6 +315,11 @@ class KVCacheParams:
         """The groups that keep K and V; for ``groups=None`` one of all layers but shared ones."""
         if self.groups is None:
             shared = self.shared or {}
+            if self.num_layers > MOST_LAYERS:
+                raise ValueError(
+                    f"num_layers is {self.num_layers}, must be at most {MOST_LAYERS} where layers "
+                    f"are told apart"
+                )
             return (FullAttention([i for i in range(self.num_layers) if i not in shared]),)
         return tuple(group for group in self.groups if isinstance(group, AttentionGroup))
 
