@@ -29,6 +29,7 @@ def attention(
     scale: float | None = None,
     causal: bool = True,
     window: SupportsIndex | None = None,
+    chunk: SupportsIndex | None = None,
     soft_cap: float | None = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -58,6 +59,10 @@ def attention(
     window : int, optional
         Tokens that a token sees: itself and the ``window - 1`` before it; without `causal` also
         what stands behind it.
+    chunk : int, optional
+        Tokens of a chunk, as Llama 4 has them: the token at position p sees those from
+        ``p // chunk * chunk`` on. Without `causal` also what stands behind it in its chunk. With
+        a window it sees what both let it see.
     soft_cap : float, optional
         Scores become ``soft_cap * tanh(score / soft_cap)``.
     sinks : array float32, float16 or bfloat16 [q_heads], optional
@@ -80,18 +85,19 @@ def attention(
     Raises
     ------
     IndexError
-        A layer that does not exist, or a cached or new position without a page.
+        A layer that does not exist, or a position without a page that a token of its row sees.
     ValueError
-        Shapes that do not fit, a window below 1, a soft cap that is not above 0, a scale or sink
-        that is not finite, an `out` that is read-only or overlaps what is read.
+        Shapes that do not fit, a window or chunk below 1, a soft cap that is not above 0, a scale
+        or sink that is not finite, an `out` that is read-only or overlaps what is read.
     TypeError
         Another dtype, or an array on a GPU.
 
     Notes
     -----
     Everything is checked before `out` is written. Scores, weights and sums are float32, and the
-    result is the same for every number of threads. Costs reading the K and V of each row once or,
-    where many query heads share them, their multiplications.
+    result is the same for every number of threads. Costs reading the K and V that a row's tokens
+    see once or, where many query heads share them, their multiplications. What no token of a row
+    sees is neither read nor looked up: there the table may hold anything, as behind a window.
 
     Examples
     --------
@@ -104,7 +110,7 @@ def attention(
     [[[2.0, 3.0]]]
     """
     options = Options(threads=threads, out=out)
-    rule = (scale, causal, window, soft_cap, _sinks(sinks))
+    rule = (scale, causal, window, chunk, soft_cap, _sinks(sinks))
     wanted = v_head_dim, return_lse
     return _attend(inputs, layer, q, row_offsets, rule, ((), 0), wanted, options)
 
@@ -120,6 +126,7 @@ def cascade_attention(
     scale: float | None = None,
     causal: bool = True,
     window: SupportsIndex | None = None,
+    chunk: SupportsIndex | None = None,
     soft_cap: float | None = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -138,7 +145,7 @@ def cascade_attention(
         lie in each other.
     replica : int
         The replica that `inputs` are of: groups of others are left out.
-    scale, causal, window, soft_cap, sinks, return_lse, out, v_head_dim, threads
+    scale, causal, window, chunk, soft_cap, sinks, return_lse, out, v_head_dim, threads
         As for ``attention``.
 
     Returns
@@ -151,17 +158,18 @@ def cascade_attention(
     IndexError
         Rows that the batch does not have or that are not ascending; as for ``attention``.
     ValueError
-        Rows whose tables name different pages, tokens that a row has not cached, groups that
-        overlap without one lying in the other; as for ``attention``.
+        Rows whose tables name different pages for what they see, tokens that a row has not cached,
+        groups that overlap without one lying in the other; as for ``attention``.
     TypeError
         Groups that are no SharedPrefix; as for ``attention``.
 
     Notes
     -----
-    Checking the groups costs comparing their rows of the table.
+    Checking the groups costs comparing their rows of the table. With a window or chunks, rows share
+    what both of them see: the row that is not as long reads it for the others.
     """
     options = Options(threads=threads, out=out)
-    rule = (scale, causal, window, soft_cap, _sinks(sinks))
+    rule = (scale, causal, window, chunk, soft_cap, _sinks(sinks))
     wanted = v_head_dim, return_lse
     return _attend(inputs, layer, q, row_offsets, rule, (shared, replica), wanted, options)
 
