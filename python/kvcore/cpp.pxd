@@ -185,6 +185,8 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t partial_page_reuse  # fewest tokens; 0: never
         int64_t host_pages
         EvictionConfig eviction
+        cbool reserve_chunks
+        int64_t max_draft_tokens
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -240,6 +242,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t row
         int32_t column
         BlockId page
+        int32_t bundle
     cdef cppclass FetchTarget:
         LookupTable* table
         uint32_t* cache_lengths
@@ -248,6 +251,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t width
         int64_t longest_new
         int64_t longest_active
+        LookupTable** more  # of other bundles, with groups
     cdef enum class FetchStatus:
         kOk
         kNoSpace
@@ -276,7 +280,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         void advance(int64_t now) except +translate_exception
         cbool contains(SequenceHandle sequence)
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
-        vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
+        vector[BlockId] pages_of(SequenceHandle sequence, int32_t bundle) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
         void begin_again(SequenceHandle sequence) except +translate_exception
         # `transfers`, empty before, get what the caller is to copy; without them see take_copies.

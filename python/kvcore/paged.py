@@ -12,9 +12,12 @@ from kvcore import increment, sizing
 from kvcore._core import CacheManager
 from kvcore._hot.engine import StepEngine
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.arguments import flag
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
-from kvcore.params import KVCacheParams, require_count, require_one_group
+from kvcore.groups import bundles
+from kvcore.groups.layers import LayerMap, column_tokens, core_groups
+from kvcore.params import KVCacheParams, require_count, require_no_states
 from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus
 from kvcore.symbols import InputSymbols, input_symbols
@@ -27,6 +30,23 @@ if TYPE_CHECKING:
     from kvcore.policies import EvictionPolicy
 
 __all__ = ["PagedKVCacheManager"]
+
+
+def _pages_per_column(params: KVCacheParams) -> tuple[int, ...]:
+    """Return the pages of each bundle for the tokens that hits are counted in."""
+    if params.groups is None and params.shared is None:
+        return (1,)
+    tokens = column_tokens(params)
+    return tuple(tokens // bundle.page_size for bundle in bundles(params))
+
+
+def _mixes_pages(params: KVCacheParams) -> bool:
+    """Tell whether the rows of a page lie differently in pages of different bundles."""
+    layers = LayerMap.of(params)
+    if layers is None:
+        return False
+    places = [layers[bundle.layers[0]] for bundle in bundles(params)]
+    return len({(place.page_size, place.heads, place.widths) for place in places}) > 1
 
 
 class PagedKVCacheManager(StepEngine):
@@ -70,6 +90,12 @@ class PagedKVCacheManager(StepEngine):
     clock : callable, optional
         Returns the time in seconds, for the priorities of contexts that end; ``time.monotonic``
         unless given. Called with the "priority" policy alone, at the start of a call.
+    reserve_chunks : bool
+        Reserve what runs next alone. Else layers that keep every token get pages for the whole
+        request at once, so that a request which has begun is not short of them later.
+    max_draft_tokens : int
+        Where layers have windows or chunks: so many of the tokens written last may be truncated.
+        Pages are given back that much later.
 
     Raises
     ------
@@ -112,11 +138,13 @@ class PagedKVCacheManager(StepEngine):
         partial_page_reuse: bool | int = True,
         eviction: EvictionPolicy | str = "lru",
         clock: Callable[[], float] = time.monotonic,
+        reserve_chunks: bool = False,
+        max_draft_tokens: int = 0,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
-        require_one_group(params)
+        require_no_states(params)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
@@ -126,7 +154,7 @@ class PagedKVCacheManager(StepEngine):
         super().__init__(
             CacheManager(
                 num_blocks=pages,
-                page_size=params.page_size,
+                page_size=column_tokens(params),
                 max_sequences=sizing.batch_per_replica(params, max_batch_size),
                 max_seq_len=max_seq_len,
                 num_replicas=params.data_parallel_degree,
@@ -135,14 +163,19 @@ class PagedKVCacheManager(StepEngine):
                 partial_page_reuse=int(partial_page_reuse),
                 host_pages=host_pages,
                 eviction=eviction,
+                groups=core_groups(params),
+                reserve_chunks=flag("reserve_chunks", reserve_chunks),
+                max_draft_tokens=max_draft_tokens,
             ),
             shards=shards,
-            copier=make_copier(shards, gpus),
+            copier=make_copier(shards, gpus, whole_pages=_mixes_pages(params)),
             mover=make_mover(shards, places, host_pages, gpus),
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
             listener=_listener(params, zmq_endpoint_base),
             clock=clock if resolved(eviction)[0] == Priority.name else None,
+            layers=LayerMap.of(params),
+            pages_per_column=_pages_per_column(params),
             runtime_checks=enable_runtime_checks,
         )
         self.params = params
@@ -340,7 +373,8 @@ class PagedKVCacheManager(StepEngine):
         inputs = self.fetch(contexts, num_steps)
         shards = self.params.tensor_parallel_degree
         for replica, names in enumerate(self._names_by_replica(contexts)):
-            claims = self._row_claims(names)
+            each_bundle = range(len(_pages_per_column(self.params)))
+            claims = tuple(self._row_claims(names, bundle) for bundle in each_bundle)
             for each in inputs[replica * shards : (replica + 1) * shards]:
                 views.append(PagedKVCacheCollection(each, kv_params=self.params, guard=claims))
         return views
@@ -411,3 +445,9 @@ class PagedKVCacheManager(StepEngine):
             f"{available - evictable} free, {total - available} used, {evictable} evictable; "
             f"{sum(s.num_sequences for s in stats)} requests)"
         )
+
+
+def _listener(params: KVCacheParams, endpoint_base: str | None) -> ResetListener | None:
+    if endpoint_base is None or not params.enable_prefix_caching:
+        return None
+    return ResetListener(endpoint_base)

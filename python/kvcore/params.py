@@ -15,7 +15,13 @@ from kvcore.groups.of_params import check_groups, frozen_groups, frozen_shared
 from kvcore.groups.packing import page_shape, row_elements
 from kvcore.hf_config import cache_shape
 
-__all__ = ["KVCacheParams", "require_count", "require_one_group", "require_params"]
+__all__ = [
+    "KVCacheParams",
+    "require_count",
+    "require_no_states",
+    "require_one_group",
+    "require_params",
+]
 
 _SCALE_BYTES = 4  # float32
 _MAX_COUNT = 2**31 - 1  # page ids and shapes are int32
@@ -52,6 +58,16 @@ def require_one_group(params: KVCacheParams) -> None:
         f"the params have groups ({kinds}), must have one FullAttention over all "
         f"{params.num_layers} layers: managers keep every token in every layer; pass groups=None, "
         f"and from_hf_config groups=False"
+    )
+
+
+def require_no_states(params: KVCacheParams) -> None:
+    """Raise ValueError for params with State groups, which managers do not keep."""
+    if not params.state_groups:
+        return
+    raise ValueError(
+        f"the params have {len(params.state_groups)} State groups, must have none: managers keep K "
+        f"and V of attention layers; leave the states to the engine"
     )
 
 

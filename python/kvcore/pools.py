@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcore.arrays import is_writable, kind_of, require_apart, require_own_memory
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
@@ -13,6 +14,7 @@ from kvcore.backends.selection import backend_of
 from kvcore.backends.shards import arrays_of
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
+from kvcore.groups.layers import part_shapes
 from kvcore.params import KVCacheParams
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
 
 def shard_shapes(params: KVCacheParams, num_pages: int) -> list[tuple[int, ...]]:
     """Return the shape of each array of a device's pool: one, or two when V has its own width."""
+    if params.groups is not None or params.shared is not None:
+        return part_shapes(params, num_pages)
     heads, page = params.n_kv_heads_per_device, params.page_size
     if params.v_head_dim is None:
         return [(num_pages, params.kv_dim, params.num_layers, page, heads, params.head_dim)]
@@ -159,7 +163,9 @@ def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> Devic
     return backend_of(devices[0].kind).pools(devices, shards_per_replica)
 
 
-def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
+def make_copier(
+    shards: list[list[Shard]], pools: Any, *, whole_pages: bool = False
+) -> Copier | None:
     """Return what copies pages within these pools, None where there are none.
 
     Parameters
@@ -167,9 +173,35 @@ def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
     shards : list of list of Shard
     pools : DevicePools or None
         As of ``pools_on_gpus``.
+    whole_pages : bool
+        Copy all of a page, whatever is asked for: where its first tokens lie depends on the page.
     """
     arrays = arrays_of(shards[0][0])
-    return backend_of(kind_of(arrays[0])).copier(shards, pools) if arrays else None
+    if not arrays:
+        return None
+    copier = backend_of(kind_of(arrays[0])).copier(shards, pools)
+    return WholePageCopier(copier, arrays[0].shape[3]) if whole_pages else copier
+
+
+class WholePageCopier:
+    """Copy whole pages by another copier's means.
+
+    Parameters
+    ----------
+    copier : Copier
+    page_size : int
+        Tokens of a page, as that one counts them.
+    """
+
+    def __init__(self, copier: Copier, page_size: int) -> None:
+        self._copier = copier
+        self._page_size = page_size
+
+    def run(self, copies: NDArray[np.int32]) -> None:
+        """Copy pages, as ``Copier.run`` does."""
+        whole = copies.copy()
+        whole[:, 3] = self._page_size
+        self._copier.run(whole)
 
 
 def make_mover(

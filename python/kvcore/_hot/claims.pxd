@@ -66,6 +66,7 @@ cdef class RowClaims:
     cdef ClaimTable _claims
     cdef list _names
     cdef vector[SequenceHandle] _rows
+    cdef int32_t _bundle  # whose pages are asked for
 
 
 # True when a context knows its present claim with the manager of this id.

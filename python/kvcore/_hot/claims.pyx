@@ -242,7 +242,8 @@ cdef class RowClaims:
         One of them is not claimed.
     """
 
-    def __cinit__(self, ClaimTable claims not None, list request_ids not None):
+    def __cinit__(self, ClaimTable claims not None, list request_ids not None, int32_t bundle=0):
+        self._bundle = bundle
         self._claims = claims
         self._names = list(request_ids)
         for name in self._names:
@@ -259,7 +260,7 @@ cdef class RowClaims:
         cdef size_t place = column
         cdef vector[BlockId] pages
         try:
-            pages = self._claims.native.pages_of(self._rows.at(at))
+            pages = self._claims.native.pages_of(self._rows.at(at), self._bundle)
         except RequestNotFoundError:
             raise InvalidHandleError(
                 f"request {self._names[row]!r} was released after this view of it was made; "

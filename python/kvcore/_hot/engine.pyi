@@ -12,6 +12,7 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefixes import PinnedPrefix
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.context import ContextLike
+from kvcore.groups.layers import LayerMap
 from kvcore.metrics import KVCacheMetrics
 from kvcore.plans import ReservePlan, SharedPrefix
 from kvcore.zmq_reset import ResetListener
@@ -36,6 +37,8 @@ class StepEngine:
         mover: Mover | None,
         gpus: DevicePools | None,
         listener: ResetListener | None,
+        layers: LayerMap | None = None,
+        pages_per_column: tuple[int, ...] = (1,),
         runtime_checks: bool,
         clock: Callable[[], float] | None = None,
     ) -> None: ...
@@ -108,9 +111,10 @@ class StepEngine:
         Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
         Changes nothing.
         """
-    def get_req_blocks(self, request_id: Hashable) -> list[int]:
+    def get_req_blocks(self, request_id: Hashable, bundle: int = 0) -> list[int]:
         """Return a request's page ids in logical order, a list of int."""
-    def _row_claims(self, request_ids: list[Hashable]) -> RowClaims: ...
+    def _row_claims(self, request_ids: list[Hashable], bundle: int = 0) -> RowClaims:
+        """Remember the claims of a batch's rows, for the pages of a bundle."""
     def maybe_reserve(self, data: _Context, num_steps: int = 1) -> bool:
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
 

@@ -36,7 +36,7 @@ cdef class StepEngine:
     """
 
     def __init__(self, object core, *, list shards not None, object copier, object mover,
-                 object gpus, object listener, bint runtime_checks, object clock=None):
+                 object gpus, object listener, object layers=None, tuple pages_per_column=(1,), bint runtime_checks, object clock=None):
         if self._is_made:
             raise RuntimeError(
                 f"this {type(self).__name__} is initialised already; make another one"
@@ -46,7 +46,10 @@ cdef class StepEngine:
         self._claims = ClaimTable(core)
         self._reader = BatchReader(self._claims)
         self._settler = Settler(core, copier, mover)
-        self._maker = InputMaker(shards, gpus, self._native.config().num_pages)
+        self._maker = InputMaker(
+            shards, gpus, self._native.config().num_pages, layers, pages_per_column
+        )
+        self._settler.num_bundles = <int32_t>len(pages_per_column)
         self._shards = shards
         self._copier = copier
         self._mover = mover
@@ -131,15 +134,35 @@ cdef class StepEngine:
         listen(self)
         return prefixes.recommend_replica(self._native, context)
 
-    def get_req_blocks(self, request_id):
-        """Return a request's page ids in logical order, a list of int."""
-        require_made(self)
-        return self._native.pages_of(self._claims.find(request_id))
+    def get_req_blocks(self, request_id, bundle=0):
+        """Return a request's page ids in logical order, a list of int.
 
-    def _row_claims(self, list request_ids not None):
-        """Remember the claims of a batch's rows."""
+        Parameters
+        ----------
+        request_id
+        bundle : int
+            Of ``kvcore.groups.bundles``, where layers have groups. The number of pages stands for a
+            page that no layer of it reads any more, or that is not reserved yet.
+
+        Raises
+        ------
+        RequestNotFoundError, IndexError
+        """
+        cdef int64_t index = as_int(bundle, "bundle")
         require_made(self)
-        return RowClaims(self._claims, request_ids)
+        if not 0 <= index < self._maker.num_bundles:
+            raise IndexError(
+                f"bundle is {index}, must be 0 .. {self._maker.num_bundles - 1}"
+            )
+        cdef list pages = self._native.pages_of(self._claims.find(request_id), <int32_t>index)
+        if self._maker.layers is None:
+            return pages
+        return [page if page >= 0 else self._maker.total_pages for page in pages]
+
+    def _row_claims(self, list request_ids not None, int32_t bundle=0):
+        """Remember the claims of a batch's rows, for the pages of a bundle."""
+        require_made(self)
+        return RowClaims(self._claims, request_ids, bundle)
 
     # ---- pages -------------------------------------------------------------------------------
     def maybe_reserve(self, data, num_steps=1):

@@ -4,6 +4,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.groups.layers import LayerMap
+
 class RaggedKVCacheInputs:
     """Hold what the kernels of one device need for one batch of B requests.
 
@@ -34,7 +36,19 @@ class RaggedKVCacheInputs:
         lookup_table: NDArray[np.uint32],
         max_lengths: NDArray[np.uint32],
         kv_scales: Any = None,
+        *,
+        tables: tuple[NDArray[np.uint32], ...] | None = None,
+        layers: LayerMap | None = None,
     ) -> None: ...
+    @property
+    def tables(self) -> tuple[NDArray[np.uint32], ...]:
+        """The page table of each bundle."""
+    @property
+    def _layers(self) -> LayerMap | None: ...
+    def _at(
+        self, cache_lengths: NDArray[np.uint32], max_lengths: NDArray[np.uint32]
+    ) -> RaggedKVCacheInputs:
+        """Return the inputs of a later step of the same fetch."""
     @property
     def blocks(self) -> Any: ...
     @property

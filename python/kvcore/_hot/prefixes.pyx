@@ -50,7 +50,9 @@ cdef object match(
     cdef int64_t num_tokens = depth * native.config().page_size
     if not return_pages:
         return num_tokens
-    return num_tokens, np.array(pages, dtype=np.int32)
+    ids = np.array(pages, dtype=np.int32)
+    ids[ids < 0] = native.config().num_pages  # with groups: no layer of the bundle has a page
+    return num_tokens, ids
 
 
 cdef class PinnedPrefix:
