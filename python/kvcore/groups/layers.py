@@ -146,7 +146,7 @@ def core_groups(params: GroupedParams) -> list[tuple[str, int, int, int]]:
     packed = bundles(params)
     found = []
     for group in params.attention_groups:
-        own = [bundle for bundle in packed if bundle.group is group]
+        own = [bundle for bundle in packed if bundle.group == group]
         kind, span = _rule(group)
         found.append((kind, span, len(own), own[0].page_size))
     return found
