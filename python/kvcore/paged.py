@@ -19,13 +19,21 @@ from kvcore.groups import bundles
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups
 from kvcore.params import KVCacheParams, require_count, require_no_states
 from kvcore.policies import Priority, resolved
-from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus
+from kvcore.pools import (
+    WholePageCopier,
+    make_copier,
+    make_mover,
+    make_shards,
+    pools_on_gpus,
+    shard_shapes,
+)
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from kvcore.backends.protocol import Copier
     from kvcore.metrics import KVCacheMetrics
     from kvcore.policies import EvictionPolicy
 
@@ -40,13 +48,15 @@ def _pages_per_column(params: KVCacheParams) -> tuple[int, ...]:
     return tuple(tokens // bundle.page_size for bundle in bundles(params))
 
 
-def _mixes_pages(params: KVCacheParams) -> bool:
-    """Tell whether the rows of a page lie differently in pages of different bundles."""
+def _whole(copier: Copier | None, params: KVCacheParams, num_pages: int) -> Copier | None:
+    """Return what copies whole pages, where rows lie differently in pages of different bundles."""
     layers = LayerMap.of(params)
-    if layers is None:
-        return False
+    if copier is None or layers is None:
+        return copier
     places = [layers[bundle.layers[0]] for bundle in bundles(params)]
-    return len({(place.page_size, place.heads, place.widths) for place in places}) > 1
+    if len({(place.page_size, place.heads, place.widths) for place in places}) == 1:
+        return copier
+    return WholePageCopier(copier, shard_shapes(params, num_pages)[0][3])
 
 
 class PagedKVCacheManager(StepEngine):
@@ -168,7 +178,7 @@ class PagedKVCacheManager(StepEngine):
                 max_draft_tokens=max_draft_tokens,
             ),
             shards=shards,
-            copier=make_copier(shards, gpus, whole_pages=_mixes_pages(params)),
+            copier=_whole(make_copier(shards, gpus), params, pages),
             mover=make_mover(shards, places, host_pages, gpus),
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.

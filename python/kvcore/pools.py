@@ -18,6 +18,7 @@ from kvcore.groups.layers import part_shapes
 from kvcore.params import KVCacheParams
 
 __all__ = [
+    "WholePageCopier",
     "adopt_shard",
     "allocate_shard",
     "make_copier",
@@ -163,9 +164,7 @@ def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> Devic
     return backend_of(devices[0].kind).pools(devices, shards_per_replica)
 
 
-def make_copier(
-    shards: list[list[Shard]], pools: Any, *, whole_pages: bool = False
-) -> Copier | None:
+def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
     """Return what copies pages within these pools, None where there are none.
 
     Parameters
@@ -173,18 +172,13 @@ def make_copier(
     shards : list of list of Shard
     pools : DevicePools or None
         As of ``pools_on_gpus``.
-    whole_pages : bool
-        Copy all of a page, whatever is asked for: where its first tokens lie depends on the page.
     """
     arrays = arrays_of(shards[0][0])
-    if not arrays:
-        return None
-    copier = backend_of(kind_of(arrays[0])).copier(shards, pools)
-    return WholePageCopier(copier, arrays[0].shape[3]) if whole_pages else copier
+    return backend_of(kind_of(arrays[0])).copier(shards, pools) if arrays else None
 
 
 class WholePageCopier:
-    """Copy whole pages by another copier's means.
+    """Copy whole pages by another copier's means: where their first tokens lie depends on them.
 
     Parameters
     ----------

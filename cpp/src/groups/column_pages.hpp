@@ -62,13 +62,9 @@ class ColumnPages final : public PoolListener {
         return readers_[entry(column, window)] == 0 && has(column, window) &&
                is_cached_[static_cast<std::size_t>(column)];
     }
-    /// A table's view of a bundle's pages; which columns of whom is the caller's to say.
-    [[nodiscard]] BundlePages view(const Grouping::Bundle& bundle) const noexcept {
-        BundlePages view;
-        view.pages = &ids_[static_cast<std::size_t>(bundle.first_lane)];
-        view.stride = static_cast<std::int32_t>(num_lanes_);
-        view.per_column = bundle.pages_per_column;
-        return view;
+    /// Pages of a lane and those behind, + 1, 0 for none: of a column from [column * lanes] on.
+    [[nodiscard]] const BlockId* lane(std::int32_t lane) const noexcept {
+        return &ids_[static_cast<std::size_t>(lane)];
     }
     /// Pages of a column now.
     [[nodiscard]] std::int64_t count_pages(BlockId column) const noexcept;

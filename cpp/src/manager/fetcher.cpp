@@ -69,7 +69,10 @@ struct Fetcher::Part {
         for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
             const Grouping::Bundle& bundle = grouping.bundles()[b];
             LookupTable* table = table_of(target, b);
-            BundlePages view = pages.view(bundle);
+            BundlePages view;
+            view.pages = pages.lane(bundle.first_lane);
+            view.stride = grouping.num_lanes();
+            view.per_column = bundle.pages_per_column;
             view.columns = columns.ids().data();
             view.version = columns.version();
             view.n = columns.size();
