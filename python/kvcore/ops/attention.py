@@ -252,6 +252,8 @@ class _Rule(NamedTuple):
 
     def of(self, pools: LayerPools, layer: SupportsIndex) -> _Rule:
         """Return the rule of a layer, which sees no more than its group keeps."""
+        if pools.window is None and pools.chunk is None:
+            return self
         window, chunk = self.window, self.chunk
         if pools.window is not None:
             window = pools.window if window is None else integer("window", window)
