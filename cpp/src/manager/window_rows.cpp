@@ -101,7 +101,7 @@ bool WindowRows::is_kept(const PageRow& row, const WindowRow& reader, std::size_
 void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& row,
                          std::int64_t tokens) noexcept {
     WindowRow& reader = of(handle);
-    const std::int64_t n = std::max<std::int64_t>(0, tokens - max_draft_tokens_);
+    const std::int64_t n = std::max<std::int64_t>(0, tokens - kept_tokens_);
     bool has_begun = false;
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t end =
