@@ -217,6 +217,11 @@ class PagedKVCacheManager(StepEngine):
         return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Pages in the prefix cache, over all replicas; those that requests share count too."""
+        return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
+
+    @property
     def free_blocks_pct(self) -> float:
         """Share of pages that a request could get, 0..1, mean over replicas."""
         return self.num_free_blocks / (self.total_num_pages * self.num_replicas)

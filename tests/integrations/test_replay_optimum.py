@@ -7,13 +7,14 @@ import random
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvcore.replay import ChatSettings, PoolSettings, chat_workload, read_trace, replay_admission
-from kvcore.replay import page_uses as page_uses_module
-from kvcore.replay.optimum import optimum
-from kvcore.replay.page_uses import PageUsesError, page_uses
+from kvcore.replay import uses as uses_module
+from kvcore.replay.belady import optimum
+from kvcore.replay.uses import PageUsesError, page_uses
 from kvcore.replay.workload import Workload
 from trace_files import BLOCK, random_rows, row, write_trace
 
@@ -61,7 +62,7 @@ def drawn(seed: int, *, partial: bool) -> list[tuple[Name, bool]]:
 def workload_of(folder: Path, prompts: list[tuple[Name, bool]]) -> Workload:
     """Write the prompts as a trace; a partial last block is nobody else's."""
     ids: dict[Name, int] = {}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for blocks, is_partial in prompts:
         path = [blocks[: n + 1] for n in range(len(blocks))]
         if is_partial:
@@ -148,7 +149,7 @@ def test_prompts_shorter_than_a_page_have_no_pages(tmp_path: Path) -> None:
 
 
 def test_the_number_of_uses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_uses_module, "MOST_PAGE_USES", 100)
+    monkeypatch.setattr(uses_module, "MOST_PAGE_USES", 100)
     with pytest.raises(PageUsesError, match="expected larger pages or a limit"):
         page_uses(chat_workload(seed=0, limit=50), 16)
 

@@ -27,6 +27,8 @@ class ReplayReport(HitRates):
         "admission" or "online".
     workload : str
         Where the requests came from.
+    policy : str
+        Name of the eviction policy.
     page_size, pages, replicas : int
         Tokens per page, pages per replica, replicas.
     requests, refused : int
@@ -66,6 +68,7 @@ class ReplayReport(HitRates):
 
     mode: str
     workload: str
+    policy: str
     page_size: int
     pages: int
     replicas: int
@@ -147,6 +150,7 @@ def summarize(
     return ReplayReport(
         mode=mode,
         workload=workload.name,
+        policy=pool.policy,
         page_size=pool.page_size,
         pages=pool.pages_per_replica,
         replicas=pool.replicas,

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.replay.rates import HitRates
+from kvcore.replay.rates import HIT_RATES, HitRates
 
 if TYPE_CHECKING:
-    from kvcore.replay.page_uses import PageUses
+    from kvcore.replay.uses import PageUses
 
 __all__ = ["Optimum", "optimum"]
 
@@ -50,6 +50,10 @@ class Optimum(HitRates):
     prompt_pages: int
     cached_pages: int
     evicted_pages: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """List every field and rate by name, ready for JSON."""
+        return vars(self) | {name: getattr(self, name) for name in HIT_RATES}
 
 
 def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.replay.page_siblings import longest_partial_hits
+from kvcore.replay.siblings import longest_partial_hits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ class PageUses:
 
     @property
     def can_hit(self) -> NDArray[np.bool_]:
-        """bool ``[m]``, false for a page with the last token of a prompt, which always runs."""
+        """Tell of each entry, bool ``[m]``: it does not end its prompt, whose last token always runs."""
         return (self.levels + 1) * self.page_size < self.lengths[self.requests]
 
 
