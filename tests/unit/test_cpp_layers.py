@@ -34,7 +34,7 @@ PUBLIC = {
         *("attention", "dtype", "kernels", "layout", "page_bytes", "paged_batch", "paged_rows"),
         *("pool_view", "slots", "transfer"),
     },
-    "index": {"block_pool", "eviction", "prefix_tree", "tree_listener"},
+    "index": {"block_pool", "eviction", "eviction_policies", "prefix_tree", "tree_listener"},
     "tiers": {"host_store", "page_copier", "tier_index"},
     "manager": {
         *("cache_manager", "cache_types", "lookup_table", "metrics", "name_space", "prefix_hit"),

@@ -35,8 +35,9 @@ namespace kvcore {
 /// O(new tokens). fetch: O(pages changed since the table's last use).
 class CacheManager {
    public:
-    /// Throws std::invalid_argument for sizes below 1.
-    explicit CacheManager(const CacheConfig& config);
+    /// `make_policy`: called once per replica for what orders its eviction, where that is none of
+    /// `config.eviction`. Throws std::invalid_argument for sizes below 1.
+    explicit CacheManager(const CacheConfig& config, const PolicyFactory& make_policy = {});
     CacheManager(const CacheManager&) = delete;
     CacheManager& operator=(const CacheManager&) = delete;
     ~CacheManager();

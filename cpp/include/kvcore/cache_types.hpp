@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvcore/eviction_policies.hpp"
 #include "kvcore/lookup_table.hpp"
 #include "kvcore/page_moves.hpp"
 #include "kvcore/types.hpp"
@@ -26,6 +27,7 @@ struct CacheConfig {
     // A hit may end inside a page, whose start is then copied, from so many tokens on; 0: never.
     std::int32_t partial_page_reuse = 1;
     std::int64_t host_pages = 0;  // of the tier below each replica; 0: there is none
+    EvictionConfig eviction;      // of cached pages, in each replica; a host tier has LRU
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.

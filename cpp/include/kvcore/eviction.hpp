@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace kvcore {
 
@@ -16,12 +17,33 @@ constexpr NodeId kNoNode = 0;
 /// Priority of a run that nobody gave one, 0 .. 100.
 constexpr std::int32_t kDefaultPriority = 50;
 
+/// What a user of a run asks for it.
+struct Retention {
+    static constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
+
+    Retention(std::int32_t wanted = kDefaultPriority, std::int64_t end = kForever) noexcept
+        : priority(wanted), until(end) {}
+
+    std::int32_t priority;
+    std::int64_t until;  // when the priority ends, in the unit of `advance`
+};
+
+/// What a policy wants to hear of beside where runs enter, are let go and leave. A tree asks once,
+/// so that nobody pays for what is not wanted.
+struct PolicyInterest {
+    bool hits = true;           // `hit`
+    bool sizes = false;         // `resize`
+    bool retention = false;     // `retain`, `joins`, `advance`
+    bool fingerprints = false;  // `identify`
+};
+
 /// The order in which cached runs go.
 ///
 /// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
 /// It sees no tokens, no pages and no tree. A tree owns the one that its constructor was given, and
-/// has LRU without; the trees of a CacheManager and of a TierIndex have LRU. "An eviction policy of
-/// your own" in docs/cpp.md shows a whole one.
+/// has LRU without; so has each replica of a CacheManager, and a TierIndex always has LRU. Those
+/// that come with kvcore are in kvcore/eviction_policies.hpp. "An eviction policy of your own" in
+/// docs/eviction.md shows a whole one.
 ///
 /// Owns: what it knows of each run, in arrays of its own by node id.
 /// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A
@@ -39,18 +61,21 @@ class EvictionPolicy {
     EvictionPolicy& operator=(const EvictionPolicy&) = delete;
     virtual ~EvictionPolicy() = default;
 
+    /// What it wants to hear. The same whenever it is asked.
+    [[nodiscard]] virtual PolicyInterest interest() const noexcept { return {}; }
+
     /// Node ids up to `last` may come from now on. Called with 0, 1, 2 and so on, before any other
     /// verb names them. Throws std::bad_alloc and has changed nothing; then it is called with the
     /// same number again.
     virtual void make_room(NodeId last) = 0;
 
     /// A run of `pages` pages entered the tree, its first use. It ends `depth` pages below its
-    /// root. Nobody tells when it grows in place, or when pages leave its end and others stay. The
-    /// id may be that of a run that is gone: forget what was known of that one.
+    /// root. The id may be that of a run that is gone: forget what was known of that one.
     virtual void insert(NodeId node, std::int32_t depth, std::int32_t pages,
                         std::int32_t priority) noexcept = 0;
-    /// The run was used once more: `insert` found its pages in the tree, or `use` was called. A pin
-    /// is no hit; what a CacheManager reuses is pinned, and `release` tells when it lets go.
+    /// The run was used once more: `insert` found its pages in the tree, or a reservation took
+    /// them. Those of a prefix come from its end to its start. A pin is no hit, nor is a run that
+    /// grows in place.
     virtual void hit(NodeId node) noexcept = 0;
     /// A user let go of the run that its prefix ends with: a candidate, and perhaps one already.
     /// `time` grows from call to call.
@@ -60,6 +85,30 @@ class EvictionPolicy {
     virtual void split(NodeId upper, NodeId lower) noexcept = 0;
     /// The run is gone, whether it was a candidate or not.
     virtual void erase(NodeId node) noexcept = 0;
+
+    /// The run has `pages` pages now and ends `depth` pages below its root: it grew in place, pages
+    /// left its end, or it was cut in two, which is told of both halves.
+    virtual void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept {
+        static_cast<void>(node), static_cast<void>(depth), static_cast<void>(pages);
+    }
+    /// A number for the tokens of the run's first page and its depth: the same whenever these
+    /// return, if perhaps that of another page too. Told behind `insert`, and behind `split` of the
+    /// lower half.
+    virtual void identify(NodeId node, std::uint64_t fingerprint) noexcept {
+        static_cast<void>(node), static_cast<void>(fingerprint);
+    }
+    /// One of its users asks this of the run: behind `insert`, whose priority is the same, with
+    /// uses, and where it grows.
+    virtual void retain(NodeId node, const Retention& retention) noexcept {
+        static_cast<void>(node), static_cast<void>(retention);
+    }
+    /// Whether pages of this retention may lengthen the run; else they become a run of their own.
+    [[nodiscard]] virtual bool joins(NodeId node, const Retention& retention) const noexcept {
+        static_cast<void>(node), static_cast<void>(retention);
+        return true;
+    }
+    /// It is `now`, never less than it was; priorities end. O(log n) for each that does.
+    virtual void advance(std::int64_t now) noexcept { static_cast<void>(now); }
 
     /// The run can go, and is no candidate: what followed it went just now, or it was withdrawn and
     /// is free again. By recency it is worth no more than what went last.

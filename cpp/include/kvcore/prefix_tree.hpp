@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -78,6 +79,8 @@ class PrefixTree {
     /// Whom to tell from now on what enters and leaves; nullptr for nobody. The tree does not own
     /// it.
     void set_listener(TreeListener* listener) noexcept { listener_ = listener; }
+    /// It is `now` for the priorities of runs, in a unit of the caller's; a time before is no news.
+    void advance(std::int64_t now) noexcept;
     /// What decides the order of eviction.
     [[nodiscard]] const EvictionPolicy& policy() const noexcept { return *policy_; }
 
@@ -121,15 +124,25 @@ class PrefixTree {
     /// has changed.
     void unpin(TreeNode* node, bool touch);
 
-    /// Counts a use of every run on the way to `at`, for policies that go by that. O(runs).
-    void use(TreePosition at) noexcept;
+    /// Counts a use of every run behind page `first` on the way to `at`, and keeps each as
+    /// `retention` says, for policies that go by that: O(runs) for them, nothing for others. The
+    /// order by recency changes where the user lets go.
+    void use(TreePosition at, std::int32_t first = 0, const Retention& retention = {}) noexcept {
+        if (interest_.hits || interest_.retention) use_between(at, first, retention);
+    }
+    /// Keeps every run on the way to `at` as `retention` says; no use. As `use` otherwise.
+    void retain(TreePosition at, const Retention& retention) noexcept;
+    /// What a user does who takes a prefix and lets go of it at once: a use of it, also by recency.
+    /// Ends a run there, so it may throw std::bad_alloc. O(runs).
+    void touch(TreePosition at);
 
     /// Puts `n` pages below `at`, an end that the caller has pinned once (or a root). Pages that
     /// the tree has already are not taken but reported in `duplicates`; it is a use of their runs.
+    /// All runs of these pages are kept as `retention` says.
     /// Returns where the last one ends. Where it throws, nothing was added to `duplicates` either.
     [[nodiscard]] TreeNode* insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
                                    std::int32_t n, std::vector<DuplicatePage>& duplicates,
-                                   std::int32_t priority = kDefaultPriority);
+                                   const Retention& retention = {});
     /// Gives back buffer space of an unpinned node that was kept for growth.
     void shrink(TreeNode* node) noexcept;
 
@@ -179,10 +192,12 @@ class PrefixTree {
     void unsort_children(TreeNode* parent) noexcept;
     void shrink_buffer(TreeNode* node) noexcept;
     [[nodiscard]] bool extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
-                              std::int32_t n) noexcept;
+                              std::int32_t n, const Retention& retention) noexcept;
     [[nodiscard]] TreeNode* add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
-                                     std::int32_t n, std::int32_t priority);
-    void use_between(TreePosition at, std::int32_t first) noexcept;
+                                     std::int32_t n, const Retention& retention);
+    void use_between(TreePosition at, std::int32_t first, const Retention& retention) noexcept;
+    void tell_size(const TreeNode* node) noexcept;
+    void tell_fingerprint(const TreeNode* node) noexcept;
     void report_pages(TreePosition at, std::int32_t first,
                       std::vector<DuplicatePage>& duplicates) const noexcept;
     [[nodiscard]] std::int64_t trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept;
@@ -199,6 +214,7 @@ class PrefixTree {
     std::int32_t page_size_;
     TreeListener* listener_ = nullptr;
     std::unique_ptr<EvictionPolicy> policy_;
+    PolicyInterest interest_;  // the policy's
     std::unique_ptr<NodeArena> arena_;
     std::unique_ptr<OrderArena> order_arena_;
     std::unique_ptr<ChildIndex> index_;
@@ -208,6 +224,7 @@ class PrefixTree {
     std::int64_t num_cached_ = 0;
     std::int64_t num_nodes_ = 0;  // without roots
     std::uint64_t clock_ = 0;     // counts releases
+    std::int64_t now_ = std::numeric_limits<std::int64_t>::min();
 };
 
 }  // namespace kvcore

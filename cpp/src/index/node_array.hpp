@@ -28,6 +28,11 @@ class NodeArray {
         if (size_ == capacity_) grow();
         entries_.get()[size_++] = entry;
     }
+    /// The entry of node `last`, where it is not there yet: for who makes room in several arrays,
+    /// of which a later one may fail.
+    void make_room(NodeId last, const T& entry) {
+        if (size_ == last) push_back(entry);
+    }
     [[nodiscard]] T& operator[](NodeId node) noexcept { return entries_.get()[node]; }
     [[nodiscard]] const T& operator[](NodeId node) const noexcept { return entries_.get()[node]; }
 

@@ -57,6 +57,7 @@ std::int32_t common_pages(const TokenId* a, const TokenId* b, std::int32_t n,
 PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> policy)
     : page_size_(checked_page_size(page_size)),
       policy_(policy != nullptr ? std::move(policy) : std::make_unique<LruPolicy>()),
+      interest_(policy_->interest()),
       arena_(std::make_unique<NodeArena>(*policy_)),
       order_arena_(std::make_unique<OrderArena>()),
       index_(std::make_unique<ChildIndex>(page_size)),

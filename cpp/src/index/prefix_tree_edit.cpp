@@ -196,20 +196,28 @@ TreeNode* PrefixTree::split(TreePosition at) {
     }
     attach(head, node);
     policy_->split(head->id, node->id);
+    tell_size(head);
+    tell_size(node);
+    tell_fingerprint(node);
     return head;
 }
 
 // In place only where the caller alone ends: its one pin moves on with the end of the run.
-bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids,
-                        std::int32_t n) noexcept {
+bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids, std::int32_t n,
+                        const Retention& retention) noexcept {
     if (leaf->is_root() || leaf->num_children > 0 || leaf->pins != 1 ||
         leaf->capacity - leaf->num_pages < n) {
         return false;
+    }
+    if (interest_.retention) {
+        if (!policy_->joins(leaf->id, retention)) return false;
+        policy_->retain(leaf->id, retention);
     }
     copy_run(leaf->tokens, leaf->capacity, leaf->num_pages, tokens, ids, n, page_size_);
     leaf->num_pages += n;
     num_cached_ += n;
     protection_->grow(leaf, n);
+    tell_size(leaf);
     if (listener_ != nullptr) listener_->stored(leaf, leaf->end() - n, n);
     return true;
 }
@@ -217,7 +225,7 @@ bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* id
 // Whatever can fail does so before the tree changes: where the run at `at` is cut in two, its end
 // has no other child but the tail, and room in the index is all that the leaf needs there.
 TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
-                               std::int32_t n, std::int32_t priority) {
+                               std::int32_t n, const Retention& retention) {
     // The first run of a prompt is exact; what follows a run of one's own is a sequence that grows.
     const bool grows = at.depth == depth_of(at.node) && !at.node->is_root() && at.node->pins == 1 &&
                        at.node->num_children == 0;
@@ -237,7 +245,9 @@ TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const Blo
     num_cached_ += n;
     // With a child it cannot grow any more.
     if (grows && parent->capacity > parent->num_pages) shrink_buffer(parent);
-    policy_->insert(leaf->id, leaf->end(), n, priority);
+    policy_->insert(leaf->id, leaf->end(), n, retention.priority);
+    if (interest_.retention) policy_->retain(leaf->id, retention);
+    tell_fingerprint(leaf.get());
     return leaf.release();
 }
 
@@ -254,29 +264,21 @@ void PrefixTree::prefetch_end(const TreeNode* node) const noexcept {
 
 TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId* ids,
                              std::int32_t n, std::vector<DuplicatePage>& duplicates,
-                             std::int32_t priority) {
-    if (n == 0 || extend(at, tokens, ids, n)) return at;
+                             const Retention& retention) {
+    if (n == 0 || extend(at, tokens, ids, n, retention)) return at;
     const std::int32_t depth = depth_of(at);
     const TreePosition known = match(at, tokens, static_cast<std::int64_t>(n) * page_size_).at;
     const std::int32_t repeated = known.depth - depth;
     make_room(duplicates, static_cast<std::size_t>(repeated));
     TreeNode* end = repeated == n ? split(known)
                                   : add_leaf(known, tokens + std::ptrdiff_t{repeated} * page_size_,
-                                             ids + repeated, n - repeated, priority);
+                                             ids + repeated, n - repeated, retention);
     if (repeated > 0) {
         report_pages(known, depth, duplicates);
-        use_between(known, depth);
+        use(known, depth, retention);
     }
     if (listener_ != nullptr && repeated < n) listener_->stored(end, known.depth, n - repeated);
     return end;
-}
-
-void PrefixTree::use(TreePosition at) noexcept { use_between(at, 0); }
-
-// Of the runs behind page `first` on the way to `at`.
-void PrefixTree::use_between(TreePosition at, std::int32_t first) noexcept {
-    const TreeNode* node = position(at.node, at.depth).node;
-    for (; node->end() > first; node = node->parent) policy_->hit(node->id);
 }
 
 // The pages behind `first` on the way to `at` were inserted again; there is room for them.

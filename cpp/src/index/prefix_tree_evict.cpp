@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the eviction policy is told, and what goes.
+// What goes.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -12,24 +12,6 @@
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {
-
-// A candidate from now on, though it may have other pins or children: see EvictionPolicy.
-void PrefixTree::release_to_policy(TreeNode* node) noexcept {
-    node->is_candidate = true;
-    policy_->release(node->id, ++clock_);
-}
-
-// A leaf that is no candidate was withdrawn while it was held, or had children.
-void PrefixTree::offer_if_free(TreeNode* node) noexcept {
-    if (node->pins > 0 || node->num_children > 0 || node->is_candidate) return;
-    node->is_candidate = true;
-    policy_->offer(node->id);
-}
-
-void PrefixTree::withdraw(TreeNode* node) noexcept {
-    node->is_candidate = false;
-    policy_->withdraw(node->id);
-}
 
 // What is left of it can be read until it is freed: its buffer, and the way up.
 void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
@@ -59,6 +41,7 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noex
         remove_leaf(leaf);
     } else {
         leaf->begin_generation();
+        tell_size(leaf);
     }
     if (listener_ != nullptr) listener_->removed(leaf, leaf->end(), count);
     if (is_gone) {

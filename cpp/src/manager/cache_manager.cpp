@@ -37,7 +37,8 @@ bool is_settled(const ManagerState& state, SequenceHandle handle) {
 
 }  // namespace
 
-CacheManager::CacheManager(const CacheConfig& config) : impl_(std::make_unique<Impl>(config)) {}
+CacheManager::CacheManager(const CacheConfig& config, const PolicyFactory& make_policy)
+    : impl_(std::make_unique<Impl>(config, make_policy)) {}
 
 CacheManager::~CacheManager() = default;
 

@@ -20,7 +20,8 @@ namespace kvcore {
 /// A CacheManager's parts: what it knows, and who does what to it. Nothing but CacheManager, which
 /// has the mutex while it uses them, sees more than one of the verbs.
 struct CacheManager::Impl {
-    explicit Impl(const CacheConfig& config) : state(config) {}
+    Impl(const CacheConfig& config, const PolicyFactory& make_policy)
+        : state(config, make_policy) {}
 
     std::mutex mutex;
     std::condition_variable finished;  // transfers were

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_types.hpp"
@@ -20,7 +21,8 @@ namespace kvcore {
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: that of the pool's and the tree's verbs.
 struct Replica {
-    explicit Replica(const CacheConfig& config) : pool(config.num_pages), tree(config.page_size) {
+    Replica(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy)
+        : pool(config.num_pages), tree(config.page_size, std::move(policy)) {
         if (config.host_pages == 0) return;
         host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
     }

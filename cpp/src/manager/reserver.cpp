@@ -141,6 +141,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
     if (admission.hit.shares()) {
+        home.tree.use(admission.hit.match.at, pages.committed());
         pages.take_hit(home, std::move(made.place), admission.hit_pages);
     } else if (pages.node() == nullptr) {
         pages.place_at(std::move(made.place));

@@ -37,19 +37,21 @@ const CacheConfig& checked(const CacheConfig& config) {
     return config;
 }
 
-std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config) {
+std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config,
+                                                    const PolicyFactory& make) {
     std::vector<std::unique_ptr<Replica>> replicas;
     for (std::int32_t i = 0; i < config.num_replicas; ++i) {
-        replicas.push_back(std::make_unique<Replica>(config));
+        replicas.push_back(std::make_unique<Replica>(
+            config, make ? make() : make_policy(config.eviction, config.page_size)));
     }
     return replicas;
 }
 
 }  // namespace
 
-ManagerState::ManagerState(const CacheConfig& given)
+ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_policy)
     : config(checked(given)),
-      replicas(make_replicas(config)),
+      replicas(make_replicas(config, make_policy)),
       copies(tickets, sequences),
       copy_list(sequences),
       flights(config, replicas, tickets, sequences) {}

@@ -20,7 +20,7 @@ namespace kvcore {
 /// around it: each has a reference to it, and memory of its own at most for the length of a call.
 struct ManagerState {
     /// Throws std::invalid_argument for sizes below 1.
-    explicit ManagerState(const CacheConfig& given);
+    ManagerState(const CacheConfig& given, const PolicyFactory& make_policy);
     ManagerState(const ManagerState&) = delete;
     ManagerState& operator=(const ManagerState&) = delete;
 

@@ -17,6 +17,9 @@ namespace kvcore {
 /// Cost: O(1) per verb, in an array that is far smaller than the nodes.
 class LruPolicy final : public EvictionPolicy {
    public:
+    [[nodiscard]] PolicyInterest interest() const noexcept override {
+        return {false, false, false, false};
+    }
     void make_room(NodeId last) override { links_.push_back({last, last}); }
     void insert(NodeId, std::int32_t, std::int32_t, std::int32_t) noexcept override {}
     void hit(NodeId) noexcept override {}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "index/node_array.hpp"
+
+namespace kvcore {
+
+/// Nodes in the order of their keys, the smallest first.
+///
+/// Owns: an entry and a place for each node id, whether it is in or not.
+/// Invariant: no entry is smaller than its parent's; place(node) says where its entry is.
+/// Memory: `make_room` alone asks for any.
+/// Threads: none of its own.
+/// Cost: O(log n), with four children to a parent, which lie in two cache lines at most.
+template <class Key>
+class IndexedHeap {
+   public:
+    /// As EvictionPolicy::make_room.
+    void make_room(NodeId last) {
+        places_.make_room(last, kOut);
+        entries_.make_room(last, Entry{});
+    }
+    [[nodiscard]] bool contains(NodeId node) const noexcept { return places_[node] != kOut; }
+    /// Of a node that is in.
+    [[nodiscard]] const Key& key(NodeId node) const noexcept { return entries_[places_[node]].key; }
+    /// kNoNode when it is empty.
+    [[nodiscard]] NodeId first() const noexcept { return size_ == 0 ? kNoNode : entries_[0].node; }
+    [[nodiscard]] const Key& first_key() const noexcept { return entries_[0].key; }
+
+    /// Puts a node in, or to another place.
+    void put(NodeId node, const Key& key) noexcept {
+        const Entry entry{key, node};
+        if (!contains(node)) {
+            places_[node] = size_;
+            sift_up(size_++, entry);
+        } else {
+            move(places_[node], entry);
+        }
+    }
+    /// Nothing where it is not in.
+    void erase(NodeId node) noexcept {
+        const std::uint32_t place = places_[node];
+        if (place == kOut) return;
+        places_[node] = kOut;
+        const Entry last = entries_[--size_];
+        if (place != size_) move(place, last);
+    }
+    /// The first `n` nodes in order, but no more than kMostUpcoming, to `out`. Returns how many.
+    std::size_t upcoming(NodeId* out, std::size_t n) const noexcept {
+        // What may come next: the children of what came.
+        std::array<std::uint32_t, kMostUpcoming * 3 + 1> edge{0};
+        std::size_t edge_size = size_ > 0 ? 1 : 0;
+        std::size_t found = 0;
+        while (found < std::min(n, kMostUpcoming) && edge_size > 0) {
+            const auto least = std::min_element(
+                edge.begin(), edge.begin() + static_cast<std::ptrdiff_t>(edge_size),
+                [&](std::uint32_t a, std::uint32_t b) {
+                    return entries_[a].key < entries_[b].key;
+                });
+            const std::uint32_t place = *least;
+            out[found++] = entries_[place].node;
+            *least = edge[--edge_size];
+            if (found == kMostUpcoming) break;
+            const std::uint32_t begin = first_child(place);
+            for (std::uint32_t c = begin; c < std::min(begin + kArity, size_); ++c) {
+                edge[edge_size++] = c;
+            }
+        }
+        return found;
+    }
+
+   private:
+    struct Entry {
+        Key key;
+        NodeId node;
+    };
+    static constexpr std::uint32_t kOut = std::numeric_limits<std::uint32_t>::max();
+    static constexpr std::uint32_t kArity = 4;
+    static constexpr std::size_t kMostUpcoming = 4;
+
+    static std::uint32_t first_child(std::uint32_t place) noexcept { return kArity * place + 1; }
+    static std::uint32_t parent(std::uint32_t place) noexcept { return (place - 1) / kArity; }
+
+    void set(std::uint32_t place, const Entry& entry) noexcept {
+        entries_[place] = entry;
+        places_[entry.node] = place;
+    }
+    void move(std::uint32_t place, const Entry& entry) noexcept {
+        if (place > 0 && entry.key < entries_[parent(place)].key) {
+            sift_up(place, entry);
+        } else {
+            sift_down(place, entry);
+        }
+    }
+    void sift_up(std::uint32_t place, const Entry& entry) noexcept {
+        while (place > 0 && entry.key < entries_[parent(place)].key) {
+            set(place, entries_[parent(place)]);
+            place = parent(place);
+        }
+        set(place, entry);
+    }
+    void sift_down(std::uint32_t place, const Entry& entry) noexcept {
+        while (first_child(place) < size_) {
+            const std::uint32_t begin = first_child(place);
+            std::uint32_t least = begin;
+            for (std::uint32_t c = begin + 1; c < std::min(begin + kArity, size_); ++c) {
+                if (entries_[c].key < entries_[least].key) least = c;
+            }
+            if (!(entries_[least].key < entry.key)) break;
+            set(place, entries_[least]);
+            place = least;
+        }
+        set(place, entry);
+    }
+
+    NodeArray<Entry> entries_;
+    NodeArray<std::uint32_t> places_;
+    std::uint32_t size_ = 0;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+
+#include "index/policies/arc.hpp"
+#include "index/policies/cost.hpp"
+#include "index/policies/fifo.hpp"
+#include "index/policies/lfu.hpp"
+#include "index/policies/lru.hpp"
+#include "index/policies/priority.hpp"
+#include "index/policies/slru.hpp"
+#include "kvcore/errors.hpp"
+#include "kvcore/eviction_policies.hpp"
+
+namespace kvcore {
+namespace {
+
+std::unique_ptr<EvictionPolicy> make_cost_policy(std::int32_t attention_tokens,
+                                                 std::int32_t page_size) {
+    if (attention_tokens < 1) {
+        throw std::invalid_argument(
+            detail::concat("attention_tokens is ", attention_tokens, ", must be at least 1 token"));
+    }
+    const std::int32_t pages = std::max(1, attention_tokens / page_size);
+    return std::make_unique<CostPolicy>(CostRank(static_cast<std::uint64_t>(pages)));
+}
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> make_policy(const EvictionConfig& config, std::int32_t page_size) {
+    if (page_size < 1) {
+        throw std::invalid_argument(
+            detail::concat("page_size is ", page_size, ", must be at least 1 token"));
+    }
+    switch (config.order) {
+        case EvictionOrder::kLru:
+            return std::make_unique<LruPolicy>();
+        case EvictionOrder::kLfu:
+            return std::make_unique<LfuPolicy>();
+        case EvictionOrder::kSlru:
+            return std::make_unique<SlruPolicy>();
+        case EvictionOrder::kFifo:
+            return std::make_unique<FifoPolicy>();
+        case EvictionOrder::kPriority:
+            return std::make_unique<PriorityPolicy>();
+        case EvictionOrder::kCost:
+            return make_cost_policy(config.attention_tokens, page_size);
+        case EvictionOrder::kArc:
+            return std::make_unique<ArcPolicy>();
+    }
+    throw std::invalid_argument(detail::concat("eviction order ", static_cast<int>(config.order),
+                                               " does not exist; take one of EvictionOrder"));
+}
+
+}  // namespace kvcore

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "index/indexed_heap.hpp"
+#include "kvcore/eviction.hpp"
+
+namespace kvcore {
+
+/// Two numbers, of which the first decides.
+struct RankPair {
+    std::uint64_t worth = 0;
+    std::uint64_t time = 0;
+
+    friend bool operator<(const RankPair& a, const RankPair& b) noexcept {
+        return a.worth != b.worth ? a.worth < b.worth : a.time < b.time;
+    }
+};
+
+/// The policies that give each run a rank and let the lowest go: all but LRU and ARC.
+///
+/// `Rank` is what one of them knows of a run, and its idea:
+///     Key, Run                      the rank, and what is kept of a run
+///     kHits                         whether a use changes anything
+///     entered(run, depth, pages, priority, time), used(run, time), released(run, time)
+///     key(run)
+///
+/// Owns: a Run for each node id, and the candidates in the order of their ranks.
+/// Invariant: a candidate is in the heap under key(its run). Time counts what happens to runs: no
+/// two have the same.
+/// Cost: O(log candidates) per verb.
+template <class Rank>
+class RankedPolicy : public EvictionPolicy {
+   public:
+    using Run = typename Rank::Run;
+
+    explicit RankedPolicy(Rank rank = {}) noexcept : rank_(rank) {}
+
+    [[nodiscard]] PolicyInterest interest() const noexcept override {
+        PolicyInterest interest;
+        interest.hits = Rank::kHits;
+        return interest;
+    }
+    void make_room(NodeId last) override {
+        runs_.make_room(last, Run{});
+        order_.make_room(last);
+    }
+    void insert(NodeId node, std::int32_t depth, std::int32_t pages,
+                std::int32_t priority) noexcept override {
+        rank_.entered(runs_[node], depth, pages, priority, ++time_);
+    }
+    void hit(NodeId node) noexcept override {
+        rank_.used(runs_[node], ++time_);
+        move(node);
+    }
+    void release(NodeId node, std::uint64_t) noexcept override {
+        rank_.released(runs_[node], ++time_);
+        offer(node);
+    }
+    void split(NodeId upper, NodeId lower) noexcept override { runs_[upper] = runs_[lower]; }
+    void erase(NodeId node) noexcept override { order_.erase(node); }
+    void offer(NodeId node) noexcept override { order_.put(node, rank_.key(runs_[node])); }
+    void withdraw(NodeId node) noexcept override { order_.erase(node); }
+    [[nodiscard]] NodeId victim() noexcept override { return order_.first(); }
+    [[nodiscard]] std::size_t upcoming(NodeId* out, std::size_t n) const noexcept override {
+        return order_.upcoming(out, n);
+    }
+
+   protected:
+    /// To where it belongs now, if it is a candidate.
+    void move(NodeId node) noexcept {
+        if (order_.contains(node)) offer(node);
+    }
+
+    Rank rank_;
+    NodeArray<Run> runs_;
+    IndexedHeap<typename Rank::Key> order_;
+    std::uint64_t time_ = 0;
+};
+
+}  // namespace kvcore
