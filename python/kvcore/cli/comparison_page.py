@@ -99,8 +99,8 @@ def _time_charts(comparison: Comparison, pool: int) -> list[Chart]:
     rows = (
         ("Token hit rate", "token hit rate", "share", [each.hit_rates for each in bins]),
         ("Occupancy: cached pages", "share of the pool", "share", shares),
-        (f"Time in the manager per {step}, median", "us", "us", [e.step_us_p50 for e in bins]),
-        (f"Time in the manager per {step}, p99", "us", "us", [e.step_us_p99 for e in bins]),
+        (f"Time in the manager per {step}, median", "µs", "us", [e.step_us_p50 for e in bins]),
+        (f"Time in the manager per {step}, p99", "µs", "us", [e.step_us_p99 for e in bins]),
     )
     ends = [each.ends for each in bins]
     return [_time_chart(comparison, f"{pool}-{i}", row, ends) for i, row in enumerate(rows)]
@@ -233,7 +233,7 @@ def _figures_section(comparison: Comparison) -> str:
 
 def _runs(comparison: Comparison) -> str:
     head = ["policy", "pages", "served", "refused", "token hits", "of those served", "page hits"]
-    head += ["evicted pages", "peak pages", "us, median", "us, p99", "M tokens/s"]
+    head += ["evicted pages", "peak pages", "µs, median", "µs, p99", "M tokens/s"]
     rows = []
     for each in (run.report for run in comparison.runs):
         counts = (each.pages, each.requests, each.refused)

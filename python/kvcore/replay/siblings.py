@@ -34,8 +34,10 @@ def longest_partial_hits(
         The requests.
     page_size : int
         Tokens per page.
-    starts, nodes, first_uses : numpy.ndarray
+    starts, nodes : numpy.ndarray
         As in `PageUses`.
+    first_uses : numpy.ndarray
+        int64 ``[nodes]``, the first request that has the page.
 
     Returns
     -------

@@ -44,8 +44,6 @@ class PageUses:
     nodes : numpy.ndarray
         int64 ``[m]``, number of each page in the prefix tree of all prompts: equal for prompts
         that are equal up to the end of that page.
-    first_uses : numpy.ndarray
-        int64 ``[nodes]``, the first request that has the page.
     partial_hits : numpy.ndarray
         int64 ``[n]``, most tokens that a request could copy out of a page that is equal in part,
         whichever pages are cached then.
@@ -57,7 +55,6 @@ class PageUses:
     lengths: _Ints
     starts: _Ints
     nodes: _Ints
-    first_uses: _Ints
     partial_hits: _Ints
     best_hits: _Ints
 
@@ -73,7 +70,7 @@ class PageUses:
 
     @property
     def can_hit(self) -> NDArray[np.bool_]:
-        """Tell of each entry, bool ``[m]``: it does not end its prompt, whose last token always runs."""
+        """Tell which pages can be hits (bool ``[m]``): those without their prompt's last token."""
         return (self.levels + 1) * self.page_size < self.lengths[self.requests]
 
 
@@ -110,15 +107,13 @@ def page_uses(
         )
     keys = _keys(workload, page_size, starts, on_progress)
     _, first, nodes = np.unique(keys, return_index=True, return_inverse=True)
-    requests = np.repeat(np.arange(len(lengths)), np.diff(starts))
-    first_uses = requests[first]
+    first_uses = np.repeat(np.arange(len(lengths)), np.diff(starts))[first]
     most, best = longest_partial_hits(workload, page_size, starts, nodes, first_uses)
     return PageUses(
         page_size=page_size,
         lengths=lengths,
         starts=starts,
         nodes=nodes,
-        first_uses=first_uses,
         partial_hits=most,
         best_hits=best,
     )
