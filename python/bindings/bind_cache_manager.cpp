@@ -3,12 +3,14 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "array_args.hpp"
 #include "bindings.hpp"
 #include "cache_manager_docs.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/eviction_policies.hpp"
 #include "kvcore/name_space.hpp"
 
 namespace py = pybind11;
@@ -27,7 +29,8 @@ using Key = std::optional<std::string>;
 CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            std::int64_t max_sequences, std::int64_t max_seq_len,
                            std::int32_t num_replicas, bool prefix_caching, bool dedup,
-                           std::int32_t partial_page_reuse, std::int64_t host_pages) {
+                           std::int32_t partial_page_reuse, std::int64_t host_pages,
+                           const py::object& eviction) {
     kvcore::CacheConfig config;
     config.num_pages = num_blocks;
     config.page_size = page_size;
@@ -38,6 +41,10 @@ CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
     config.dedup = dedup;
     config.partial_page_reuse = partial_page_reuse;
     config.host_pages = host_pages;
+    const auto [order, attention_tokens] = py::module_::import("kvcore.policies")
+                                               .attr("resolved")(eviction)
+                                               .cast<std::pair<std::string, std::int32_t>>();
+    config.eviction = {kvcore::eviction_order(order), attention_tokens};
     return new CacheManager(config);
 }
 
@@ -89,12 +96,13 @@ py::array_t<std::int32_t> commit(CacheManager& manager, SequenceHandle sequence,
     return out;
 }
 
-py::tuple match(const CacheManager& manager, const py::object& tokens, std::int32_t replica,
-                const Key& extra_key, const Key& cache_salt) {
+py::tuple match(CacheManager& manager, const py::object& tokens, std::int32_t replica,
+                const Key& extra_key, const Key& cache_salt, bool touch) {
     const Int32Arg arg(tokens, "tokens");
+    const std::string name = kvcore::namespace_name(extra_key, cache_salt);
     std::vector<kvcore::BlockId> pages;
-    const std::int64_t depth = manager.match(replica, kvcore::namespace_name(extra_key, cache_salt),
-                                             arg.data(), arg.size(), &pages);
+    const std::int64_t depth = touch ? manager.touch(replica, name, arg.data(), arg.size(), &pages)
+                                     : manager.match(replica, name, arg.data(), arg.size(), &pages);
     return py::make_tuple(depth * manager.config().page_size, id_array(pages));
 }
 
@@ -161,7 +169,8 @@ void bind_cache_manager(py::module_& module) {
         .def(py::init(&make_manager), py::kw_only(), py::arg("num_blocks"), py::arg("page_size"),
              py::arg("max_sequences"), py::arg("max_seq_len"), py::arg("num_replicas") = 1,
              py::arg("prefix_caching") = true, py::arg("dedup") = true,
-             py::arg("partial_page_reuse") = 1, py::arg("host_pages") = 0)
+             py::arg("partial_page_reuse") = 1, py::arg("host_pages") = 0,
+             py::arg("eviction") = "lru")
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)
@@ -181,7 +190,8 @@ void bind_cache_manager(py::module_& module) {
         .def("commit", &commit, py::arg("sequence"), py::arg("tokens"), py::arg("written"),
              docs::kCommit)
         .def("match", &match, py::arg("tokens"), py::arg("replica") = 0,
-             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kMatch)
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), py::kw_only(),
+             py::arg("touch") = false, docs::kMatch)
         .def("pin", &pin, py::arg("tokens"), py::arg("replica") = 0,
              py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kPin)
         .def("unpin", &CacheManager::unpin, py::arg("pin"), docs::kUnpin)

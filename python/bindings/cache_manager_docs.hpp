@@ -28,11 +28,13 @@ partial_page_reuse : int
 host_pages : int
     Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves their bytes:
     with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
+eviction : str or kvcore.policies.EvictionPolicy
+    Which cached pages go first when memory is full.
 
 Raises
 ------
-ValueError
-    A size below 1.
+ValueError, TypeError
+    A size below 1, or no such policy.
 
 Notes
 -----
@@ -153,10 +155,15 @@ ValueError
 RequestNotFoundError)";
 
 constexpr const char* kMatch =
-    R"(match(self, tokens, replica=0, extra_key=None, cache_salt=None)
+    R"(match(self, tokens, replica=0, extra_key=None, cache_salt=None, *, touch=False)
 --
 
-Find the cached whole pages of a prefix; changes nothing.
+Find the cached whole pages of a prefix; changes nothing unless it is to touch.
+
+Parameters
+----------
+touch : bool
+    It is a use of these pages, by which they are evicted later.
 
 Returns
 -------

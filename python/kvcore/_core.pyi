@@ -5,6 +5,8 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.policies import EvictionPolicy
+
 _Ints: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 _Ids: TypeAlias = NDArray[np.int32]
 _Array: TypeAlias = NDArray[Any]
@@ -177,11 +179,13 @@ class CacheManager:
     host_pages : int
         Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves their bytes:
         with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
+    eviction : str or kvcore.policies.EvictionPolicy
+        Which cached pages go first when memory is full.
 
     Raises
     ------
-    ValueError
-        A size below 1.
+    ValueError, TypeError
+        A size below 1, or no such policy.
 
     Notes
     -----
@@ -211,6 +215,7 @@ class CacheManager:
         dedup: bool = True,
         partial_page_reuse: int = True,
         host_pages: int = 0,
+        eviction: EvictionPolicy | str = "lru",
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.
@@ -320,8 +325,15 @@ class CacheManager:
         replica: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        *,
+        touch: bool = False,
     ) -> tuple[int, _Ids]:
-        """Find the cached whole pages of a prefix; changes nothing.
+        """Find the cached whole pages of a prefix; changes nothing unless it is to touch.
+
+        Parameters
+        ----------
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
 
         Returns
         -------

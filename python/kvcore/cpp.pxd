@@ -4,6 +4,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -67,6 +68,27 @@ cdef extern from "kvcore/paged_rows.hpp" namespace "kvcore" nogil:
     )
 
 
+cdef extern from "kvcore/eviction.hpp" namespace "kvcore" nogil:
+    cdef cppclass EvictionPolicy:
+        pass
+    cdef cppclass Retention:
+        Retention()
+        Retention(int32_t priority)
+        Retention(int32_t priority, int64_t until)
+
+
+cdef extern from "kvcore/eviction_policies.hpp" namespace "kvcore" nogil:
+    cdef enum class EvictionOrder:
+        pass
+    cdef cppclass EvictionConfig:
+        EvictionOrder order
+        int32_t attention_tokens
+    EvictionOrder eviction_order(string_view name) except +translate_exception
+    unique_ptr[EvictionPolicy] make_policy(
+        const EvictionConfig& config, int32_t page_size
+    ) except +translate_exception
+
+
 cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
     cdef cppclass TreeNode:
         pass
@@ -86,6 +108,9 @@ cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
         BlockId cached
     cdef cppclass PrefixTree:
         PrefixTree(int32_t page_size) except +translate_exception
+        PrefixTree(
+            int32_t page_size, unique_ptr[EvictionPolicy] policy
+        ) except +translate_exception
         int32_t page_size()
         int64_t num_cached()
         int64_t num_evictable() except +translate_exception
@@ -101,6 +126,11 @@ cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
             TreeNode* at, const TokenId* tokens, const BlockId* ids, int32_t n,
             vector[DuplicatePage]& duplicates
         ) except +translate_exception
+        TreeNode* insert(
+            TreeNode* at, const TokenId* tokens, const BlockId* ids, int32_t n,
+            vector[DuplicatePage]& duplicates, const Retention& retention
+        ) except +translate_exception
+        void touch(TreePosition at) except +translate_exception
         int64_t evict(int64_t n, BlockId* out) except +translate_exception
         PrefixHandle handle(TreePosition at)
         TreePosition resolve(PrefixHandle handle) except +translate_exception
@@ -154,6 +184,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         cbool dedup
         int32_t partial_page_reuse  # fewest tokens; 0: never
         int64_t host_pages
+        EvictionConfig eviction
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -272,6 +303,10 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             const RequestBatch& batch
         ) except +translate_exception
         int64_t match(
+            int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
+            vector[BlockId]* pages
+        ) except +translate_exception
+        int64_t touch(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
             vector[BlockId]* pages
         ) except +translate_exception

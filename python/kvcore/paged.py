@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvcore.metrics import KVCacheMetrics
+    from kvcore.policies import EvictionPolicy
 
 __all__ = ["PagedKVCacheManager"]
 
@@ -61,6 +62,9 @@ class PagedKVCacheManager(StepEngine):
     partial_page_reuse : bool or int
         A prefix hit may end inside a page, whose first tokens are then copied: from so many on.
         True is 1, False (or 0) never.
+    eviction : str or kvcore.policies.EvictionPolicy
+        Which cached pages go first when memory is full: "lru", "lfu", "slru", "fifo", "priority",
+        "cost", "arc", or an instance. A host tier goes by "lru" always.
 
     Raises
     ------
@@ -101,6 +105,7 @@ class PagedKVCacheManager(StepEngine):
         blocks: Any = "allocate",
         dedup: bool = True,
         partial_page_reuse: bool | int = True,
+        eviction: EvictionPolicy | str = "lru",
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
@@ -122,6 +127,7 @@ class PagedKVCacheManager(StepEngine):
                 dedup=dedup,
                 partial_page_reuse=int(partial_page_reuse),
                 host_pages=host_pages,
+                eviction=eviction,
             ),
             shards=shards,
             copier=make_copier(shards, gpus),

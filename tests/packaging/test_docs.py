@@ -17,7 +17,7 @@ import pytest
 import typer
 
 import kvcore
-from kvcore import _core, cuda, errors, functional, ops, scheduler
+from kvcore import _core, cuda, errors, functional, ops, policies, scheduler
 from kvcore._hot import contexts, prefix_tree
 from kvcore.cli.main import app, main
 
@@ -27,7 +27,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 HEADERS = sorted((ROOT / "cpp" / "include" / "kvcore").glob("*.hpp"))
 CLASSES = [
     value
-    for module in (kvcore, functional, ops, scheduler, cuda)
+    for module in (kvcore, functional, ops, policies, scheduler, cuda)
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 ]
@@ -68,7 +68,7 @@ def in_reference(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", [kvcore, functional, ops, scheduler, cuda], ids=lambda m: m.__name__
+    "module", [kvcore, functional, ops, policies, scheduler, cuda], ids=lambda m: m.__name__
 )
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
     public = {n for n in module.__all__ if not inspect.ismodule(getattr(module, n))}

@@ -18,7 +18,7 @@ ROOT = Path(kvcore.__file__).parent
 #: From the bottom up, by the first name behind ``kvcore``; a module imports its own layer and those
 #: before it. "" is the package itself, from which the layers behind it take the public names.
 LAYERS = (
-    ("errors", "arguments", "device", "dtypes", "metrics", "plans"),
+    ("errors", "arguments", "device", "dtypes", "metrics", "plans", "policies"),
     ("hf_config", "params", "sizing"),
     ("_core", "_cuda", "cpp", "_hot", "context"),
     ("arrays", "backends", "cuda"),

@@ -134,6 +134,10 @@ class CacheManager {
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
                                      std::vector<BlockId>* pages = nullptr) const;
+    /// The same, and a use of those pages: as a request that takes them and lets go of them at
+    /// once. Throws as `match`. The match plus O(runs).
+    std::int64_t touch(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
+                       std::int64_t n, std::vector<BlockId>* pages = nullptr);
     /// Keeps those pages from eviction until unpinned. The match plus O(1).
     [[nodiscard]] PinHandle pin(std::int32_t replica, std::string_view name_space,
                                 const TokenId* tokens, std::int64_t n);

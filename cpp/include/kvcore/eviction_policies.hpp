@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "kvcore/eviction.hpp"
 
@@ -28,6 +29,10 @@ struct EvictionConfig {
     // for it; at least 1.
     std::int32_t attention_tokens = 24'576;
 };
+
+/// By its name: lru, lfu, slru, fifo, priority, cost or arc. Throws std::invalid_argument for
+/// another one.
+[[nodiscard]] EvictionOrder eviction_order(std::string_view name);
 
 /// Makes a policy for each tree that asks.
 using PolicyFactory = std::function<std::unique_ptr<EvictionPolicy>()>;

@@ -144,6 +144,13 @@ std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_spa
     return look_up::match(impl_->state.replica_at(replica), name_space, tokens, n, pages);
 }
 
+std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_space,
+                                 const TokenId* tokens, std::int64_t n,
+                                 std::vector<BlockId>* pages) {
+    const Lock lock(impl_->mutex);
+    return look_up::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages);
+}
+
 PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,
                             const TokenId* tokens, std::int64_t n) {
     const Lock lock(impl_->mutex);

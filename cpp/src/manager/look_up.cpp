@@ -6,18 +6,31 @@
 
 namespace kvcore::look_up {
 
+namespace {
+
+// depth 0, and no node where the namespace has no page.
+TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
+                  std::int64_t n, std::vector<BlockId>* pages) {
+    TreeNode* root = replica.tree.find_namespace(name_space);
+    TreePosition at;
+    if (root != nullptr) at = replica.tree.match(root, tokens, n).at;
+    if (pages == nullptr) return at;
+    pages->resize(static_cast<std::size_t>(at.depth));
+    if (at.depth > 0) replica.tree.copy_pages(at, 0, pages->data());
+    return at;
+}
+
+}  // namespace
+
 std::int64_t match(const Replica& replica, std::string_view name_space, const TokenId* tokens,
                    std::int64_t n, std::vector<BlockId>* pages) {
-    TreeNode* root = replica.tree.find_namespace(name_space);
-    if (root == nullptr) {
-        if (pages != nullptr) pages->clear();
-        return 0;
-    }
-    const TreePosition at = replica.tree.match(root, tokens, n).at;
-    if (pages != nullptr) {
-        pages->resize(static_cast<std::size_t>(at.depth));
-        replica.tree.copy_pages(at, 0, pages->data());
-    }
+    return find(replica, name_space, tokens, n, pages).depth;
+}
+
+std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId* tokens,
+                   std::int64_t n, std::vector<BlockId>* pages) {
+    const TreePosition at = find(replica, name_space, tokens, n, pages);
+    replica.tree.touch(at);
     return at.depth;
 }
 

@@ -14,6 +14,9 @@ namespace kvcore::look_up {
 [[nodiscard]] std::int64_t match(const Replica& replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n,
                                  std::vector<BlockId>* pages);
+[[nodiscard]] std::int64_t touch(Replica& replica, std::string_view name_space,
+                                 const TokenId* tokens, std::int64_t n,
+                                 std::vector<BlockId>* pages);
 [[nodiscard]] std::int32_t recommend_replica(const ManagerState& state, std::string_view name_space,
                                              const TokenId* tokens, std::int64_t n);
 [[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);

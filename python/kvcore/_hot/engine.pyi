@@ -291,6 +291,7 @@ class StepEngine:
         replica_idx: int = 0,
         *,
         return_pages: Literal[False] = False,
+        touch: bool = False,
     ) -> int:
         """Count the tokens of a prefix that are cached in whole pages; changes nothing.
 
@@ -309,6 +310,7 @@ class StepEngine:
         replica_idx: int = 0,
         *,
         return_pages: Literal[True],
+        touch: bool = False,
     ) -> tuple[int, NDArray[np.int32]]:
         """Count the tokens of a prefix that are cached in whole pages; changes nothing.
 

@@ -335,14 +335,16 @@ cdef class StepEngine:
 
     # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
-                     bint return_pages=False):
-        """Count the tokens of a prefix that are cached in whole pages; changes nothing.
+                     bint return_pages=False, bint touch=False):
+        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
         return_pages : bool
             Also return the page ids, int32.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
 
         Returns
         -------
@@ -351,9 +353,12 @@ cdef class StepEngine:
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         listen(self)
-        return prefixes.match(
-            self._native, self._claims.replica(replica_idx), source, name, return_pages
+        found = prefixes.match(
+            self._native, self._claims.replica(replica_idx), source, name, return_pages, touch
         )
+        if touch:
+            check(self)
+        return found
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0):
         """Keep the cached whole pages of a prefix from eviction.

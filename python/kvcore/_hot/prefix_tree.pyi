@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from kvcore.policies import EvictionPolicy
+
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 class PrefixHandle:
@@ -32,11 +34,18 @@ class PrefixTree:
     ----------
     page_size : int
         Tokens per page, at least 1.
+    eviction : str or kvcore.policies.EvictionPolicy
+        Which pages ``evict`` forgets first.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A page size below 1, or no such policy.
 
     Notes
     -----
     One thread at a time. ``match`` costs comparing the tokens, ``insert`` copying them, ``pin`` and
-    ``unpin`` O(1), ``evict`` O(1) amortised per page.
+    ``unpin`` O(1), ``evict`` O(1) amortised per page, O(log n) per run with most other policies.
 
     Examples
     --------
@@ -49,7 +58,7 @@ class PrefixTree:
     ([7], 1)
     """
 
-    def __new__(cls, page_size: int) -> Self: ...
+    def __new__(cls, page_size: int, eviction: EvictionPolicy | str = "lru") -> Self: ...
     @property
     def page_size(self) -> int:
         """Tokens per page."""
@@ -63,15 +72,22 @@ class PrefixTree:
     def num_nodes(self) -> int:
         """Runs of pages that the tree is made of."""
     def match(
-        self, tokens: _Tokens, extra_key: str | None = None, cache_salt: str | None = None
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        touch: bool = False,
     ) -> tuple[NDArray[np.int32], PrefixHandle]:
-        """Find the longest cached prefix in whole pages; changes nothing.
+        """Find the longest cached prefix in whole pages; changes nothing unless it is to touch.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
         extra_key, cache_salt : str, optional
             Namespace.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
 
         Returns
         -------
@@ -83,6 +99,8 @@ class PrefixTree:
         pages: _Tokens,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        *,
+        priority: int = 50,
     ) -> NDArray[np.int32]:
         """Put whole pages in.
 
@@ -90,6 +108,9 @@ class PrefixTree:
         ----------
         tokens : list of int, or array int32 or int64 [n * page_size]
         pages : list of int, or array int32 or int64 [n]
+        priority : int
+            0 .. 100, for the priority policy; others ignore it. Pages keep the highest one they
+            were given.
 
         Returns
         -------
@@ -100,7 +121,7 @@ class PrefixTree:
         Raises
         ------
         ValueError
-            The tokens do not fill the pages.
+            The tokens do not fill the pages, or a priority that is none.
         """
     def pin(self, handle: PrefixHandle) -> None:
         """Keep a prefix from eviction until unpinned as often.
@@ -119,7 +140,7 @@ class PrefixTree:
             The prefix is not pinned, or the handle is another tree's.
         """
     def evict(self, n: int) -> NDArray[np.int32]:
-        """Forget the `n` least recently used unpinned pages, or as many as there are.
+        """Forget the `n` least valuable unpinned pages, or as many as there are.
 
         Returns
         -------

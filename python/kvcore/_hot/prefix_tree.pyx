@@ -5,15 +5,28 @@
 
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
+from libcpp.memory cimport unique_ptr
+from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from kvcore._hot.arguments cimport INT32_HIGH, as_int, as_tokens, name_view, namespace_of
-from kvcore.cpp cimport DuplicatePage, TreeNode, TreePosition, string_view
+from kvcore.cpp cimport (
+    DuplicatePage,
+    EvictionConfig,
+    EvictionPolicy,
+    Retention,
+    TreeNode,
+    TreePosition,
+    eviction_order,
+    make_policy,
+    string_view,
+)
 from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 import numpy as np
 
 from kvcore.errors import InvalidHandleError
+from kvcore.policies import resolved
 
 cnp.import_array()
 
@@ -72,11 +85,18 @@ cdef class PrefixTree:
     ----------
     page_size : int
         Tokens per page, at least 1.
+    eviction : str or kvcore.policies.EvictionPolicy
+        Which pages ``evict`` forgets first.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A page size below 1, or no such policy.
 
     Notes
     -----
     One thread at a time. ``match`` costs comparing the tokens, ``insert`` copying them, ``pin`` and
-    ``unpin`` O(1), ``evict`` O(1) amortised per page.
+    ``unpin`` O(1), ``evict`` O(1) amortised per page, O(log n) per run with most other policies.
 
     Examples
     --------
@@ -89,11 +109,17 @@ cdef class PrefixTree:
     ([7], 1)
     """
 
-    def __cinit__(self, page_size):
+    def __cinit__(self, page_size, eviction="lru"):
         cdef int64_t size = as_int(page_size, "page_size")
         if not 1 <= size <= INT32_HIGH:
             raise ValueError(f"page_size is {size}, must be 1 .. {INT32_HIGH} tokens")
-        self._native = new CppPrefixTree(<int32_t>size)
+        name, attention_tokens = resolved(eviction)
+        cdef bytes word = name.encode()
+        cdef EvictionConfig config
+        config.order = eviction_order(name_view(word))
+        config.attention_tokens = attention_tokens
+        cdef unique_ptr[EvictionPolicy] policy = make_policy(config, <int32_t>size)
+        self._native = new CppPrefixTree(<int32_t>size, move(policy))
 
     def __dealloc__(self):
         del self._native
@@ -118,14 +144,16 @@ cdef class PrefixTree:
         """Runs of pages that the tree is made of."""
         return self._native.num_nodes()
 
-    def match(self, tokens, extra_key=None, cache_salt=None):
-        """Find the longest cached prefix in whole pages; changes nothing.
+    def match(self, tokens, extra_key=None, cache_salt=None, *, bint touch=False):
+        """Find the longest cached prefix in whole pages; changes nothing unless it is to touch.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
         extra_key, cache_salt : str, optional
             Namespace.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
 
         Returns
         -------
@@ -144,18 +172,23 @@ cdef class PrefixTree:
             ).at
         cdef cnp.npy_intp size = at.depth
         cdef cnp.ndarray pages = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        if touch:
+            self._native.touch(at)
         self._native.copy_pages(at, 0, <int32_t*>cnp.PyArray_DATA(pages))
         handle._tree = self
         handle._handle = self._native.handle(at)
         return pages, handle
 
-    def insert(self, tokens, pages, extra_key=None, cache_salt=None):
+    def insert(self, tokens, pages, extra_key=None, cache_salt=None, *, priority=50):
         """Put whole pages in.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n * page_size]
         pages : list of int, or array int32 or int64 [n]
+        priority : int
+            0 .. 100, for the priority policy; others ignore it. Pages keep the highest one they
+            were given.
 
         Returns
         -------
@@ -166,8 +199,12 @@ cdef class PrefixTree:
         Raises
         ------
         ValueError
-            The tokens do not fill the pages.
+            The tokens do not fill the pages, or a priority that is none.
         """
+        cdef int64_t wanted = as_int(priority, "priority")
+        if not 0 <= wanted <= 100:
+            raise ValueError(f"priority is {wanted}, must be 0 .. 100")
+        cdef Retention retention = Retention(<int32_t>wanted)
         cdef cnp.ndarray run = as_tokens(tokens)
         cdef cnp.ndarray ids = np.array(as_tokens(pages))
         cdef bytes name = namespace_of(extra_key, cache_salt)
@@ -185,7 +222,8 @@ cdef class PrefixTree:
         self._native.pin(root)  # an empty namespace goes when nobody holds it
         try:
             end = self._native.insert(
-                root, <const int32_t*>cnp.PyArray_DATA(run), out, <int32_t>n, duplicates
+                root, <const int32_t*>cnp.PyArray_DATA(run), out, <int32_t>n, duplicates,
+                retention,
             )
             self._native.pin(end)
             self._native.unpin(end, True)
@@ -225,7 +263,7 @@ cdef class PrefixTree:
         return 0
 
     def evict(self, n):
-        """Forget the `n` least recently used unpinned pages, or as many as there are.
+        """Forget the `n` least valuable unpinned pages, or as many as there are.
 
         Returns
         -------

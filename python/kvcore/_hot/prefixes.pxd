@@ -17,7 +17,8 @@ cdef class PinnedPrefix:
 
 cdef int32_t recommend_replica(CacheManager* native, object context) except -1
 cdef object match(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
+    bint touch
 )
 cdef PinnedPrefix pin(
     object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,

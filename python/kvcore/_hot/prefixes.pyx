@@ -34,14 +34,19 @@ cdef int32_t recommend_replica(CacheManager* native, object context) except -1:
 
 
 cdef object match(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
+    bint touch
 ):
     """The tokens of a prefix that are cached in whole pages, with the pages if asked for."""
     cdef vector[BlockId] pages
-    cdef int64_t depth = native.match(
-        replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
-        cnp.PyArray_DIM(tokens, 0), &pages if return_pages else NULL,
-    )
+    cdef vector[BlockId]* out = &pages if return_pages else NULL
+    cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
+    cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
+    cdef int64_t depth
+    if touch:
+        depth = native.touch(replica, name_view(name), data, n, out)
+    else:
+        depth = native.match(replica, name_view(name), data, n, out)
     cdef int64_t num_tokens = depth * native.config().page_size
     if not return_pages:
         return num_tokens

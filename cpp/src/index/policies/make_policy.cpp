@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "index/policies/arc.hpp"
 #include "index/policies/cost.hpp"
@@ -27,7 +31,26 @@ std::unique_ptr<EvictionPolicy> make_cost_policy(std::int32_t attention_tokens,
     return std::make_unique<CostPolicy>(CostRank(static_cast<std::uint64_t>(pages)));
 }
 
+constexpr std::array<std::pair<std::string_view, EvictionOrder>, 7> kNames = {{
+    {"lru", EvictionOrder::kLru},
+    {"lfu", EvictionOrder::kLfu},
+    {"slru", EvictionOrder::kSlru},
+    {"fifo", EvictionOrder::kFifo},
+    {"priority", EvictionOrder::kPriority},
+    {"cost", EvictionOrder::kCost},
+    {"arc", EvictionOrder::kArc},
+}};
+
 }  // namespace
+
+EvictionOrder eviction_order(std::string_view name) {
+    for (const auto& [known, order] : kNames) {
+        if (known == name) return order;
+    }
+    throw std::invalid_argument(
+        detail::concat("eviction is \"", std::string(name),
+                       "\", must be lru, lfu, slru, fifo, priority, cost or arc"));
+}
 
 std::unique_ptr<EvictionPolicy> make_policy(const EvictionConfig& config, std::int32_t page_size) {
     if (page_size < 1) {

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is forgotten first: each policy in a tree and in managers, and who may choose it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from builders import make_manager
+from kvcore import CacheManager, PrefixTree, TextGenerationContext, policies
+
+A, B, C = 11, 12, 13
+PRIORITIES = {A: 2, B: 0, C: 1}
+NAMES = ("lru", "lfu", "slru", "fifo", "priority", "cost", "arc")
+CASES = [
+    ("lru", (A, A, B, C), [A, B, C]),
+    ("fifo", (A, A, B, C), [A, B, C]),
+    ("lfu", (A, A, B, C), [B, C, A]),
+    ("slru", (A, A, B, C), [B, C, A]),
+    ("arc", (A, A, B, C), [B, C, A]),
+    ("priority", (A, A, B, C), [B, C, A]),
+    ("lru", (B, C, A, B), [C, A, B]),
+    ("fifo", (B, C, A, B), [B, C, A]),
+    ("lfu", (B, C, A, B), [C, A, B]),
+]
+
+
+@pytest.mark.parametrize(("eviction", "uses", "victims"), CASES)
+def test_a_tree_evicts_branches_in_the_order_of_its_policy(
+    eviction: str, uses: tuple[int, ...], victims: list[int]
+) -> None:
+    tree = PrefixTree(1, eviction=eviction)
+    for token in uses:
+        tree.insert([token], [token], priority=PRIORITIES[token])
+    assert [tree.evict(1).item() for _ in victims] == victims
+    tree.check_integrity()
+
+
+def serve(mgr: Any, prompt: list[int], name: str) -> None:
+    """What a request does that computes its prompt and one token."""
+    context = TextGenerationContext(name, prompt)
+    mgr.claim(name)
+    assert mgr.reserve(context)
+    context.update(7)
+    mgr.step([context])
+    mgr.release(name)
+
+
+def victims_of(mgr: Any, known: dict[int, list[int]], count: int = 3) -> list[int]:
+    """Whose prompts go first, as unseen requests take pages one by one and keep them."""
+    gone: list[int] = []
+    while len(gone) < count:
+        name = f"unseen {mgr.num_free_blocks}"
+        mgr.claim(name)
+        assert mgr.reserve(TextGenerationContext(name, [900 + mgr.num_free_blocks]))
+        gone += [each for each in known if each not in gone and not mgr.match_prefix(known[each])]
+    return gone
+
+
+@pytest.mark.parametrize(
+    ("eviction", "uses", "victims"), [case for case in CASES if case[0] != "priority"]
+)
+def test_a_manager_counts_a_use_per_request(
+    eviction: str, uses: tuple[int, ...], victims: list[int]
+) -> None:
+    mgr = make_manager(page_size=1, num_pages=8, eviction=eviction)
+    # A page behind which a hit leaves one token to run.
+    prompts = {token: [token, 5] for token in (A, B, C)}
+    for i, token in enumerate(uses):
+        serve(mgr, prompts[token], f"r{i}")
+    assert victims_of(mgr, {token: [token] for token in prompts}) == victims
+
+
+def test_reserving_again_and_matching_are_no_use() -> None:
+    mgr = make_manager(page_size=1, num_pages=4, eviction="lfu")
+    serve(mgr, [A, 5], "a")
+    serve(mgr, [B, 5], "b")
+    serve(mgr, [B, 5], "b again")
+    # Asked often, and reserved often by one request: that is one use more, by which it is older.
+    held = TextGenerationContext("held", [A, 6])
+    mgr.claim("held")
+    for _ in range(5):
+        assert mgr.reserve(held)
+        assert mgr.match_prefix([A]) == 1
+        mgr.plan(held)
+    mgr.release("held")
+    serve(mgr, [B, 5], "b once more")
+    assert victims_of(mgr, {A: [A], B: [B]}, 1) == [A]
+
+
+@pytest.mark.parametrize("eviction", NAMES)
+def test_a_match_that_touches_is_a_use(eviction: str) -> None:
+    tree = PrefixTree(1, eviction=eviction)
+    for token in (A, B, C):
+        tree.insert([token, token + 10], [token, token + 10])
+    untouched = PrefixTree(1, eviction=eviction)
+    for token in (A, B, C):
+        untouched.insert([token, token + 10], [token, token + 10])
+    pages, handle = tree.match([A, 99], touch=True)
+    assert (pages.tolist(), handle.num_pages) == ([A], 1)
+    untouched.match([A, 99])
+    order = [tree.evict(1).item() for _ in range(6)]
+    before = [untouched.evict(1).item() for _ in range(6)]
+    assert order.index(A) > before.index(A) or eviction == "fifo"
+    assert tree.match([1], touch=True)[0].size == 0
+
+
+def test_a_touch_of_a_manager_is_a_use() -> None:
+    for touch, victim in ((False, A), (True, B)):
+        mgr = make_manager(page_size=1, num_pages=4, eviction="lru")
+        serve(mgr, [A, 5], "a")
+        serve(mgr, [B, 5], "b")
+        assert mgr.match_prefix([A, 5], touch=touch) == 2
+        assert mgr.match_prefix([A], touch=touch, return_pages=True)[0] == 1
+        assert victims_of(mgr, {A: [A], B: [B]}, 1) == [victim]
+    core = CacheManager(num_blocks=4, page_size=1, max_sequences=4, max_seq_len=8)
+    assert core.match([1], touch=True)[0] == 0
+
+
+def test_a_policy_is_a_frozen_value_with_a_name() -> None:
+    known = [policies.LRU, policies.LFU, policies.SLRU, policies.FIFO, policies.Priority]
+    known += [policies.Cost, policies.ARC]
+    assert tuple(each.name for each in known) == NAMES
+    for each in known:
+        assert len({each(), each()}) == 1
+        assert each.__name__ in policies.__all__
+        PrefixTree(2, eviction=each())
+        CacheManager(
+            num_blocks=4, page_size=2, max_sequences=4, max_seq_len=8, eviction=each()
+        ).check_integrity()
+        make_manager(num_pages=4, eviction=each()).check_integrity()
+    with pytest.raises(AttributeError):
+        policies.Cost().attention_tokens = 5  # type: ignore[misc]
+
+
+def test_cost_says_what_its_number_may_be() -> None:
+    assert policies.Cost(attention_tokens=16).attention_tokens == 16
+    for wrong in (0, -1, 2**31):
+        with pytest.raises(ValueError, match="attention_tokens is"):
+            policies.Cost(attention_tokens=wrong)
+    for odd in (1.5, "16", None, True):
+        with pytest.raises(TypeError, match="attention_tokens is"):
+            policies.Cost(attention_tokens=odd)  # type: ignore[arg-type]
+
+
+def makers() -> list[Callable[[Any], object]]:
+    return [
+        lambda eviction: PrefixTree(2, eviction=eviction),
+        lambda eviction: CacheManager(
+            num_blocks=4, page_size=2, max_sequences=4, max_seq_len=8, eviction=eviction
+        ),
+        lambda eviction: make_manager(num_pages=4, eviction=eviction),
+    ]
+
+
+@pytest.mark.parametrize("make", makers(), ids=["tree", "core", "paged"])
+def test_what_is_no_policy_is_refused(make: Callable[[Any], object]) -> None:
+    with pytest.raises(ValueError, match="eviction is 'mru', must be one of 'lru', 'lfu'"):
+        make("mru")
+    for odd in (None, 3, policies.LRU, policies.EvictionPolicy(), b"lru"):
+        with pytest.raises(TypeError, match="eviction is"):
+            make(odd)
+
+
+def test_a_priority_is_within_its_bounds() -> None:
+    tree = PrefixTree(1, eviction="priority")
+    for wrong in (-1, 101, 2**40):
+        with pytest.raises(ValueError, match=r"priority is -?\d+, must be 0 .. 100"):
+            tree.insert([1], [1], priority=wrong)
+    with pytest.raises(TypeError):
+        tree.insert([1], [1], priority=None)  # type: ignore[arg-type]
+    assert tree.num_cached == 0
+
+
+def test_pages_keep_the_highest_priority_they_were_given() -> None:
+    tree = PrefixTree(1, eviction="priority")
+    tree.insert([1, 2], [1, 2], priority=10)
+    tree.insert([3], [3], priority=20)
+    tree.insert([1], [1], priority=90)  # the first page alone
+    tree.insert([3], [3], priority=5)
+    tree.insert([4], [4])
+    assert [tree.evict(1).item() for _ in range(4)] == [2, 3, 4, 1]
