@@ -98,7 +98,7 @@ def test_a_terminal_shows_curves_and_the_table(comparison: Comparison, width: in
         assert f"{run.report.token_hit_rate:.2%}" in text
 
 
-@pytest.mark.parametrize("width", [30, 40, 59])
+@pytest.mark.parametrize("width", [36, 44, 59])
 def test_a_narrow_terminal_shows_the_table_alone(comparison: Comparison, width: int) -> None:
     text = shown(comparison, width=width)
     assert not has_curves(text)

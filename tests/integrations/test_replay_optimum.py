@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from kvcore.replay import ChatSettings, PoolSettings, chat_workload, read_trace, replay_admission
+from kvcore.replay import (
+    POLICIES,
+    ChatSettings,
+    PoolSettings,
+    chat_workload,
+    read_trace,
+    replay_admission,
+)
 from kvcore.replay import uses as uses_module
 from kvcore.replay.belady import optimum
 from kvcore.replay.uses import PageUsesError, page_uses
@@ -110,13 +117,15 @@ def assert_limit(workload: Workload, page_size: int, capacities: list[int]) -> N
     uses = page_uses(workload, page_size)
     for pages in capacities:
         best = optimum(uses, pages)
-        report = replay_admission(workload, PoolSettings(page_size=page_size, pages=pages))
-        assert (best.requests, best.refused) == (report.requests, report.refused)
-        assert best.prompt_pages == report.prompt_pages
-        assert best.cached_pages >= report.cached_pages
-        assert best.cached_tokens >= report.cached_tokens
-        assert best.token_hit_rate >= report.token_hit_rate
-        assert best.served_token_hit_rate >= report.served_token_hit_rate
+        for policy in POLICIES:
+            pool = PoolSettings(page_size=page_size, pages=pages, policy=policy)
+            report = replay_admission(workload, pool)
+            assert (best.requests, best.refused) == (report.requests, report.refused)
+            assert best.prompt_pages == report.prompt_pages
+            assert best.cached_pages >= report.cached_pages
+            assert best.cached_tokens >= report.cached_tokens
+            assert best.token_hit_rate >= report.token_hit_rate
+            assert best.served_token_hit_rate >= report.served_token_hit_rate
     unbounded = replay_admission(workload, PoolSettings(page_size=page_size, pages=10**6))
     best = optimum(uses, 10**6)
     assert best.cached_tokens == unbounded.cached_tokens

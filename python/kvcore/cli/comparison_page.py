@@ -181,7 +181,7 @@ def _capacity_section(comparison: Comparison, chart: Chart) -> str:
     return (
         f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens that a request finds in the "
         f'cache, over the pages of the pool. {limit}</p><div class="legend">{buttons}</div>'
-        f'<div class="card">{chart.svg()}</div>'
+        f'<div class="card wide">{chart.svg()}</div>'
     )
 
 

@@ -15,6 +15,7 @@ __all__ = ["OPTIMUM", "print_comparison"]
 OPTIMUM = "optimum"
 
 _NARROWEST_PLOT = 60
+_WIDER_THAN_ANY = 10_000
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
@@ -32,7 +33,8 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         for line in draw_curves(_curves(comparison), comparison.pages, console.width):
             console.print(line, no_wrap=True)
     table = _wide(comparison)
-    fits = console.measure(table).minimum <= console.width
+    unbounded = console.options.update(max_width=_WIDER_THAN_ANY)
+    fits = console.measure(table, options=unbounded).minimum <= console.width
     console.print(table if fits else _long(comparison))
 
 

@@ -61,6 +61,7 @@ p{margin:0 0 14px;color:var(--soft);max-width:78ch}
 .card{position:relative;border:1px solid var(--rule);border-radius:10px;padding:12px;
  overflow-x:auto;background:var(--paper)}
 .card .chart{min-width:430px}
+.wide .chart{min-width:680px}
 .card h3{font-size:14px;margin:2px 4px 6px;font-weight:600}
 .cut input{position:absolute;opacity:0;pointer-events:none}
 .cut label{display:inline-block;border:1px solid var(--rule);border-radius:8px;padding:2px 12px;
@@ -79,7 +80,8 @@ th.left,td.left{text-align:left}
 details{margin-top:14px}
 summary{cursor:pointer;color:var(--soft);margin-bottom:8px}
 pre{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:12px 16px;
- overflow-x:auto;font-size:13px;margin:0;font-family:ui-monospace,Consolas,monospace}
+ white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px;margin:0;
+ font-family:ui-monospace,Consolas,monospace}
 .tip{position:absolute;pointer-events:none;background:var(--card);border:1px solid var(--rule);
  border-radius:8px;padding:6px 10px;font-size:12.5px;box-shadow:0 4px 14px #0003;display:none;
  font-variant-numeric:tabular-nums;z-index:1;white-space:nowrap}
@@ -155,10 +157,12 @@ for (const svg of document.querySelectorAll('svg.chart')) {
       made('span', row, '', write[chart.y.kind](point[1]));
     }
     tip.style.display = 'block';
-    const left = svg.offsetLeft + x / scale, room = svg.parentNode.clientWidth;
-    tip.style.left = (left + 14 + tip.offsetWidth > room ? left - 14 - tip.offsetWidth : left + 14)
-      + 'px';
-    tip.style.top = (event.clientY - svg.parentNode.getBoundingClientRect().top + 8) + 'px';
+    const card = svg.parentNode, frame = card.getBoundingClientRect();
+    const left = box.left - frame.left + card.scrollLeft + x / scale;
+    const fits = left + 14 + tip.offsetWidth < card.scrollLeft + card.clientWidth;
+    tip.style.left = (fits ? left + 14 : left - 14 - tip.offsetWidth) + 'px';
+    const top = Math.min(event.clientY - frame.top, card.clientHeight - tip.offsetHeight - 6);
+    tip.style.top = Math.max(top, 6) + 'px';
   });
 }
 for (const button of document.querySelectorAll('.legend button')) {

@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvcore import KVCacheParams, PagedKVCacheManager
+from kvcore.policies import ARC, FIFO, LFU, LRU, SLRU, Cost, Priority
 
 DEFAULT_POOL_TOKENS = 524_288
-POLICIES = ("lru",)
+POLICIES = tuple(each.name for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC))
 MOST_REPLICAS = 2**15 - 1  # the manager's own bound
 
 
@@ -91,4 +92,5 @@ class PoolSettings:
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
             blocks=None,
+            eviction=self.policy,
         )
