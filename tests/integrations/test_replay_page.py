@@ -187,6 +187,24 @@ def test_a_place_that_cannot_be_written_is_told_before_the_run(
         assert f"'--html': {place} cannot be written: {reason}" in shown.err
 
 
+def test_the_trace_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path, row([0]))
+    before = trace.read_bytes()
+    (tmp_path / "link").symlink_to(trace)
+    for place in (trace, tmp_path / "link"):
+        assert main(["replay", str(trace), "--html", str(place)]) == 2
+        assert f"{place} cannot be written: it is what is read" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+
+
+def test_a_name_that_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
+    path = os.fsencode(write_trace(tmp_path, row([0]))).replace(b"trace", b"tr\xffce")
+    os.rename(tmp_path / "trace.jsonl", path)  # noqa: PTH104 - bytes
+    page = tmp_path / "page.html"
+    assert main(["replay", os.fsdecode(path), "--html", str(page)]) == 0
+    assert "tr\\udcffce.jsonl" in Page(page.read_text(encoding="utf-8")).text["h1"]
+
+
 def test_a_run_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["replay", "no-such-trace", "--html", str(page)]) == 2

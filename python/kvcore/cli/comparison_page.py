@@ -96,12 +96,15 @@ def _time_charts(comparison: Comparison, pool: int) -> list[Chart]:
     total = comparison.pages[pool] * comparison.replicas
     step = "step" if comparison.mode == "online" else "request"
     shares = [[pages / total for pages in each.cached_pages] for each in bins]
-    rows = (
+    rows = [
         ("Token hit rate", "token hit rate", "share", [each.hit_rates for each in bins]),
         ("Occupancy: cached pages", "share of the pool", "share", shares),
         (f"Time in the manager per {step}, median", "µs", "us", [e.step_us_p50 for e in bins]),
         (f"Time in the manager per {step}, p99", "µs", "us", [e.step_us_p99 for e in bins]),
-    )
+    ]
+    if comparison.mode == "online":
+        held = [[pages / total for pages in each.used_pages] for each in bins]
+        rows.append(("Occupancy: pages that requests hold", "share of the pool", "share", held))
     ends = [each.ends for each in bins]
     return [_time_chart(comparison, f"{pool}-{i}", row, ends) for i, row in enumerate(rows)]
 
@@ -252,7 +255,7 @@ def _runs(comparison: Comparison) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
     return f'<div class="scroll"><table><tr>{names}</tr>{body}</table></div>'
 

@@ -8,12 +8,15 @@ from pathlib import Path
 __all__ = ["check_writable"]
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, source: Path | None) -> None:
     """Raise ValueError unless a file can be written at `path`; leave what is there as it is.
 
-    Devices and pipes are taken as they are, for opening them may already be noticed.
+    Devices and pipes are taken as they are, for opening them may already be noticed. What `source`
+    names is read for the result, which may not replace it.
     """
     try:
+        if source is not None and path.exists() and source.exists() and path.samefile(source):
+            raise ValueError("it is what is read")
         if path.exists() and not (path.is_file() or path.is_dir()):
             return
         is_new = not path.exists()

@@ -76,7 +76,7 @@ def replay(
     counts = _pages(pages, memory, model, page_size, replicas)
     pools = [PoolSettings(page_size=page_size, pages=n, replicas=replicas) for n in counts]
     if html is not None:
-        checked("--html", check_writable, html)
+        checked("--html", check_writable, html, trace)
     is_one = len(names) * len(pools) == 1
     engine = EngineSettings(
         concurrency=concurrency,
@@ -95,7 +95,8 @@ def replay(
     comparison = _compare(workload, pools, names, pace)
     if html is not None:
         command = shlex.join(["kvcore", *context.obj])
-        html.write_text(comparison_page(comparison, command), encoding="utf-8")
+        page = comparison_page(comparison, command)
+        html.write_text(page, encoding="utf-8", errors="backslashreplace")
     shown = comparison.runs[0].report if is_one else comparison
     _show(shown, read_seconds, as_json=as_json)
 

@@ -124,26 +124,25 @@ class _Runs:
 
 def _runs(uses: PageUses, served: NDArray[np.bool_]) -> _Runs:
     requests = uses.requests
-    kept = np.flatnonzero(served[requests])
-    requests = requests[kept]
     never = len(uses.lengths)
-    next_uses = _next_uses(uses.nodes[kept], requests, uses.can_hit[kept], never)
-    changes = np.empty(len(kept), np.bool_)
-    changes[:1] = True
+    next_uses = _next_uses(uses, served, never)
+    changes = np.ones(len(requests), np.bool_)
     changes[1:] = (requests[1:] != requests[:-1]) | (next_uses[1:] != next_uses[:-1])
     first = np.flatnonzero(changes)
     starts = np.searchsorted(requests[first], np.arange(never + 1))
-    counts = np.diff(np.append(first, len(kept)))
+    counts = np.diff(np.append(first, len(requests)))
     return _Runs(starts.tolist(), next_uses[first].tolist(), counts.tolist())
 
 
-def _next_uses(nodes: _Ints, requests: _Ints, can_hit: NDArray[np.bool_], never: int) -> _Ints:
+def _next_uses(uses: PageUses, served: NDArray[np.bool_], never: int) -> _Ints:
     """Return the next request that hits each page; `never` if none does before it is computed."""
-    order = np.argsort(nodes, kind="stable")
+    order = uses.order
+    if not served.all():
+        order = order[served[uses.requests[order]]]
     here, then = order[:-1], order[1:]
-    follows = (nodes[here] == nodes[then]) & can_hit[then]
-    found = np.full(len(nodes), never, np.int64)
-    found[here[follows]] = requests[then[follows]]
+    follows = (uses.nodes[here] == uses.nodes[then]) & uses.can_hit[then]
+    found = np.full(len(uses.nodes), never, np.int64)
+    found[here[follows]] = uses.requests[then[follows]]
     return found
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_PAGE_USES", "PageUses", "PageUsesError", "page_uses"]
 
-MOST_PAGE_USES = 2**26  # of all prompts: each takes some sixty bytes on the way
+MOST_PAGE_USES = 2**26  # of all prompts: each takes some eighty bytes on the way
 _PROGRESS_EVERY = 64
 
 _Ints = NDArray[np.int64]
@@ -58,20 +59,21 @@ class PageUses:
     partial_hits: _Ints
     best_hits: _Ints
 
-    @property
+    @cached_property
     def requests(self) -> _Ints:
         """int64 ``[m]``, the request of each entry of `nodes`."""
         return np.repeat(np.arange(len(self.lengths)), np.diff(self.starts))
 
-    @property
-    def levels(self) -> _Ints:
-        """int64 ``[m]``, how many pages lie before each entry of `nodes` in its prompt."""
-        return np.arange(len(self.nodes)) - np.repeat(self.starts[:-1], np.diff(self.starts))
-
-    @property
+    @cached_property
     def can_hit(self) -> NDArray[np.bool_]:
         """Tell which pages can be hits (bool ``[m]``): those without their prompt's last token."""
-        return (self.levels + 1) * self.page_size < self.lengths[self.requests]
+        levels = np.arange(len(self.nodes)) - self.starts[self.requests]
+        return (levels + 1) * self.page_size < self.lengths[self.requests]
+
+    @cached_property
+    def order(self) -> _Ints:
+        """int64 ``[m]``, the entries of `nodes` by node, those of one by request."""
+        return np.argsort(self.nodes, kind="stable")
 
 
 def page_uses(
