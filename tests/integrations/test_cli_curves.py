@@ -60,6 +60,13 @@ def test_equal_curves_have_all_their_names() -> None:
         assert sum(line.endswith(f" p{i}") for line in lines) == 1
 
 
+def test_names_come_in_the_order_of_their_curves() -> None:
+    ends = [0.70, 0.71, 0.02, 0.90, 0.0, 0.01]
+    lines = drawn(*(Curve(f"p{end}", [0.1, 0.2, end], "red") for end in ends))
+    shown = [line.split()[-1] for line in lines if line.split()[-1].startswith("p0")]
+    assert shown == [f"p{end}" for end in sorted(ends, reverse=True)]
+
+
 @pytest.mark.parametrize("highest", [0.0, 0.004, 0.03, 0.11, 0.37, 0.61, 0.99, 1.0])
 def test_no_value_leaves_the_picture(highest: float) -> None:
     lines = drawn(Curve("lru", [0.0, highest / 2, highest], "red"))

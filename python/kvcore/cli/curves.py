@@ -92,14 +92,14 @@ def _axis_label(row: int, step: float, top: float) -> str:
 
 
 def _end_labels(curves: Sequence[Curve], top: float) -> dict[int, Curve]:
-    """Give each name a row of its own near the end of its curve."""
-    labels: dict[int, Curve] = {}
-    for curve in sorted(curves, key=lambda curve: -curve.values[-1]):
-        wanted = _row_of(curve.values[-1], top)
-        free = [row for row in range(_HEIGHT) if row not in labels]
-        if free:
-            labels[min(free, key=lambda row: (abs(row - wanted), -row))] = curve
-    return labels
+    """Give each name a row of its own near the end of its curve, the highest one first."""
+    highest_first = sorted(curves, key=lambda curve: -curve.values[-1])[:_HEIGHT]
+    rows = [_row_of(curve.values[-1], top) for curve in highest_first]
+    for i in range(1, len(rows)):
+        rows[i] = max(rows[i], rows[i - 1] + 1)
+    for i in reversed(range(len(rows))):
+        rows[i] = min(rows[i], _HEIGHT - len(rows) + i)
+    return dict(zip(rows, highest_first, strict=True))
 
 
 def _axis(places: Sequence[int], xs: Sequence[float], columns: int) -> Iterator[Text]:
