@@ -193,6 +193,15 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t end
         string_view name_space
         int64_t reserve_to  # tokens to hold pages for; else to the end
+    cdef cppclass RetainedTokens:
+        int64_t start
+        int64_t end
+        int32_t priority
+        int64_t duration
+    cdef cppclass RequestTerms:
+        int32_t priority
+        int64_t duration
+        vector[RetainedTokens] ranges
     cdef cppclass RequestBatch:
         RequestBatch(RequestView* views, int64_t n)
         RequestBatch(RequestView** rows, int64_t n)
@@ -261,6 +270,10 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         CacheManager(const CacheConfig& config) except +translate_exception
         const CacheConfig& config()
         SequenceHandle claim(int32_t replica) except +translate_exception
+        void set_terms(
+            SequenceHandle sequence, const RequestTerms& terms
+        ) except +translate_exception
+        void advance(int64_t now) except +translate_exception
         cbool contains(SequenceHandle sequence)
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
         vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception

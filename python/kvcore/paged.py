@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.params import KVCacheParams, require_count
+from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvcore.metrics import KVCacheMetrics
     from kvcore.policies import EvictionPolicy
@@ -65,6 +67,9 @@ class PagedKVCacheManager(StepEngine):
     eviction : str or kvcore.policies.EvictionPolicy
         Which cached pages go first when memory is full: "lru", "lfu", "slru", "fifo", "priority",
         "cost", "arc", or an instance. A host tier goes by "lru" always.
+    clock : callable, optional
+        Returns the time in seconds, for the priorities of contexts that end; ``time.monotonic``
+        unless given. Called with the "priority" policy alone, at the start of a call.
 
     Raises
     ------
@@ -106,6 +111,7 @@ class PagedKVCacheManager(StepEngine):
         dedup: bool = True,
         partial_page_reuse: bool | int = True,
         eviction: EvictionPolicy | str = "lru",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
@@ -135,6 +141,7 @@ class PagedKVCacheManager(StepEngine):
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
             listener=_listener(params, zmq_endpoint_base),
+            clock=clock if resolved(eviction)[0] == Priority.name else None,
             runtime_checks=enable_runtime_checks,
         )
         self.params = params

@@ -124,6 +124,29 @@ void a_run_has_the_priority_of_its_users_for_its_time() {
     CHECK_EQ(evict(*tree, 3), (Ids{1, 3, 2}));
 }
 
+void a_run_grows_on_while_its_time_moves() {
+    TreeFixture t(1, kvcore::make_policy({EvictionOrder::kPriority}, 1));
+    TreeNode* end = t.hold({1});
+    std::vector<kvcore::DuplicatePage> found;
+    for (std::int32_t i = 0; i < 60; ++i) {
+        const TokenId token = 100 + i;
+        TreeNode* next = t.tree.insert(end, &token, &token, 1, found, {50, 1000 + i});
+        if (next == end) continue;
+        t.tree.pin(next);
+        t.tree.unpin(end, false);
+        end = next;
+    }
+    CHECK(t.tree.num_nodes() < 15);
+    const std::int64_t before = t.tree.num_nodes();
+    const TokenId token = 7;
+    TreeNode* other = t.tree.insert(end, &token, &token, 1, found, {60, 2000});
+    CHECK(other != end);  // of another priority
+    CHECK_EQ(t.tree.num_nodes(), before + 1);
+    t.tree.pin(other);
+    t.tree.unpin(other, true);
+    t.tree.check_integrity();
+}
+
 void arc_learns_from_what_returns() {
     const auto tree = make_tree(EvictionOrder::kArc);
     for (const TokenId token : {1, 1, 2, 3}) put(*tree, {token});
@@ -285,6 +308,7 @@ int main(int argc, char** argv) {
     cost_keeps_what_took_longest();
     cost_forgets_what_was_worth_much_once();
     a_run_has_the_priority_of_its_users_for_its_time();
+    a_run_grows_on_while_its_time_moves();
     arc_learns_from_what_returns();
     nonsense_is_refused();
     for (const EvictionOrder order : kOrders) Twins(seed, order).run(100'000);

@@ -48,6 +48,14 @@ class CacheManager {
     /// Registers a sequence; takes no pages. Throws std::out_of_range for a replica that does not
     /// exist and CapacityError when the replica is full.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica = 0);
+    /// What a sequence asks for its pages from now on, which a policy that goes by priority heeds;
+    /// those cached before keep what they had. Throws RequestNotFoundError, and
+    /// std::invalid_argument for a priority outside 0 .. 100, a duration below 1, or ranges that
+    /// are not in order. O(ranges).
+    void set_terms(SequenceHandle sequence, const RequestTerms& terms);
+    /// It is `now`, in a unit of the caller's: priorities whose time is over end. A time before is
+    /// no news. O(log n) for each run whose priority ends.
+    void advance(std::int64_t now);
     /// Whether the handle names a claimed sequence. O(1).
     [[nodiscard]] bool contains(SequenceHandle sequence) const;
     /// Where it was claimed. Throws RequestNotFoundError. O(1).

@@ -49,6 +49,23 @@ struct RequestView {
     }
 };
 
+/// Tokens of a prompt whose pages have a priority of their own.
+struct RetainedTokens {
+    std::int64_t start = 0;
+    std::int64_t end = 0;
+    std::int32_t priority = kDefaultPriority;
+    std::int64_t duration = Retention::kForever;
+};
+
+/// What a request asks for its pages, for a policy that goes by priority. Durations count from the
+/// last use, a release among them, in the unit of CacheManager::advance.
+struct RequestTerms {
+    std::int32_t priority = kDefaultPriority;  // 0 .. 100
+    std::int64_t duration = Retention::kForever;
+    // Ascending, none overlaps another. A page is in the range that its first token is in.
+    std::vector<RetainedTokens> ranges;
+};
+
 /// The requests of a call: an array of views, or of pointers to views that lie elsewhere. Owns
 /// neither; passed by value at no cost. The manager writes `start` and `active` (fork: `sequence`
 /// too) of the views.

@@ -124,14 +124,18 @@ class PrefixTree {
     /// has changed.
     void unpin(TreeNode* node, bool touch);
 
-    /// Counts a use of every run behind page `first` on the way to `at`, and keeps each as
-    /// `retention` says, for policies that go by that: O(runs) for them, nothing for others. The
-    /// order by recency changes where the user lets go.
-    void use(TreePosition at, std::int32_t first = 0, const Retention& retention = {}) noexcept {
-        if (interest_.hits || interest_.retention) use_between(at, first, retention);
+    /// Counts a use of every run behind page `first` on the way to `at`, for policies that go by
+    /// that: O(runs) for them, nothing for others. The order by recency changes where the user lets
+    /// go.
+    void use(TreePosition at, std::int32_t first = 0) noexcept {
+        if (interest_.hits) use_between(at, first);
     }
-    /// Keeps every run on the way to `at` as `retention` says; no use. As `use` otherwise.
-    void retain(TreePosition at, const Retention& retention) noexcept;
+    /// Keeps every run that has one of the pages first .. end - 1 on the way to `at` as `retention`
+    /// says, for policies that go by that. As `use` otherwise.
+    void retain(TreePosition at, std::int32_t first, std::int32_t end,
+                const Retention& retention) noexcept {
+        if (interest_.retention) retain_between(at, first, end, retention);
+    }
     /// What a user does who takes a prefix and lets go of it at once: a use of it, also by recency.
     /// Ends a run there, so it may throw std::bad_alloc. O(runs).
     void touch(TreePosition at);
@@ -195,7 +199,9 @@ class PrefixTree {
                               std::int32_t n, const Retention& retention) noexcept;
     [[nodiscard]] TreeNode* add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
                                      std::int32_t n, const Retention& retention);
-    void use_between(TreePosition at, std::int32_t first, const Retention& retention) noexcept;
+    void use_between(TreePosition at, std::int32_t first) noexcept;
+    void retain_between(TreePosition at, std::int32_t first, std::int32_t end,
+                        const Retention& retention) noexcept;
     void tell_size(const TreeNode* node) noexcept;
     void tell_fingerprint(const TreeNode* node) noexcept;
     void report_pages(TreePosition at, std::int32_t first,

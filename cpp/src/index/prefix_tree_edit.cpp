@@ -275,7 +275,8 @@ TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId*
                                              ids + repeated, n - repeated, retention);
     if (repeated > 0) {
         report_pages(known, depth, duplicates);
-        use(known, depth, retention);
+        use(known, depth);
+        retain(known, depth, known.depth, retention);
     }
     if (listener_ != nullptr && repeated < n) listener_->stored(end, known.depth, n - repeated);
     return end;

@@ -53,19 +53,15 @@ void PrefixTree::tell_fingerprint(const TreeNode* node) noexcept {
 }
 
 // Of the runs behind page `first` on the way to `at`.
-void PrefixTree::use_between(TreePosition at, std::int32_t first,
-                             const Retention& retention) noexcept {
+void PrefixTree::use_between(TreePosition at, std::int32_t first) noexcept {
     const TreeNode* node = position(at.node, at.depth).node;
-    for (; node->end() > first; node = node->parent) {
-        if (interest_.hits) policy_->hit(node->id);
-        if (interest_.retention) policy_->retain(node->id, retention);
-    }
+    for (; node->end() > first; node = node->parent) policy_->hit(node->id);
 }
 
-void PrefixTree::retain(TreePosition at, const Retention& retention) noexcept {
-    if (!interest_.retention) return;
-    const TreeNode* node = position(at.node, at.depth).node;
-    for (; !node->is_root(); node = node->parent) policy_->retain(node->id, retention);
+void PrefixTree::retain_between(TreePosition at, std::int32_t first, std::int32_t end,
+                                const Retention& retention) noexcept {
+    const TreeNode* node = position(at.node, std::min(at.depth, end)).node;
+    for (; node->end() > first; node = node->parent) policy_->retain(node->id, retention);
 }
 
 void PrefixTree::touch(TreePosition at) {

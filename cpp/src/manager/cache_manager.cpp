@@ -49,6 +49,17 @@ SequenceHandle CacheManager::claim(std::int32_t replica) {
     return impl_->claims.claim(replica);
 }
 
+void CacheManager::set_terms(SequenceHandle sequence, const RequestTerms& terms) {
+    const Lock lock(impl_->mutex);
+    static_cast<void>(impl_->state.sequences.at(sequence));
+    impl_->state.terms.set(sequence, terms);
+}
+
+void CacheManager::advance(std::int64_t now) {
+    const Lock lock(impl_->mutex);
+    housekeeping::advance(impl_->state, now);
+}
+
 bool CacheManager::contains(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
     return impl_->state.sequences.find(sequence) != nullptr;

@@ -28,6 +28,10 @@ bool Claims::release(SequenceHandle handle) {
     const bool is_pending = leaving.num_pending > 0;
     if (is_pending) state_.copies.drop_owed(handle);
     TreeNode* node = leaving.pages.node();
+    if (home.keeps_by_priority && node != nullptr) {
+        state_.terms.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
+    }
+    state_.terms.forget(handle);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);
     state_.flights.forget(handle);

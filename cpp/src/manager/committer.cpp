@@ -52,7 +52,7 @@ void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) n
 // Puts the columns from the committed ones to `end` into the tree; of these only the last one may
 // be others' too: `is_shared`.
 void Committer::commit_run(Sequence& sequence, const TokenId* tokens, std::int32_t end,
-                           bool is_shared, std::int32_t row) {
+                           bool is_shared, const Retention& retention, std::int32_t row) {
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
     const std::int32_t first = pages.committed();
@@ -64,7 +64,7 @@ void Committer::commit_run(Sequence& sequence, const TokenId* tokens, std::int32
     duplicates_.clear();
     make_room(swapped_, static_cast<std::size_t>(end - first));
     if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
-    pages.commit(home.tree, tokens, end, duplicates_);
+    pages.commit(home.tree, tokens, end, duplicates_, retention);
     // Nothing below can fail.
     const auto num_duplicates = static_cast<std::int32_t>(duplicates_.size());
     if (is_shared && num_duplicates < end - first) entrust_to_tree(sequence, end - 1);
@@ -81,17 +81,22 @@ void Committer::commit_run(Sequence& sequence, const TokenId* tokens, std::int32
 }
 
 // In pieces that end behind a page that others hold too, forks or copies under way, so that they
-// have a place there.
+// have a place there; and where pages of another priority begin.
 void Committer::commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row) {
     const auto written = static_cast<std::int32_t>(request.start / state_.config.page_size);
-    const BlockPool& pool = state_.home_of(sequence).pool;
+    const Replica& home = state_.home_of(sequence);
+    const BlockPool& pool = home.pool;
     PageRow& pages = sequence.pages;
     while (pages.committed() < written) {
         const std::int32_t frozen = std::min(pages.frozen(), written);
         const std::int32_t end = state_.copies.empty() ? frozen : written;
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;
-        commit_run(sequence, request.tokens, std::min(shared + 1, written), shared < written, row);
+        Terms::Segment kept;
+        if (home.keeps_by_priority)
+            kept = state_.terms.segment(request.sequence, pages.committed());
+        const std::int32_t piece = std::min({shared + 1, written, kept.end});
+        commit_run(sequence, request.tokens, piece, shared < piece, kept.retention, row);
     }
 }
 

@@ -29,7 +29,7 @@ class Committer {
     void find_new_pages(const RequestBatch& given);
     void commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row);
     void commit_run(Sequence& sequence, const TokenId* tokens, std::int32_t end, bool is_shared,
-                    std::int32_t row);
+                    const Retention& retention, std::int32_t row);
     template <class Visit>
     void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;

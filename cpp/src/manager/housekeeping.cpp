@@ -15,6 +15,12 @@ bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done
 
 // What is only being copied is nobody's use of a page: it is not found any more either, though the
 // page itself stays until the copy is over.
+void advance(ManagerState& state, std::int64_t now) noexcept {
+    if (now <= state.terms.now()) return;
+    state.terms.set_now(now);
+    for (const auto& replica : state.replicas) replica->tree.advance(now);
+}
+
 void reset_prefix_cache(ManagerState& state) noexcept {
     state.flights.loosen();
     state.copies.loosen();

@@ -73,10 +73,10 @@ void PageRow::clear(BlockPool& pool) noexcept {
 }
 
 void PageRow::commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
-                     std::vector<DuplicatePage>& duplicates) {
+                     std::vector<DuplicatePage>& duplicates, const Retention& retention) {
     const std::int32_t first = committed_;
     TreeNode* last = tree.insert(node(), tokens + std::ptrdiff_t{first} * tree.page_size(),
-                                 pages_.data() + first, end - first, duplicates);
+                                 pages_.data() + first, end - first, duplicates, retention);
     if (last != node()) place_ = TreePin(tree, last);
     committed_ = end;
     freeze(end);

@@ -143,7 +143,7 @@ class PageRow {
     /// Puts the columns from the committed ones to `end` into the tree; `tokens` are those of
     /// column 0 on. Throws std::bad_alloc, and has changed nothing.
     void commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
-                std::vector<DuplicatePage>& duplicates);
+                std::vector<DuplicatePage>& duplicates, const Retention& retention = {});
     /// Of the columns from `first` on that the tree had already: the tree's pages are taken, or the
     /// own ones kept as twins, for which there is room.
     void swap_duplicates(BlockPool& pool, std::int32_t first,

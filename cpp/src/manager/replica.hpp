@@ -21,7 +21,8 @@ namespace kvcore {
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: that of the pool's and the tree's verbs.
 struct Replica {
-    Replica(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy)
+    /// LRU unless another policy is given.
+    explicit Replica(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy = nullptr)
         : pool(config.num_pages), tree(config.page_size, std::move(policy)) {
         if (config.host_pages == 0) return;
         host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
@@ -29,6 +30,7 @@ struct Replica {
 
     BlockPool pool;
     PrefixTree tree;
+    const bool keeps_by_priority = tree.policy().interest().retention;
     std::int64_t num_sequences = 0;  // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // none without a host tier

@@ -141,7 +141,11 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
     if (admission.hit.shares()) {
-        home.tree.use(admission.hit.match.at, pages.committed());
+        const TreePosition& hit = admission.hit.match.at;
+        home.tree.use(hit, pages.committed());
+        if (home.keeps_by_priority) {
+            state_.terms.retain(home.tree, request.sequence, hit, pages.committed());
+        }
         pages.take_hit(home, std::move(made.place), admission.hit_pages);
     } else if (pages.node() == nullptr) {
         pages.place_at(std::move(made.place));

@@ -54,7 +54,8 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
       replicas(make_replicas(config, make_policy)),
       copies(tickets, sequences),
       copy_list(sequences),
-      flights(config, replicas, tickets, sequences) {}
+      flights(config, replicas, tickets, sequences),
+      terms(config.page_size) {}
 
 Replica& ManagerState::replica_at(std::int32_t index) const {
     if (index >= 0 && index < config.num_replicas) {

@@ -10,6 +10,7 @@
 #include "manager/owed_copies.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
+#include "manager/terms.hpp"
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
 #include "manager/token_counts.hpp"
@@ -50,6 +51,7 @@ struct ManagerState {
     CopyList copy_list;
     TierFlights flights;
     TokenCounts counts;
+    Terms terms;
 };
 
 }  // namespace kvcore

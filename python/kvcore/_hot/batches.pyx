@@ -34,6 +34,8 @@ cdef class BatchReader:
         """The request of a context, with its present claim."""
         if not is_claimed(<PyObject*>own, self.claims.manager_uid, self.claims.slots.data()):
             own._request.sequence = self.claims.find(own.request_id)
+            if own._terms is not None:
+                self.claims.native.set_terms(own._request.sequence, own._terms.native)
             own._manager_uid = self.claims.manager_uid
             own._recorded.generation = 0
             change_contexts_epoch()

@@ -5,6 +5,7 @@ cimport numpy as cnp
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from kvcore._hot.terms cimport Terms
 from kvcore.cpp cimport RequestView, SequenceHandle
 
 cdef extern from "Python.h":
@@ -36,7 +37,8 @@ cdef class TextGenerationContext:
     cdef readonly object request_id
     cdef readonly object extra_key
     cdef readonly object cache_salt
-    cdef int64_t _padding[2]  # to three lines, so that all contexts lie alike
+    cdef Terms _terms  # None where it asks for nothing
+    cdef int64_t _padding  # to three lines, so that all contexts lie alike
 
     cdef int _make_buffer(self, int64_t capacity) except -1
     cdef int _move_buffer(self, int64_t capacity) except -1

@@ -40,13 +40,24 @@ class TextGenerationContext:
     extra_key, cache_salt : str, optional
         Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
         share pages. "" is a key of its own, None is none.
+    priority : int
+        0 .. 100: how long its pages stay cached, where the manager's eviction policy is
+        "priority"; others ignore it, as they do the next two. Pages have the highest priority of
+        those who use them.
+    ttl : float, optional
+        Seconds after their last use for which the pages have that priority; 0 from then on.
+    retention : list of (start, end, priority, seconds), optional
+        The same for tokens of the prompt, in order: a page is in the range that its first token is
+        in. `end` and `seconds` may be None: to the end, for ever.
 
     Raises
     ------
     ValueError
-        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``.
+        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
+        a priority or a time that is none, ranges that overlap or are not in order.
     TypeError
-        Tokens of another dtype, a namespace that is not a string.
+        Tokens of another dtype, a namespace that is not a string, a priority or time that is no
+        number.
 
     Notes
     -----
@@ -72,7 +83,19 @@ class TextGenerationContext:
         active_idx: int | None = None,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        priority: int = 50,
+        ttl: float | None = None,
+        retention: Iterable[tuple[int, int | None, int, float | None]] | None = None,
     ) -> Self: ...
+    @property
+    def priority(self) -> int:
+        """Priority of its cached pages, 0 .. 100."""
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after the last use for which they have it; None for ever."""
+    @property
+    def retention(self) -> tuple[tuple[int, int | None, int, float | None], ...]:
+        """Ranges of the prompt with a priority of their own, a tuple."""
     @property
     def tokens(self) -> NDArray[np.int32]:
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""

@@ -10,6 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
 from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, narrow_token
+from kvcore._hot.terms cimport make_terms
 from kvcore.cpp cimport RequestView
 
 cnp.import_array()
@@ -46,13 +47,24 @@ cdef class TextGenerationContext:
     extra_key, cache_salt : str, optional
         Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
         share pages. "" is a key of its own, None is none.
+    priority : int
+        0 .. 100: how long its pages stay cached, where the manager's eviction policy is
+        "priority"; others ignore it, as they do the next two. Pages have the highest priority of
+        those who use them.
+    ttl : float, optional
+        Seconds after their last use for which the pages have that priority; 0 from then on.
+    retention : list of (start, end, priority, seconds), optional
+        The same for tokens of the prompt, in order: a page is in the range that its first token is
+        in. `end` and `seconds` may be None: to the end, for ever.
 
     Raises
     ------
     ValueError
-        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``.
+        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
+        a priority or a time that is none, ranges that overlap or are not in order.
     TypeError
-        Tokens of another dtype, a namespace that is not a string.
+        Tokens of another dtype, a namespace that is not a string, a priority or time that is no
+        number.
 
     Notes
     -----
@@ -69,12 +81,14 @@ cdef class TextGenerationContext:
 
     # Not __init__, which need not run and may run twice: then what a batch points to would move.
     def __cinit__(self, object request_id, object tokens, *, object active_idx=None,
-                  object extra_key=None, object cache_salt=None):
+                  object extra_key=None, object cache_salt=None, object priority=50,
+                  object ttl=None, object retention=None):
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef int64_t n = cnp.PyArray_DIM(source, 0)
         if n < 1:
             raise ValueError("a context has 0 tokens, must have at least 1")
         hash(request_id)
+        self._terms = make_terms(priority, ttl, retention)
         self._name = namespace_of(extra_key, cache_salt)
         self._request.name_space = name_view(self._name)
         self.request_id = request_id
@@ -132,6 +146,21 @@ cdef class TextGenerationContext:
         cnp.PyArray_SetBaseObject(view, self._buffer)
         cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
         return view
+
+    @property
+    def priority(self):
+        """Priority of its cached pages, 0 .. 100."""
+        return 50 if self._terms is None else self._terms.priority
+
+    @property
+    def ttl(self):
+        """Seconds after the last use for which they have it; None for ever."""
+        return None if self._terms is None else self._terms.ttl
+
+    @property
+    def retention(self):
+        """Ranges of the prompt with a priority of their own, a tuple."""
+        return () if self._terms is None else self._terms.retention
 
     @property
     def start_idx(self):

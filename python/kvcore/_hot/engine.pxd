@@ -4,6 +4,7 @@ from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport ClaimTable
 from kvcore._hot.settler cimport Settler
 from kvcore._hot.steps cimport InputMaker
+from kvcore._hot.terms cimport nanoseconds
 from kvcore.cpp cimport CacheManager
 
 
@@ -22,6 +23,7 @@ cdef class StepEngine:
     cdef readonly object _mover
     cdef readonly object _gpus
     cdef readonly object _listener
+    cdef readonly object _clock  # () -> seconds; None where no policy asks for the time
 
 
 # First of all in every call: without its constructor an engine has no parts.
@@ -39,6 +41,13 @@ cdef inline int listen(StepEngine engine) except -1:
     require_made(engine)
     if engine._listener is not None and engine._listener.is_asked():
         engine.reset_prefix_cache()
+    return 0
+
+
+# Before what the order of eviction depends on; code of the caller's runs.
+cdef inline int tell_time(StepEngine engine) except -1:
+    if engine._clock is not None:
+        engine._native.advance(nanoseconds(engine._clock(), "the clock"))
     return 0
 
 

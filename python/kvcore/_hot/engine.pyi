@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
@@ -23,7 +23,8 @@ class StepEngine:
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
     Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
-    `copier`, `mover`, `gpus` and `listener` are the caller's, each None where there is none.
+    `copier`, `mover`, `gpus`, `listener` and `clock` are the caller's, each None where there is
+    none.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class StepEngine:
         gpus: DevicePools | None,
         listener: ResetListener | None,
         runtime_checks: bool,
+        clock: Callable[[], float] | None = None,
     ) -> None: ...
     @property
     def _core(self) -> CacheManager: ...

@@ -31,11 +31,12 @@ cdef class StepEngine:
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
     Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
-    `copier`, `mover`, `gpus` and `listener` are the caller's, each None where there is none.
+    `copier`, `mover`, `gpus`, `listener` and `clock` are the caller's, each None where there is
+    none.
     """
 
     def __init__(self, object core, *, list shards not None, object copier, object mover,
-                 object gpus, object listener, bint runtime_checks):
+                 object gpus, object listener, bint runtime_checks, object clock=None):
         if self._is_made:
             raise RuntimeError(
                 f"this {type(self).__name__} is initialised already; make another one"
@@ -51,6 +52,7 @@ cdef class StepEngine:
         self._mover = mover
         self._gpus = gpus
         self._listener = listener
+        self._clock = clock
         self._checks = runtime_checks
         self._is_made = True
 
@@ -98,6 +100,7 @@ cdef class StepEngine:
             `after` is given, but no pool is on a GPU.
         """
         require_made(self)
+        tell_time(self)
         cdef Claim claim = self._claims.claim_of(request_id)
         if after is not None:
             if self._gpus is None:
@@ -166,6 +169,7 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
+        tell_time(self)
         cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
         check(self)
         return fits
@@ -179,6 +183,7 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
+        tell_time(self)
         cdef int64_t done = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
         check(self)
         return done
@@ -288,6 +293,7 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
+        tell_time(self)
         cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
         check(self)
         return inputs
@@ -317,6 +323,7 @@ cdef class StepEngine:
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
         listen(self)  # a page written now must not be swapped for one to be forgotten
+        tell_time(self)
         swaps = steps.commit(self._reader, self._settler, batch)
         check(self)
         return swaps

@@ -16,7 +16,7 @@ from kvcore._hot.contexts cimport (
     read_foreign,
 )
 from kvcore._hot.settler cimport DONE, WAIT, Call, Settler, begin_call
-from kvcore.cpp cimport RequestBatch, RequestView
+from kvcore.cpp cimport RequestBatch, RequestView, SequenceHandle
 
 from kvcore.errors import CapacityError, PendingTransfersError, RequestNotFoundError
 from kvcore.plans import SharedPrefix
@@ -115,6 +115,7 @@ cdef class Fork:
         cdef size_t i
         for i in range(requests.rows.size()):
             requests.foreign[i] = requests.rows[i][0]
+            self.tell_terms(self.children[i], requests.foreign[i].sequence)
         for i in range(requests.rows.size()):
             (<Claim>claims[i]).replica = replica
             self.table.begin(<Claim>claims[i], requests.foreign[i].sequence)
@@ -126,6 +127,14 @@ cdef class Fork:
         for i in range(requests.rows.size()):
             if type(self.children[i]) is TextGenerationContext:
                 (<TextGenerationContext>self.children[i])._manager_uid = self.table.manager_uid
+        return 0
+
+    cdef int tell_terms(self, object child, SequenceHandle sequence) except -1:
+        cdef TextGenerationContext own
+        if type(child) is TextGenerationContext:
+            own = <TextGenerationContext>child
+            if own._terms is not None:
+                self.table.native.set_terms(sequence, own._terms.native)
         return 0
 
     cdef int disown(self, list claims, Batch* requests) except -1:
