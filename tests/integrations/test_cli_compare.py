@@ -167,6 +167,21 @@ def test_pools_beyond_memory_are_told(
     assert "more memory than there is" in told
 
 
+def test_a_pool_that_is_refused_is_told_before_the_others_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: str
+) -> None:
+    made: list[int] = []
+
+    def refusing(*_: object, num_pages: int, **__: object) -> None:
+        made.append(num_pages)
+        raise ValueError("too large")
+
+    monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", refusing)
+    told = refused(capsys, trace, "--pages", "100,9000", "--policy", ALL)
+    assert "a pool of 9,000 pages of 16 tokens on each of 1 replicas: too large" in told
+    assert made == [9000]
+
+
 def test_prompts_of_too_many_pages_for_an_optimum_are_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: str
 ) -> None:

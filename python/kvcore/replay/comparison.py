@@ -124,10 +124,13 @@ def compare(
     progress = _Progress(on_progress, len(workload))
     optima = () if engine is not None else _optima(workload, pools, progress)
     optimum_seconds = perf_counter() - started
+    # The largest pool first: what there is no memory for is told before the others have run.
     runs = tuple(
-        _run(workload, pool.with_policy(policy), engine, progress)
+        run
         for policy in policies
-        for pool in pools
+        for run in reversed(
+            [_run(workload, pool.with_policy(policy), engine, progress) for pool in pools[::-1]]
+        )
     )
     return Comparison(
         mode=runs[0].report.mode,
