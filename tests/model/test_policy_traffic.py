@@ -39,7 +39,7 @@ class PolicyTraffic(Traffic):
             tokens = model.ids[: self.draw.randint(0, len(model.ids))]
             self.pair.touch(tokens, (model.extra_key, model.cache_salt), self.replica())
 
-    VERBS: Any = [*Traffic.VERBS, touch, touch]
+    VERBS = Traffic.VERBS + [touch] * 2  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("seed", [301, 305])

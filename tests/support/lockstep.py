@@ -48,7 +48,7 @@ class Request:
 class Lockstep:
     """A manager and its reference, kept in step."""
 
-    core: Any
+    core: kvcore.PagedKVCacheManager
     model: Manager
 
     def __init__(
