@@ -9,6 +9,7 @@ what else the machine does falls on all of them.
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 
 from evict import cycle
 from harness import Row, main, make_row, percentile, plain_row, sample_parts
@@ -30,8 +31,8 @@ def _size(leaves: int, calls: int) -> dict[str, Row]:
         rows = prompts(calls // rounds, _TOKENS, leaves + i)
         for name, mgr in managers.items():
             parts = fresh_parts(rows, f"{name}-{i}")
-            samples[name] += sample_parts(lambda items, mgr=mgr: cycle(mgr, items), parts)
-    found = {}
+            samples[name] += sample_parts(partial(cycle, mgr), parts)
+    found: dict[str, Row] = {}
     for name, mgr in managers.items():
         evicted = mgr.metrics.evicted_pages - before[name]
         assert evicted == calls // rounds * rounds * _PAGES, f"{name}: {evicted} pages evicted"

@@ -65,11 +65,9 @@ class PagedKVCacheManager(StepEngine):
         A prefix hit may end inside a page, whose first tokens are then copied: from so many on.
         True is 1, False (or 0) never.
     eviction : str or kvcore.policies.EvictionPolicy
-        Which cached pages go first when memory is full: "lru", "lfu", "slru", "fifo", "priority",
-        "cost", "arc", or an instance. A host tier goes by "lru" always.
+        Which cached pages go first when memory is full. A host tier goes by "lru" always.
     clock : callable, optional
-        Returns the time in seconds, for the priorities of contexts that end; ``time.monotonic``
-        unless given. Called with the "priority" policy alone, at the start of a call.
+        Returns seconds, by which priorities of contexts end; asked with "priority" alone.
 
     Raises
     ------
@@ -140,7 +138,11 @@ class PagedKVCacheManager(StepEngine):
             mover=make_mover(shards, places, host_pages, gpus),
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
-            listener=_listener(params, zmq_endpoint_base),
+            listener=(
+                ResetListener(zmq_endpoint_base)
+                if zmq_endpoint_base is not None and params.enable_prefix_caching
+                else None
+            ),
             clock=clock if resolved(eviction)[0] == Priority.name else None,
             runtime_checks=enable_runtime_checks,
         )
@@ -390,8 +392,6 @@ class PagedKVCacheManager(StepEngine):
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
         return [input_symbols(params, device) for device in places]
 
-    # ---- inside --------------------------------------------------------------------------
-
     def __repr__(self) -> str:
         stats = [self._core.stats(r) for r in range(self.num_replicas)]
         total = sum(s.total_pages for s in stats)
@@ -402,9 +402,3 @@ class PagedKVCacheManager(StepEngine):
             f"{available - evictable} free, {total - available} used, {evictable} evictable; "
             f"{sum(s.num_sequences for s in stats)} requests)"
         )
-
-
-def _listener(params: KVCacheParams, endpoint_base: str | None) -> ResetListener | None:
-    if endpoint_base is None or not params.enable_prefix_caching:
-        return None
-    return ResetListener(endpoint_base)

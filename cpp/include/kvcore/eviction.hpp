@@ -21,6 +21,7 @@ constexpr std::int32_t kDefaultPriority = 50;
 struct Retention {
     static constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
+    // NOLINTNEXTLINE(google-explicit-constructor,hicpp-explicit-conversions): a priority is one
     Retention(std::int32_t wanted = kDefaultPriority, std::int64_t end = kForever) noexcept
         : priority(wanted), until(end) {}
 

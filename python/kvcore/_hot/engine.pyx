@@ -30,9 +30,8 @@ cnp.import_array()
 cdef class StepEngine:
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
-    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
-    `copier`, `mover`, `gpus`, `listener` and `clock` are the caller's, each None where there is
-    none.
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs.
+    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
     """
 
     def __init__(self, object core, *, list shards not None, object copier, object mover,
@@ -48,11 +47,8 @@ cdef class StepEngine:
         self._settler = Settler(core, copier, mover)
         self._maker = InputMaker(shards, gpus, self._native.config().num_pages)
         self._shards = shards
-        self._copier = copier
-        self._mover = mover
-        self._gpus = gpus
-        self._listener = listener
-        self._clock = clock
+        self._copier, self._mover, self._gpus = copier, mover, gpus
+        self._listener, self._clock = listener, clock
         self._checks = runtime_checks
         self._is_made = True
 
@@ -169,7 +165,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
         check(self)
         return fits
@@ -183,7 +178,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef int64_t done = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
         check(self)
         return done
@@ -293,7 +287,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
         check(self)
         return inputs
@@ -323,7 +316,6 @@ cdef class StepEngine:
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
         listen(self)  # a page written now must not be swapped for one to be forgotten
-        tell_time(self)
         swaps = steps.commit(self._reader, self._settler, batch)
         check(self)
         return swaps
@@ -360,12 +352,9 @@ cdef class StepEngine:
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         listen(self)
-        found = prefixes.match(
+        return prefixes.match(
             self._native, self._claims.replica(replica_idx), source, name, return_pages, touch
         )
-        if touch:
-            check(self)
-        return found
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0):
         """Keep the cached whole pages of a prefix from eviction.
