@@ -301,6 +301,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         void advance(int64_t now) except +translate_exception
         cbool contains(SequenceHandle sequence)
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
+        vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
         vector[BlockId] pages_of(SequenceHandle sequence, int32_t bundle) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
         void begin_again(SequenceHandle sequence) except +translate_exception

@@ -16,49 +16,21 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import flag
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
-from kvcore.groups import bundles
-from kvcore.groups.layers import LayerMap, column_tokens, core_groups
+from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
 from kvcore.metrics import GroupMetrics
 from kvcore.params import KVCacheParams, require_count, require_no_states
 from kvcore.policies import Priority, resolved
-from kvcore.pools import (
-    WholePageCopier,
-    make_copier,
-    make_mover,
-    make_shards,
-    pools_on_gpus,
-    shard_shapes,
-)
+from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvcore.backends.protocol import Copier
     from kvcore.metrics import KVCacheMetrics
     from kvcore.policies import EvictionPolicy
 
 __all__ = ["PagedKVCacheManager"]
-
-
-def _pages_per_column(params: KVCacheParams) -> tuple[int, ...]:
-    """Return the pages of each bundle for the tokens that hits are counted in."""
-    if params.groups is None and params.shared is None:
-        return (1,)
-    tokens = column_tokens(params)
-    return tuple(tokens // bundle.page_size for bundle in bundles(params))
-
-
-def _whole(copier: Copier | None, params: KVCacheParams, num_pages: int) -> Copier | None:
-    """Return what copies whole pages, where rows lie differently in pages of different bundles."""
-    layers = LayerMap.of(params)
-    if copier is None or layers is None:
-        return copier
-    places = [layers[bundle.layers[0]] for bundle in bundles(params)]
-    if len({(place.page_size, place.heads, place.widths) for place in places}) == 1:
-        return copier
-    return WholePageCopier(copier, shard_shapes(params, num_pages)[0][3])
 
 
 class PagedKVCacheManager(StepEngine):
@@ -97,11 +69,9 @@ class PagedKVCacheManager(StepEngine):
         A prefix hit may end inside a page, whose first tokens are then copied: from so many on.
         True is 1, False (or 0) never.
     eviction : str or kvcore.policies.EvictionPolicy
-        Which cached pages go first when memory is full: "lru", "lfu", "slru", "fifo", "priority",
-        "cost", "arc", or an instance. A host tier goes by "lru" always.
+        Which cached pages go first when memory is full. A host tier goes by "lru" always.
     clock : callable, optional
-        Returns the time in seconds, for the priorities of contexts that end; ``time.monotonic``
-        unless given. Called with the "priority" policy alone, at the start of a call.
+        Returns seconds, by which priorities of contexts end; asked with "priority" alone.
     reserve_chunks : bool
         Reserve what runs next alone. Else layers that keep every token get pages for the whole
         request at once, so that a request which has begun is not short of them later.
@@ -180,14 +150,18 @@ class PagedKVCacheManager(StepEngine):
                 max_draft_tokens=max_draft_tokens,
             ),
             shards=shards,
-            copier=_whole(make_copier(shards, gpus), params, pages),
+            copier=whole_pages(make_copier(shards, gpus), params, shards),
             mover=make_mover(shards, places, host_pages, gpus),
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
-            listener=_listener(params, zmq_endpoint_base),
+            listener=(
+                ResetListener(zmq_endpoint_base)
+                if zmq_endpoint_base is not None and params.enable_prefix_caching
+                else None
+            ),
             clock=clock if resolved(eviction)[0] == Priority.name else None,
             layers=LayerMap.of(params),
-            pages_per_column=_pages_per_column(params),
+            pages_per_column=pages_per_column(params),
             runtime_checks=enable_runtime_checks,
         )
         self.params = params
@@ -287,6 +261,11 @@ class PagedKVCacheManager(StepEngine):
     def num_free_blocks(self) -> int:
         """Pages that a request could get, over all replicas; evictable cached ones count."""
         return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Pages in the prefix cache, over all replicas; those that requests share count too."""
+        return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
 
     @property
     def free_blocks_pct(self) -> float:
@@ -399,7 +378,7 @@ class PagedKVCacheManager(StepEngine):
         inputs = self.fetch(contexts, num_steps)
         shards = self.params.tensor_parallel_degree
         for replica, names in enumerate(self._names_by_replica(contexts)):
-            each_bundle = range(len(_pages_per_column(self.params)))
+            each_bundle = range(len(pages_per_column(self.params)))
             claims = tuple(self._row_claims(names, bundle) for bundle in each_bundle)
             for each in inputs[replica * shards : (replica + 1) * shards]:
                 views.append(PagedKVCacheCollection(each, kv_params=self.params, guard=claims))
@@ -459,8 +438,6 @@ class PagedKVCacheManager(StepEngine):
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
         return [input_symbols(params, device) for device in places]
 
-    # ---- inside --------------------------------------------------------------------------
-
     def __repr__(self) -> str:
         stats = [self._core.stats(r) for r in range(self.num_replicas)]
         total = sum(s.total_pages for s in stats)
@@ -471,9 +448,3 @@ class PagedKVCacheManager(StepEngine):
             f"{available - evictable} free, {total - available} used, {evictable} evictable; "
             f"{sum(s.num_sequences for s in stats)} requests)"
         )
-
-
-def _listener(params: KVCacheParams, endpoint_base: str | None) -> ResetListener | None:
-    if endpoint_base is None or not params.enable_prefix_caching:
-        return None
-    return ResetListener(endpoint_base)

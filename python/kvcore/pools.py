@@ -14,7 +14,7 @@ from kvcore.backends.selection import backend_of
 from kvcore.backends.shards import arrays_of
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
-from kvcore.groups.layers import part_shapes
+from kvcore.groups.layers import mixes_pages, part_shapes
 from kvcore.params import KVCacheParams
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "make_shards",
     "pools_on_gpus",
     "shard_shapes",
+    "whole_pages",
 ]
 
 
@@ -175,6 +176,15 @@ def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
     """
     arrays = arrays_of(shards[0][0])
     return backend_of(kind_of(arrays[0])).copier(shards, pools) if arrays else None
+
+
+def whole_pages(
+    copier: Copier | None, params: KVCacheParams, shards: list[list[Shard]]
+) -> Copier | None:
+    """Return a copier of whole pages, where what is said of their first tokens means nothing."""
+    if copier is None or not mixes_pages(params):
+        return copier
+    return WholePageCopier(copier, arrays_of(shards[0][0])[0].shape[3])
 
 
 class WholePageCopier:

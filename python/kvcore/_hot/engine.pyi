@@ -23,9 +23,8 @@ _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 class StepEngine:
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
-    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
-    `copier`, `mover`, `gpus`, `listener` and `clock` are the caller's, each None where there is
-    none.
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs.
+    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
     """
 
     def __init__(

@@ -31,9 +31,8 @@ cnp.import_array()
 cdef class StepEngine:
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
-    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
-    `copier`, `mover`, `gpus`, `listener` and `clock` are the caller's, each None where there is
-    none.
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs.
+    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
     """
 
     def __init__(self, object core, *, list shards not None, object copier, object mover,
@@ -52,11 +51,8 @@ cdef class StepEngine:
         )
         self._settler.num_bundles = <int32_t>len(pages_per_column)
         self._shards = shards
-        self._copier = copier
-        self._mover = mover
-        self._gpus = gpus
-        self._listener = listener
-        self._clock = clock
+        self._copier, self._mover, self._gpus = copier, mover, gpus
+        self._listener, self._clock = listener, clock
         self._checks = runtime_checks
         self._is_made = True
 
@@ -193,7 +189,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
         check(self)
         return fits
@@ -207,7 +202,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef int64_t done = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
         check(self)
         return done
@@ -317,7 +311,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
         check(self)
         return inputs
@@ -347,7 +340,6 @@ cdef class StepEngine:
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
         listen(self)  # a page written now must not be swapped for one to be forgotten
-        tell_time(self)
         swaps = steps.commit(self._reader, self._settler, batch)
         check(self)
         return swaps
@@ -387,12 +379,9 @@ cdef class StepEngine:
         cdef bytes name = namespace_of(extra_key, cache_salt)
         cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
-        found = prefixes.match(
+        return prefixes.match(
             self._claims, replica_idx, source, keys, name, return_pages, touch
         )
-        if touch:
-            check(self)
-        return found
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):
         """Keep the cached whole pages of a prefix from eviction.

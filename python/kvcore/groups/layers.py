@@ -9,7 +9,15 @@ from typing import Any, NamedTuple, Protocol
 from kvcore.groups.kinds import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow
 from kvcore.groups.packing import Bundle, Params, bundles, page_shape, row_elements, row_widths
 
-__all__ = ["LayerMap", "LayerPlace", "column_tokens", "core_groups", "part_shapes"]
+__all__ = [
+    "LayerMap",
+    "LayerPlace",
+    "column_tokens",
+    "core_groups",
+    "mixes_pages",
+    "pages_per_column",
+    "part_shapes",
+]
 
 
 class GroupedParams(Params, Protocol):
@@ -137,6 +145,23 @@ def column_tokens(params: GroupedParams) -> int:
     if params.groups is None and params.shared is None:
         return params.page_size
     return max(bundle.page_size for bundle in bundles(params))
+
+
+def pages_per_column(params: GroupedParams) -> tuple[int, ...]:
+    """Return the pages of each bundle for the tokens that hits are counted in."""
+    if params.groups is None and params.shared is None:
+        return (1,)
+    tokens = column_tokens(params)
+    return tuple(tokens // bundle.page_size for bundle in bundles(params))
+
+
+def mixes_pages(params: GroupedParams) -> bool:
+    """Tell whether rows lie differently in pages of different bundles."""
+    layers = LayerMap.of(params)
+    if layers is None:
+        return False
+    places = [layers[bundle.layers[0]] for bundle in bundles(params)]
+    return len({(place.page_size, place.heads, place.widths) for place in places}) > 1
 
 
 def core_groups(params: GroupedParams) -> list[tuple[str, int, int, int]]:
