@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
 __all__ = ["GroupMetrics", "KVCacheMetrics"]
 
@@ -29,6 +31,14 @@ class GroupMetrics:
     cached_pages: int
     holes: int
     given_back: int
+
+    @classmethod
+    def summed(cls, stats: Iterable[Any]) -> GroupMetrics:
+        """Sum the GroupStats of one group over replicas."""
+        found = tuple(stats)
+        return cls(
+            **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from kvcore._core import CacheManager
 from kvcore._hot.engine import StepEngine
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import flag
+from kvcore.cache_sizing import CacheSizing
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
@@ -21,6 +21,7 @@ from kvcore.metrics import GroupMetrics
 from kvcore.params import KVCacheParams, require_count, require_no_states
 from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
+from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCacheManager"]
 
 
-class PagedKVCacheManager(StepEngine):
+class PagedKVCacheManager(CacheSizing, StepEngine):
     """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
 
     Parameters
@@ -169,82 +170,6 @@ class PagedKVCacheManager(StepEngine):
         self.max_seq_len = max_seq_len
         self.devices = places
 
-    # ---- sizing --------------------------------------------------------------------------
-
-    @classmethod
-    def estimated_memory_size(
-        cls,
-        params: KVCacheParams,
-        max_batch_size: int,
-        max_seq_len: int,
-        num_layers: int,
-        available_cache_memory: int,
-        devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
-        *,
-        max_chunk_tokens: int = 2048,
-        **kwargs: object,  # noqa: ARG003 - call compatibility
-    ) -> int:
-        """Estimate the bytes of the cache over all replicas.
-
-        Per replica the smaller of its share of the memory and what the largest batch of longest
-        sequences needs.
-
-        Parameters
-        ----------
-        params : KVCacheParams
-        max_batch_size, max_seq_len : int
-            Requests over all replicas, tokens of the longest.
-        num_layers : int
-            Re-derives `params`.
-        available_cache_memory : int
-            Bytes over all devices.
-        max_chunk_tokens : int
-            Tokens of a request that run in one step at most, for layers with a window.
-        devices, **kwargs
-            Not used: ``params.n_devices`` counts the devices.
-        """
-        params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.estimated_memory_size(
-            params, max_batch_size, max_seq_len, available_cache_memory, max_chunk_tokens
-        )
-
-    @classmethod
-    def max_supported_sequence_length(
-        cls,
-        params: KVCacheParams,
-        num_layers: int,
-        memory_available: int,
-        *,
-        max_chunk_tokens: int = 2048,
-    ) -> int:
-        """Return the longest sequence in tokens, a multiple of the page; 0 when no page fits.
-
-        `memory_available` counts bytes over all devices; a sequence has those of one replica.
-        """
-        params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.max_supported_sequence_length(params, memory_available, max_chunk_tokens)
-
-    @classmethod
-    def infer_optimal_batch_size(
-        cls,
-        params: KVCacheParams,
-        max_seq_len: int,
-        num_layers: int,
-        available_cache_memory: int,
-        devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
-        *,
-        max_chunk_tokens: int = 2048,
-        **kwargs: object,  # noqa: ARG003 - call compatibility
-    ) -> int:
-        """Return the largest batch of longest sequences that fits; 0 when not one does.
-
-        Over all replicas; the arguments are those of ``estimated_memory_size``.
-        """
-        params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.infer_optimal_batch_size(
-            params, max_seq_len, available_cache_memory, max_chunk_tokens
-        )
-
     # ---- pages ---------------------------------------------------------------------------
 
     @property
@@ -298,15 +223,7 @@ class PagedKVCacheManager(StepEngine):
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
         """Pages of each attention group, in their order; empty without groups. O(pages)."""
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
-        return tuple(
-            GroupMetrics(
-                **{
-                    field.name: sum(getattr(stats, field.name) for stats in of_group)
-                    for field in fields(GroupMetrics)
-                }
-            )
-            for of_group in zip(*each, strict=True)
-        )
+        return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""
@@ -339,14 +256,8 @@ class PagedKVCacheManager(StepEngine):
         ValueError
             The batch is not in order of replicas.
         """
-        homes = np.fromiter((self.get_replica(ctx) for ctx in context_batch), dtype=np.int64)
-        if np.any(homes[1:] < homes[:-1]):
-            row = int(np.argmax(homes[1:] < homes[:-1])) + 1
-            raise ValueError(
-                f"row {row} of the batch is on replica {homes[row]}, behind one of replica "
-                f"{homes[row - 1]}; sort the batch by get_replica"
-            )
-        return np.searchsorted(homes, np.arange(self.num_replicas + 1)).astype(np.int64)
+        homes = [self.get_replica(context) for context in context_batch]
+        return data_parallel_splits(homes, self.num_replicas)
 
     def fetch_collection(
         self, batch: Iterable[Any], num_steps: int = 1
@@ -374,21 +285,16 @@ class PagedKVCacheManager(StepEngine):
         if self._shards[0][0][0] is None:
             raise ValueError("blocks is None: this manager has no pool to see, use fetch")
         contexts = list(batch)
-        views = []
         inputs = self.fetch(contexts, num_steps)
+        homes = [self.get_replica(context) for context in contexts]
+        names = by_replica([each.request_id for each in contexts], homes, self.num_replicas)
+        each_bundle = range(len(pages_per_column(self.params)))
+        claims = [tuple(self._row_claims(rows, bundle) for bundle in each_bundle) for rows in names]
         shards = self.params.tensor_parallel_degree
-        for replica, names in enumerate(self._names_by_replica(contexts)):
-            each_bundle = range(len(pages_per_column(self.params)))
-            claims = tuple(self._row_claims(names, bundle) for bundle in each_bundle)
-            for each in inputs[replica * shards : (replica + 1) * shards]:
-                views.append(PagedKVCacheCollection(each, kv_params=self.params, guard=claims))
-        return views
-
-    def _names_by_replica(self, contexts: list[Any]) -> list[list[Any]]:
-        names: list[list[Any]] = [[] for _ in range(self.num_replicas)]
-        for context in contexts:
-            names[self.get_replica(context)].append(context.request_id)
-        return names
+        return [
+            PagedKVCacheCollection(each, kv_params=self.params, guard=claims[i // shards])
+            for i, each in enumerate(inputs)
+        ]
 
     def increment_cache_lengths(
         self, kv_cache_inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any

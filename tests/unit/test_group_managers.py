@@ -15,8 +15,8 @@ from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bun
 
 def params_of(*groups: Any, **options: Any) -> KVCacheParams:
     layers = 1 + max(layer for group in groups for layer in group.layers)
-    fields = {"n_kv_heads": 1, "head_dim": 4, "page_size": 2, "enable_prefix_caching": True}
-    fields |= {"groups": groups, "num_layers": layers}
+    fields: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 4, "page_size": 2}
+    fields |= {"enable_prefix_caching": True, "groups": groups, "num_layers": layers}
     return KVCacheParams("float32", **(fields | options))
 
 

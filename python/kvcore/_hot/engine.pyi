@@ -111,9 +111,20 @@ class StepEngine:
         Changes nothing.
         """
     def get_req_blocks(self, request_id: Hashable, bundle: int = 0) -> list[int]:
-        """Return a request's page ids in logical order, a list of int."""
-    def _row_claims(self, request_ids: list[Hashable], bundle: int = 0) -> RowClaims:
-        """Remember the claims of a batch's rows, for the pages of a bundle."""
+        """Return a request's page ids in logical order, a list of int.
+
+        Parameters
+        ----------
+        request_id
+        bundle : int
+            Of ``kvcore.groups.bundles``, where layers have groups. The number of pages stands for a
+            page that no layer of it reads any more, or that is not reserved yet.
+
+        Raises
+        ------
+        RequestNotFoundError, IndexError
+        """
+    def _row_claims(self, request_ids: list[Hashable], bundle: int = 0) -> RowClaims: ...
     def maybe_reserve(self, data: _Context, num_steps: int = 1) -> bool:
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
 

@@ -23,6 +23,10 @@ class RaggedKVCacheInputs:
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
         Scales of a quantised pool.
+    tables : tuple of uint32 [B, pages]
+        The page table of each bundle of layers, in the order of ``kvcore.groups.bundles``; where
+        there is one, it is `lookup_table`. Entries that no layer of the bundle reads any more, or
+        that are not reserved yet, are "unassigned".
 
     Notes
     -----
@@ -47,8 +51,7 @@ class RaggedKVCacheInputs:
     def _layers(self) -> LayerMap | None: ...
     def _at(
         self, cache_lengths: NDArray[np.uint32], max_lengths: NDArray[np.uint32]
-    ) -> RaggedKVCacheInputs:
-        """Return the inputs of a later step of the same fetch."""
+    ) -> RaggedKVCacheInputs: ...
     @property
     def blocks(self) -> Any: ...
     @property

@@ -298,9 +298,9 @@ class PagedKVCacheCollection(KVCacheCollection):
         scales = None
         if pool.scales is not None:
             groups = width * pool.scales.shape[-1] // pool.blocks.shape[-1]
-            scales = layer_rows(pool.scales[:, kv, place.index], (*shape[:2], groups))
+            scales = layer_rows(pool.scales[:, kv, place.position], (*shape[:2], groups))
         return self.CacheType(
-            layer_rows(pool.blocks[:, kv, place.index], shape),
+            layer_rows(pool.blocks[:, kv, place.position], shape),
             self.cache_lengths,
             self._tables[place.bundle],
             self.max_seq_length,

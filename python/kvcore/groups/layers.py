@@ -40,7 +40,7 @@ class LayerPlace(NamedTuple):
     ----------
     bundle : int
         Whose table names its pages.
-    index : int
+    position : int
         Its place in such a page.
     page_size, heads : int
         Of its rows in a page.
@@ -51,7 +51,7 @@ class LayerPlace(NamedTuple):
     """
 
     bundle: int
-    index: int
+    position: int
     page_size: int
     heads: int
     widths: tuple[int, ...]

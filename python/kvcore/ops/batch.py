@@ -206,7 +206,7 @@ def _parts(arrays: Any) -> list[Any]:
 def _rows_of(arrays: Any, name: str, place: LayerPlace, per_entry: int) -> list[NDArray[Any]]:
     """See a layer's rows in each kv entry; a last-axis entry stands for so many elements."""
     seen = [any_array(part, name) for part in _parts(arrays)]
-    entries = [part[:, kv, place.index] for part in seen for kv in range(part.shape[1])]
+    entries = [part[:, kv, place.position] for part in seen for kv in range(part.shape[1])]
     widths = place.widths if len(place.widths) == len(entries) else place.widths[:1] * len(entries)
     return [
         layer_rows(rows, (place.page_size, place.heads, width // per_entry))
