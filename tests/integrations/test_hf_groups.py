@@ -172,8 +172,8 @@ def test_model_of_full_layers_has_no_groups(name: str) -> None:
     assert flat.groups is None
 
 
-def test_groups_are_read_when_they_are_asked_for() -> None:
-    assert KVCacheParams.from_hf_config(GEMMA_3_27B).groups is None
+def test_groups_are_read_unless_they_are_not_wanted() -> None:
+    assert KVCacheParams.from_hf_config(GEMMA_3_27B).groups is not None
     assert KVCacheParams.from_hf_config(GEMMA_3_27B, groups=False).groups is None
     with pytest.raises(TypeError, match="groups is a str"):
         KVCacheParams.from_hf_config(GEMMA_3_27B, groups="yes")  # type: ignore[arg-type]

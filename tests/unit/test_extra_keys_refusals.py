@@ -176,16 +176,36 @@ def test_ids_that_stand_ins_use_are_refused_where_keys_are_used() -> None:
     manager.check_integrity()
 
 
-def test_no_such_id_is_appended_once_keys_are_used() -> None:
-    plain = make_context(PROMPT)
-    keyed = make_context(PROMPT, extra_keys=CAT)
-    for context in (plain, keyed):
-        refused(lambda: context.update(RESERVED))  # noqa: B023
-        refused(lambda: context.extend(np.array([5, RESERVED], np.int32)))  # noqa: B023
-        refused(lambda: kvcore.update_batch([context], [RESERVED]))  # noqa: B023
-        refused(lambda: kvcore.update_batch([context], np.array([RESERVED], np.int32)))  # noqa: B023
-        context.update(LOWEST)
-        assert context.tokens.tolist() == [*PROMPT, LOWEST]
+def test_no_such_id_is_appended_to_a_request_with_keys() -> None:
+    context = make_context(PROMPT, extra_keys=CAT)
+    refused(lambda: context.update(RESERVED))
+    refused(lambda: context.extend(np.array([5, RESERVED], np.int32)))
+    refused(lambda: kvcore.update_batch([make_context(PROMPT), context], [1, RESERVED]))
+    refused(lambda: kvcore.update_batch([context], np.array([RESERVED], np.int32)))
+    context.update(LOWEST)
+    assert context.tokens.tolist() == [*PROMPT, LOWEST]
+
+
+@pytest.mark.parametrize("append", ["update", "extend", "update_batch"])
+def test_an_appended_id_is_refused_by_the_manager_that_knows_keys_alone(append: str) -> None:
+    appends: dict[str, Callable[[Any], object]] = {
+        "update": lambda context: context.update(RESERVED),
+        "extend": lambda context: context.extend([RESERVED]),
+        "update_batch": lambda context: kvcore.update_batch([context], [RESERVED]),
+    }
+    knows, other = make_manager(4, 64), make_manager(4, 64)
+    knows.fetch([claimed(knows, PROMPT, extra_keys=CAT)])
+    for manager in (knows, other):
+        context = claimed(manager, [21, 22, 23])
+        manager.fetch([context])
+        manager.fetch([context])  # the batch that it knows
+        appends[append](context)
+        if manager is other:
+            manager.fetch([context])
+            assert context.tokens.tolist() == [21, 22, 23, RESERVED]
+        else:
+            refused(lambda: manager.fetch([context]))  # noqa: B023
+            refused(lambda: manager.step([context]))  # noqa: B023
 
 
 def test_a_batch_is_looked_at_when_its_last_request_brings_the_first_keys() -> None:

@@ -13,6 +13,7 @@ from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, n
 from kvcore._hot.extra_keys cimport (
     ExtraKeys,
     as_extra_keys,
+    is_plain,
     keys_in_use,
     require_plain,
     show_tokens,
@@ -256,7 +257,7 @@ cdef class TextGenerationContext:
         """
         cdef int32_t narrow = narrow_token(token, self._request.end)
         if keys_in_use:
-            require_plain(&narrow, 0, 1)
+            look_at_ids(self, &narrow, 1)
         self._update(narrow)
 
     def extend(self, tokens):
@@ -269,7 +270,7 @@ cdef class TextGenerationContext:
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
         if keys_in_use:
-            require_plain(data, 0, cnp.PyArray_DIM(source, 0))
+            look_at_ids(self, data, cnp.PyArray_DIM(source, 0))
         self._append(data, cnp.PyArray_DIM(source, 0))
         self._request.active = self._request.end
 
@@ -331,6 +332,19 @@ cdef inline bint take_token(PyObject* item, int32_t token) noexcept:
     return True
 
 
+# Once extra keys are in use, in front of what is appended. An id that may stand for a token with
+# keys is refused here by a context that has keys, and else by the next call of a manager that knows
+# any: so that looks at all tokens again.
+cdef int look_at_ids(TextGenerationContext own, const int32_t* tokens, int64_t n) except -1:
+    if is_plain(tokens, 0, n):
+        return 0
+    if own._keys is not None:
+        require_plain(tokens, 0, n)
+    own._manager_uid = 0
+    change_contexts_epoch()
+    return 0
+
+
 def update_batch(object batch, object tokens):
     """Call ``ctx.update(token)`` for each context of a batch.
 
@@ -355,9 +369,10 @@ def update_batch(object batch, object tokens):
         raise ValueError(
             f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
         )
-    if keys_in_use:
-        require_plain(data, 0, n)
     if all_own(contexts):
+        if keys_in_use:
+            for i in range(n):
+                look_at_ids(<TextGenerationContext>PyList_GET_ITEM(contexts, i), &data[i], 1)
         for i in range(n):
             if i + AHEAD < n:
                 prefetch_context(PyList_GET_ITEM(contexts, i + AHEAD))

@@ -62,5 +62,7 @@ cdef inline cnp.ndarray shown_of(KeyedTrees trees, tuple keys, cnp.ndarray token
 
 
 cdef cnp.ndarray look_up_keys(KeyedTrees trees, tuple keys, cnp.ndarray tokens)
-# ValueError for a token from `first` on that a stand-in may be mistaken for.
+# No token from `first` on may be mistaken for a stand-in.
+cdef bint is_plain(const int32_t* tokens, int64_t first, int64_t end) noexcept
+# ValueError where one may.
 cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except -1

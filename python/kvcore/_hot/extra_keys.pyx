@@ -133,12 +133,16 @@ cdef int refuse_reserved(const int32_t* tokens, int64_t first, int64_t end) exce
     return 0
 
 
-cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except -1:
+cdef bint is_plain(const int32_t* tokens, int64_t first, int64_t end) noexcept:
     cdef int32_t lowest = 0
     cdef int64_t i
     for i in range(first, end):
         lowest = min(lowest, tokens[i])
-    if lowest <= HIGHEST_STAND_IN:
+    return lowest > HIGHEST_STAND_IN
+
+
+cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except -1:
+    if not is_plain(tokens, first, end):
         refuse_reserved(tokens, first, end)
     return 0
 
