@@ -102,7 +102,9 @@ bool ColumnPages::has_all(std::size_t window, TreePosition at, std::int32_t firs
 bool ColumnPages::can_serve_part(TreePosition at, TreePosition source,
                                  std::int64_t n) const noexcept {
     for (std::size_t w = 0; w < num_windows_; ++w) {
-        const std::int32_t first = grouping_.first_column(grouping_.windows()[w], n);
+        const Grouping::Window& rule = grouping_.windows()[w];
+        if (rule.rule.skipped_tokens(n) == n) continue;  // it reads nothing of what is written
+        const std::int32_t first = grouping_.first_column(rule, n);
         if (!has_all(w, source, at.depth) || !has_all(w, at, first)) return false;
     }
     return true;
@@ -177,7 +179,7 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         std::fill_n(from, rule.num_lanes, 0);
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
-        idle_.renew(entry(cached, w), false, policy_.now());
+        idle_.renew(entry(cached, w), true, policy_.now());
     }
 }
 
@@ -232,8 +234,9 @@ std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
         if (next != IdlePages::kNone) {
             evict_idle(next);
         } else {
-            const std::int64_t lanes = std::max(1, grouping_.num_full_lanes());
-            const std::int64_t wanted = std::max(missing / lanes, columns - columns_.num_free());
+            // As many as are needed whatever they have: none goes that could have stayed.
+            const std::int64_t wanted =
+                std::max(missing / grouping_.num_lanes(), columns - columns_.num_free());
             if (!evict_columns(wanted, guard)) {
                 next = missing > 0 ? idle_.next(kNever) : IdlePages::kNone;
                 if (next == IdlePages::kNone) break;

@@ -63,11 +63,24 @@ void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
     reserved = std::min(reserved, from);
 }
 
+// A row that kept columns of its own beside the tree's leaves those what they miss.
+void WindowRows::fill_twins(Replica& home, const PageRow& row) noexcept {
+    std::int32_t column = row.committed();
+    if (row.twins().empty()) return;
+    const TreePosition end{row.node(), column};
+    home.columns->for_each_column(end, row.twins().front(), [&](BlockId cached) {
+        const BlockId own = row[--column];
+        const bool is_sole_twin = own != cached && home.pool.ref_count(own) == 1;
+        if (is_sole_twin) home.columns->fill_holes(cached, own);
+    });
+}
+
 // With one page more in front of each window, so that the next turn still hits when it differs in
 // the last page.
 void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
     WindowRow& reader = of(handle);
     home.columns->begin_departure();
+    fill_twins(home, row);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = reader.first[w];
         if (first > 0 && first <= row.size()) home.columns->keep(row[first - 1], w);

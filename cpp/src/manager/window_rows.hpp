@@ -93,6 +93,7 @@ class WindowRows {
                const PageRow& row) noexcept;
 
    private:
+    static void fill_twins(Replica& home, const PageRow& row) noexcept;
     [[nodiscard]] bool is_kept(const PageRow& row, const WindowRow& reader, std::size_t window,
                                std::int32_t column) const noexcept;
 
