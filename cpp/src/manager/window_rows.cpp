@@ -107,8 +107,11 @@ bool WindowRows::is_kept(const PageRow& row, const WindowRow& reader, std::size_
         static_cast<std::int32_t>(ceil_div(rule.rule.span - 1, grouping_.column_tokens())) + 1;
     if (column < reader.prompt_end && reader.prompt_end - column <= reach) return true;
     if (column >= row.committed()) return false;
-    const TreeNode* node = PrefixTree::position(row.node(), column + 1).node;
-    return node->num_children > 1 && node->end() - column <= reach;
+    // What was committed in pieces is in as many runs: a branch may be some of them further on.
+    for (const TreeNode* node = row.node(); node->end() > column; node = node->parent) {
+        if (node->num_children > 1 && node->end() - column <= reach) return true;
+    }
+    return false;
 }
 
 void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& row,
