@@ -151,6 +151,35 @@ class GroupRows {
         }
     }
 
+    /// What the tree can give to anybody at any time was written for just those tokens.
+    void check_cached(std::int32_t replica, const Cached& cached) {
+        const std::int64_t size = manager.config().page_size;
+        for (const auto& [end, column] : cached) {
+            Digest digest = column.parent;
+            for (std::int64_t t = 0; t < size; ++t) {
+                digest = digest_after(digest, item(column.tokens, t));
+                std::int64_t lane = 0;
+                for (std::size_t b = 0; b < bundles.size(); ++b) {
+                    const std::int64_t page_size = bundles[b].page_size;
+                    const BlockId page = item(column.pages, lane + t / page_size);
+                    lane += size / page_size;
+                    if (page < 0) continue;
+                    const Digest word = item(item(memory_, replica), page * size + t % page_size);
+                    CHECK_EQ(word, scramble(digest + b));
+                }
+            }
+        }
+    }
+    /// Nobody has to find in a free page what it held.
+    void spoil_free_pages(std::int32_t replica) {
+        const kvcore::BlockPool& pool = Probe::replica(manager, replica).columns->pages();
+        const std::int64_t size = manager.config().page_size;
+        for (std::int64_t page = 0; page < pool.num_blocks(); ++page) {
+            if (pool.ref_count(static_cast<BlockId>(page)) > 0) continue;
+            std::fill_n(item(memory_, replica).begin() + page * size, size, 0);
+        }
+    }
+
     /// Pages of a replica that rows, pinned prefixes and copies hold.
     [[nodiscard]] std::set<BlockId> used(const Rows& rows, std::int32_t replica,
                                          const Cached& cached, std::set<BlockId> pinned) const {
