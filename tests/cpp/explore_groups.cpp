@@ -32,6 +32,7 @@ struct Scene {
     std::string name;
     Trail prologue;
     int depth;
+    std::int64_t num_pages = 11;
 };
 
 const Scene* scene_run = nullptr;
@@ -52,7 +53,8 @@ void report() {
 
 class World {
    public:
-    explicit World(bool asks_for_laws) : rows_(config()), asks_for_laws_(asks_for_laws) {}
+    explicit World(bool asks_for_laws)
+        : rows_(config(scene_run->num_pages)), asks_for_laws_(asks_for_laws) {}
 
     [[nodiscard]] bool is_possible(const Action& action) const {
         if (action.verb == kReset) return true;
@@ -129,10 +131,10 @@ class World {
         bool has_run = false;
     };
 
-    static kvcore::CacheConfig config() {
+    static kvcore::CacheConfig config(std::int64_t num_pages) {
         kvcore::CacheConfig config;
         config.page_size = 2;
-        config.num_pages = 11;
+        config.num_pages = num_pages;
         config.max_sequences = 3;
         config.max_seq_len = 9;
         config.groups = {{}, {kvcore::GroupKind::kSliding, 3, 1, 0}};
@@ -319,6 +321,10 @@ int main(int count, char** words) {
           {kReserve, 2},
           {kFinish, 0}},
          4},
+        {"one has run, little room",
+         {{kFetch, 0}, {kStep, 0}, {kFetch, 0}, {kStep, 0}, {kRelease, 0}},
+         4,
+         7},
         {"a chunk has run, forked", {{kFetch, 2}, {kFetch, 0}, {kStep, 0}, {kFork, 0}}, 4},
     };
     std::int64_t ends = 0;
