@@ -204,6 +204,7 @@ void Committer::find_new_pages(const RequestBatch& given) {
 void Committer::leave_windows(const RequestBatch& batch) noexcept {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
+        if (!state_.windows.passes(request.sequence, request.start)) continue;
         const Sequence& sequence = *state_.sequences.find(request.sequence);
         state_.windows.advance(state_.home_of(sequence), request.sequence, sequence.pages,
                                request.start);

@@ -2,6 +2,7 @@
 #include "manager/window_rows.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "index/tree_node.hpp"
 
@@ -96,6 +97,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
         // Own columns behind the hit stay; none of them is in front of a window.
         reader.first[w] = grouping_.first_column(grouping_.windows()[w], tokens);
     }
+    note_first(reader);
     enter(home, handle, row, 0, columns);
     reader.reserved = std::max(reader.reserved, columns);
 }
@@ -132,6 +134,23 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
                 row[first], w,
                 kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed);
         }
+    }
+    note_first(reader);
+}
+
+void WindowRows::note_first(WindowRow& reader) const noexcept {
+    reader.least_tokens = 0;
+    reader.passes_at = std::numeric_limits<std::int64_t>::max();
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        const CacheGroup& rule = grouping_.windows()[w].rule;
+        const std::int64_t column = reader.first[w];
+        const std::int64_t tokens = grouping_.column_tokens();
+        if (column > 0) {
+            reader.least_tokens =
+                std::max(reader.least_tokens, rule.least_skipping(column * tokens));
+        }
+        reader.passes_at = std::min(reader.passes_at,
+                                    rule.least_skipping((column + 1) * tokens) + max_draft_tokens_);
     }
 }
 
