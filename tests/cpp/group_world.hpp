@@ -137,7 +137,9 @@ class GroupWorld {
         const std::int64_t whole = rows_.oracle.whole_hit(before, row.request, most);
         const GroupOracle::Part part = rows_.oracle.part_hit(before, row.request, most);
         const std::int64_t hit = plan.hit_tokens == 0 ? 0 : plan.hit_tokens + held;
-        const bool may_decline = row.has_declined || plan.evicted_pages > 0 || !plan.fits;
+        const bool has_declined =
+            row.has_declined || rows_.sequence(row).reuse == kvcore::Reuse::kDeclined;
+        const bool may_decline = has_declined || plan.evicted_pages > 0 || !plan.fits;
         if (plan.copied_tokens > 0) {
             CHECK(part.tokens > held && hit >= whole && hit == part.tokens);
             return;
