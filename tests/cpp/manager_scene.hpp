@@ -30,6 +30,7 @@ struct Mode {
     bool dedup;
     std::int64_t host_pages;
     bool prefix_caching = true;
+    std::int64_t window = 0;  // tokens of a second group of layers; 0: there is but one, of all
 };
 
 inline constexpr Mode kList{"list", false, true, 0};
@@ -39,6 +40,12 @@ inline constexpr Mode kTransfersTwins{"transfers, no dedup", true, false, 0};
 inline constexpr Mode kHost{"host tier", true, true, 12};
 inline constexpr Mode kHostTwins{"host tier, no dedup", true, false, 12};
 inline constexpr Mode kNoCache{"no cache", true, true, 0, false};
+inline constexpr std::array kGroupModes{
+    Mode{"groups, list", false, true, 0, true, 6},
+    Mode{"groups, list, no dedup", false, false, 0, true, 6},
+    Mode{"groups, transfers", true, true, 0, true, 6},
+    Mode{"groups, transfers, no dedup", true, false, 0, true, 6},
+    Mode{"groups, no cache", true, true, 0, false, 6}};
 inline constexpr std::array kModes{kNoCache,        kList, kListTwins, kTransfers,
                                    kTransfersTwins, kHost, kHostTwins};
 
@@ -62,6 +69,9 @@ class ManagerScene {
         std::vector<std::uint32_t> pages = std::vector<std::uint32_t>(kRows * kColumns, 7);
         std::vector<std::uint32_t> lengths = std::vector<std::uint32_t>(kRows);
         kvcore::LookupTable lookup{pages.data(), kRows, kColumns, ~0U};
+        std::vector<std::uint32_t> window_pages = pages;
+        kvcore::LookupTable windows{window_pages.data(), kRows, kColumns, ~0U};
+        kvcore::LookupTable* more = &windows;
     };
 
     Mode mode;
@@ -217,6 +227,7 @@ class ManagerScene {
         for (const std::size_t i : batch) views.push_back(at(i).view());
         for (std::size_t r = 0; r < kReplicas; ++r) {
             targets[r] = {&tables[r]->lookup, tables[r]->lengths.data()};
+            targets[r].more = &tables[r]->more;
         }
     }
     [[nodiscard]] kvcore::RequestBatch batch() noexcept {
@@ -291,6 +302,9 @@ class ManagerScene {
         config.dedup = mode.dedup;
         config.prefix_caching = mode.prefix_caching;
         config.host_pages = mode.host_pages;
+        if (mode.window > 0) {
+            config.groups = {{}, {kvcore::GroupKind::kSliding, mode.window, 1, 0}};
+        }
         return config;
     }
 };

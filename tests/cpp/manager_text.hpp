@@ -88,6 +88,8 @@ class ManagerText {
                 *this << "\n  " << item(table.lengths, row) << ":";
                 for (std::int64_t c = 0; c < target.width; ++c) {
                     *this << item(table.pages, row * ManagerScene::Table::kColumns + c);
+                    if (scene_.mode.window == 0) continue;
+                    *this << item(table.window_pages, row * ManagerScene::Table::kColumns + c);
                 }
             }
         }
@@ -116,8 +118,10 @@ class ManagerText {
         if (manager_.contains(request.sequence)) {
             const auto plan = manager_.plan(request.view());
             *this << " at" << manager_.replica_of(request.sequence) << " pages"
-                  << manager_.pages_of(request.sequence) << " plan" << plan.hit_tokens
-                  << plan.new_pages << plan.evicted_pages << plan.copied_tokens << plan.fits;
+                  << manager_.pages_of(request.sequence);
+            if (scene_.mode.window > 0) *this << manager_.pages_of(request.sequence, 1);
+            *this << " plan" << plan.hit_tokens << plan.new_pages << plan.evicted_pages
+                  << plan.copied_tokens << plan.fits;
         }
         for (std::int32_t r = 0; r < ManagerScene::kReplicas; ++r) {
             std::vector<BlockId> pages;
@@ -190,10 +194,13 @@ class ManagerText {
         for (std::int64_t k = 0; k < blocks; ++k) {
             kvcore::Transfers owed;
             view.active = view.end = (k + 1) * page;
+            const bool has_groups = scene_.mode.window > 0;
+            if (has_groups && manager_.stats(replica).available_pages() < 2) break;
             CHECK_EQ(manager_.reserve(view, 1, scene_.mode.copies_at_once ? &owed : nullptr),
                      kvcore::ReserveStatus::kOk);
             CHECK(owed.empty());
             *this << manager_.pages_of(view.sequence).back();
+            if (has_groups) *this << manager_.pages_of(view.sequence, 1).back();
             view.start = view.end++;
             view.active = view.end;
             manager_.commit({&view, 1}, swaps, scene_.mode.copies_at_once ? &owed : nullptr);

@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "explore_interleavings"
+GROUPS_TARGET = "explore_groups"  # of the scenario "groups"
 SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
 SEARCHES = (("--depth", "5"), ("--depth", "8"))
 LIMIT_S = 240.0
@@ -132,6 +133,35 @@ MUTANTS = (
         "",
         "twins",
     ),
+    Mutant(
+        "a copy does not keep the windows of its pages",
+        "cpp/src/manager/page_hold.hpp",
+        "        if (home.columns != nullptr) home.columns->enter_all(page);\n",
+        "",
+        "groups",
+    ),
+    Mutant(
+        "a hit's last page may lose its window before it is copied",
+        "cpp/src/manager/reserver.cpp",
+        "        if (hit.is_partial()) made.source = "
+        "WindowHold(home, hit.match.partial, hit.tokens);\n",
+        "",
+        "groups",
+    ),
+    Mutant(
+        "windows leave a token early",
+        "cpp/src/manager/window_rows.cpp",
+        "tokens - max_draft_tokens_);",
+        "tokens + 1 - max_draft_tokens_);",
+        "groups",
+    ),
+    Mutant(
+        "a hit is taken whatever windows have",
+        "cpp/src/manager/admitter.cpp",
+        "        if (home.columns != nullptr) shorten(match, *home.columns);\n",
+        "",
+        "groups",
+    ),
 )
 
 
@@ -148,7 +178,8 @@ def copy_tree(where: Path) -> None:
 
 def build(where: Path, jobs: int) -> None:
     """Build the explorer; its errors end the program."""
-    command = ["cmake", "--build", str(where / "build"), "--target", TARGET, "-j", str(jobs)]
+    command = ["cmake", "--build", str(where / "build"), "-j", str(jobs), "--target"]
+    command += [TARGET, GROUPS_TARGET]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"the explorer does not build:\n{done.stdout}{done.stderr}")
@@ -157,7 +188,11 @@ def build(where: Path, jobs: int) -> None:
 def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, str]:
     """Return the depth of the shortest sequence that shows the mutant, and that sequence."""
     for options in SEARCHES:
-        command = [str(where / "build" / TARGET), "--scenario", mutant.scenario, *options, *extra]
+        if mutant.scenario == "groups":
+            command = [str(where / "build" / GROUPS_TARGET), *options, *extra]
+        else:
+            command = [str(where / "build" / TARGET), "--scenario", mutant.scenario]
+            command += [*options, *extra]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=LIMIT_S

@@ -229,6 +229,25 @@ inline void add_loads(std::vector<std::pair<std::string, Build>>& builds) {
     });
 }
 
+/// With layers that have a window, which does not go back far.
+inline std::vector<State> with_groups() {
+    std::vector<std::pair<std::string, Build>> builds;
+    add_single_rows(builds);
+    add_tight_rows(builds);
+    add_batches(builds);
+    std::vector<State> states;
+    for (const Mode& mode : kGroupModes) {
+        for (const auto& [name, build] : builds) {
+            const bool goes_back =
+                name == "truncated inside a cached page" || name == "truncated deep" ||
+                name == "set back deep" || name == "no space after a cut" ||
+                name == "batch: the last does not fit" || name == "batch: cut and forked";
+            if (!goes_back) states.push_back({name, mode, 32, build});
+        }
+    }
+    return states;
+}
+
 inline std::vector<State> all() {
     std::vector<std::pair<std::string, Build>> everywhere;
     add_single_rows(everywhere);

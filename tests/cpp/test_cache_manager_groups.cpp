@@ -153,9 +153,69 @@ void test_truncation_keeps_within_drafts() {
     scene.manager.release(request.sequence);
 }
 
+// Without truncation nobody goes back behind what windows have left, by whichever call.
+void test_requests_do_not_go_back_behind_their_windows() {
+    GroupScene scene(GroupScene::config(4, 64, {kFull, sliding(8)}));
+    Request request = scene.claim(count_up(0, 40));
+    scene.complete(request);  // 40 tokens: the window reads from 33 on, which is in column 8
+    const std::vector<BlockId> pages = scene.manager.pages_of(request.sequence, 1);
+    for (const std::int64_t start : {0, 4, 31, 32, 38}) {
+        kvcore::RequestView view = request.view();
+        view.start = start;
+        kvcore::FetchTarget target;
+        CHECK_THROWS(std::invalid_argument, scene.manager.plan(view));
+        CHECK_THROWS(std::invalid_argument, scene.manager.match(view));
+        CHECK_THROWS(std::invalid_argument, scene.manager.reserve(view));
+        CHECK_THROWS(std::invalid_argument, scene.manager.reserve_batch({&view, 1}));
+        CHECK_THROWS(std::invalid_argument, scene.manager.fetch({&view, 1}, 1, &target));
+        Request child("", count_up(0, 41));
+        kvcore::RequestView other = child.view();
+        CHECK_THROWS(std::invalid_argument, scene.manager.fork(view, {&other, 1}));
+        CHECK_EQ(scene.manager.pages_of(request.sequence, 1), pages);
+    }
+    // Nor does a commit that says less is written make it so.
+    kvcore::RequestView view = request.view();
+    view.start = 8;
+    scene.manager.commit({&view, 1}, scene.swaps);
+    kvcore::FetchTarget target;
+    CHECK_THROWS(std::invalid_argument, scene.manager.fetch({&view, 1}, 1, &target));
+    request.rewind(40);  // the last one is run again: what it reads is there
+    CHECK_EQ(request.start, 39);
+    CHECK(scene.run({&request}));
+    scene.step({&request}, 3);
+    scene.manager.release(request.sequence);
+}
+
+// A fork has pages of windows as far as it has columns: what its parent reserved ahead is not its.
+void test_forks_reserve_for_themselves() {
+    GroupScene scene(GroupScene::config(4, 64, {kFull, sliding(8)}));
+    Request parent = scene.claim(count_up(0, 30));
+    parent.active = 10;
+    CHECK(scene.run({&parent}));
+    scene.step({&parent}, 5);
+    CHECK_EQ(scene.reserve(parent), kvcore::ReserveStatus::kOk);  // windows for all 30
+    CHECK_EQ(scene.live(parent, 1), 8);
+    Request child("", count_up(0, 10));
+    for (TokenId t = 0; t < 9; ++t) child.append(700 + t);
+    kvcore::RequestView view = child.view();
+    scene.manager.fork(parent.view(), {&view, 1});
+    child.sequence = view.sequence;
+    child.start = view.start;
+    child.active = 19;
+    CHECK_EQ(scene.live(child, 1), 3);
+    const kvcore::ReservePlan plan = scene.manager.plan(child.view());
+    CHECK_EQ(plan.new_pages, 2 + 2 + 2);  // two columns more, and its own of the one they share
+    CHECK(scene.run({&child, &parent}));
+    scene.step({&child, &parent}, 3);
+    scene.manager.release(child.sequence);
+    scene.manager.release(parent.sequence);
+}
+
 }  // namespace
 
 int main() {
+    test_requests_do_not_go_back_behind_their_windows();
+    test_forks_reserve_for_themselves();
     test_hits_need_only_what_windows_read();
     test_pages_behind_the_window_come_back();
     test_without_a_full_group();

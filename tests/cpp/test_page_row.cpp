@@ -94,7 +94,7 @@ void equal_pages_are_swapped_or_kept_as_twins() {
     CHECK_EQ(second[1], first[1]);
     s.duplicates.clear();
     second.commit(s.home.tree, s.tokens.data(), 3, s.duplicates);
-    second.keep_twins(2, s.duplicates);
+    for (const auto& each : s.duplicates) second.keep_twin(2 + each.index);
     second.check_integrity(s.home.tree);
     CHECK(second.is_own(2) && !second.is_own(1));
     CHECK_EQ(second[2], own[2]);

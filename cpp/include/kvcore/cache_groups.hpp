@@ -34,6 +34,11 @@ struct CacheGroup {
         }
         return 0;
     }
+    /// So many tokens have to be written before those below `first` >= 1 are never read again.
+    /// Not asked of kFull.
+    [[nodiscard]] std::int64_t least_skipping(std::int64_t first) const noexcept {
+        return kind == GroupKind::kChunked ? (first + span - 1) / span * span : first + span - 1;
+    }
 };
 
 /// Pages of one group of layers in one replica at this moment.

@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "index/tree_node.hpp"
 #include "kvcore/errors.hpp"
@@ -59,7 +60,11 @@ ColumnPages::ColumnPages(const Grouping& grouping, std::int64_t num_pages, Block
 }
 
 std::int64_t ColumnPages::count_pages(BlockId column) const noexcept {
-    std::int64_t pages = grouping_.num_full_lanes();
+    return grouping_.num_full_lanes() + count_window_pages(column);
+}
+
+std::int64_t ColumnPages::count_window_pages(BlockId column) const noexcept {
+    std::int64_t pages = 0;
     for (std::size_t w = 0; w < num_windows_; ++w) {
         pages += has(column, w) ? grouping_.windows()[w].num_lanes : 0;
     }
@@ -102,7 +107,9 @@ bool ColumnPages::has_all(std::size_t window, TreePosition at, std::int32_t firs
 bool ColumnPages::can_serve_part(TreePosition at, TreePosition source,
                                  std::int64_t n) const noexcept {
     for (std::size_t w = 0; w < num_windows_; ++w) {
-        const std::int32_t first = grouping_.first_column(grouping_.windows()[w], n);
+        const Grouping::Window& rule = grouping_.windows()[w];
+        if (rule.rule.skipped_tokens(n) == n) continue;  // it reads nothing of what is written
+        const std::int32_t first = grouping_.first_column(rule, n);
         if (!has_all(w, source, at.depth) || !has_all(w, at, first)) return false;
     }
     return true;
@@ -166,6 +173,17 @@ void ColumnPages::keep(BlockId column, std::size_t window) noexcept {
 
 void ColumnPages::cache(BlockId column) noexcept {
     is_cached_[static_cast<std::size_t>(column)] = true;
+    num_cached_ += count_window_pages(column);
+}
+
+// Somebody still has it, whose pages are idle no more when that one leaves.
+void ColumnPages::uncache(BlockId column) noexcept {
+    bool& is_cached = is_cached_[static_cast<std::size_t>(column)];
+    if (!std::exchange(is_cached, false)) return;
+    num_cached_ -= count_window_pages(column);
+    for (std::size_t w = 0; w < num_windows_; ++w) {
+        if (idle_.contains(entry(column, w))) idle_.remove(entry(column, w));
+    }
 }
 
 void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
@@ -175,15 +193,19 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         BlockId* from = &ids_[slot(own, rule.first_lane)];
         std::copy_n(from, rule.num_lanes, &ids_[slot(cached, rule.first_lane)]);
         std::fill_n(from, rule.num_lanes, 0);
+        num_cached_ += rule.num_lanes;
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
-        idle_.renew(entry(cached, w), false, policy_.now());
+        idle_.renew(entry(cached, w), true, policy_.now());
     }
 }
 
 void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
     for (std::int64_t i = 0; i < n; ++i) {
         const BlockId column = ids[i];
+        if (is_cached_[static_cast<std::size_t>(column)]) {
+            num_cached_ -= count_window_pages(column);
+        }
         for (std::size_t w = 0; w < num_windows_; ++w) {
             const Grouping::Window& rule = grouping_.windows()[w];
             if (idle_.contains(entry(column, w))) idle_.remove(entry(column, w));
@@ -210,6 +232,7 @@ void ColumnPages::evict_idle(Entry entry) noexcept {
     const Grouping::Window& rule = grouping_.windows()[w];
     idle_.take(entry);
     num_idle_ -= rule.num_lanes;
+    num_cached_ -= rule.num_lanes;
     give_back(rule.first_lane, rule.num_lanes, static_cast<BlockId>(entry / num_windows_));
 }
 
@@ -232,8 +255,9 @@ std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
         if (next != IdlePages::kNone) {
             evict_idle(next);
         } else {
-            const std::int64_t lanes = std::max(1, grouping_.num_full_lanes());
-            const std::int64_t wanted = std::max(missing / lanes, columns - columns_.num_free());
+            // As many as are needed whatever they have: none goes that could have stayed.
+            const std::int64_t wanted =
+                std::max(missing / grouping_.num_lanes(), columns - columns_.num_free());
             if (!evict_columns(wanted, guard)) {
                 next = missing > 0 ? idle_.next(kNever) : IdlePages::kNone;
                 if (next == IdlePages::kNone) break;
@@ -274,10 +298,12 @@ void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) con
     std::int64_t held = 0;
     std::int64_t idle = 0;
     std::int64_t holds = 0;
+    std::int64_t cached = 0;
     std::vector<bool> seen(static_cast<std::size_t>(pages_.num_blocks()));
     for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
         const auto column = static_cast<BlockId>(c);
         const bool is_live = columns_.ref_count(column) > 0;
+        if (is_cached_[static_cast<std::size_t>(c)]) cached += count_window_pages(column);
         for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
             const BlockId id = page(column, lane);
             if (id == kNoPage) continue;
@@ -302,6 +328,7 @@ void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) con
         }
     }
     require_law(holds == num_holds_, "columns: hits that are kept are counted");
+    require_law(cached == num_cached_, "columns: pages of the tree are counted");
     require_law(idle == num_idle_, "columns: idle pages are counted");
     require_law(held + pages_.num_free() == pages_.num_blocks(),
                 "columns: free + held pages == total");

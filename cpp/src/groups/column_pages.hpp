@@ -104,8 +104,13 @@ class ColumnPages final : public PoolListener {
     void leave_all(BlockId column) noexcept;
     /// An idle page that a request passed is worth keeping after all.
     void keep(BlockId column, std::size_t window) noexcept;
-    /// The column is the tree's from now on, until its id is free.
+    /// Pages that columns of the tree have.
+    [[nodiscard]] std::int64_t num_cached() const noexcept {
+        return tree_.num_cached() * grouping_.num_full_lanes() + num_cached_;
+    }
+    /// The column is the tree's from now on, until its id is free or the tree gives it up.
     void cache(BlockId column) noexcept;
+    void uncache(BlockId column) noexcept;
     /// Fills holes of a cached column with the pages of another one of the same tokens, which is
     /// about to go.
     void fill_holes(BlockId cached, BlockId own) noexcept;
@@ -149,6 +154,7 @@ class ColumnPages final : public PoolListener {
                                std::int32_t first) const noexcept;
     [[nodiscard]] std::uint64_t next_run_time() noexcept;
     void evict_idle(Entry entry) noexcept;
+    [[nodiscard]] std::int64_t count_window_pages(BlockId column) const noexcept;
     [[nodiscard]] bool evict_columns(std::int64_t n, EvictionGuard guard) noexcept;
 
     const Grouping& grouping_;
@@ -162,9 +168,11 @@ class ColumnPages final : public PoolListener {
     ZeroedArray<std::uint32_t> readers_;  // [columns, windows]
     ZeroedArray<bool> is_cached_;         // [columns]
     IdlePages idle_;
-    std::int64_t num_idle_ = 0;                                     // pages
-    std::int64_t num_holds_ = 0;                                    // of readers_
-    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
+    std::int64_t num_idle_ = 0;    // pages
+    std::int64_t num_cached_ = 0;  // pages of windows that columns of the tree have
+    std::int64_t num_holds_ = 0;   // of readers_
+    // Pages of each window, since they were reset.
+    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};
 };
 
 }  // namespace kvcore

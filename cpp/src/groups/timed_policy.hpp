@@ -20,8 +20,9 @@ class TimedPolicy final : public EvictionPolicy {
     explicit TimedPolicy(std::unique_ptr<EvictionPolicy> policy) noexcept
         : policy_(std::move(policy)) {}
 
-    /// Of the last release of any run.
-    [[nodiscard]] std::uint64_t now() const noexcept { return now_; }
+    /// Of what is let go of now: behind the last release of any run, and no later than the next
+    /// one, for windows leave right before their run does.
+    [[nodiscard]] std::uint64_t now() const noexcept { return now_ + 1; }
     /// When a run was last released; of one that became free when others went, when those were.
     [[nodiscard]] std::uint64_t time_of(NodeId node) const noexcept { return times_[node]; }
 

@@ -11,17 +11,13 @@ std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
     return sequence.pages.empty() ? 0 : request.start;
 }
 
-// To what every window can serve.
+// To what every window can serve. With a part of a page behind them whole pages may serve that are
+// too few without: what is missing is further in front of the end then.
 void shorten(PrefixMatch& match, const ColumnPages& columns) {
-    const std::int32_t depth = columns.longest_hit(match.at);
-    const bool is_whole = depth == match.at.depth;
-    if (!is_whole) match.at = PrefixTree::position(match.at.node, depth);
-    if (match.partial_tokens == 0) return;
     const std::int64_t page_size = columns.grouping().column_tokens();
-    if (is_whole &&
-        columns.can_serve_part(match.at, match.partial, depth * page_size + match.partial_tokens)) {
-        return;
-    }
+    const std::int64_t n = match.at.depth * page_size + match.partial_tokens;
+    if (match.partial_tokens > 0 && columns.can_serve_part(match.at, match.partial, n)) return;
+    match.at = PrefixTree::position(match.at.node, columns.longest_hit(match.at));
     match.partial = {};
     match.partial_tokens = 0;
 }
@@ -101,7 +97,9 @@ void Admitter::complete(Admission& admission, const Sequence& sequence, const Re
     // Without its source as a victim it does not fit: both are dropped.
     FoundHit whole;
     whole.match.at = hit.match.at;
-    whole.tokens = std::int64_t{hit.match.at.depth} * state_.config.page_size;
+    const Replica& home = state_.home_of(sequence);
+    if (home.columns != nullptr) shorten(whole.match, *home.columns);
+    whole.tokens = std::int64_t{whole.match.at.depth} * state_.config.page_size;
     admission = {};
     if (whole.tokens > sequence.hit_tokens) hit = whole;
     count(admission, sequence, request, num_steps);

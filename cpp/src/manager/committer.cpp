@@ -67,6 +67,7 @@ void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     make_room(swapped_, static_cast<std::size_t>(end - first) * lanes);
     if (home.columns != nullptr) make_room(undone_, static_cast<std::size_t>(end - first));
     if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
+    if (is_shared && home.columns != nullptr) pages.make_room_for_twins(1);
     pages.commit(home.tree, tokens, end, duplicates_, retention);
     // Nothing below can fail.
     if (home.columns != nullptr) cache_columns(home, pages, first, end);
@@ -74,11 +75,14 @@ void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     if (is_shared && num_duplicates < end - first) entrust_to_tree(sequence, end - 1);
     if (num_duplicates == 0) return;
     if (!state_.config.dedup) {
-        pages.keep_twins(first, duplicates_);
+        for (const DuplicatePage& each : duplicates_) pages.keep_twin(first + each.index);
         home.note_peak();  // the tree's twins are held now as well
         return;
     }
-    if (home.columns != nullptr) return swap_columns(home, handle, pages, first, row);
+    if (home.columns != nullptr) {
+        keep_what_others_read(home, handle, pages, first);
+        return swap_columns(home, handle, pages, first, row);
+    }
     pages.swap_duplicates(home.pool, first, duplicates_);
     for (const DuplicatePage& duplicate : duplicates_) {
         swapped_.push_back({row, first + duplicate.index, duplicate.cached});
@@ -95,6 +99,25 @@ void Committer::cache_columns(Replica& home, const PageRow& pages, std::int32_t 
         } else {
             home.columns->cache(pages[c]);
         }
+    }
+}
+
+// The tree's column can take over no page that others read too. Where it misses one that this row
+// reads, the row keeps its own, as a twin. The last column alone may be shared.
+void Committer::keep_what_others_read(Replica& home, SequenceHandle handle, PageRow& pages,
+                                      std::int32_t first) noexcept {
+    const ColumnPages& columns = *home.columns;
+    const std::int32_t index = first + duplicates_.back().index;
+    const BlockId own = pages[index];
+    if (home.pool.ref_count(own) == 1) return;
+    const WindowRow& reader = state_.windows.of(handle);
+    for (std::size_t w = 0; w < state_.grouping.windows().size(); ++w) {
+        const bool is_missed = index >= reader.first[w] && columns.has(own, w) &&
+                               !columns.has(duplicates_.back().cached, w);
+        if (!is_missed) continue;
+        duplicates_.pop_back();
+        pages.keep_twin(index);
+        return home.note_peak();
     }
 }
 
@@ -181,6 +204,7 @@ void Committer::find_new_pages(const RequestBatch& given) {
 void Committer::leave_windows(const RequestBatch& batch) noexcept {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
+        if (!state_.windows.passes(request.sequence, request.start)) continue;
         const Sequence& sequence = *state_.sequences.find(request.sequence);
         state_.windows.advance(state_.home_of(sequence), request.sequence, sequence.pages,
                                request.start);

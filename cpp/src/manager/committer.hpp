@@ -32,6 +32,8 @@ class Committer {
                     std::int32_t end, bool is_shared, const Retention& retention, std::int32_t row);
     void cache_columns(Replica& home, const PageRow& pages, std::int32_t first,
                        std::int32_t end) const noexcept;
+    void keep_what_others_read(Replica& home, SequenceHandle handle, PageRow& pages,
+                               std::int32_t first) noexcept;
     void swap_columns(Replica& home, SequenceHandle handle, PageRow& pages, std::int32_t first,
                       std::int32_t row) noexcept;
     void leave_windows(const RequestBatch& batch) noexcept;

@@ -148,7 +148,8 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
             (is_plain ||
-             state_.windows.has_reserved(request.sequence, request.active + num_steps - 1));
+             (state_.windows.has_reserved(request.sequence, request.active + num_steps - 1) &&
+              state_.windows.can_read(request.sequence, request.start)));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
         if (!has_pages || !is_settled) {

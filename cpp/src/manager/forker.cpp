@@ -105,6 +105,7 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children) {
     if (!rules::has_legal_indices(parent)) rules::refuse_indices(parent, -1);  // of no child's row
     if (source.num_pending > 0) rules::refuse_pending(-1);
     const std::int64_t written = std::min(source.written, parent.start);
+    rules::require_windows(state_, source, written, parent.sequence, -1);
     check_children(parent, written, children);
     require_room(replica, children.size());
     Brood brood(state_, source, written, children.size());

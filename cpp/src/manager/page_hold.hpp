@@ -81,6 +81,7 @@ class PageHold {
             home_->tree.pin(at_.node);
         } else {
             home_->pool.share(&page_, 1);
+            if (home_->columns != nullptr) home_->columns->uncache(page_);
             at_ = {};
         }
     }

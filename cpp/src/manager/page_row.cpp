@@ -94,11 +94,6 @@ void PageRow::swap_duplicates(BlockPool& pool, std::int32_t first,
     ++version_;
 }
 
-void PageRow::keep_twins(std::int32_t first,
-                         const std::vector<DuplicatePage>& duplicates) noexcept {
-    for (const DuplicatePage& duplicate : duplicates) twins_.push_back(first + duplicate.index);
-}
-
 void PageRow::entrust(BlockPool& pool, std::int32_t column, TreePin end) noexcept {
     pool.free(&pages_[static_cast<std::size_t>(column)], 1);
     place_ = std::move(end);

@@ -144,11 +144,11 @@ class PageRow {
     /// column 0 on. Throws std::bad_alloc, and has changed nothing.
     void commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
                 std::vector<DuplicatePage>& duplicates, const Retention& retention = {});
-    /// Of the columns from `first` on that the tree had already: the tree's pages are taken, or the
-    /// own ones kept as twins, for which there is room.
+    /// Of the columns from `first` on that the tree had already the tree's pages are taken.
     void swap_duplicates(BlockPool& pool, std::int32_t first,
                          const std::vector<DuplicatePage>& duplicates) noexcept;
-    void keep_twins(std::int32_t first, const std::vector<DuplicatePage>& duplicates) noexcept;
+    /// Of such a column the own page is kept: a twin, behind those before. There is room.
+    void keep_twin(std::int32_t column) noexcept { twins_.push_back(column); }
     /// Another row committed a page that this one has in `column` too: it is held in the tree from
     /// now on, the last on the way to `end`. What is in front of it stays the row's own.
     void entrust(BlockPool& pool, std::int32_t column, TreePin end) noexcept;

@@ -61,14 +61,9 @@ struct Replica {
     [[nodiscard]] std::int64_t num_free() const noexcept {
         return columns == nullptr ? pool.num_free() : columns->pages().num_free();
     }
-    /// Pages in the tree. With groups O(columns in it).
-    [[nodiscard]] std::int64_t num_cached() const {
-        if (columns == nullptr) return tree.num_cached();
-        std::int64_t pages = 0;
-        tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
-            for (std::int32_t i = 0; i < n; ++i) pages += columns->count_pages(ids[i]);
-        });
-        return pages;
+    /// Pages in the tree.
+    [[nodiscard]] std::int64_t num_cached() const noexcept {
+        return columns == nullptr ? tree.num_cached() : columns->num_cached();
     }
     /// Pages that eviction would free.
     [[nodiscard]] std::int64_t num_evictable() const noexcept {

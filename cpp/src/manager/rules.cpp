@@ -63,12 +63,12 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
         "release it and claim again to change extra_key or cache_salt");
 }
 
-void require_windows(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t row) {
+void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
+                     SequenceHandle handle, std::int64_t row) {
     if (state.grouping.is_plain() || sequence.pages.empty()) return;
-    if (state.windows.can_read(request.sequence, request.start)) return;
+    if (state.windows.can_read(handle, start)) return;
     throw InRow<std::invalid_argument>(
-        row, detail::concat("start_idx ", request.start,
+        row, detail::concat("start_idx ", start,
                             " lies where windows have given their pages back; set it no further "
                             "back than truncate may go, or release the request and claim again"));
 }

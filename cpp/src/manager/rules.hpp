@@ -29,10 +29,14 @@ void require_steps(std::int64_t num_steps);
 /// writes would be found in the one that it began in. O(runs of its hit).
 void require_namespace(const CacheConfig& config, const Sequence& sequence,
                        const RequestView& request, std::int64_t row);
-/// A request that goes back without `truncate` must not read what its windows have left. Not asked
-/// without groups.
-void require_windows(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t row);
+/// A request that goes back to `start` without `truncate`, or a fork that begins there, must not
+/// read what its windows have left. Not asked without groups.
+void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
+                     SequenceHandle handle, std::int64_t row);
+inline void require_windows(const ManagerState& state, const Sequence& sequence,
+                            const RequestView& request, std::int64_t row) {
+    require_windows(state, sequence, request.start, request.sequence, row);
+}
 /// Not asked without transfers where there is no host tier. Clears them.
 void require_transfers(const ManagerState& state, Transfers* transfers);
 

@@ -2,6 +2,7 @@
 #include "manager/window_rows.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "index/tree_node.hpp"
 
@@ -63,11 +64,24 @@ void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
     reserved = std::min(reserved, from);
 }
 
+// A row that kept columns of its own beside the tree's leaves those what they miss.
+void WindowRows::fill_twins(Replica& home, const PageRow& row) noexcept {
+    std::int32_t column = row.committed();
+    if (row.twins().empty()) return;
+    const TreePosition end{row.node(), column};
+    home.columns->for_each_column(end, row.twins().front(), [&](BlockId cached) {
+        const BlockId own = row[--column];
+        const bool is_sole_twin = own != cached && home.pool.ref_count(own) == 1;
+        if (is_sole_twin) home.columns->fill_holes(cached, own);
+    });
+}
+
 // With one page more in front of each window, so that the next turn still hits when it differs in
 // the last page.
 void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
     WindowRow& reader = of(handle);
     home.columns->begin_departure();
+    fill_twins(home, row);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = reader.first[w];
         if (first > 0 && first <= row.size()) home.columns->keep(row[first - 1], w);
@@ -83,6 +97,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
         // Own columns behind the hit stay; none of them is in front of a window.
         reader.first[w] = grouping_.first_column(grouping_.windows()[w], tokens);
     }
+    note_first(reader);
     enter(home, handle, row, 0, columns);
     reader.reserved = std::max(reader.reserved, columns);
 }
@@ -94,8 +109,11 @@ bool WindowRows::is_kept(const PageRow& row, const WindowRow& reader, std::size_
         static_cast<std::int32_t>(ceil_div(rule.rule.span - 1, grouping_.column_tokens())) + 1;
     if (column < reader.prompt_end && reader.prompt_end - column <= reach) return true;
     if (column >= row.committed()) return false;
-    const TreeNode* node = PrefixTree::position(row.node(), column + 1).node;
-    return node->num_children > 1 && node->end() - column <= reach;
+    // What was committed in pieces is in as many runs: a branch may be some of them further on.
+    for (const TreeNode* node = row.node(); node->end() > column; node = node->parent) {
+        if (node->num_children > 1 && node->end() - column <= reach) return true;
+    }
+    return false;
 }
 
 void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& row,
@@ -116,6 +134,23 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
                 row[first], w,
                 kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed);
         }
+    }
+    note_first(reader);
+}
+
+void WindowRows::note_first(WindowRow& reader) const noexcept {
+    reader.least_tokens = 0;
+    reader.passes_at = std::numeric_limits<std::int64_t>::max();
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        const CacheGroup& rule = grouping_.windows()[w].rule;
+        const std::int64_t column = reader.first[w];
+        const std::int64_t tokens = grouping_.column_tokens();
+        if (column > 0) {
+            reader.least_tokens =
+                std::max(reader.least_tokens, rule.least_skipping(column * tokens));
+        }
+        reader.passes_at = std::min(reader.passes_at,
+                                    rule.least_skipping((column + 1) * tokens) + kept_tokens_);
     }
 }
 

@@ -22,6 +22,10 @@ namespace kvcore {
 struct WindowRow {
     std::int32_t reserved = 0;    // columns up to here have pages of all windows that read them
     std::int32_t prompt_end = 0;  // whole columns of its prompt
+    // What follows from `first`, so that a decode step has to divide nothing: with fewer tokens
+    // written than these, a window reads what it has left, and none leaves another column.
+    std::int64_t least_tokens = 0;
+    std::int64_t passes_at = 0;
     std::array<std::int32_t, Grouping::kMaxWindows> first{};
 };
 
@@ -55,11 +59,12 @@ class WindowRows {
 
     /// It holds all that its windows read with so many tokens written.
     [[nodiscard]] bool can_read(SequenceHandle handle, std::int64_t tokens) const noexcept {
-        const auto& windows = grouping_.windows();
-        for (std::size_t w = 0; w < windows.size(); ++w) {
-            if (grouping_.first_column(windows[w], tokens) < of(handle).first[w]) return false;
-        }
-        return true;
+        return tokens >= of(handle).least_tokens;
+    }
+
+    /// With so many tokens written there may be something to leave.
+    [[nodiscard]] bool passes(SequenceHandle handle, std::int64_t tokens) const noexcept {
+        return tokens >= of(handle).passes_at;
     }
 
     /// The sequence reads columns `from` .. `to` - 1 of its row, which are new to it.
@@ -93,6 +98,8 @@ class WindowRows {
                const PageRow& row) noexcept;
 
    private:
+    void note_first(WindowRow& reader) const noexcept;
+    static void fill_twins(Replica& home, const PageRow& row) noexcept;
     [[nodiscard]] bool is_kept(const PageRow& row, const WindowRow& reader, std::size_t window,
                                std::int32_t column) const noexcept;
 

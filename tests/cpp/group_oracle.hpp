@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "group_probe.hpp"
+
+/// What groups of layers mean, said token by token, slowly and without what the library has for it.
+class GroupOracle {
+   public:
+    struct Window {
+        kvcore::CacheGroup rule;
+        std::int64_t first_lane = 0;
+        std::int64_t lanes = 0;
+    };
+
+    explicit GroupOracle(const kvcore::CacheConfig& config)
+        : tokens_(config.page_size), fewest_(config.partial_page_reuse) {
+        for (const kvcore::CacheGroup& group : config.groups) {
+            const std::int64_t page = group.page_size == 0 ? tokens_ : group.page_size;
+            const std::int64_t lanes = tokens_ / page * group.num_bundles;
+            if (group.kind == kvcore::GroupKind::kFull) {
+                full_lanes += lanes;
+            } else {
+                windows.push_back({group, lanes_, lanes});
+            }
+            lanes_ += lanes;
+        }
+    }
+
+    std::vector<Window> windows;
+    std::int64_t full_lanes = 0;
+    [[nodiscard]] std::int64_t lanes() const { return lanes_; }
+    [[nodiscard]] std::int64_t columns(std::int64_t tokens) const {
+        return (tokens + tokens_ - 1) / tokens_;
+    }
+
+    /// The first token that layers of a window read once `n` are written.
+    [[nodiscard]] static std::int64_t first_read(const Window& window, std::int64_t n) {
+        if (window.rule.kind == kvcore::GroupKind::kSliding) {
+            std::int64_t first = n;  // position n reads itself and span - 1 tokens in front of it
+            while (first > 0 && n - (first - 1) < window.rule.span) --first;
+            return first;
+        }
+        std::int64_t first = n;
+        while (first % window.rule.span != 0) --first;
+        return first;
+    }
+    [[nodiscard]] std::int64_t first_column(std::size_t w, std::int64_t n) const {
+        return first_read(windows[w], n) / tokens_;
+    }
+    [[nodiscard]] bool has(const CachedColumn& column, std::size_t w) const {
+        return item(column.pages, windows[w].first_lane) >= 0;
+    }
+
+    /// The tree's columns of a prompt, as far as it has them.
+    [[nodiscard]] std::vector<const CachedColumn*> path(const Cached& cached,
+                                                        const Request& request,
+                                                        std::int64_t n) const {
+        std::vector<const CachedColumn*> path;
+        for (std::int64_t end = tokens_; end <= n; end += tokens_) {
+            const auto found = cached.find(request.digest(end));
+            if (found == cached.end()) break;
+            path.push_back(&found->second);
+        }
+        return path;
+    }
+    /// A hit of `n` tokens, whose last part may be copied out of `source`, has all that is read.
+    [[nodiscard]] bool is_legal(const std::vector<const CachedColumn*>& path, std::int64_t n,
+                                const CachedColumn* source) const {
+        for (std::size_t w = 0; w < windows.size(); ++w) {
+            for (std::int64_t t = first_read(windows[w], n); t < n; ++t) {
+                const bool is_in_source = t / tokens_ >= n / tokens_;
+                if (!has(is_in_source ? *source : *item(path, t / tokens_), w)) return false;
+            }
+        }
+        return true;
+    }
+    /// Tokens of whole pages that a prompt of `n` tokens hits.
+    [[nodiscard]] std::int64_t whole_hit(const Cached& cached, const Request& request,
+                                         std::int64_t n) const {
+        const std::vector<const CachedColumn*> columns = path(cached, request, n);
+        std::int64_t hit = count(columns) * tokens_;
+        while (!is_legal(columns, hit, nullptr)) hit -= tokens_;
+        return hit;
+    }
+    /// Tokens behind all whole pages that the tree has which could be copied: those of the best
+    /// page. `surely`: whichever of several as good ones is taken.
+    struct Part {
+        std::int64_t tokens = 0;
+        bool surely = true;
+    };
+    [[nodiscard]] Part part_hit(const Cached& cached, const Request& request,
+                                std::int64_t n) const {
+        const std::vector<const CachedColumn*> columns = path(cached, request, n);
+        const std::int64_t begin = count(columns) * tokens_;
+        Part part;
+        std::int64_t most = 0;
+        for (const auto& [digest, column] : cached) {
+            if (column.parent != request.digest(begin)) continue;
+            std::int64_t k = 0;
+            while (begin + k < n && item(column.tokens, k) == item(request.tokens(), begin + k))
+                ++k;
+            if (k < std::max<std::int64_t>(1, fewest_) || k < most) continue;
+            if (k > most) part = {};
+            most = k;
+            if (is_legal(columns, begin + k, &column)) {
+                part.tokens = begin + k;
+            } else {
+                part.surely = false;
+            }
+        }
+        if (fewest_ == 0) return {};
+        if (part.tokens == 0) part.surely = false;
+        return part;
+    }
+
+   private:
+    std::int64_t tokens_;  // of a column
+    std::int64_t fewest_;
+    std::int64_t lanes_ = 0;
+};

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Six threads use one manager with groups of layers, each for sequences of its own, over the same
+// few prompts. Page contents are plain memory: under ThreadSanitizer a page that is written while
+// another thread may read it is a reported race; everywhere, a layer that reads what was not
+// written for just those tokens is an error. Usage: stress_group_threads [seed [operations of a
+// thread]].
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "group_rows.hpp"
+#include "kvcore/errors.hpp"
+#include "random.hpp"
+#include "workers.hpp"
+
+namespace {
+
+constexpr int kThreads = 6;
+constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
+
+/// What all threads share.
+struct Shared {
+    explicit Shared(const kvcore::CacheConfig& config) : rows(config) {}
+
+    GroupRows rows;
+    std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
+    std::atomic<std::int64_t> num_steps{0};
+    std::atomic<std::int64_t> num_refused{0};
+};
+
+class Worker {
+   public:
+    Worker(Shared& shared, std::uint64_t seed)
+        : shared_(shared), rows_(shared.rows), manager_(shared.rows.manager), random_(seed) {
+        for (std::size_t b = 0; b < rows_.bundles.size(); ++b) {
+            cells_.emplace_back(static_cast<std::size_t>(kMaxLive * kStride));
+            tables_.push_back(std::make_unique<kvcore::LookupTable>(cells_.back().data(), kMaxLive,
+                                                                    kStride, ~0U));
+            if (b > 0) more_.push_back(tables_.back().get());
+        }
+    }
+
+    void run(std::int64_t num_operations) {
+        for (std::int64_t i = 0; i < num_operations; ++i) act();
+        while (!live_.empty()) release();
+        for (const kvcore::PinHandle& pin : pins_) manager_.unpin(pin);
+    }
+
+   private:
+    static constexpr std::int64_t kStride = 128;
+
+    void act() {
+        const std::int64_t dice = random_.below(1000);
+        if (live_.empty() || (dice < 150 && count(live_) < kMaxLive)) return claim();
+        if (dice < 600) return step();
+        if (dice < 700) return release();
+        if (dice < 760) return pin_or_unpin();
+        if (dice < 840) return look_up();
+        if (dice < 900) return fork();
+        if (dice < 950) return truncate();
+        if (dice < 953) return manager_.reset_prefix_cache();
+        if (dice < 956) return manager_.check_integrity();
+    }
+    std::vector<TokenId> prompt() {
+        std::vector<TokenId> tokens = random_.pick(shared_.prompts);
+        tokens.resize(static_cast<std::size_t>(random_.between(1, count(tokens))));
+        for (std::int64_t n = random_.below(6); n > 0; --n) {
+            tokens.push_back(static_cast<TokenId>(random_.below(3)));
+        }
+        return tokens;
+    }
+    void claim() {
+        GroupRow row = rows_.claimed(Request("", prompt()), 0);
+        row.request.active = random_.between(1, row.request.end());
+        live_.push_back(row);
+    }
+    void transfer(const kvcore::Transfers& transfers) {
+        if (transfers.empty()) return;
+        const bool done = random_.chance(95);
+        rows_.copy(transfers.copies, done);
+        manager_.finish(transfers.ticket, done);
+    }
+    // One of them runs.
+    void step() {
+        GroupRow& row = random_.pick(live_);
+        kvcore::RequestView view = row.request.view();
+        std::array<std::uint32_t, kMaxLive> lengths{};
+        kvcore::FetchTarget target;
+        target.table = tables_[0].get();
+        target.more = more_.data();
+        target.cache_lengths = lengths.data();
+        kvcore::FetchResult result;
+        do {
+            kvcore::Transfers transfers;
+            result = manager_.fetch({&view, 1}, 1, &target, &transfers);
+            transfer(transfers);
+            kvcore::Transfers owed;
+            static_cast<void>(manager_.take_owed(row.request.sequence, owed));
+            transfer(owed);
+        } while (result.status == kvcore::FetchStatus::kPending);
+        row.request.start = view.start;
+        row.request.active = view.active;
+        if (result.status != kvcore::FetchStatus::kOk) {
+            shared_.num_refused.fetch_add(1, std::memory_order_relaxed);
+            return release();
+        }
+        rows_.read(row);
+        rows_.write(row, view.start, view.active);
+        row.request.start = row.request.active;
+        if (row.request.start == row.request.end()) {
+            row.request.append(static_cast<TokenId>(random_.below(3)));
+        }
+        row.request.active = random_.between(row.request.start + 1, row.request.end());
+        kvcore::RequestView written = row.request.view();
+        std::vector<kvcore::PageSwap> swaps;
+        manager_.commit({&written, 1}, swaps);
+        shared_.num_steps.fetch_add(1, std::memory_order_relaxed);
+        if (row.request.end() + 2 > manager_.config().max_seq_len) drop(row);
+    }
+    void drop(GroupRow& row) {
+        manager_.release(row.request.sequence);
+        live_.erase(live_.begin() + (&row - live_.data()));
+    }
+    void release() { drop(random_.pick(live_)); }
+    void fork() {
+        if (count(live_) >= kMaxLive) return;
+        const GroupRow& parent = random_.pick(live_);
+        GroupRow child = parent;
+        child.request.append(static_cast<TokenId>(random_.below(3)));
+        kvcore::RequestView view = child.request.view();
+        view.start = 0;
+        try {
+            manager_.fork(parent.request.view(), {&view, 1});
+        } catch (const std::invalid_argument&) {
+            return;  // it was set back
+        } catch (const kvcore::PendingTransfersError&) {
+            return;
+        }
+        child.request.sequence = view.sequence;
+        child.request.start = view.start;
+        child.request.active = view.active;
+        live_.push_back(child);
+    }
+    void truncate() {
+        GroupRow& row = random_.pick(live_);
+        const std::int64_t n = std::max<std::int64_t>(0, row.request.start - random_.below(5));
+        try {
+            manager_.truncate(row.request.sequence, n);
+        } catch (const std::invalid_argument&) {
+            return;
+        } catch (const kvcore::PendingTransfersError&) {
+            return;
+        }
+        if (n >= row.request.start) return;
+        row.request.start = n;
+        row.request.rewind(n + 1);
+    }
+    void pin_or_unpin() {
+        if (pins_.size() >= 2 || (!pins_.empty() && random_.chance(60))) {
+            manager_.unpin(pins_.back());
+            return pins_.pop_back();
+        }
+        const std::vector<TokenId> tokens = prompt();
+        pins_.push_back(manager_.pin(0, "", tokens.data(), count(tokens)));
+    }
+    void look_up() {
+        const std::vector<TokenId> tokens = prompt();
+        std::vector<BlockId> pages;
+        const std::int64_t n = manager_.match(0, "", tokens.data(), count(tokens), &pages);
+        CHECK_EQ(n, count(pages));
+        const kvcore::PoolStats stats = manager_.stats(0);
+        CHECK(stats.free_pages + stats.cached_pages <= stats.total_pages);
+        const kvcore::PrefixHit hit = manager_.match(random_.pick(live_).request.view());
+        CHECK(hit.num_tokens() >= 0);
+    }
+
+    Shared& shared_;
+    GroupRows& rows_;
+    kvcore::CacheManager& manager_;
+    Random random_;
+    std::vector<GroupRow> live_;
+    std::vector<kvcore::PinHandle> pins_;
+    std::vector<std::vector<std::uint32_t>> cells_;
+    std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
+    std::vector<kvcore::LookupTable*> more_;
+};
+
+void hammer(std::vector<kvcore::CacheGroup> groups, bool dedup, std::int64_t num_pages,
+            std::uint64_t seed, std::int64_t num_operations) {
+    kvcore::CacheConfig config;
+    config.page_size = 4;
+    config.num_pages = num_pages;
+    config.max_sequences = kThreads * kMaxLive;
+    config.max_seq_len = 48;
+    config.dedup = dedup;
+    config.max_draft_tokens = 2;
+    config.groups = std::move(groups);
+    Shared shared(config);
+    Random random(seed);
+    shared.prompts = random_prompts(random, 4, 30);
+    run_together(kThreads, [&](int i) {
+        Worker(shared, seed * 1000 + static_cast<std::uint64_t>(i)).run(num_operations);
+    });
+    kvcore::CacheManager& manager = shared.rows.manager;
+    manager.check_integrity();
+    shared.rows.check_cached(0, cached_of(manager, 0, {""}));
+    manager.reset_prefix_cache();
+    CHECK_EQ(manager.stats(0).free_pages, num_pages);
+    std::printf("%lld steps, %lld times no room\n", static_cast<long long>(shared.num_steps.load()),
+                static_cast<long long>(shared.num_refused.load()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::uint64_t seed = seed_from(argc, argv, 16);
+    const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 4'000;
+    const kvcore::CacheGroup sliding{kvcore::GroupKind::kSliding, 7, 1, 0};
+    const kvcore::CacheGroup chunked{kvcore::GroupKind::kChunked, 8, 1, 0};
+    hammer({{}, sliding}, true, 44, seed, operations);
+    hammer({{}, sliding, chunked}, false, 60, seed + 1, operations);
+    hammer({sliding}, true, 18, seed + 2, operations);
+}
