@@ -73,6 +73,12 @@ GOALS = (
         for goal in (Goal(f"evict.{leaves}", 2.0), Goal(f"evict.{leaves}", 6.0, "p99"))
     ),
     Goal("evict.flat", 1.5),
+    *(
+        Goal(f"policy.{name}.{leaves}", 0.0, per_limit=2.0)
+        for name in ("lfu", "slru", "fifo", "priority", "cost", "arc")
+        for leaves in (1_000, 10_000, 100_000)
+    ),
+    Goal("policy.*.flat", 2.0),
     Goal("reserve.4096.4096", 2.5),
     Goal("alloc.fresh", 1.0),
     Goal("alloc.scrambled", 3.0),

@@ -38,6 +38,7 @@ SUITES = {
         "partial",
         "pin",
         "evict",
+        "policies",
         "alloc",
         "decode",
         "memory",

@@ -32,7 +32,7 @@ def params() -> kvcore.KVCacheParams:
 
 
 def manager(
-    pages: int, *, requests: int = 256, partial_page_reuse: bool = True
+    pages: int, *, requests: int = 256, partial_page_reuse: bool = True, eviction: str = "lru"
 ) -> kvcore.PagedKVCacheManager:
     """Build a manager of page ids only, defaults otherwise."""
     return kvcore.PagedKVCacheManager(
@@ -42,6 +42,7 @@ def manager(
         num_pages=pages,
         blocks=None,
         partial_page_reuse=partial_page_reuse,
+        eviction=eviction,
     )
 
 

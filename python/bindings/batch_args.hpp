@@ -5,6 +5,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -79,14 +80,16 @@ class BatchArgs {
     void check_pages(const TokenRanges& ranges, const pybind11::array& pool) const {
         refuse(find_missing_page(table(), ranges, pool.shape(1), pool.shape(0)), pool);
     }
-    /// The same for tokens [0, cached[b]) of each row b, which may be more than 2^32 together.
-    void check_cached_pages(const std::uint32_t* cached, const pybind11::array& pool) const {
+    /// The same for tokens [first[b], cached[b]) of each row b: more than 2^32 together, maybe.
+    void check_cached_pages(const std::vector<std::uint32_t>& first, const std::uint32_t* cached,
+                            const pybind11::array& pool) const {
         PageTable row = table();
         row.batch = 1;
         for (std::int64_t b = 0; b < table_.shape(0); ++b, row.pages += row.row_stride) {
-            const std::uint32_t ends[] = {0, cached[b]};
+            const std::uint32_t* begin = &first[static_cast<std::size_t>(b)];
+            const std::uint32_t ends[] = {0, cached[b] - *begin};
             MissingPage missing =
-                find_missing_page(row, {nullptr, ends}, pool.shape(1), pool.shape(0));
+                find_missing_page(row, {begin, ends}, pool.shape(1), pool.shape(0));
             if (missing.row == 0) missing.row = b;
             refuse(missing, pool);
         }

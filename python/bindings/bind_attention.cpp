@@ -96,15 +96,28 @@ struct PoolArgs {
     PoolView<const std::byte> view;
 };
 
-/// (lookup_table, cache_lengths, row_offsets), against the pool and each other.
+/// (lookup_table, cache_lengths, row_offsets), against each other and the pool.
 struct StepArgs {
-    StepArgs(const py::tuple& given, const py::array& pool)
+    explicit StepArgs(const py::tuple& given)
         : table(given[0].cast<py::array>()),
           lengths(given[1].cast<py::array>()),
           offsets(given[2].cast<py::array>()),
           batch(table, offsets),
-          cached(batch.cached(lengths)) {
-        batch.check_cached_pages(cached, pool);
+          cached(batch.cached(lengths)) {}
+
+    // Tokens of each row that no query of it sees are [0, first[b]): all of its cached ones where
+    // it has no queries.
+    [[nodiscard]] std::vector<std::uint32_t> first_seen(const AttentionRule& rule) const {
+        std::vector<std::uint32_t> first(cached, cached + table.shape(0));
+        const std::uint32_t* ends = batch.offsets_data();
+        for (std::size_t row = 0; row < first.size(); ++row) {
+            if (ends[row + 1] == ends[row]) continue;
+            first[row] = static_cast<std::uint32_t>(kvcore::first_seen(rule, first[row]));
+        }
+        return first;
+    }
+    void check_pages(const std::vector<std::uint32_t>& first, const py::array& pool) const {
+        batch.check_cached_pages(first, cached, pool);
         batch.check_pages(batch.ranges(cached), pool);
     }
 
@@ -115,29 +128,30 @@ struct StepArgs {
     const std::uint32_t* cached;
 };
 
-/// (scale, causal, window, soft_cap, sinks), each but `causal` None by default.
+/// (scale, causal, window, chunk, soft_cap, sinks), each but `causal` None by default.
 struct RuleArgs {
     RuleArgs(const py::tuple& given, std::int64_t head_dim, std::int64_t heads) {
         rule.scale = given[0].is_none()
                          ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))
                          : finite(given[0], "scale");
         rule.is_causal = flag_arg(given[1], "causal");
-        if (!given[2].is_none()) {
-            const std::int64_t window = integer_arg(given[2], "window");
-            if (window < 1) {
-                throw py::value_error(concat("window is ", window, ", must be at least 1: the ",
-                                             "token itself; None for no window"));
-            }
-            rule.window = std::min(window, kFarthest);
-        }
-        if (!given[3].is_none()) {
-            rule.soft_cap = finite(given[3], "soft_cap");
+        if (!given[2].is_none()) rule.window = tokens(given[2], "window");
+        if (!given[3].is_none()) rule.chunk = tokens(given[3], "chunk");
+        if (!given[4].is_none()) {
+            rule.soft_cap = finite(given[4], "soft_cap");
             if (!(rule.soft_cap > 0)) {
                 throw py::value_error(
-                    concat("soft_cap is ", text(given[3]), ", must be above 0; None for no cap"));
+                    concat("soft_cap is ", text(given[4]), ", must be above 0; None for no cap"));
             }
         }
-        if (!given[4].is_none()) take_sinks(given[4].cast<py::array>(), heads);
+        if (!given[5].is_none()) take_sinks(given[5].cast<py::array>(), heads);
+    }
+
+    static std::int64_t tokens(const py::handle& given, const char* name) {
+        const std::int64_t n = integer_arg(given, name);
+        if (n >= 1) return std::min(n, kFarthest);
+        throw py::value_error(concat(name, " is ", n, ", must be at least 1: the token itself; ",
+                                     "None for no ", name));
     }
 
     static float finite(const py::handle& given, const char* name) {
@@ -228,12 +242,14 @@ py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const 
     const int workers = threads_of(threads);
     const bool has_lse = flag_arg(return_lse, "return_lse");
     const PoolArgs pool(pools, v_head_dim);
-    const StepArgs batch(step, pool.keys);
+    const StepArgs batch(step);
     const PageTable table = batch.batch.table();
     check_queries(q, pool.view, batch.batch.total());
     const auto queries = head_vectors<const std::byte>(q, "q");
     const RuleArgs rules(rule, q.shape(2), q.shape(1));
-    const SharedArgs groups(shared, integer_arg(replica, "replica"), table, batch.cached,
+    const std::vector<std::uint32_t> first = batch.first_seen(rules.rule);
+    batch.check_pages(first, pool.keys);
+    const SharedArgs groups(shared, integer_arg(replica, "replica"), table, first, batch.cached,
                             pool.view.page_size);
     std::vector<py::array> read = arrays_of(pools);
     read.insert(read.end(), {batch.table, batch.lengths, batch.offsets, q});

@@ -3,7 +3,9 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "array_args.hpp"
 #include "bindings.hpp"
@@ -26,12 +28,29 @@ namespace {
 
 using Key = std::optional<std::string>;
 
+/// Kind, span in tokens, bundles, tokens of a page.
+using Group = std::tuple<std::string, std::int64_t, std::int32_t, std::int32_t>;
+
+kvcore::GroupKind group_kind(const std::string& name) {
+    if (name == "full") return kvcore::GroupKind::kFull;
+    if (name == "sliding") return kvcore::GroupKind::kSliding;
+    if (name == "chunked") return kvcore::GroupKind::kChunked;
+    throw py::value_error("the kind of a group is '" + name +
+                          "', must be 'full', 'sliding' or 'chunked'");
+}
+
 CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            std::int64_t max_sequences, std::int64_t max_seq_len,
                            std::int32_t num_replicas, bool prefix_caching, bool dedup,
                            std::int32_t partial_page_reuse, std::int64_t host_pages,
-                           const py::object& eviction) {
+                           const py::object& eviction, const std::vector<Group>& groups,
+                           bool reserve_chunks, std::int64_t max_draft_tokens) {
     kvcore::CacheConfig config;
+    for (const auto& [kind, span, num_bundles, page] : groups) {
+        config.groups.push_back({group_kind(kind), span, num_bundles, page});
+    }
+    config.reserve_chunks = reserve_chunks;
+    config.max_draft_tokens = max_draft_tokens;
     config.num_pages = num_blocks;
     config.page_size = page_size;
     config.max_sequences = max_sequences;
@@ -151,6 +170,12 @@ void bind_values(py::module_& module) {
         .def_readonly("host_pages", &kvcore::PoolStats::host_pages)
         .def_readonly("host_cached_pages", &kvcore::PoolStats::host_cached_pages)
         .def_property_readonly("available_pages", &kvcore::PoolStats::available_pages);
+    py::class_<kvcore::GroupStats>(module, "GroupStats",
+                                   "Pages of one group of layers in one replica at one moment.")
+        .def_readonly("held_pages", &kvcore::GroupStats::held_pages)
+        .def_readonly("cached_pages", &kvcore::GroupStats::cached_pages)
+        .def_readonly("holes", &kvcore::GroupStats::holes)
+        .def_readonly("given_back", &kvcore::GroupStats::given_back);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
@@ -170,16 +195,17 @@ void bind_cache_manager(py::module_& module) {
              py::arg("max_sequences"), py::arg("max_seq_len"), py::arg("num_replicas") = 1,
              py::arg("prefix_caching") = true, py::arg("dedup") = true,
              py::arg("partial_page_reuse") = 1, py::arg("host_pages") = 0,
-             py::arg("eviction") = "lru")
+             py::arg("eviction") = "lru", py::arg("groups") = std::vector<Group>(),
+             py::arg("reserve_chunks") = false, py::arg("max_draft_tokens") = 0)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)
         .def(
             "pages_of",
-            [](const CacheManager& manager, SequenceHandle sequence) {
-                return id_array(manager.pages_of(sequence));
+            [](const CacheManager& manager, SequenceHandle sequence, std::int32_t bundle) {
+                return id_array(manager.pages_of(sequence, bundle));
             },
-            py::arg("sequence"), docs::kPagesOf)
+            py::arg("sequence"), py::arg("bundle") = 0, docs::kPagesOf)
         .def("release", &CacheManager::release, py::arg("sequence"), docs::kRelease)
         .def("reserve", &reserve, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
              py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
@@ -198,6 +224,7 @@ void bind_cache_manager(py::module_& module) {
         .def("take_copies", &take_copies, docs::kTakeCopies)
         .def("reset_prefix_cache", &CacheManager::reset_prefix_cache, docs::kResetPrefixCache)
         .def("stats", &CacheManager::stats, py::arg("replica") = 0, docs::kStats)
+        .def("group_stats", &CacheManager::group_stats, py::arg("replica") = 0, docs::kGroupStats)
         .def_property_readonly(
             "metrics", &CacheManager::metrics,
             "Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, "

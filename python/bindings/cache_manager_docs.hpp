@@ -30,6 +30,12 @@ host_pages : int
     with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
 eviction : str or kvcore.policies.EvictionPolicy
     Which cached pages go first when memory is full.
+groups : list of (kind, span, bundles, page_size)
+    Layers that do not all keep every token: kind is "full", "sliding" or "chunked", span the tokens
+    of the window or chunk, page_size divides that of the manager. None by default.
+reserve_chunks : bool
+max_draft_tokens : int
+    As for PagedKVCacheManager.
 
 Raises
 ------
@@ -78,11 +84,17 @@ constexpr const char* kReplicaOf = R"(replica_of(self, sequence)
 
 Return the index of a sequence's replica; RequestNotFoundError when it is not claimed.)";
 
-constexpr const char* kPagesOf = R"(pages_of(self, sequence)
+constexpr const char* kPagesOf = R"(pages_of(self, sequence, bundle=0)
 --
 
-Return a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
-claimed.)";
+Return a sequence's page ids in logical order, int32 [pages], of a bundle where there are groups:
+-1 stands for a page that no layer of it reads any more, or that is not reserved yet.
+RequestNotFoundError when the sequence is not claimed.)";
+
+constexpr const char* kGroupStats = R"(group_stats(self, replica=0)
+--
+
+Return the GroupStats of each group of a replica, in their order; none without groups. O(pages).)";
 
 constexpr const char* kRelease = R"(release(self, sequence)
 --

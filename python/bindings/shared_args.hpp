@@ -20,9 +20,11 @@ namespace kvcore::python {
 /// so everything that the kernel relies on is checked against the table.
 class SharedArgs {
    public:
-    /// Takes the groups of one replica. The pages of all cached tokens have been checked.
+    /// Takes the groups of one replica. The pages of tokens [first[b], cached[b]) of each row b,
+    /// which are all that its queries see, have been checked.
     SharedArgs(const pybind11::object& groups, std::int64_t replica, const PageTable& table,
-               const std::uint32_t* cached, std::int64_t page_size) {
+               const std::vector<std::uint32_t>& first, const std::uint32_t* cached,
+               std::int64_t page_size) {
         std::int64_t index = 0;
         for (const pybind11::handle group : groups) {
             const std::string name = concat("shared[", index++, "]");
@@ -32,8 +34,9 @@ class SharedArgs {
                                                   ", must be a SharedPrefix"));
             }
             if (integer_arg(group.attr("replica"), "replica") != replica) continue;
-            add(group, name, table, cached, page_size);
+            add(group, name, table.batch, cached);
         }
+        for (const Group& group : groups_) check_pages(group, table, first, page_size);
         check_nesting(table.batch);
         for (const Group& group : groups_) {
             views_.push_back(
@@ -53,8 +56,8 @@ class SharedArgs {
         std::int64_t tokens;
     };
 
-    void add(pybind11::handle source, const std::string& name, const PageTable& table,
-             const std::uint32_t* cached, std::int64_t page_size) {
+    void add(pybind11::handle source, const std::string& name, std::int64_t batch,
+             const std::uint32_t* cached) {
         Group group{name, {}, integer_arg(source.attr("num_tokens"), "num_tokens")};
         if (group.tokens < 1) {
             throw pybind11::value_error(
@@ -63,35 +66,40 @@ class SharedArgs {
         for (const pybind11::handle item : source.attr("rows")) {
             const std::int64_t row = integer_arg(item, "a row of shared");
             const std::int64_t least = group.rows.empty() ? 0 : group.rows.back() + 1;
-            if (row < least || row >= table.batch) {
+            if (row < least || row >= batch) {
                 throw pybind11::index_error(concat(name, ".rows holds ", row,
-                                                   ", must be ascending and below the ",
-                                                   table.batch, " rows of the batch"));
+                                                   ", must be ascending and below the ", batch,
+                                                   " rows of the batch"));
             }
             group.rows.push_back(row);
-            check_row(group, table, cached, page_size);
+            if (group.tokens <= cached[row]) continue;
+            throw pybind11::value_error(concat(name, ".num_tokens is ", group.tokens, ", but row ",
+                                               row, " has ", cached[row], " cached tokens"));
         }
         if (!group.rows.empty()) groups_.push_back(std::move(group));
     }
 
-    // The row that came last holds the tokens, in the pages of the first.
-    static void check_row(const Group& group, const PageTable& table, const std::uint32_t* cached,
-                          std::int64_t page_size) {
-        const std::int64_t row = group.rows.back();
-        if (group.tokens > cached[row]) {
-            throw pybind11::value_error(concat(group.name, ".num_tokens is ", group.tokens,
-                                               ", but row ", row, " has ", cached[row],
-                                               " cached tokens"));
-        }
+    // All rows hold what they see of the tokens in the pages of the one that sees the most.
+    static void check_pages(const Group& group, const PageTable& table,
+                            const std::vector<std::uint32_t>& first, std::int64_t page_size) {
+        const auto first_of = [&](std::int64_t row) {
+            return std::int64_t{first[static_cast<std::size_t>(row)]};
+        };
+        const std::int64_t reader = *std::min_element(
+            group.rows.begin(), group.rows.end(),
+            [&](std::int64_t a, std::int64_t b) { return first_of(a) < first_of(b); });
+        const std::uint32_t* read = table.pages + reader * table.row_stride;
         const std::int64_t columns = (group.tokens - 1) / page_size + 1;
-        const std::uint32_t* first = table.pages + group.rows.front() * table.row_stride;
-        const std::uint32_t* other = table.pages + row * table.row_stride;
-        const std::uint32_t* end = first + columns;
-        const auto [mine, differs] = std::mismatch(first, end, other);
-        if (mine == end) return;
-        throw pybind11::value_error(concat(group.name, ": rows ", group.rows.front(), " and ", row,
-                                           " hold pages ", *mine, " and ", *differs, " in column ",
-                                           mine - first, "; call shared_prefixes after fetch"));
+        for (const std::int64_t row : group.rows) {
+            if (first_of(row) >= group.tokens) continue;
+            const std::int64_t column = first_of(row) / page_size;
+            const std::uint32_t* held = table.pages + row * table.row_stride + column;
+            const auto [page, other] = std::mismatch(read + column, read + columns, held);
+            if (page == read + columns) continue;
+            throw pybind11::value_error(
+                concat(group.name, ": rows ", reader, " and ", row, " hold pages ", *page, " and ",
+                       *other, " in column ", page - read, "; call shared_prefixes after fetch"));
+        }
     }
 
     // Sorts the longest to the front. Of two groups with a common row, the rows of the longer are

@@ -122,6 +122,18 @@ class Metrics:
     @property
     def loaded_pages(self) -> int: ...
 
+class GroupStats:
+    """Pages of one group of layers in one replica at one moment."""
+
+    @property
+    def held_pages(self) -> int: ...
+    @property
+    def cached_pages(self) -> int: ...
+    @property
+    def holes(self) -> int: ...
+    @property
+    def given_back(self) -> int: ...
+
 class PoolStats:
     """Pages of one replica at one moment."""
 
@@ -181,6 +193,12 @@ class CacheManager:
         with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
     eviction : str or kvcore.policies.EvictionPolicy
         Which cached pages go first when memory is full.
+    groups : list of (kind, span, bundles, page_size)
+        Layers that do not all keep every token: kind is "full", "sliding" or "chunked", span the tokens
+        of the window or chunk, page_size divides that of the manager. None by default.
+    reserve_chunks : bool
+    max_draft_tokens : int
+        As for PagedKVCacheManager.
 
     Raises
     ------
@@ -216,6 +234,9 @@ class CacheManager:
         partial_page_reuse: int = True,
         host_pages: int = 0,
         eviction: EvictionPolicy | str = "lru",
+        groups: Sequence[tuple[str, int, int, int]] = ...,
+        reserve_chunks: bool = False,
+        max_draft_tokens: int = 0,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.
@@ -236,9 +257,10 @@ class CacheManager:
         """Tell whether a sequence is claimed now."""
     def replica_of(self, sequence: SequenceHandle) -> int:
         """Return the index of a sequence's replica; RequestNotFoundError when it is not claimed."""
-    def pages_of(self, sequence: SequenceHandle) -> _Ids:
-        """Return a sequence's page ids in logical order, int32 [pages]; RequestNotFoundError when it is not
-        claimed.
+    def pages_of(self, sequence: SequenceHandle, bundle: int = 0) -> _Ids:
+        """Return a sequence's page ids in logical order, int32 [pages], of a bundle where there are groups:
+        -1 stands for a page that no layer of it reads any more, or that is not reserved yet.
+        RequestNotFoundError when the sequence is not claimed.
         """
     def release(self, sequence: SequenceHandle) -> None:
         """Forget a sequence: committed pages stay cached; RequestNotFoundError when it is not claimed."""
@@ -366,6 +388,8 @@ class CacheManager:
         """
     def reset_prefix_cache(self) -> None:
         """Forget every cached page that nobody holds, on every replica."""
+    def group_stats(self, replica: int = 0) -> list[GroupStats]:
+        """Return the GroupStats of each group of a replica, in their order; none without groups. O(pages)."""
     def stats(self, replica: int = 0) -> PoolStats:
         """Count the pages of a replica.
 

@@ -15,7 +15,8 @@ class ContextLike(Protocol):
     """What a manager reads and moves of a request.
 
     ``0 <= start_idx < active_idx <= end_idx`` always. Optional: ``extra_key`` and ``cache_salt``,
-    str or None, the prefix-cache namespace.
+    str or None, the prefix-cache namespace; ``extra_keys``, a list of (start, length, bytes) or
+    None, read in every call, which costs a copy of the tokens where there are some.
     """
 
     request_id: Hashable

@@ -131,9 +131,30 @@ cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
             vector[DuplicatePage]& duplicates, const Retention& retention
         ) except +translate_exception
         void touch(TreePosition at) except +translate_exception
+        void find_tokens_up_to(TokenId highest, vector[TokenId]& out) except +translate_exception
         int64_t evict(int64_t n, BlockId* out) except +translate_exception
         PrefixHandle handle(TreePosition at)
         TreePosition resolve(PrefixHandle handle) except +translate_exception
+        void check_integrity() except +translate_exception
+
+
+cdef extern from "kvcore/stand_ins.hpp" namespace "kvcore" nogil:
+    cdef cppclass ExtraKey:
+        int64_t length
+        string_view bytes
+    string stand_in_name(
+        TokenId token, const ExtraKey* keys, size_t n
+    ) except +translate_exception
+    cdef cppclass StandIns:
+        StandIns() except +translate_exception
+        StandIns(int64_t num_ids, int64_t fewest) except +translate_exception
+        TokenId acquire(string_view name) except +translate_exception
+        TokenId find(string_view name) except +translate_exception
+        void release(TokenId id) except +translate_exception
+        int64_t size()
+        cbool is_sweep_due()
+        void begin_sweep()
+        void end_sweep(const TokenId* held, size_t n)
         void check_integrity() except +translate_exception
 
 
@@ -185,6 +206,8 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t partial_page_reuse  # fewest tokens; 0: never
         int64_t host_pages
         EvictionConfig eviction
+        cbool reserve_chunks
+        int64_t max_draft_tokens
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -240,6 +263,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t row
         int32_t column
         BlockId page
+        int32_t bundle
     cdef cppclass FetchTarget:
         LookupTable* table
         uint32_t* cache_lengths
@@ -248,6 +272,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t width
         int64_t longest_new
         int64_t longest_active
+        LookupTable** more  # of other bundles, with groups
     cdef enum class FetchStatus:
         kOk
         kNoSpace
@@ -277,6 +302,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         cbool contains(SequenceHandle sequence)
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
         vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
+        vector[BlockId] pages_of(SequenceHandle sequence, int32_t bundle) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
         void begin_again(SequenceHandle sequence) except +translate_exception
         # `transfers`, empty before, get what the caller is to copy; without them see take_copies.
@@ -330,6 +356,8 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int32_t recommend_replica(
             string_view name_space, const TokenId* tokens, int64_t n
         ) except +translate_exception
+        vector[TokenId] tokens_up_to(TokenId highest) except +translate_exception
+        int64_t first_uncached(SequenceHandle sequence) except +translate_exception
         void reset_prefix_cache() except +translate_exception
         void finish(uint64_t ticket, cbool done) except +translate_exception
         OwedStatus take_owed(

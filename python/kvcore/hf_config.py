@@ -202,4 +202,7 @@ def cache_shape(
     else:
         shape |= _heads(text)
     shape["dtype"] = _dtype(text, whole) if dtype is None else dtype
-    return shape | (layer_groups(text, shape, shards) if groups else {})
+    if not groups:
+        return shape
+    named = next((each for each in (field(text, DTYPE)[1], field(whole, DTYPE)[1]) if each), None)
+    return shape | layer_groups(text, shape, named, shards)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "DEFAULT_WINDOWS",
     "DTYPE",
     "HEADS",
     "HEAD_DIM",
@@ -36,7 +37,7 @@ _NO_NAMES = (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
-HEAD_DIM = ("attention_head_dim", "head_dim", "kv_channels")
+HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 DTYPE = ("dtype", "torch_dtype")
 # Where a multimodal model keeps its language model; the first one may hold another.
@@ -64,9 +65,9 @@ _DEFAULTS: dict[str, tuple[int | None, ...]] = {
     "qwen3": (32, 32, 32, 4096, 128),
     "qwen3_vl_text": (32, 32, 32, 4096, 128),
 }
-_DEFAULT_FIELDS = (LAYERS[0], HEADS[0], KV_HEADS[0], HIDDEN[0], "head_dim")
-# The same of windows; null means none there.
-_DEFAULT_WINDOWS = {
+_DEFAULT_FIELDS = (LAYERS[0], HEADS[0], KV_HEADS[0], HIDDEN[0], HEAD_DIM[0])
+#: The same of windows; null means none there.
+DEFAULT_WINDOWS = {
     "gemma2": {"sliding_window": 4096},
     "gemma3_text": {"sliding_window": 4096},
     "gemma3n_text": {"sliding_window": 512, "num_kv_shared_layers": 15},
@@ -173,6 +174,6 @@ def language_model(whole: Config) -> Config:
     if not is_nested:
         silent = {"head_dim": silent["head_dim"]}
     else:
-        windows = _DEFAULT_WINDOWS.get(str(model_type), {})
+        windows = DEFAULT_WINDOWS.get(str(model_type), {})
         silent |= {name: value for name, value in windows.items() if name not in text}
     return silent | {name: value for name, value in text.items() if value is not None}

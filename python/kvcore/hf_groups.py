@@ -8,8 +8,16 @@ from typing import Any
 
 from kvcore.dtypes import WIDE
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
-from kvcore.hf_fields import DTYPE, Config, count, field, optional_count
-from kvcore.hf_layers import ATTENDS, CHUNKED, STATES, WINDOWED, layer_kinds, shared_layers
+from kvcore.hf_fields import DEFAULT_WINDOWS, Config, count, optional_count
+from kvcore.hf_layers import (
+    CHUNKED,
+    FULL,
+    KEEPS,
+    SLIDING,
+    STATES,
+    layer_kinds,
+    shared_layers,
+)
 from kvcore.hf_states import state_arrays
 
 __all__ = ["layer_groups"]
@@ -22,7 +30,9 @@ Row = tuple[int | None, int | None, int | None]
 _LIKE_PARAMS: Row = (None, None, None)
 
 
-def layer_groups(text: Config, shape: Mapping[str, Any], shards: int) -> dict[str, Any]:
+def layer_groups(
+    text: Config, shape: Mapping[str, Any], activations: object, shards: int
+) -> dict[str, Any]:
     """Read what KVCacheParams needs beside the shape of one layer.
 
     Parameters
@@ -31,6 +41,8 @@ def layer_groups(text: Config, shape: Mapping[str, Any], shards: int) -> dict[st
         The config of the language model.
     shape : mapping
         Fields of KVCacheParams: num_layers, dtype, n_kv_heads, head_dim, v_head_dim, is_mla.
+    activations
+        The config's name of the model's dtype, if it has one.
     shards : int
         Tensor parallel devices.
 
@@ -45,58 +57,48 @@ def layer_groups(text: Config, shape: Mapping[str, Any], shards: int) -> dict[st
     ValueError
         A layer keeps what no group describes, or a field is missing.
     """
-    layers = shape["num_layers"]
-    kinds = layer_kinds(text, layers)
+    kinds = layer_kinds(text, shape["num_layers"])
     shared = shared_layers(text, kinds)
-    own = [layer for layer, kind in enumerate(kinds) if kind in ATTENDS and layer not in shared]
     rows = _rows(text, shape, kinds)
-    groups: list[AttentionGroup | State] = []
-    for kind, row in sorted({(kinds[layer], rows[layer]) for layer in own}, key=_order):
-        members = [layer for layer in own if (kinds[layer], rows[layer]) == (kind, row)]
-        groups.append(_attention(text, kind, members, dict(zip(_ROW, row, strict=True))))
+    members: dict[tuple[str, Row], list[int]] = {}
+    for layer, kind in enumerate(kinds):
+        if kind in KEEPS and layer not in shared:
+            members.setdefault((KEEPS[kind], rows[layer]), []).append(layer)
+    groups: list[AttentionGroup | State] = [
+        _attention(text, kind, members[kind, row], dict(zip(_ROW, row, strict=True)))
+        for kind, row in sorted(members, key=_order)
+    ]
     states = [layer for layer, kind in enumerate(kinds) if kind in STATES]
     if states:
-        dtype = _activations(text, shape["dtype"])
-        groups.append(State(states, state_arrays(text, dtype, shards)))
-    if groups == [FullAttention(range(layers))]:
+        arrays = state_arrays(text, _activations(activations, shape["dtype"]), shards)
+        groups.append(State(states, arrays))
+    if groups == [FullAttention(range(len(kinds)))]:
         return {}
-    return {"groups": _merged(groups)} | ({"shared": shared} if shared else {})
+    return {"groups": tuple(groups)} | ({"shared": shared} if shared else {})
 
 
 def _order(item: tuple[str, Row]) -> tuple[bool, bool, str]:
     """Full groups come first: their table is the one that a request's length shows in."""
     kind, row = item
-    return kind in WINDOWED or kind == CHUNKED, row != _LIKE_PARAMS, str(item)
-
-
-def _merged(groups: list[AttentionGroup | State]) -> tuple[AttentionGroup | State, ...]:
-    """Put layers with and without a state that keep the same K and V into one group."""
-    found: dict[Any, AttentionGroup | State] = {}
-    for group in groups:
-        if isinstance(group, State):
-            found[group] = group
-            continue
-        rest = {name: value for name, value in vars(group).items() if name != "layers"}
-        key = (type(group), *rest.items())
-        before = found[key].layers if key in found else ()
-        found[key] = type(group)(layers=(*before, *group.layers), **rest)
-    return tuple(found.values())
+    return kind != FULL, row != _LIKE_PARAMS, str(item)
 
 
 def _attention(
     text: Config, kind: str, layers: list[int], row: dict[str, int | None]
 ) -> AttentionGroup:
+    if kind == FULL:
+        return FullAttention(layers, **row)
+    # A config that says which layers have a window may leave its size to the class.
+    known = {**DEFAULT_WINDOWS.get(str(text.get("model_type")), {}), **text}
     if kind == CHUNKED:
-        return ChunkedLocal(layers, count(text, ("attention_chunk_size",)), **row)
-    if kind in WINDOWED:
-        return SlidingWindow(layers, count(text, _WINDOW), **row)
-    return FullAttention(layers, **row)
+        return ChunkedLocal(layers, count(known, ("attention_chunk_size",)), **row)
+    return SlidingWindow(layers, count(known, _WINDOW), **row)
 
 
-def _activations(text: Config, cache: str) -> str:
+def _activations(named: object, cache: str) -> str:
     """Return the dtype of the model, whose states are not narrowed with its K and V."""
-    named = str(field(text, DTYPE)[1]).removeprefix("torch.")
-    return next((dtype for dtype in (named, cache) if dtype in WIDE), "bfloat16")
+    model = str(named).removeprefix("torch.")
+    return next((dtype for dtype in (model, cache) if dtype in WIDE), "bfloat16")
 
 
 def _rows(text: Config, shape: Mapping[str, Any], kinds: list[str]) -> list[Row]:
@@ -121,7 +123,7 @@ def _rows(text: Config, shape: Mapping[str, Any], kinds: list[str]) -> list[Row]
 
 def _row(text: Config, layer: int, kind: str, uniform: Row) -> Row:
     heads, head_dim, v_head_dim = uniform
-    if kind in WINDOWED:
+    if KEEPS.get(kind) == SLIDING:
         heads = optional_count(text, ("swa_num_key_value_heads",)) or heads
         head_dim = optional_count(text, ("swa_head_dim",)) or head_dim
         v_head_dim = optional_count(text, ("swa_v_head_dim",)) or v_head_dim

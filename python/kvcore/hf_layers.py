@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvcore.groups.checks import MOST_LAYERS
 from kvcore.hf_fields import Config, count, optional_count, part
 
 __all__ = [
-    "ATTENDS",
     "CHUNKED",
+    "FULL",
+    "KEEPS",
+    "SLIDING",
     "STATES",
     "STATE_FIELDS",
-    "WINDOWED",
     "layer_kinds",
     "shared_layers",
 ]
@@ -22,6 +24,7 @@ __all__ = [
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 #: One that keeps a state, one that keeps both, one that keeps neither.
 LINEAR, BOTH, NEITHER = "linear_attention", "hybrid", "mlp"
+_BOTH_SLIDING = "hybrid_sliding"
 
 _NAMES = {
     "attention": FULL,
@@ -38,16 +41,15 @@ _NAMES = {
     "recurrent": LINEAR,
     "conv": LINEAR,
     "hybrid": BOTH,
-    "hybrid_sliding": "hybrid_sliding",
+    "hybrid_sliding": _BOTH_SLIDING,
     "mlp": NEITHER,
     "moe": NEITHER,
 }
-_MOST_LAYERS = 2**16
 _LETTERS = {"M": LINEAR, "*": FULL, "-": NEITHER, "E": NEITHER}  # of Nemotron-H
 
-ATTENDS = {FULL, SLIDING, CHUNKED, BOTH, "hybrid_sliding"}
-STATES = {LINEAR, BOTH, "hybrid_sliding"}
-WINDOWED = {SLIDING, "hybrid_sliding"}
+#: Which K and V those keep that do.
+KEEPS = {FULL: FULL, SLIDING: SLIDING, CHUNKED: CHUNKED, BOTH: FULL, _BOTH_SLIDING: SLIDING}
+STATES = {LINEAR, BOTH, _BOTH_SLIDING}
 
 #: Fields of layers that keep a state.
 STATE_FIELDS = (
@@ -104,16 +106,16 @@ def layer_kinds(text: Config, layers: int) -> list[str]:
             A kind of layer that keeps something else, none that keeps K and V, more or fewer kinds
         than layers.
     """
-    if layers > _MOST_LAYERS:
+    if layers > MOST_LAYERS:
         raise ValueError(
-            f"num_layers is {layers}, must be at most {_MOST_LAYERS} where layers are told apart"
+            f"num_layers is {layers}, must be at most {MOST_LAYERS} where layers are told apart"
         )
     named = next((name for name in ("layer_types", "layers_block_type") if text.get(name)), None)
     if named is not None:
         kinds = _of_list(named, text[named], layers)
     else:
         kinds = _RULES.get(str(text.get("model_type")), _by_fields)(text, layers)
-    if not ATTENDS.intersection(kinds):
+    if KEEPS.keys().isdisjoint(kinds):
         raise ValueError(
             f"all layers of {text.get('model_type', 'this model')} keep states or nothing: it has "
             f"no K and V to keep in pages, and kvcore no use for it; keep its states yourself"
@@ -295,13 +297,13 @@ def shared_layers(text: Config, kinds: list[str]) -> dict[int, int]:
     """Return for each layer that keeps nothing of its own the one whose K and V it reads."""
     sources = text.get("kv_source_layers")
     if sources is not None:
-        given = list(sources)
-        if len(given) != len(kinds) or not all(type(each) is int for each in given):
+        is_list = isinstance(sources, (list, tuple)) and len(sources) == len(kinds)
+        if not is_list or not all(type(each) is int for each in sources):
             raise ValueError(
                 f"kv_source_layers of the config is {sources!r}, must have a layer for each of "
                 f"the {len(kinds)}"
             )
-        return {layer: owner for layer, owner in enumerate(given) if layer != owner}
+        return {layer: owner for layer, owner in enumerate(sources) if layer != owner}
     if not text.get("num_kv_shared_layers"):
         return {}
     shared = count(text, ("num_kv_shared_layers",))

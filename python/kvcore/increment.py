@@ -153,9 +153,7 @@ def _advance_on_gpus(
 
 def _advance_one(inputs: RaggedKVCacheInputs, offsets: Any) -> RaggedKVCacheInputs:
     lengths = advance_lengths(inputs.cache_lengths, offsets)
-    return RaggedKVCacheInputs(
-        inputs.blocks, lengths, inputs.lookup_table, inputs.max_lengths[1:], inputs.kv_scales
-    )
+    return inputs._at(lengths, inputs.max_lengths[1:])  # noqa: SLF001
 
 
 def _require_steps(inputs: RaggedKVCacheInputs) -> None:
@@ -170,9 +168,4 @@ def _advance(
     _require_steps(first)
     grown = integers("cache_lengths", first.cache_lengths + added, 0, MOST_UINT32)
     lengths = grown.astype(np.uint32)
-    return [
-        RaggedKVCacheInputs(
-            each.blocks, lengths, each.lookup_table, each.max_lengths[1:], each.kv_scales
-        )
-        for each in group
-    ]
+    return [each._at(lengths, each.max_lengths[1:]) for each in group]  # noqa: SLF001

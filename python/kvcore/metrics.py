@@ -3,9 +3,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
-__all__ = ["KVCacheMetrics"]
+__all__ = ["GroupMetrics", "KVCacheMetrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetrics:
+    """Count the pages of one attention group at one moment, summed over replicas.
+
+    Attributes
+    ----------
+    held_pages : int
+        That requests, pins and copies read.
+    cached_pages : int
+        That the prefix cache has, those that requests hold there included.
+    holes : int
+        That the prefix cache lacks for tokens that it has: they are behind windows, and were
+        evicted.
+    given_back : int
+        That requests gave back behind their windows, since the metrics were reset.
+    """
+
+    held_pages: int
+    cached_pages: int
+    holes: int
+    given_back: int
+
+    @classmethod
+    def summed(cls, stats: Iterable[Any]) -> GroupMetrics:
+        """Sum the GroupStats of one group over replicas."""
+        found = tuple(stats)
+        return cls(
+            **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,16 @@ from kvcore import increment, sizing
 from kvcore._core import CacheManager
 from kvcore._hot.engine import StepEngine
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.arguments import flag
+from kvcore.cache_sizing import CacheSizing
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
-from kvcore.params import KVCacheParams, require_count, require_one_group
+from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
+from kvcore.metrics import GroupMetrics
+from kvcore.params import KVCacheParams, require_count, require_no_states
 from kvcore.policies import Priority, resolved
-from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus
+from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
+from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
 
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCacheManager"]
 
 
-class PagedKVCacheManager(StepEngine):
+class PagedKVCacheManager(CacheSizing, StepEngine):
     """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
 
     Parameters
@@ -65,11 +70,15 @@ class PagedKVCacheManager(StepEngine):
         A prefix hit may end inside a page, whose first tokens are then copied: from so many on.
         True is 1, False (or 0) never.
     eviction : str or kvcore.policies.EvictionPolicy
-        Which cached pages go first when memory is full: "lru", "lfu", "slru", "fifo", "priority",
-        "cost", "arc", or an instance. A host tier goes by "lru" always.
+        Which cached pages go first when memory is full. A host tier goes by "lru" always.
     clock : callable, optional
-        Returns the time in seconds, for the priorities of contexts that end; ``time.monotonic``
-        unless given. Called with the "priority" policy alone, at the start of a call.
+        Returns seconds, by which priorities of contexts end; asked with "priority" alone.
+    reserve_chunks : bool
+        Reserve what runs next alone. Else layers that keep every token get pages for the whole
+        request at once, so that a request which has begun is not short of them later.
+    max_draft_tokens : int
+        Where layers have windows or chunks: so many of the tokens written last may be truncated.
+        Pages are given back that much later.
 
     Raises
     ------
@@ -112,11 +121,13 @@ class PagedKVCacheManager(StepEngine):
         partial_page_reuse: bool | int = True,
         eviction: EvictionPolicy | str = "lru",
         clock: Callable[[], float] = time.monotonic,
+        reserve_chunks: bool = False,
+        max_draft_tokens: int = 0,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
-        require_one_group(params)
+        require_no_states(params)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
@@ -126,7 +137,7 @@ class PagedKVCacheManager(StepEngine):
         super().__init__(
             CacheManager(
                 num_blocks=pages,
-                page_size=params.page_size,
+                page_size=column_tokens(params),
                 max_sequences=sizing.batch_per_replica(params, max_batch_size),
                 max_seq_len=max_seq_len,
                 num_replicas=params.data_parallel_degree,
@@ -135,96 +146,29 @@ class PagedKVCacheManager(StepEngine):
                 partial_page_reuse=int(partial_page_reuse),
                 host_pages=host_pages,
                 eviction=eviction,
+                groups=core_groups(params),
+                reserve_chunks=flag("reserve_chunks", reserve_chunks),
+                max_draft_tokens=max_draft_tokens,
             ),
             shards=shards,
-            copier=make_copier(shards, gpus),
+            copier=whole_pages(make_copier(shards, gpus), params, shards),
             mover=make_mover(shards, places, host_pages, gpus),
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
-            listener=_listener(params, zmq_endpoint_base),
+            listener=(
+                ResetListener(zmq_endpoint_base)
+                if zmq_endpoint_base is not None and params.enable_prefix_caching
+                else None
+            ),
             clock=clock if resolved(eviction)[0] == Priority.name else None,
+            layers=LayerMap.of(params),
+            pages_per_column=pages_per_column(params),
             runtime_checks=enable_runtime_checks,
         )
         self.params = params
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
         self.devices = places
-
-    # ---- sizing --------------------------------------------------------------------------
-
-    @classmethod
-    def estimated_memory_size(
-        cls,
-        params: KVCacheParams,
-        max_batch_size: int,
-        max_seq_len: int,
-        num_layers: int,
-        available_cache_memory: int,
-        devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
-        *,
-        max_chunk_tokens: int = 2048,
-        **kwargs: object,  # noqa: ARG003 - call compatibility
-    ) -> int:
-        """Estimate the bytes of the cache over all replicas.
-
-        Per replica the smaller of its share of the memory and what the largest batch of longest
-        sequences needs.
-
-        Parameters
-        ----------
-        params : KVCacheParams
-        max_batch_size, max_seq_len : int
-            Requests over all replicas, tokens of the longest.
-        num_layers : int
-            Re-derives `params`.
-        available_cache_memory : int
-            Bytes over all devices.
-        max_chunk_tokens : int
-            Tokens of a request that run in one step at most, for layers with a window.
-        devices, **kwargs
-            Not used: ``params.n_devices`` counts the devices.
-        """
-        params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.estimated_memory_size(
-            params, max_batch_size, max_seq_len, available_cache_memory, max_chunk_tokens
-        )
-
-    @classmethod
-    def max_supported_sequence_length(
-        cls,
-        params: KVCacheParams,
-        num_layers: int,
-        memory_available: int,
-        *,
-        max_chunk_tokens: int = 2048,
-    ) -> int:
-        """Return the longest sequence in tokens, a multiple of the page; 0 when no page fits.
-
-        `memory_available` counts bytes over all devices; a sequence has those of one replica.
-        """
-        params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.max_supported_sequence_length(params, memory_available, max_chunk_tokens)
-
-    @classmethod
-    def infer_optimal_batch_size(
-        cls,
-        params: KVCacheParams,
-        max_seq_len: int,
-        num_layers: int,
-        available_cache_memory: int,
-        devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
-        *,
-        max_chunk_tokens: int = 2048,
-        **kwargs: object,  # noqa: ARG003 - call compatibility
-    ) -> int:
-        """Return the largest batch of longest sequences that fits; 0 when not one does.
-
-        Over all replicas; the arguments are those of ``estimated_memory_size``.
-        """
-        params = sizing.rederived(params, num_layers=num_layers)
-        return sizing.infer_optimal_batch_size(
-            params, max_seq_len, available_cache_memory, max_chunk_tokens
-        )
 
     # ---- pages ---------------------------------------------------------------------------
 
@@ -242,6 +186,11 @@ class PagedKVCacheManager(StepEngine):
     def num_free_blocks(self) -> int:
         """Pages that a request could get, over all replicas; evictable cached ones count."""
         return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Pages in the prefix cache, over all replicas; those that requests share count too."""
+        return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
 
     @property
     def free_blocks_pct(self) -> float:
@@ -269,6 +218,12 @@ class PagedKVCacheManager(StepEngine):
     def metrics(self) -> KVCacheMetrics:
         """Counters summed over replicas; a copy."""
         return self._counters()
+
+    @property
+    def group_metrics(self) -> tuple[GroupMetrics, ...]:
+        """Pages of each attention group, in their order; empty without groups. O(pages)."""
+        each = [self._core.group_stats(r) for r in range(self.num_replicas)]
+        return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""
@@ -301,14 +256,8 @@ class PagedKVCacheManager(StepEngine):
         ValueError
             The batch is not in order of replicas.
         """
-        homes = np.fromiter((self.get_replica(ctx) for ctx in context_batch), dtype=np.int64)
-        if np.any(homes[1:] < homes[:-1]):
-            row = int(np.argmax(homes[1:] < homes[:-1])) + 1
-            raise ValueError(
-                f"row {row} of the batch is on replica {homes[row]}, behind one of replica "
-                f"{homes[row - 1]}; sort the batch by get_replica"
-            )
-        return np.searchsorted(homes, np.arange(self.num_replicas + 1)).astype(np.int64)
+        homes = [self.get_replica(context) for context in context_batch]
+        return data_parallel_splits(homes, self.num_replicas)
 
     def fetch_collection(
         self, batch: Iterable[Any], num_steps: int = 1
@@ -336,20 +285,16 @@ class PagedKVCacheManager(StepEngine):
         if self._shards[0][0][0] is None:
             raise ValueError("blocks is None: this manager has no pool to see, use fetch")
         contexts = list(batch)
-        views = []
         inputs = self.fetch(contexts, num_steps)
+        homes = [self.get_replica(context) for context in contexts]
+        names = by_replica([each.request_id for each in contexts], homes, self.num_replicas)
+        each_bundle = range(len(pages_per_column(self.params)))
+        claims = [tuple(self._row_claims(rows, bundle) for bundle in each_bundle) for rows in names]
         shards = self.params.tensor_parallel_degree
-        for replica, names in enumerate(self._names_by_replica(contexts)):
-            claims = self._row_claims(names)
-            for each in inputs[replica * shards : (replica + 1) * shards]:
-                views.append(PagedKVCacheCollection(each, kv_params=self.params, guard=claims))
-        return views
-
-    def _names_by_replica(self, contexts: list[Any]) -> list[list[Any]]:
-        names: list[list[Any]] = [[] for _ in range(self.num_replicas)]
-        for context in contexts:
-            names[self.get_replica(context)].append(context.request_id)
-        return names
+        return [
+            PagedKVCacheCollection(each, kv_params=self.params, guard=claims[i // shards])
+            for i, each in enumerate(inputs)
+        ]
 
     def increment_cache_lengths(
         self, kv_cache_inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any
@@ -398,8 +343,6 @@ class PagedKVCacheManager(StepEngine):
         params = sizing.rederived(self.params, num_layers=num_layers)
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
         return [input_symbols(params, device) for device in places]
-
-    # ---- inside --------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         stats = [self._core.stats(r) for r in range(self.num_replicas)]

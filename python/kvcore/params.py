@@ -11,16 +11,23 @@ from typing import Any
 from kvcore.arguments import flag, number
 from kvcore.dtypes import itemsize
 from kvcore.groups import AttentionGroup, Bundle, FullAttention, State, bundles
+from kvcore.groups.checks import MOST_LAYERS
 from kvcore.groups.of_params import check_groups, frozen_groups, frozen_shared
 from kvcore.groups.packing import page_shape, row_elements
 from kvcore.hf_config import cache_shape
 
-__all__ = ["KVCacheParams", "require_count", "require_one_group", "require_params"]
+__all__ = [
+    "KVCacheParams",
+    "require_count",
+    "require_no_states",
+    "require_one_group",
+    "require_params",
+]
 
 _SCALE_BYTES = 4  # float32
 _MAX_COUNT = 2**31 - 1  # page ids and shapes are int32
 _MOST_GIB = 2**33  # whose bytes are counted in int64
-_HF_GROUPS = False  # whether from_hf_config fills the groups in by itself
+_HF_GROUPS = True  # whether from_hf_config fills the groups in by itself
 
 
 def require_count(**values: int) -> None:
@@ -52,6 +59,16 @@ def require_one_group(params: KVCacheParams) -> None:
         f"the params have groups ({kinds}), must have one FullAttention over all "
         f"{params.num_layers} layers: managers keep every token in every layer; pass groups=None, "
         f"and from_hf_config groups=False"
+    )
+
+
+def require_no_states(params: KVCacheParams) -> None:
+    """Raise ValueError for params with State groups, which managers do not keep."""
+    if not params.state_groups:
+        return
+    raise ValueError(
+        f"the params have {len(params.state_groups)} State groups, must have none: managers keep K "
+        f"and V of attention layers; leave the states to the engine"
     )
 
 
@@ -298,6 +315,11 @@ class KVCacheParams:
         """The groups that keep K and V; for ``groups=None`` one of all layers but shared ones."""
         if self.groups is None:
             shared = self.shared or {}
+            if self.num_layers > MOST_LAYERS:
+                raise ValueError(
+                    f"num_layers is {self.num_layers}, must be at most {MOST_LAYERS} where layers "
+                    f"are told apart"
+                )
             return (FullAttention([i for i in range(self.num_layers) if i not in shared]),)
         return tuple(group for group in self.groups if isinstance(group, AttentionGroup))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcore.arrays import is_writable, kind_of, require_apart, require_own_memory
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
@@ -13,9 +14,11 @@ from kvcore.backends.selection import backend_of
 from kvcore.backends.shards import arrays_of
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
+from kvcore.groups.layers import mixes_pages, part_shapes
 from kvcore.params import KVCacheParams
 
 __all__ = [
+    "WholePageCopier",
     "adopt_shard",
     "allocate_shard",
     "make_copier",
@@ -23,11 +26,14 @@ __all__ = [
     "make_shards",
     "pools_on_gpus",
     "shard_shapes",
+    "whole_pages",
 ]
 
 
 def shard_shapes(params: KVCacheParams, num_pages: int) -> list[tuple[int, ...]]:
     """Return the shape of each array of a device's pool: one, or two when V has its own width."""
+    if params.groups is not None or params.shared is not None:
+        return part_shapes(params, num_pages)
     heads, page = params.n_kv_heads_per_device, params.page_size
     if params.v_head_dim is None:
         return [(num_pages, params.kv_dim, params.num_layers, page, heads, params.head_dim)]
@@ -170,6 +176,36 @@ def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
     """
     arrays = arrays_of(shards[0][0])
     return backend_of(kind_of(arrays[0])).copier(shards, pools) if arrays else None
+
+
+def whole_pages(
+    copier: Copier | None, params: KVCacheParams, shards: list[list[Shard]]
+) -> Copier | None:
+    """Return a copier of whole pages, where what is said of their first tokens means nothing."""
+    if copier is None or not mixes_pages(params):
+        return copier
+    return WholePageCopier(copier, arrays_of(shards[0][0])[0].shape[3])
+
+
+class WholePageCopier:
+    """Copy whole pages by another copier's means: where their first tokens lie depends on them.
+
+    Parameters
+    ----------
+    copier : Copier
+    page_size : int
+        Tokens of a page, as that one counts them.
+    """
+
+    def __init__(self, copier: Copier, page_size: int) -> None:
+        self._copier = copier
+        self._page_size = page_size
+
+    def run(self, copies: NDArray[np.int32]) -> None:
+        """Copy pages, as ``Copier.run`` does."""
+        whole = copies.copy()
+        whole[:, 3] = self._page_size
+        self._copier.run(whole)
 
 
 def make_mover(

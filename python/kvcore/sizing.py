@@ -122,6 +122,7 @@ def pages_per_sequence(
     max_chunk_tokens : int
         Tokens of it that run in one step at most: a window needs room for them beside its own.
     """
+    require_params(params)
     require_count(max_seq_len=max_seq_len, max_chunk_tokens=max_chunk_tokens)
     return _pages_of(params, max_seq_len, max_chunk_tokens)
 

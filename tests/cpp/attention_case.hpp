@@ -94,6 +94,23 @@ class Case {
         }
     }
 
+    /// Makes ids that no page has of the table's entries that no query reads.
+    void leave_behind() {
+        for (std::int64_t row = 0; row < batch(); ++row) {
+            const auto at = static_cast<std::size_t>(row);
+            const std::int64_t cached = shape_.cached[at];
+            std::int64_t columns = 0;
+            if (rule_.window > 0) {
+                columns = std::max<std::int64_t>(0, cached + 1 - rule_.window) / shape_.page_size;
+            }
+            if (rule_.chunk > 0) {
+                columns = std::max(columns, cached / rule_.chunk * rule_.chunk / shape_.page_size);
+            }
+            if (shape_.added[at] == 0) columns = width_;
+            std::fill_n(pages_.begin() + row * width_, columns, ~std::uint32_t{0});
+        }
+    }
+
     Result expected() const {
         Result result;
         for (std::int64_t row = 0; row < batch(); ++row) {
@@ -326,19 +343,24 @@ class Case {
         const std::int64_t position = shape_.cached[at] + j;
         const std::int64_t length = std::int64_t{shape_.cached[at]} + shape_.added[at];
         const std::int64_t end = rule_.is_causal ? position + 1 : length;
-        const std::int64_t begin =
-            rule_.window > 0 ? std::max<std::int64_t>(0, position - rule_.window + 1) : 0;
+        std::vector<std::int64_t> keys;
+        for (std::int64_t key = 0; key < end; ++key) {
+            const bool is_near = rule_.window == 0 || position - key < rule_.window;
+            const bool is_beside = rule_.chunk == 0 || position / rule_.chunk == key / rule_.chunk;
+            if (is_near && is_beside) keys.push_back(key);
+        }
         std::vector<double> scores;
         double most =
             rule_.sinks == nullptr ? -std::numeric_limits<double>::infinity() : rule_.sinks[head];
-        for (std::int64_t key = begin; key < end; ++key) {
+        for (const std::int64_t key : keys) {
             scores.push_back(score(row, key, offsets_[at] + j, head));
             most = std::max(most, scores.back());
         }
         double total = rule_.sinks == nullptr ? 0 : std::exp(rule_.sinks[head] - most);
         std::vector<double> sums(static_cast<std::size_t>(shape_.value_dim));
-        for (std::int64_t key = begin; key < end; ++key) {
-            const double weight = std::exp(scores[static_cast<std::size_t>(key - begin)] - most);
+        for (std::size_t i = 0; i < keys.size(); ++i) scores[i] = std::exp(scores[i] - most);
+        for (const std::int64_t key : keys) {
+            const double weight = scores[static_cast<std::size_t>(key - keys.front())];
             total += weight;
             for (std::int64_t i = 0; i < shape_.value_dim; ++i) {
                 sums[static_cast<std::size_t>(i)] +=

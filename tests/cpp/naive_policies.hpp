@@ -22,36 +22,36 @@ class NaivePolicy : public kvcore::EvictionPolicy {
         bool is_candidate = false;
         std::int64_t uses = 0;
         std::int64_t entered = 0;
-        std::int64_t last = 0;  // use or release
+        std::uint64_t last = 0;  // release of a prefix that it is in
         std::int64_t depth = 0;
-        std::int64_t pages = 0;
         std::int64_t floor = 0;
         kvcore::Retention highest{0};
         std::int32_t lasting = 0;
     };
-    using Rank = std::tuple<std::int64_t, std::int64_t>;
+    using Rank = std::tuple<std::int64_t, std::uint64_t>;
 
     NaivePolicy(kvcore::EvictionOrder order, std::int64_t attention_pages)
         : order_(order), attention_pages_(attention_pages) {}
 
     [[nodiscard]] kvcore::PolicyInterest interest() const noexcept override {
-        return {true, true, true, true};
+        return {true, true, true, true, true, true};
     }
     void make_room(kvcore::NodeId last) override { runs_.resize(last + std::size_t{1}); }
-    void insert(kvcore::NodeId node, std::int32_t depth, std::int32_t pages,
+    void insert(kvcore::NodeId node, std::int32_t depth, std::int32_t,
                 std::int32_t) noexcept override {
-        const std::int64_t now = ++time_;
-        runs_[node] = {false, 1, now, now, depth, pages, floor_, {0}, 0};
+        runs_[node] = {false, 1, ++time_, 0, depth, floor_, {0}, 0};
     }
     void hit(kvcore::NodeId node) noexcept override {
         Run& run = runs_[node];
         ++run.uses;
-        run.last = ++time_;
         run.floor = floor_;
     }
-    void release(kvcore::NodeId node, std::uint64_t) noexcept override {
-        runs_[node].last = ++time_;
+    void release(kvcore::NodeId node, std::uint64_t time) noexcept override {
+        runs_[node].last = time;
         runs_[node].is_candidate = true;
+    }
+    void pass(kvcore::NodeId node, std::uint64_t time) noexcept override {
+        runs_[node].last = time;
     }
     void split(kvcore::NodeId upper, kvcore::NodeId lower) noexcept override {
         runs_[upper] = runs_[lower];
@@ -61,9 +61,14 @@ class NaivePolicy : public kvcore::EvictionPolicy {
         if (runs_[node].is_candidate) floor_ = std::max(floor_, worth(runs_[node]));
         runs_[node] = {};
     }
-    void resize(kvcore::NodeId node, std::int32_t depth, std::int32_t pages) noexcept override {
-        runs_[node].depth = depth;
-        runs_[node].pages = pages;
+    void resize(kvcore::NodeId node, std::int32_t depth, std::int32_t) noexcept override {
+        Run& run = runs_[node];
+        if (depth > run.depth) {
+            run.entered = ++time_;
+            run.floor = floor_;
+        }
+        if (depth < run.depth && run.is_candidate) floor_ = std::max(floor_, worth(run));
+        run.depth = depth;
     }
     void retain(kvcore::NodeId node, const kvcore::Retention& given) noexcept override {
         const kvcore::Retention asked = given.until <= now_ ? kvcore::Retention(0) : given;
@@ -78,7 +83,9 @@ class NaivePolicy : public kvcore::EvictionPolicy {
     [[nodiscard]] bool joins(kvcore::NodeId node,
                              const kvcore::Retention& given) const noexcept override {
         const kvcore::Retention asked = given.until <= now_ ? kvcore::Retention(0) : given;
-        if (order_ != kvcore::EvictionOrder::kPriority) return true;
+        const bool goes_by_use = order_ != kvcore::EvictionOrder::kPriority;
+        if (order_ == kvcore::EvictionOrder::kFifo) return true;
+        if (goes_by_use) return runs_[node].uses == 1;
         const bool lasts = runs_[node].highest.until <= now_ ||
                            runs_[node].highest.until == kvcore::Retention::kForever;
         return priority(runs_[node]) == asked.priority &&
@@ -100,13 +107,8 @@ class NaivePolicy : public kvcore::EvictionPolicy {
     [[nodiscard]] std::int32_t priority(const Run& run) const {
         return run.highest.until > now_ ? run.highest.priority : run.lasting;
     }
-    // Page by page.
     [[nodiscard]] std::int64_t worth(const Run& run) const {
-        std::int64_t twice = 0;
-        for (std::int64_t page = run.depth - run.pages + 1; page <= run.depth; ++page) {
-            twice += 2 * (attention_pages_ + page);
-        }
-        return run.floor + run.uses * (twice / run.pages);
+        return run.floor + run.uses * (attention_pages_ + run.depth);
     }
     [[nodiscard]] Rank rank(const Run& run) const {
         switch (order_) {
@@ -139,7 +141,11 @@ class NaiveLists : public kvcore::EvictionPolicy {
     explicit NaiveLists(bool adapts) : adapts_(adapts) {}
 
     [[nodiscard]] kvcore::PolicyInterest interest() const noexcept override {
-        return {true, true, true, true};
+        return {true, true, true, true, true, true};
+    }
+    [[nodiscard]] bool joins(kvcore::NodeId node,
+                             const kvcore::Retention&) const noexcept override {
+        return !adapts_ || runs_[node].list == 0;
     }
     void make_room(kvcore::NodeId last) override {
         runs_.resize(last + std::size_t{1});

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over pages against double precision: layouts, dtypes, scales, windows, caps, sinks.
+// Attention over pages against double precision: layouts, dtypes, scales, windows, chunks, caps,
+// sinks.
+#include <algorithm>
 #include <cstdlib>
 
 #include "attention_run.hpp"
+#include "data/attention/plan.hpp"
 #include "sparse_copy.hpp"
 
 using attention_case::Case;
@@ -65,6 +68,7 @@ void draw_rule(Random& random, Case& of, std::vector<float>& sinks) {
     kvcore::AttentionRule& rule = of.rule();
     rule.is_causal = random.chance(75);
     if (random.chance(40)) rule.window = random.between(1, 100);
+    if (random.chance(30)) rule.chunk = random.between(1, 100);
     if (random.chance(30)) rule.soft_cap = static_cast<float>(random.between(1, 20));
     if (random.chance(30)) {
         for (std::int64_t head = 0; head < of.query_heads(); ++head) {
@@ -85,13 +89,16 @@ void random_batches_are_attended_as_in_double_precision(Random& random) {
         attention_case::check_all(of, expected);
         const attention_case::Outcome outcome = attention_case::run(of, {nullptr, 1, true, false});
         CHECK(outcome.values == attention_case::run(of, {}).values);
+        of.leave_behind();
+        attention_case::check_all(of, expected);
+        CHECK(outcome.values == attention_case::run(of, {}).values);
     }
 }
 
 // Contexts of many items, whose parts are merged.
 void long_contexts_are_cut_and_merged(Random& random) {
     for (const std::int64_t group : {1, 5, 20}) {
-        for (const std::int64_t window : {0, 1500}) {
+        for (const std::int64_t window : {0, 1500, -1100, -17}) {  // those below zero: chunks
             Shape shape;
             shape.group = group;
             shape.heads = 1;
@@ -99,7 +106,8 @@ void long_contexts_are_cut_and_merged(Random& random) {
             shape.cached = {3000, 0, 700};
             shape.added = {1, 40, 3};
             Case of(random, shape);
-            of.rule().window = window;
+            of.rule().window = std::max<std::int64_t>(0, window);
+            of.rule().chunk = std::max<std::int64_t>(0, -window);
             std::vector<float> sinks(static_cast<std::size_t>(of.query_heads()), 1.5F);
             if (group == 5) of.rule().sinks = sinks.data();
             check::note = text(shape) + " window " + check::text(window);
@@ -129,6 +137,48 @@ void what_a_token_does_not_see_has_no_part_in_it(Random& random) {
         CHECK(std::equal(before.values.begin(), before.values.begin() + size / 6 * 5,
                          after.values.begin()));
         CHECK(std::isnan(read_element(DType::kFloat32, &after.values[after.values.size() - 4])));
+    }
+}
+
+void chunks_end_where_the_next_one_begins(Random& random) {
+    for (const std::int64_t group : {1, 20}) {
+        Shape shape;
+        shape.group = group;
+        shape.cached = {70};
+        shape.added = {6};
+        Case of(random, shape);
+        of.rule().chunk = 74;
+        const attention_case::Outcome before = attention_case::run(of, {});
+        for (std::int64_t token = 0; token < 70; ++token) of.poison(0, token);
+        const attention_case::Outcome after = attention_case::run(of, {});
+        const auto seeing = static_cast<std::ptrdiff_t>(before.values.size()) / 6 * 4;
+        CHECK(std::equal(before.values.begin() + seeing, before.values.end(),
+                         after.values.begin() + seeing));
+        for (std::ptrdiff_t at = 0; at < seeing; at += 4) {
+            CHECK(std::isnan(read_element(DType::kFloat32, &after.values[at])));
+        }
+    }
+}
+
+// Work goes by what is seen: as long a window costs the same at the end of every row.
+void what_is_not_seen_costs_nothing(Random& random) {
+    for (const bool is_chunk : {false, true}) {
+        for (const std::uint32_t added : {1U, 40U}) {
+            std::int64_t cost = 0;
+            for (const std::uint32_t cached : {1063U, 4263U}) {  // as deep in a chunk
+                Shape shape;
+                shape.heads = 1;
+                shape.cached = {cached};
+                shape.added = {added};
+                Case of(random, shape);
+                (is_chunk ? of.rule().chunk : of.rule().window) = 64;
+                of.leave_behind();
+                const std::int64_t found = kvcore::count_plan(of.input()).cost;
+                CHECK(cost == 0 || found == cost);
+                CHECK(found <= (64 + added) * (added + 16));
+                cost = found;
+            }
+        }
     }
 }
 
@@ -196,6 +246,8 @@ int main(int argc, char** argv) {
     random_batches_are_attended_as_in_double_precision(random);
     long_contexts_are_cut_and_merged(random);
     what_a_token_does_not_see_has_no_part_in_it(random);
+    chunks_end_where_the_next_one_begins(random);
+    what_is_not_seen_costs_nothing(random);
     all_codes_are_read_exactly(random);
     large_scores_do_not_overflow(random);
     pages_may_lie_gigabytes_apart(random);

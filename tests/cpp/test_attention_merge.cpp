@@ -105,6 +105,7 @@ void what_rows_share_is_read_for_all_of_them(Random& random) {
         Case of(random, shape);
         of.rule().is_causal = random.chance(80);
         if (random.chance(40)) of.rule().window = random.between(1, 300);
+        if (random.chance(30)) of.rule().chunk = random.between(1, 300);
         std::vector<float> sinks(static_cast<std::size_t>(of.query_heads()), 0.5F);
         if (random.chance(30)) of.rule().sinks = sinks.data();
         std::vector<std::int64_t> all;
@@ -119,10 +120,14 @@ void what_rows_share_is_read_for_all_of_them(Random& random) {
         }
         if (random.chance(70)) of.shared().push_back({all.data(), rows, outer});
         check::note = "rows " + check::text(rows) + " common " + check::text(common) + " page " +
-                      check::text(shape.page_size) + " window " + check::text(of.rule().window);
+                      check::text(shape.page_size) + " window " + check::text(of.rule().window) +
+                      " chunk " + check::text(of.rule().chunk);
         const attention_case::Result expected = of.expected();
         attention_case::check_all(of, expected);
         attention_case::check_close(of, expected, attention_case::run(of, {nullptr, 1, false}));
+        const attention_case::Outcome outcome = attention_case::run(of, {});
+        of.leave_behind();
+        CHECK(outcome == attention_case::run(of, {}));
     }
 }
 

@@ -150,7 +150,9 @@ struct Batch {
             for (std::int64_t column = 0; column < kWidth; ++column) {
                 const std::uint32_t page = pages[static_cast<std::size_t>(row * kWidth + column)];
                 const auto none = static_cast<std::uint32_t>(num_pages + random.below(3));
-                table.push_back(random.chance(5) ? none : page);
+                // A window may have left behind what lies in front of the tokens.
+                const bool is_behind = (column + 1) * page_size <= begin.back();
+                table.push_back(random.chance(is_behind ? 50 : 5) ? none : page);
             }
             table.push_back(0xffffffffU);  // nobody's column
         }

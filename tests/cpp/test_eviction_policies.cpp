@@ -311,5 +311,8 @@ int main(int argc, char** argv) {
     a_run_grows_on_while_its_time_moves();
     arc_learns_from_what_returns();
     nonsense_is_refused();
-    for (const EvictionOrder order : kOrders) Twins(seed, order).run(100'000);
+    for (const EvictionOrder order : kOrders) {
+        check::note = "order " + std::to_string(static_cast<int>(order));
+        Twins(seed, order).run(100'000);
+    }
 }

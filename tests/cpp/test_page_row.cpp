@@ -28,7 +28,7 @@ kvcore::CacheConfig config() {
 
 /// Pages and rows without anybody's sequence; a row that is left has given all back.
 struct Scene {
-    kvcore::Grouping grouping{config()};
+    kvcore::Grouping grouping{kPage, {}};
     Replica home{config(), grouping};
     std::vector<TokenId> tokens = {1, 2, 3, 4, 5, 6, 7, 8};
     std::vector<DuplicatePage> duplicates;

@@ -183,7 +183,7 @@ def test_table_shows_what_groups_save_and_hold(capsys: pytest.CaptureFixture[str
         ["52", "a window of 1,024", "11", "2,123"],
     ):
         assert row in cells(out)
-    assert "a page is shared by up to 5 layers" in out
+    assert "pages are shared by up to 5 layers" in out
 
 
 def test_table_shows_states_chunks_and_shared_layers(capsys: pytest.CaptureFixture[str]) -> None:

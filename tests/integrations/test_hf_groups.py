@@ -219,6 +219,13 @@ def test_gpt_oss_alternates() -> None:
     assert read(silent).groups == groups
 
 
+def test_size_of_a_window_may_be_left_to_the_class() -> None:
+    assert read(CONFIGS["gpt-oss-20b"], dtype="bfloat16") == read(GPT_OSS)
+    text = {**LLAMA_4["text_config"], "layer_types": ["chunked_attention"] * 48}  # type: ignore[dict-item]
+    del text["attention_chunk_size"]
+    assert read(text).groups == (ChunkedLocal(range(48), 8192),)
+
+
 def test_mistral_has_windows_alone() -> None:
     assert read(MISTRAL).groups == (SlidingWindow(range(40), 4096),)
     assert read({**MISTRAL, "sliding_window": None}).groups is None
@@ -361,6 +368,16 @@ def test_states_do_not_get_narrow_with_k_and_v() -> None:
         assert made.state_groups == read(JAMBA).state_groups
     named = {**NEMOTRON_H, "mamba_ssm_cache_dtype": "bfloat16"}
     assert read(named).state_groups[0].arrays["recurrent_states"][1] == "bfloat16"
+
+
+def test_states_have_the_dtype_of_a_model_that_names_it_outside() -> None:
+    text = {key: value for key, value in QWEN_3_NEXT.items() if key != "torch_dtype"}
+    whole = {"text_config": text, "torch_dtype": "torch.float32"}
+    for dtype in (None, "int8", "bfloat16"):
+        arrays = read(whole, dtype=dtype).state_groups[0].arrays
+        assert arrays["conv_states"][1] == "float32"
+    assert read(text, dtype="float16").state_groups[0].arrays["conv_states"][1] == "float16"
+    assert read(text, dtype="int8").state_groups[0].arrays["conv_states"][1] == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lockstep import Lockstep, Request
 class Traffic:
     """Random verbs over a few families of prompts."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, eviction: str = "lru") -> None:
         draw = self.draw = random.Random(seed)
         self.page_size = size = [1, 2, 3, 16, 128, 2, 3, 4][seed % 8]
         self.pair = Lockstep(
@@ -32,6 +32,7 @@ class Traffic:
             partial=draw.random() < 0.8,
             pool=draw.random() < 0.4,
             max_seq_len=size * draw.choice([12, 30]),
+            eviction=eviction,
         )
         self.families = [self.runs(draw.randint(2, 6)) for _ in range(draw.randint(1, 3))]
         self.seen = collections.Counter[str]()

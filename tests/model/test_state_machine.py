@@ -41,6 +41,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
         partial=st.sampled_from([True, True, False]),
         max_pages=st.integers(4, 20),
         pool=st.sampled_from([False, False, True]),
+        eviction=st.sampled_from(["lru"] * 4 + ["lfu", "slru", "fifo", "cost", "priority"]),
     )
     def build(self, page_size: int, num_pages: int, max_pages: int, **rest: Any) -> None:
         self.page_size = page_size
@@ -251,6 +252,13 @@ class PagedManagerMachine(RuleBasedStateMachine):
         model = self.request(data).model
         cut = len(model.ids) - data.draw(st.integers(0, len(model.ids)), "cut")
         self.pair.pin(model.ids[:cut], (model.extra_key, model.cache_salt), self.replica(data))
+
+    @precondition(has_requests)
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        model = self.request(data).model
+        cut = len(model.ids) - data.draw(st.integers(0, len(model.ids)), "cut")
+        self.pair.touch(model.ids[:cut], (model.extra_key, model.cache_salt), self.replica(data))
 
     @precondition(lambda self: bool(self.pair.pins))
     @rule(data=st.data())

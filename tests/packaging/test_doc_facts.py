@@ -95,6 +95,7 @@ def provoked_errors() -> Iterator[str]:
         lambda: manager.fetch([context, context]),
         lambda: manager.reserve(late),
         lambda: manager.step([early]),
+        lambda: kvcore.TextGenerationContext("a", [-(2**31)], extra_keys=[(0, 1, b"")]),
         lambda: manager.increment_cache_lengths(
             manager.increment_cache_lengths(inputs, offsets), offsets
         ),

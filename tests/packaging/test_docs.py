@@ -17,7 +17,7 @@ import pytest
 import typer
 
 import kvcore
-from kvcore import _core, cuda, errors, functional, groups, ops, policies, scheduler
+from kvcore import _core, cuda, errors, extra_keys, functional, groups, ops, policies, scheduler
 from kvcore._hot import contexts, prefix_tree
 from kvcore.cli.main import app, main
 
@@ -68,7 +68,9 @@ def in_reference(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", [kvcore, functional, groups, ops, policies, scheduler, cuda], ids=lambda m: m.__name__
+    "module",
+    [kvcore, functional, groups, ops, policies, scheduler, cuda, extra_keys],
+    ids=lambda m: m.__name__,
 )
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
     public = {n for n in module.__all__ if not inspect.ismodule(getattr(module, n))}
@@ -129,6 +131,7 @@ def test_command_line_page_names_every_command_and_option() -> None:
     [
         ["demo", "--chats", "1", "--turns", "1"],
         ["replay", "--limit", "3"],
+        ["replay", "--limit", "3", "--pages", "900,1000"],
         ["plan", "llama-3.1-8b", "--memory", "8GiB", "--max-seq-len", "8k"],
         ["plan", "gemma-3-27b", "--memory", "8GiB", "--max-seq-len", "8k"],
         ["info"],

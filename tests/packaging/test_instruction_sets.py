@@ -51,7 +51,7 @@ for dtype in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", 
         batch = PagedBatch(*pools, table, np.array([800, 30], np.uint32))
         offsets = np.array([0, 1, 12], np.uint32)
         rules = {}, {"window": 9, "soft_cap": 5.0, "sinks": q[0, :, 0]}, {"causal": False}
-        for rule in rules:
+        for rule in (*rules, {"chunk": 7}, {"chunk": 40, "window": 30, "causal": False}):
             o, lse = ops.attention(batch, 0, q, offsets, return_lse=True, threads=2, **rule)
             found += [o.ravel(), lse.ravel()]
 np.save(sys.argv[1], np.concatenate(found))

@@ -24,6 +24,7 @@ def attend_row(
     scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: Floats | None = None,
 ) -> tuple[Floats, Floats]:
@@ -36,6 +37,8 @@ def attend_row(
         hidden |= seen > at
     if window is not None:
         hidden |= seen <= at - window
+    if chunk is not None:
+        hidden |= seen // chunk != at // chunk
     o, lse = np.zeros((new, q_heads, values.shape[2])), np.zeros((new, q_heads))
     for h in range(q_heads):
         kv = h // (q_heads // heads)

@@ -122,6 +122,15 @@ class Scene:
             self.q if q is None else q, self._rows(self.keys), values, self.offsets, **rule
         )
 
+    def leave_behind(self, window: int | None = None, chunk: int | None = None) -> None:
+        """Write ids that no page has wherever no token of a row looks."""
+        for row, (cached, new) in enumerate(zip(self.cached, self.new, strict=True)):
+            skipped = 0 if window is None else max(0, cached + 1 - window)
+            if chunk is not None:
+                skipped = max(skipped, cached - cached % chunk)
+            columns = skipped // self.page if new else None
+            self.table[row, :columns] = self.rng.choice([self.num_pages, 2**31, 2**32 - 1])
+
     def groups(self) -> list[kvcore.SharedPrefix]:
         """As a manager answers them: the longest first."""
         found = [

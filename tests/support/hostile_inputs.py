@@ -73,9 +73,9 @@ def layouts() -> dict[str, Any]:
 
 
 def attends() -> dict[str, Any]:
-    rule = {"scale": 0.5, "causal": True, "window": 3, "soft_cap": 2.0, "return_lse": False}
+    rule = {"scale": 0.5, "causal": True, "window": 3, "chunk": 2, "soft_cap": 2.0}
     arguments = {"inputs": batch(), "layer": 0, "q": array(3, 2, 8), "out": array(3, 2, 8)}
-    rest = {"sinks": array(2), "v_head_dim": 8, "threads": 1}
+    rest = {"sinks": array(2), "v_head_dim": 8, "return_lse": False, "threads": 1}
     return arguments | rule | rest | {"row_offsets": step()["row_offsets"]}
 
 

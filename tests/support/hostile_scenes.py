@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import kvcore
+from hostile_groups import GROUP_SCENES
 from hostile_inputs import (
     SHAPE,
     array,
@@ -358,3 +359,5 @@ SCENES: dict[str, Callable[[], Scene]] = {
         {"blocks": (array(4, 1, 2, 4, 1, 4), array(4, 1, 2, 4, 1, 2))},
     ),
 }
+
+SCENES |= GROUP_SCENES

@@ -15,7 +15,7 @@ import kvcore
 from builders import make_manager, with_host
 from foreign_context import Context, Refused
 from reference_claims import Key, Namespace, Page
-from reference_tier import Manager
+from reference_policies import Manager
 from source_hint import SourceHint
 
 COUNTERS = (
@@ -48,6 +48,9 @@ class Request:
 class Lockstep:
     """A manager and its reference, kept in step."""
 
+    core: kvcore.PagedKVCacheManager
+    model: Manager
+
     def __init__(
         self,
         page_size: int,
@@ -61,6 +64,7 @@ class Lockstep:
         max_seq_len: int = 1 << 16,
         pool: bool = False,
         host_pages: int = 0,
+        eviction: str = "lru",
     ) -> None:
         shape = (num_pages, 2, 2, page_size, 1, 2)
         self.pools = [np.zeros(shape, np.float32) for _ in range(replicas)] if pool else []
@@ -75,6 +79,8 @@ class Lockstep:
             max_seq_len=max_seq_len,
             blocks=self.pools or None,
             params=with_host(page_size, host_pages),
+            eviction=eviction,
+            clock=lambda: float(self.model.now),
         )
         self.model = Manager(
             page_size,
@@ -87,6 +93,7 @@ class Lockstep:
             partial=partial,
             copies_at_once=bool(self.pools),
             host_pages=host_pages,
+            eviction=eviction,
         )
         self.requests: list[Request] = []
         self.pins: list[tuple[int, Any, list[Key]]] = []
@@ -106,12 +113,18 @@ class Lockstep:
         *,
         foreign: bool = False,
         ns: Namespace = (None, None),
+        terms: dict[str, Any] | None = None,
         **rest: Any,
     ) -> Request:
         name = (len(self.requests), "request")
         rest |= {"extra_key": ns[0], "cache_salt": ns[1]}
-        kind = Context if foreign else kvcore.TextGenerationContext
-        request = Request(kind(name, tokens, **rest), Context(name, tokens, **rest), foreign)
+        model = Context(name, tokens, **rest)
+        if foreign:
+            request = Request(Context(name, tokens, **rest), model, foreign)
+        else:
+            core = kvcore.TextGenerationContext(name, tokens, **rest, **(terms or {}))
+            request = Request(core, model, foreign)
+            self.model.terms[name] = terms or {}
         self.requests.append(request)
         return request
 
@@ -270,6 +283,10 @@ class Lockstep:
         replica, pinned, path = self.pins.pop(index)
         pinned.release()
         self.model.unpin(replica, path)
+
+    def touch(self, tokens: list[int], ns: Namespace, replica: int) -> None:
+        found = self.core.match_prefix(tokens, ns[0], ns[1], replica, touch=True)
+        assert found == self.model.match_and_touch(replica, tokens, ns) * self.model.page_size
 
     # -- comparisons -----------------------------------------------------------------------------
     def check(self) -> None:

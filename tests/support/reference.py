@@ -195,18 +195,30 @@ class Manager(NoTier):
         for _ in range(n):
             parents = {(ns, tokens[: -self.page_size]) for ns, tokens in left}
             leaves = [key for key in left if key not in parents and key not in keep]
-            gone.append(min(leaves, key=lambda key: left[key].stamp))
+            gone.append(min(leaves, key=lambda key: self.worth(key, left[key])))
             del left[gone[-1]]
         return gone
 
+    def worth(self, key: Key, page: Page) -> Any:
+        """What the least of is evicted first."""
+        return page.stamp
+
+    def walk(self, claim: Claim, ctx: Context, path: list[Key]) -> None:
+        """A request uses cached pages: see reference_policies."""
+
+    def forget(self, replica: int, gone: list[Key]) -> None:
+        """Pages are evicted."""
+        for key in gone:
+            self.cache[replica].pop(key).cached = False
+
     def apply(self, rows: list[Admission], victims: dict[int, list[Key]]) -> None:
         for replica, gone in victims.items():
-            for key in gone:
-                self.cache[replica].pop(key).cached = False
+            self.forget(replica, gone)
             self.metrics["evicted_pages"] += len(gone)
         for row in rows:
             claim = self.claims[row.ctx.request_id]
             if not claim.started:
+                self.walk(claim, row.ctx, row.path[len(claim.path) :])
                 claim.pages[: len(row.path)] = [self.cache[claim.replica][k] for k in row.path]
                 claim.path = list(row.path)
                 claim.frozen = max(claim.frozen, len(row.path))
@@ -333,6 +345,7 @@ class Manager(NoTier):
                 key, own = self.key(ctx, column + 1), claim.pages[column]
                 page = cache.setdefault(key, own)
                 page.cached = True
+                self.walk(claim, ctx, [key])
                 for holder in self.claims_of(claim.replica):  # forks hold it in the cache now
                     if holder.pages[column : column + 1] == [page] and len(holder.path) == column:
                         holder.path.append(key)
@@ -370,5 +383,4 @@ class Manager(NoTier):
 
     def reset(self) -> None:
         for replica, cache in enumerate(self.cache):
-            for key in cache.keys() - self.protected(replica):
-                cache.pop(key).cached = False
+            self.forget(replica, list(cache.keys() - self.protected(replica)))

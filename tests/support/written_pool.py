@@ -14,9 +14,11 @@ import kvcore
 
 
 def codes(context: Any) -> npt.NDArray[np.float32]:
-    """One number per token that depends on all tokens up to it."""
+    """One number per token that depends on all tokens up to it, and on extra keys that began."""
     tokens = np.asarray(context.tokens, np.int32)
     starts = [tokens[: n + 1].tobytes() for n in range(len(tokens))]
+    for key in sorted(set(getattr(context, "extra_keys", None) or ())):
+        starts[key[0] :] = [start + repr(key).encode() for start in starts[key[0] :]]
     return np.array([zlib.crc32(start) % (1 << 24) for start in starts], np.float32)
 
 

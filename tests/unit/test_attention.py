@@ -53,6 +53,7 @@ def rules(draw: st.DrawFn) -> dict[str, Any]:
         "scale": st.sampled_from([0.05, 0.3]),
         "causal": st.booleans(),
         "window": st.integers(1, 60),
+        "chunk": st.integers(1, 60),
         "soft_cap": st.sampled_from([0.5, 5.0, 50.0]),
     }
     return {name: draw(values) for name, values in options.items() if draw(st.booleans())}
@@ -68,6 +69,7 @@ def test_agrees_with_the_oracle(scene: Scene, rule: Any, sinks: bool, threads: i
     assert_close(o, expected, scene.q_dtype)
     assert_lse(lse, sums)
     assert scene.pool_bytes() == before
+    scene.leave_behind(rule.get("window"), rule.get("chunk"))
     alone = ops.attention(scene.batch, 0, scene.q, scene.offsets, threads=threads, **rule)
     assert same(alone, o)
 
@@ -121,6 +123,70 @@ def test_windows_and_lengths_around_the_ends_of_pages(page: int, new: int) -> No
             expected, sums = scene.expected(window=window)
             assert_close(o, expected, "float32")
             assert_lse(lse, sums)
+
+
+@pytest.mark.parametrize("page", [1, 3, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_that_begin_anywhere_in_a_step_and_in_a_page(page: int, dtype: str) -> None:
+    """Of one token or many at the end, the middle and the beginning of a chunk."""
+    for chunk in (1, 2, 5, 16, 30, 48, 1000):
+        cached = [2 * chunk - 1, 2 * chunk, 2 * chunk + 1, chunk - 2] if chunk < 1000 else [37] * 4
+        scene = Scene(
+            cached=[max(0, n) for n in cached],
+            new=[1, 1, 1, 37],
+            page=page,
+            group=3,
+            dtype=dtype,
+            scales="number" if dtype == "int8" else "none",
+        )
+        for window in (None, 7):
+            rule: dict[str, Any] = {"chunk": chunk, "window": window}
+            o, lse = ops.attention(scene.batch, 0, scene.q, scene.offsets, return_lse=True, **rule)
+            expected, sums = scene.expected(**rule)
+            assert_close(o, expected, "float32")
+            assert_lse(lse, sums)
+
+
+def test_the_first_token_of_a_chunk_answers_its_own_value() -> None:
+    scene = Scene(cached=[32, 15], new=[1, 2], group=2)
+    o = ops.attention(scene.batch, 0, scene.q, scene.offsets, chunk=16)
+    own = np.stack([self[at] for self, at in zip(scene._rows(scene.values), [32, 16], strict=True)])
+    np.testing.assert_allclose(o[[0, 2]], own.repeat(2, axis=1), rtol=1e-6)
+
+
+def test_a_chunk_without_causality_is_seen_whole() -> None:
+    scene = Scene(cached=[20], new=[30])
+    o = ops.attention(scene.batch, 0, scene.q, scene.offsets, chunk=16, causal=False)
+    assert_close(o, scene.expected(chunk=16, causal=False)[0], "float32")
+    scene.leave_behind(chunk=16)
+    poisoned = scene.batch.value_pool
+    poisoned[scene.table[0, 48 // 16], :2] = np.nan
+    again = ops.attention(scene.batch, 0, scene.q, scene.offsets, chunk=16, causal=False)
+    assert same(again[:28], o[:28])
+    assert np.isnan(again[28:]).all()
+
+
+@pytest.mark.parametrize("rule", [{"window": 20}, {"chunk": 24}, {"window": 40, "chunk": 24}])
+@pytest.mark.parametrize("page", [1, 3, 16])
+@pytest.mark.parametrize("group", [1, 20])
+def test_what_nobody_sees_is_not_looked_up(rule: Any, page: int, group: int) -> None:
+    scene = Scene(cached=[50, 30, 24, 100], new=[1, 9, 40, 0], page=page, group=group, dtype="int8")
+    expected = ops.attention(scene.batch, 0, scene.q, scene.offsets, **rule)
+    given = scene.table.copy()
+    scene.leave_behind(**rule)
+    assert (scene.table >= scene.num_pages).sum() > (given >= scene.num_pages).sum()
+    for threads in (1, 3):
+        found = ops.attention(scene.batch, 0, scene.q, scene.offsets, threads=threads, **rule)
+        assert same(found, expected)
+    behind = scene.table.copy()
+    for row in range(3):
+        (seen,) = np.nonzero(behind[row] == given[row])
+        scene.table[...] = behind
+        scene.table[row, seen[0]] = scene.num_pages
+        out = np.full(scene.q.shape, 7, np.float32)
+        with pytest.raises(IndexError, match=f"row {row} has no page: column {seen[0]} of"):
+            ops.attention(scene.batch, 0, scene.q, scene.offsets, out=out, **rule)
+        assert (out == 7).all()
 
 
 def test_window_of_one_answers_the_own_value() -> None:

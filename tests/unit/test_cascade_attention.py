@@ -33,11 +33,19 @@ GROUPS: list[list[tuple[list[int], int]]] = [
     st.lists(st.sampled_from([0, 1, 1, 4]), min_size=5, max_size=5),
     st.sampled_from([(1, 16), (2, 64), (5, 80)]),
     st.sampled_from([None, 1, 7, 40]),
+    st.sampled_from([None, 1, 5, 32, 50]),
     st.booleans(),
     st.integers(0, 2**32),
 )
 def test_agrees_with_the_oracle(
-    shared: Any, page: int, new: list[int], heads: Any, window: Any, capped: bool, seed: int
+    shared: Any,
+    page: int,
+    new: list[int],
+    heads: Any,
+    window: Any,
+    chunk: Any,
+    capped: bool,
+    seed: int,
 ) -> None:
     scene = Scene(
         cached=[3 * page, 4 * page - 1, 3 * page + 2, 5 * page, 3 * page],
@@ -49,7 +57,7 @@ def test_agrees_with_the_oracle(
         shared=shared,
         seed=seed,
     )
-    rule: dict[str, Any] = {"window": window}
+    rule: dict[str, Any] = {"window": window, "chunk": chunk}
     if capped:
         rule |= {"soft_cap": 3.0, "sinks": scene.rng.normal(size=scene.q_heads).astype(np.float32)}
     given_groups = scene.groups()
@@ -59,6 +67,7 @@ def test_agrees_with_the_oracle(
     expected, sums = scene.expected(**rule)
     assert_close(o, expected, "float32")
     assert_lse(lse, sums)
+    scene.leave_behind(window, chunk)
     again = ops.cascade_attention(
         scene.batch, 0, scene.q, scene.offsets, given_groups[::-1], threads=3, **rule
     )
@@ -105,6 +114,23 @@ def test_result_goes_where_the_caller_says() -> None:
     )
     assert found[0] is out
     assert_close(out, scene.expected()[0], "float32")
+
+
+@pytest.mark.parametrize("rule", [{"window": 30}, {"chunk": 40}])
+def test_rows_share_what_both_of_them_see(rule: dict[str, Any]) -> None:
+    """The longer row holds nothing that the shorter one needs, and may hold other pages there."""
+    scene = Scene(cached=[90, 50, 70], new=[1, 2, 0], shared=[([0, 1, 2], 3)])
+    shared = [prefix([0, 1, 2], 48)]
+    expected, _ = scene.expected(**rule)
+    scene.table[0, :3] = 2**32 - 1
+    scene.table[2] = 77_777  # runs nothing in this step
+    found = ops.cascade_attention(scene.batch, 0, scene.q, scene.offsets, shared, **rule)
+    assert_close(found, expected, "float32")
+    scene.table[0, 2], other = scene.table[0, 3], scene.table[1, 2]
+    with pytest.raises(IndexError, match="position 0 of row 0 has no page"):
+        ops.cascade_attention(scene.batch, 0, scene.q, scene.offsets, shared)
+    with pytest.raises(ValueError, match=f"rows 1 and 0 hold pages {other} and .* in column 2"):
+        ops.cascade_attention(scene.batch, 0, scene.q, scene.offsets, shared, window=50)
 
 
 def prefix(rows: Any, num_tokens: int, replica: int = 0) -> kvcore.SharedPrefix:

@@ -25,7 +25,8 @@ MAY_INCLUDE = {
     "data": {"simd", "support"},
     "index": {"support"},
     "tiers": {"index", "data", "support"},
-    "manager": {"tiers", "index", "support"},
+    "groups": {"index", "support"},
+    "manager": {"tiers", "groups", "index", "support"},
     "cuda": {"data", "simd", "support"},
 }
 PUBLIC = {
@@ -34,7 +35,11 @@ PUBLIC = {
         *("attention", "dtype", "kernels", "layout", "page_bytes", "paged_batch", "paged_rows"),
         *("pool_view", "slots", "transfer"),
     },
-    "index": {"block_pool", "eviction", "eviction_policies", "prefix_tree", "tree_listener"},
+    "index": {
+        *("block_pool", "eviction", "eviction_policies", "prefix_tree", "stand_ins"),
+        "tree_listener",
+    },
+    "groups": {"cache_groups"},
     "tiers": {"host_store", "page_copier", "tier_index"},
     "manager": {
         *("cache_manager", "cache_types", "lookup_table", "metrics", "name_space", "prefix_hit"),
@@ -42,7 +47,7 @@ PUBLIC = {
     "cuda": {"cuda", "cuda_device"},
 }
 # What a room must not see, not even through what it includes.
-NEVER_SEES = {"manager": "data", "index": "data"}
+NEVER_SEES = {"manager": "data", "index": "data", "groups": "data"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 # Not headers: they are read inside an unnamed namespace, once for each instruction set, and can

@@ -234,6 +234,27 @@ def test_slots_are_those_of_the_cpu(machine: Machine, dtype: str) -> None:
     same(machine, room, out)
 
 
+def test_holes_in_front_of_the_new_tokens_are_not_looked_up(machine: Machine) -> None:
+    """Pages that windows have left behind."""
+    given = arguments()
+    host, _ = batches(machine, given)
+    given["table"][[0, 2], 0] = 7, 2**32 - 1
+    _, device = batches(machine, given)
+    k, v = (drawn((6, 2, 8), "float32", seed) for seed in (3, 4))
+    offsets = given["offsets"]
+    slots = ops.build_slots(host, offsets)
+    ops.append(host, 0, k, v, offsets)
+    on_device = machine.array(k, 1), machine.array(v, 1), machine.array(offsets, 1)
+    ops.append(device, 0, *on_device)
+    room = machine.array(np.zeros(6, np.int64), 1)
+    same(machine, ops.build_slots(device, on_device[2], out=room), slots)
+    _, other = batches(machine, given)
+    assert machine.host(ops.append_slots(other, 0, *on_device[:2], room)).tolist() == [0]
+    for found in (device, other):
+        same(machine, found.key_pool, host.key_pool)
+        same(machine, found.value_pool, host.value_pool)
+
+
 def test_how_many_slots_there_are_is_not_read_back(machine: Machine) -> None:
     given = arguments()
     _, device = batches(machine, given)

@@ -132,6 +132,44 @@ def test_pages_are_a_string_or_any_sequence(
     assert group.longest_hit([*map(int, present)], page) == hit  # type: ignore[list-item]
 
 
+def hit_of_all(groups: list[Any], present: list[str], page: int) -> tuple[int, list[int]]:
+    """The longest hit that every group can serve, from full to narrow until nothing shrinks."""
+    hit, before = len(present[0]), -1
+    while hit != before:
+        before = hit
+        for group, pages in zip(groups, present, strict=True):
+            hit = group.longest_hit(pages[:hit], page)[0]
+    return hit, [group.longest_hit("1" * hit, page)[1] for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("present", "hit", "holes"),
+    [
+        (["111", "111", "111"], 3, [0, 1, 1]),
+        (["111", "011", "111"], 3, [0, 1, 1]),
+        (["011", "111", "111"], 0, [0, 0, 0]),
+        (["110", "111", "111"], 2, [0, 0, 0]),
+        (["111", "110", "111"], 2, [0, 0, 0]),
+        (["111", "111", "110"], 2, [0, 0, 0]),
+    ],
+)
+def test_hit_of_full_and_two_sliding_bundles(
+    present: list[str], hit: int, holes: list[int]
+) -> None:
+    groups = [FullAttention([0]), SlidingWindow([1], 32), SlidingWindow([2], 32)]
+    assert hit_of_all(groups, present, 16) == (hit, holes)
+
+
+@pytest.mark.parametrize(
+    ("full", "checkpoints", "hit"), [("111", "001", 3), ("111", "100", 1), ("110", "001", 0)]
+)
+def test_hit_of_full_and_state_ends_at_the_deepest_checkpoint(
+    full: str, checkpoints: str, hit: int
+) -> None:
+    groups = [FullAttention([0]), State([1], ARRAYS)]
+    assert hit_of_all(groups, [full, checkpoints], 16)[0] == hit
+
+
 @pytest.mark.parametrize("group", [FullAttention([0]), State([0], ARRAYS)])
 @pytest.mark.parametrize(
     ("present", "page", "error", "words"),
@@ -159,6 +197,15 @@ def test_pages_of_a_window_do_not_grow_with_the_sequence() -> None:
     assert group.max_pages(10**9, 16, max_chunk_tokens=64) == 69
     assert group.max_pages(100, 16) == 7
     assert FullAttention([0]).max_pages(131_072, 16, 64) == 8192
+
+
+def test_live_pages_of_a_window_of_32_in_chunks_of_64() -> None:
+    group, page = SlidingWindow([0], 32), 16
+    reserved = [(n + 64) // page - group.skipped_tokens(n) // page for n in range(0, 320, 64)]
+    assert reserved == [4, 6, 6, 6, 6]
+    assert max(reserved) <= group.max_pages(320, page, 64)
+    columns = -(-321 // page)  # one token more, with 320 computed
+    assert (columns, columns - group.skipped_tokens(320) // page) == (21, 3)
 
 
 def test_pages_of_a_chunk_that_begins_with_a_page() -> None:

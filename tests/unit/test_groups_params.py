@@ -191,9 +191,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("params", MIXED, ids=lambda p: str(len(bundles(p))))
-def test_managers_refuse_groups_and_say_so(params: KVCacheParams) -> None:
-    with pytest.raises(ValueError, match=r"the params have groups \(.*pass groups=None"):
-        PagedKVCacheManager(params, 1, 64, num_pages=4)
+def test_slots_refuse_groups_and_say_so(params: KVCacheParams) -> None:
     with pytest.raises(ValueError, match="the params have groups"):
         ContinuousBatchingKVCacheManager(params, 1, 64, 4, ["cpu"])
 

@@ -109,7 +109,8 @@ def test_scenes_are_accepted_as_they_are(name: str) -> None:
 
 COUNTS = [
     ("append", "layer"), ("append", "threads"), ("gather", "layer"), ("gather", "threads"),
-    ("attention", "window"), ("attention", "v_head_dim"), ("attention", "threads"),
+    ("attention", "window"), ("attention", "chunk"), ("attention", "v_head_dim"),
+    ("attention", "threads"),
     ("cascade_attention", "replica"), ("fill_pages", "byte"), ("copy_pages", "threads"),
     ("transfer", "layers"), ("transfer", "max_blocks"), ("quantize", "threads"),
     ("allocate_blocks", "sequence_idx"), ("allocate_blocks", "num_new_tokens"),

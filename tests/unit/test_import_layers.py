@@ -19,8 +19,11 @@ ROOT = Path(kvcore.__file__).parent
 #: before it. "" is the package itself, from which the layers behind it take the public names.
 LAYERS = (
     ("errors", "arguments", "device", "dtypes", "metrics", "plans", "policies"),
-    ("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params", "sizing"),
-    ("_core", "_cuda", "cpp", "_hot", "context"),
+    (
+        *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),
+        *("sizing", "cache_sizing", "splits"),
+    ),
+    ("_core", "_cuda", "cpp", "_hot", "context", "extra_keys"),
     ("arrays", "backends", "cuda"),
     ("ops",),
     ("pools", "symbols", "increment", "compat", "functional"),

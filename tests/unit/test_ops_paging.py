@@ -70,9 +70,14 @@ def places(batch: kvcore.PagedBatch, row: int, token: int, page: int) -> Any:
     return at if batch.layout == "NHD" else (at[0], slice(None), at[1])
 
 
-@given(batches(), st.integers(1, 3))
-def test_append_writes_the_new_positions_and_nothing_else(drawn: Any, threads: int) -> None:
+@given(batches(), st.integers(1, 3), st.booleans())
+def test_append_writes_the_new_positions_and_nothing_else(
+    drawn: Any, threads: int, holes: bool
+) -> None:
     batch, tokens, offsets, page, _ = drawn
+    if holes:  # pages that windows have left behind
+        for row, length in enumerate(batch.cache_lengths):
+            batch.lookup_table[row, : length // page] = 2**32 - 1
     pools = [pool for pool in (batch.key_pool, batch.value_pool) if pool is not None]
     expected = [pool.copy() for pool in pools]
     for row in range(len(offsets) - 1):
@@ -108,6 +113,35 @@ def test_gather_reads_rows_one_behind_the_other(drawn: Any, threads: int, into: 
     if out:
         assert k is out[0]
     assert offsets.tolist() == [0, *np.cumsum(batch.cache_lengths).tolist()]
+
+
+def test_holes_are_none_of_those_who_write_behind_them() -> None:
+    pool = np.zeros((4, 4, 1, 2), np.float32)
+    table = np.array([[4, 2**32 - 1, 3, 0], [7, 1, 4, 4]], np.uint32)
+    lengths, offsets = np.array([8, 6], np.uint32), np.array([0, 6, 8], np.uint32)
+    batch = kvcore.PagedBatch(pool, pool.copy(), table, lengths)
+    rows = np.arange(1, 17, dtype=np.float32).reshape(8, 1, 2)
+    ops.append(batch, 0, rows, -rows, offsets)
+    places = [12, 13, 14, 15, 0, 1, 6, 7]
+    assert np.array_equal(pool.reshape(-1, 1, 2)[places], rows)
+    slots = ops.build_slots(batch, offsets)
+    assert slots.tolist() == places
+    again = kvcore.PagedBatch(np.zeros_like(pool), np.zeros_like(pool), table, lengths)
+    assert ops.append_slots(again, 0, rows, -rows, slots) == 0
+    assert same(again.key_pool, pool)
+    assert same(again.value_pool, batch.value_pool)
+    for call in (
+        lambda: ops.gather(batch, 0),
+        lambda: ops.scatter(batch, 0, rows, -rows, offsets),
+    ):
+        with pytest.raises(IndexError, match="position 0 of row 0 has no page"):
+            call()
+    before = pool.copy()
+    with pytest.raises(IndexError, match="position 8 of row 1 has no page: column 2"):
+        ops.append(batch, 0, rows, -rows, np.array([0, 5, 8], np.uint32))
+    with pytest.raises(IndexError, match="position 8 of row 1 has no page: column 2"):
+        ops.build_slots(batch, np.array([0, 5, 8], np.uint32))
+    assert same(pool, before)
 
 
 def manager_of(dtype: str, **rest: Any) -> kvcore.PagedKVCacheManager:

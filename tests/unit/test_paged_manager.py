@@ -21,6 +21,16 @@ def totals(manager: PagedKVCacheManager) -> tuple[int, int]:
     return metrics.input_tokens, metrics.cache_tokens
 
 
+def test_cached_pages_count_whether_requests_share_them_or_not() -> None:
+    manager = make_manager(2, 8)
+    assert manager.num_cached_blocks == 0
+    put_in_cache(manager, [1, 2, 3, 4, 5])
+    assert (manager.num_cached_blocks, manager.num_free_blocks) == (2, 8)
+    context = claimed(manager, [1, 2, 3, 4, 5])
+    assert manager.maybe_reserve(context)
+    assert (manager.num_cached_blocks, manager.num_free_blocks) == (2, 5)
+
+
 # -- the worked example --------------------------------------------------------------------------
 @pytest.mark.parametrize("blocks", ["allocate", None])
 @pytest.mark.parametrize("kind", [kvcore.TextGenerationContext, Context])

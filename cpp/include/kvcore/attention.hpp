@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a batch over the pages that its sequences hold, and over what they share.
 //
-// Common to all: the caller has checked sizes, dtypes and that every position has a page; nothing
+// Common to all: the caller has checked sizes, dtypes and that what a query sees has pages; nothing
 // is allocated but the stacks of `threads` - 1 more threads; scores, weights and sums are float32;
 // results do not depend on the number of threads. x86-64-v3 and -v4 answer the same bytes, the
 // baseline (which has no fused multiply-add) the same within rounding.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -32,13 +33,24 @@ struct AttentionRule {
     float scale = 1.0F;
     bool is_causal = true;         // a token sees itself and what stands before it
     std::int64_t window = 0;       // of a token: itself and the window - 1 before it; 0: all
+    std::int64_t chunk = 0;        // tokens of a chunk see none of another one; 0: there are none
     float soft_cap = 0.0F;         // scores become cap * tanh(score / cap); 0: they stay
     const float* sinks = nullptr;  // [query heads]: a score without a value that weights share with
 };
 
+/// The first position that a query at `position` sees; the queries behind it see no earlier one.
+[[nodiscard]] inline std::int64_t first_seen(const AttentionRule& rule,
+                                             std::int64_t position) noexcept {
+    std::int64_t first = 0;
+    if (rule.window > 0) first = std::max(first, position - rule.window + 1);
+    if (rule.chunk > 0) first = std::max(first, position - position % rule.chunk);
+    return first;
+}
+
 /// Rows of a batch that hold the same pages from their beginning: tokens [0, num_tokens) of each of
-/// rows[0 .. num_rows) lie in the same pages. Groups lie in each other or apart: of two groups with
-/// a common row, the rows of the longer are all rows of the shorter.
+/// rows[0 .. num_rows) lie in the same pages, as far as a query of the row sees them. Groups lie in
+/// each other or apart: of two groups with a common row, the rows of the longer are all rows of the
+/// shorter.
 struct SharedRows {
     const std::int64_t* rows;  // ascending
     std::int64_t num_rows;
@@ -71,8 +83,9 @@ struct AttentionOutput {
 
 /// Token j of row b stands at position cached[b] + j and attends over its row's tokens, those of
 /// this step included, which are in their pages by now. A query that sees nothing returns zeros and
-/// an LSE of -inf. Each group of `shared` is read once for all its rows.
-/// Cost: reading the K and V of each row once, or 4 * dim flops per query head and token seen.
+/// an LSE of -inf. Each group of `shared` is read once for all its rows. What no query of a row
+/// sees is not read, and neither are its columns of the table.
+/// Cost: reading the K and V that a row sees once, or 4 * dim flops per query head and token seen.
 void attention(const AttentionInput& input, const AttentionOutput& output, std::byte* workspace,
                int threads = 1);
 

@@ -41,4 +41,21 @@ struct CacheGroup {
     }
 };
 
+/// Pages of one group of layers in one replica at this moment.
+struct GroupStats {
+    std::int64_t held_pages = 0;    // that requests, pins and copies read
+    std::int64_t cached_pages = 0;  // that the prefix tree has
+    std::int64_t holes = 0;         // that the tree lacks for tokens that it has
+    std::int64_t given_back = 0;    // since construction or the last reset: behind windows
+
+    /// Adds another replica's.
+    GroupStats& operator+=(const GroupStats& other) noexcept {
+        held_pages += other.held_pages;
+        cached_pages += other.cached_pages;
+        holes += other.holes;
+        given_back += other.given_back;
+        return *this;
+    }
+};
+
 }  // namespace kvcore

@@ -160,6 +160,13 @@ class CacheManager {
     [[nodiscard]] std::int32_t recommend_replica(std::string_view name_space, const TokenId* tokens,
                                                  std::int64_t n) const;
 
+    /// Tokens up to `highest` that the trees of every replica and tier hold, and what is on its way
+    /// there, in any order. What stand-ins (kvcore/stand_ins.hpp) are still held. O(cached tokens).
+    [[nodiscard]] std::vector<TokenId> tokens_up_to(TokenId highest) const;
+    /// First token of a sequence that a call may still compare with the cache or put there. Throws
+    /// RequestNotFoundError. O(1).
+    [[nodiscard]] std::int64_t first_uncached(SequenceHandle sequence) const;
+
     /// Forgets every cached page that nobody holds, in every replica and its host tier. O(pages
     /// forgotten).
     void reset_prefix_cache();
@@ -182,6 +189,9 @@ class CacheManager {
 
     /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
+    /// Of each group of a replica, in the order of the configuration; none without groups. Throws
+    /// std::out_of_range. O(columns of the replica).
+    [[nodiscard]] std::vector<GroupStats> group_stats(std::int32_t replica) const;
     /// Summed over replicas. O(replicas).
     [[nodiscard]] Metrics metrics() const;
     /// Counts from 0 again; the peak from what is in use. O(replicas).

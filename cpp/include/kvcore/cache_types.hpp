@@ -30,9 +30,12 @@ struct CacheConfig {
     std::int64_t host_pages = 0;  // of the tier below each replica; 0: there is none
     // Layers that do not all keep everything; none: every page is one of all layers.
     std::vector<CacheGroup> groups;
+    // Every group gets pages for what runs next alone; else those that keep everything get them for
+    // the whole request at once.
+    bool reserve_chunks = false;
     // With groups: so many tokens of those written last may be truncated.
     std::int64_t max_draft_tokens = 0;
-    EvictionConfig eviction;      // of cached pages, in each replica; a host tier has LRU
+    EvictionConfig eviction;  // of cached pages, in each replica; a host tier has LRU
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.

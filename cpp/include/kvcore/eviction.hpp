@@ -21,6 +21,7 @@ constexpr std::int32_t kDefaultPriority = 50;
 struct Retention {
     static constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
+    // NOLINTNEXTLINE(google-explicit-constructor,hicpp-explicit-conversions): a priority is one
     Retention(std::int32_t wanted = kDefaultPriority, std::int64_t end = kForever) noexcept
         : priority(wanted), until(end) {}
 
@@ -32,8 +33,10 @@ struct Retention {
 /// so that nobody pays for what is not wanted.
 struct PolicyInterest {
     bool hits = true;           // `hit`
+    bool recency = false;       // `pass`
+    bool growth = false;        // `joins`
     bool sizes = false;         // `resize`
-    bool retention = false;     // `retain`, `joins`, `advance`
+    bool retention = false;     // `retain`, `advance`
     bool fingerprints = false;  // `identify`
 };
 
@@ -80,6 +83,11 @@ class EvictionPolicy {
     /// A user let go of the run that its prefix ends with: a candidate, and perhaps one already.
     /// `time` grows from call to call.
     virtual void release(NodeId node, std::uint64_t time) noexcept = 0;
+    /// A user let go of a prefix that goes on behind the run, at a time that `release` tells of its
+    /// end.
+    virtual void pass(NodeId node, std::uint64_t time) noexcept {
+        static_cast<void>(node), static_cast<void>(time);
+    }
     /// The run was cut in two: `upper` is new, has been used as often as `lower`, and is none of
     /// the candidates; `lower` stays what it is.
     virtual void split(NodeId upper, NodeId lower) noexcept = 0;
@@ -102,7 +110,8 @@ class EvictionPolicy {
     virtual void retain(NodeId node, const Retention& retention) noexcept {
         static_cast<void>(node), static_cast<void>(retention);
     }
-    /// Whether pages of this retention may lengthen the run; else they become a run of their own.
+    /// Whether pages that are used for the first time, and of which this is asked, may lengthen the
+    /// run; else they become a run of their own.
     [[nodiscard]] virtual bool joins(NodeId node, const Retention& retention) const noexcept {
         static_cast<void>(node), static_cast<void>(retention);
         return true;

@@ -109,6 +109,9 @@ class PrefixTree {
     void copy_pages(TreePosition at, std::int32_t first, BlockId* out) const noexcept;
     /// Tokens of those pages. Costs copying them.
     [[nodiscard]] std::vector<TokenId> tokens_of(TreePosition at, std::int32_t first) const;
+    /// Adds the tokens of the whole tree that are at most `highest` to `out`, in any order.
+    /// O(tokens).
+    void find_tokens_up_to(TokenId highest, std::vector<TokenId>& out) const;
     /// Pages on the way to `at` that no pin protects.
     [[nodiscard]] std::int64_t num_unprotected(TreePosition at) const noexcept;
     /// True when `page` of the run that `at` ends in is protected.
@@ -179,12 +182,15 @@ class PrefixTree {
     /// Calls visit(ids, n) with the page ids of every run.
     template <class Visit>
     void for_each_run(Visit&& visit) const {
-        std::vector<std::pair<const BlockId*, std::int32_t>> runs;
-        collect_runs(runs);
-        for (const auto& [ids, n] : runs) visit(ids, n);
+        for (const auto& [tokens, ids, n] : collect_runs()) visit(ids, n);
     }
 
    private:
+    struct Run {
+        const TokenId* tokens;
+        const BlockId* ids;
+        std::int32_t num_pages;
+    };
     struct NamedRoot {
         std::unique_ptr<const std::string> name;  // what the key is a view of
         TreeNode* node;
@@ -217,7 +223,7 @@ class PrefixTree {
     void free_leaf(TreeNode* leaf) noexcept;
     void prefetch_victims() const noexcept;
     void drop_root_if_unused(TreeNode* root) noexcept;
-    void collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const;
+    [[nodiscard]] std::vector<Run> collect_runs() const;
     void check_node(const TreeNode* node) const;
 
     std::int32_t page_size_;

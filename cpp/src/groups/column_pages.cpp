@@ -269,6 +269,29 @@ std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
     return evicted;
 }
 
+std::vector<GroupStats> ColumnPages::stats() const {
+    std::vector<GroupStats> stats;
+    for (const Grouping::Group& group : grouping_.groups()) {
+        GroupStats& each = stats.emplace_back();
+        if (group.window >= 0) {
+            each.given_back = given_back_[static_cast<std::size_t>(group.window)];
+        }
+        for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
+            const auto column = static_cast<BlockId>(c);
+            if (columns_.ref_count(column) == 0) continue;
+            const bool has_pages = page(column, group.first_lane) != kNoPage;
+            const bool is_read =
+                group.window < 0 || !is_idle(column, static_cast<std::size_t>(group.window));
+            if (has_pages && is_read) each.held_pages += group.num_lanes;
+            if (!is_cached_[static_cast<std::size_t>(column)]) continue;
+            (has_pages ? each.cached_pages : each.holes) += group.num_lanes;
+        }
+        // Of what keeps everything, the tree alone knows what nobody holds.
+        if (group.window < 0) each.held_pages -= tree_.num_evictable() * group.num_lanes;
+    }
+    return stats;
+}
+
 void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) const {
     using detail::require_law;
     pages_.check_integrity();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "groups/timed_policy.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/block_pool.hpp"
+#include "kvcore/cache_groups.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {
@@ -62,13 +64,9 @@ class ColumnPages final : public PoolListener {
         return readers_[entry(column, window)] == 0 && has(column, window) &&
                is_cached_[static_cast<std::size_t>(column)];
     }
-    /// A table's view of a bundle's pages; which columns of whom is the caller's to say.
-    [[nodiscard]] BundlePages view(const Grouping::Bundle& bundle) const noexcept {
-        BundlePages view;
-        view.pages = &ids_[static_cast<std::size_t>(bundle.first_lane)];
-        view.stride = static_cast<std::int32_t>(num_lanes_);
-        view.per_column = bundle.pages_per_column;
-        return view;
+    /// Pages of a lane and those behind, + 1, 0 for none: of a column from [column * lanes] on.
+    [[nodiscard]] const BlockId* lane(std::int32_t lane) const noexcept {
+        return &ids_[static_cast<std::size_t>(lane)];
     }
     /// Pages of a column now.
     [[nodiscard]] std::int64_t count_pages(BlockId column) const noexcept;
@@ -124,6 +122,16 @@ class ColumnPages final : public PoolListener {
     /// Columns that are free again have no pages.
     void freed(const BlockId* ids, std::int64_t n) noexcept override;
 
+    /// In the order of the groups. O(columns).
+    [[nodiscard]] std::vector<GroupStats> stats() const;
+    /// Counts from 0 what is given back.
+    void reset_counts() noexcept { given_back_.fill(0); }
+    /// A request has left a column behind.
+    void pass(BlockId column, std::size_t window, Departure how) noexcept {
+        if (has(column, window)) given_back_[window] += grouping_.windows()[window].num_lanes;
+        leave(column, window, how);
+    }
+
     /// Hits that somebody keeps are readers too, in all so many times: for check_integrity.
     void count_holds(std::int64_t n) noexcept { num_holds_ += n; }
     /// Throws IntegrityError unless the invariant holds; `readers` [columns * windows] are those
@@ -163,6 +171,7 @@ class ColumnPages final : public PoolListener {
     std::int64_t num_idle_ = 0;    // pages
     std::int64_t num_cached_ = 0;  // pages of windows that columns of the tree have
     std::int64_t num_holds_ = 0;   // of readers_
+    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
 };
 
 }  // namespace kvcore

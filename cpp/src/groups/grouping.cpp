@@ -24,24 +24,18 @@ bool is_plain_group(const CacheGroup& group, std::int32_t column_tokens) {
 
 }  // namespace
 
-Grouping::Grouping(const CacheConfig& config) : column_tokens_(config.page_size) {
-    const std::vector<CacheGroup>& groups = config.groups;
+Grouping::Grouping(std::int32_t column_tokens, const std::vector<CacheGroup>& groups)
+    : column_tokens_(column_tokens) {
     if (groups.empty() || column_tokens_ < 1) return;  // sizes are checked elsewhere
     if (groups.size() == 1 && is_plain_group(groups[0], column_tokens_)) return;
-    for (std::size_t i = 0; i < groups.size(); ++i) add(config, static_cast<std::int32_t>(i));
+    for (std::size_t i = 0; i < groups.size(); ++i) add(static_cast<std::int32_t>(i), groups[i]);
     if (windows_.size() > kMaxWindows) {
         throw std::invalid_argument(detail::concat(
             windows_.size(), " groups have a window or chunk, at most ", kMaxWindows, " can"));
     }
-    if (config.host_pages > 0) {
-        throw std::invalid_argument(detail::concat("host_pages is ", config.host_pages,
-                                                   ", must be 0 with groups: the host tier does "
-                                                   "not know them"));
-    }
 }
 
-void Grouping::add(const CacheConfig& config, std::int32_t group) {
-    CacheGroup rule = config.groups[static_cast<std::size_t>(group)];
+void Grouping::add(std::int32_t group, CacheGroup rule) {
     if (rule.page_size == 0) rule.page_size = column_tokens_;
     if (rule.num_bundles < 1) refuse(group, "num_bundles", rule.num_bundles, ", must be >= 1");
     if (rule.kind != GroupKind::kFull && rule.span < 1) {
@@ -62,8 +56,9 @@ void Grouping::add(const CacheConfig& config, std::int32_t group) {
     if (is_full) {
         num_full_lanes_ += num_lanes;
     } else {
-        windows_.push_back({rule, group, num_lanes_, num_lanes});
+        windows_.push_back({rule, num_lanes_, num_lanes});
     }
+    groups_.push_back({num_lanes_, num_lanes, window});
     for (std::int32_t b = 0; b < rule.num_bundles; ++b) {
         bundles_.push_back({num_lanes_ + b * pages, pages, window});
     }
@@ -97,13 +92,14 @@ std::int64_t Grouping::most_tokens(std::int64_t num_pages) const noexcept {
 
 // Each has a page of every full lane. Where there is none, requests keep the columns of all their
 // tokens, and as many again may be cached, or be on the way from one owner to another.
-std::int64_t Grouping::most_columns(const CacheConfig& config) const {
-    if (num_full_lanes_ > 0) return config.num_pages;
+std::int64_t Grouping::most_columns(std::int64_t num_pages, std::int64_t max_sequences,
+                                    std::int64_t max_seq_len) const noexcept {
+    if (num_full_lanes_ > 0) return num_pages;
     constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-    const std::int64_t of_request = ceil_div(config.max_seq_len, column_tokens_);
+    const std::int64_t of_request = ceil_div(max_seq_len, column_tokens_);
     const std::int64_t of_requests =
-        of_request > kMost / config.max_sequences ? kMost : of_request * config.max_sequences;
-    return std::min(kMost, 2 * of_requests + 2 * config.num_pages);
+        of_request > kMost / max_sequences ? kMost : of_request * max_sequences;
+    return std::min(kMost, 2 * of_requests + 2 * num_pages);
 }
 
 }  // namespace kvcore

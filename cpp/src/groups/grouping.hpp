@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "kvcore/cache_groups.hpp"
-#include "kvcore/cache_types.hpp"
 
 namespace kvcore {
 
@@ -28,9 +27,13 @@ class Grouping {
     /// "window", whatever its kind.
     struct Window {
         CacheGroup rule;
-        std::int32_t group = 0;  // of the configuration
         std::int32_t first_lane = 0;
         std::int32_t num_lanes = 0;
+    };
+    struct Group {
+        std::int32_t first_lane = 0;
+        std::int32_t num_lanes = 0;
+        std::int32_t window = -1;  // none: it keeps everything
     };
     struct Bundle {
         std::int32_t first_lane = 0;
@@ -38,8 +41,9 @@ class Grouping {
         std::int32_t window = -1;  // none: it keeps everything
     };
 
-    /// Throws std::invalid_argument for groups that cannot be, with the numbers.
-    explicit Grouping(const CacheConfig& config);
+    /// Of columns of so many tokens. Throws std::invalid_argument for groups that cannot be, with
+    /// the numbers.
+    Grouping(std::int32_t column_tokens, const std::vector<CacheGroup>& groups);
 
     /// One page per column, which stays as long as its tokens: what most models are.
     [[nodiscard]] bool is_plain() const noexcept { return bundles_.empty(); }
@@ -48,6 +52,8 @@ class Grouping {
     /// Lanes of groups that keep everything.
     [[nodiscard]] std::int32_t num_full_lanes() const noexcept { return num_full_lanes_; }
     [[nodiscard]] const std::vector<Window>& windows() const noexcept { return windows_; }
+    /// As they were given.
+    [[nodiscard]] const std::vector<Group>& groups() const noexcept { return groups_; }
     [[nodiscard]] const std::vector<Bundle>& bundles() const noexcept { return bundles_; }
 
     /// The first column that a window still reads with `n` tokens written.
@@ -58,16 +64,19 @@ class Grouping {
     [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept;
     /// The longest request for which so many pages could do.
     [[nodiscard]] std::int64_t most_tokens(std::int64_t num_pages) const noexcept;
-    /// Columns that a replica can have at a time.
-    [[nodiscard]] std::int64_t most_columns(const CacheConfig& config) const;
+    /// Columns that a replica can have at a time: with so many pages, and requests of so many
+    /// tokens.
+    [[nodiscard]] std::int64_t most_columns(std::int64_t num_pages, std::int64_t max_sequences,
+                                            std::int64_t max_seq_len) const noexcept;
 
    private:
-    void add(const CacheConfig& config, std::int32_t group);
+    void add(std::int32_t group, CacheGroup rule);
 
     std::int32_t column_tokens_;
     std::int32_t num_lanes_ = 0;
     std::int32_t num_full_lanes_ = 0;
     std::vector<Window> windows_;
+    std::vector<Group> groups_;
     std::vector<Bundle> bundles_;
 };
 

@@ -11,7 +11,7 @@
 
 namespace kvcore {
 
-/// Nodes in the order of their keys, the smallest first.
+/// Nodes in the order of their keys, the smallest first; of equal ones that of the smaller id.
 ///
 /// Owns: an entry and a place for each node id, whether it is in or not.
 /// Invariant: no entry is smaller than its parent's; place(node) says where its entry is.
@@ -60,9 +60,7 @@ class IndexedHeap {
         while (found < std::min(n, kMostUpcoming) && edge_size > 0) {
             const auto least = std::min_element(
                 edge.begin(), edge.begin() + static_cast<std::ptrdiff_t>(edge_size),
-                [&](std::uint32_t a, std::uint32_t b) {
-                    return entries_[a].key < entries_[b].key;
-                });
+                [&](std::uint32_t a, std::uint32_t b) { return entries_[a] < entries_[b]; });
             const std::uint32_t place = *least;
             out[found++] = entries_[place].node;
             *least = edge[--edge_size];
@@ -79,6 +77,10 @@ class IndexedHeap {
     struct Entry {
         Key key;
         NodeId node;
+
+        friend bool operator<(const Entry& a, const Entry& b) noexcept {
+            return a.key < b.key || (a.node < b.node && !(b.key < a.key));
+        }
     };
     static constexpr std::uint32_t kOut = std::numeric_limits<std::uint32_t>::max();
     static constexpr std::uint32_t kArity = 4;
@@ -92,14 +94,14 @@ class IndexedHeap {
         places_[entry.node] = place;
     }
     void move(std::uint32_t place, const Entry& entry) noexcept {
-        if (place > 0 && entry.key < entries_[parent(place)].key) {
+        if (place > 0 && entry < entries_[parent(place)]) {
             sift_up(place, entry);
         } else {
             sift_down(place, entry);
         }
     }
     void sift_up(std::uint32_t place, const Entry& entry) noexcept {
-        while (place > 0 && entry.key < entries_[parent(place)].key) {
+        while (place > 0 && entry < entries_[parent(place)]) {
             set(place, entries_[parent(place)]);
             place = parent(place);
         }
@@ -110,9 +112,9 @@ class IndexedHeap {
             const std::uint32_t begin = first_child(place);
             std::uint32_t least = begin;
             for (std::uint32_t c = begin + 1; c < std::min(begin + kArity, size_); ++c) {
-                if (entries_[c].key < entries_[least].key) least = c;
+                if (entries_[c] < entries_[least]) least = c;
             }
-            if (!(entries_[least].key < entry.key)) break;
+            if (!(entries_[least] < entry)) break;
             set(place, entries_[least]);
             place = least;
         }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <stdexcept>
 
 #include "index/child_index.hpp"
@@ -23,6 +25,18 @@ std::int32_t checked_page_size(std::int32_t page_size) {
             detail::concat("page_size is ", page_size, ", must be at least 1 token"));
     }
     return page_size;
+}
+
+// Tokens that are looked at together for whether there is anything to find: most have none.
+constexpr std::int64_t kScanned = 256;
+
+void append_up_to(TokenId highest, const TokenId* tokens, std::int64_t n,
+                  std::vector<TokenId>& out) {
+    TokenId lowest = std::numeric_limits<TokenId>::max();
+    for (std::int64_t i = 0; i < n; ++i) lowest = std::min(lowest, tokens[i]);
+    if (lowest > highest) return;
+    std::copy_if(tokens, tokens + n, std::back_inserter(out),
+                 [&](TokenId token) { return token <= highest; });
 }
 
 bool equal(const TokenId* a, const TokenId* b, std::size_t tokens) noexcept {
@@ -262,15 +276,28 @@ void PrefixTree::check_integrity() const {
                         "prefix tree: protected pages are counted");
 }
 
-void PrefixTree::collect_runs(std::vector<std::pair<const BlockId*, std::int32_t>>& runs) const {
+void PrefixTree::find_tokens_up_to(TokenId highest, std::vector<TokenId>& out) const {
+    for (const Run& run : collect_runs()) {
+        const std::int64_t n = std::int64_t{run.num_pages} * page_size_;
+        for (std::int64_t i = 0; i < n; i += kScanned) {
+            append_up_to(highest, run.tokens + i, std::min(kScanned, n - i), out);
+        }
+    }
+}
+
+std::vector<PrefixTree::Run> PrefixTree::collect_runs() const {
+    std::vector<Run> runs;
     std::vector<const TreeNode*> stack{default_root_};
     for (const auto& entry : roots_) stack.push_back(entry.second.node);
     while (!stack.empty()) {
         const TreeNode* node = stack.back();
         stack.pop_back();
-        if (!node->is_root()) runs.emplace_back(node->ids(page_size_), node->num_pages);
+        if (!node->is_root()) {
+            runs.push_back({node->tokens, node->ids(page_size_), node->num_pages});
+        }
         for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
     }
+    return runs;
 }
 
 }  // namespace kvcore

@@ -209,10 +209,8 @@ bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* id
         leaf->capacity - leaf->num_pages < n) {
         return false;
     }
-    if (interest_.retention) {
-        if (!policy_->joins(leaf->id, retention)) return false;
-        policy_->retain(leaf->id, retention);
-    }
+    if (interest_.growth && !policy_->joins(leaf->id, retention)) return false;
+    if (interest_.retention) policy_->retain(leaf->id, retention);
     copy_run(leaf->tokens, leaf->capacity, leaf->num_pages, tokens, ids, n, page_size_);
     leaf->num_pages += n;
     num_cached_ += n;

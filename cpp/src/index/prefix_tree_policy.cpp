@@ -29,6 +29,8 @@ std::uint64_t fingerprint(const TokenId* page, std::int32_t page_size,
 void PrefixTree::release_to_policy(TreeNode* node) noexcept {
     node->is_candidate = true;
     policy_->release(node->id, ++clock_);
+    if (!interest_.recency) return;
+    while (!(node = node->parent)->is_root()) policy_->pass(node->id, clock_);
 }
 
 // A leaf that is no candidate was withdrawn while it was held, or had children.

@@ -116,7 +116,7 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     if (hit.tokens >= request.active) {
         admission.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
-    const std::int64_t tokens = request.tokens_to_hold(admission.active, num_steps);
+    const std::int64_t tokens = state_.tokens_to_hold(request, admission.active, num_steps);
     count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
     count_pages(admission, sequence, request, num_steps);
     count_available(admission, sequence);

@@ -213,9 +213,25 @@ std::vector<PageMove> CacheManager::take_copies() {
     return impl_->state.copy_list.take();
 }
 
+std::vector<TokenId> CacheManager::tokens_up_to(TokenId highest) const {
+    const Lock lock(impl_->mutex);
+    return look_up::tokens_up_to(impl_->state, highest);
+}
+
+std::int64_t CacheManager::first_uncached(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    return look_up::first_uncached(impl_->state, sequence);
+}
+
 PoolStats CacheManager::stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
     return look_up::stats(impl_->state, replica);
+}
+
+std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    const Replica& asked = impl_->state.replica_at(replica);
+    return asked.columns == nullptr ? std::vector<GroupStats>{} : asked.columns->stats();
 }
 
 Metrics CacheManager::metrics() const {

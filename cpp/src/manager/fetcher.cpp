@@ -69,7 +69,10 @@ struct Fetcher::Part {
         for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
             const Grouping::Bundle& bundle = grouping.bundles()[b];
             LookupTable* table = table_of(target, b);
-            BundlePages view = pages.view(bundle);
+            BundlePages view;
+            view.pages = pages.lane(bundle.first_lane);
+            view.stride = grouping.num_lanes();
+            view.per_column = bundle.pages_per_column;
             view.columns = columns.ids().data();
             view.version = columns.version();
             view.n = columns.size();
@@ -122,6 +125,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
     const std::int64_t page_size = state_.config.page_size;
     const bool is_copying = !state_.copies.empty();
     const bool is_plain = state_.grouping.is_plain();
+    const bool in_chunks = state_.config.reserve_chunks;
     rows_.resize(n);
     std::int32_t replica = 0;
     const ManagerState* groups = is_plain ? nullptr : &state_;
@@ -142,7 +146,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         const std::int64_t row = part.target.rows++;
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
-            JointReserver::is_reserved(sequence.pages, request, num_steps, page_size) &&
+            JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
             (is_plain ||
              (state_.windows.has_reserved(request.sequence, request.active + num_steps - 1) &&
               state_.windows.can_read(request.sequence, request.start)));

@@ -23,9 +23,11 @@ void check_children(const RequestView& parent, std::int64_t written, const Reque
         const TokenId* differs = std::mismatch(parent.tokens, end, child.tokens).first;
         if (differs != end) {
             throw InRow<std::invalid_argument>(
-                i, detail::concat("token ", differs - parent.tokens,
-                                  " of a fork is not its parent's; it must begin with the ",
-                                  written, " tokens that its parent has written"));
+                i, detail::concat(
+                       "token ", differs - parent.tokens,
+                       " of a fork, or an extra key that starts there, is not its parent's; "
+                       "it must begin with the ",
+                       written, " tokens that its parent has written"));
         }
         if (child.name_space != parent.name_space) {
             throw InRow<std::invalid_argument>(i,

@@ -40,6 +40,7 @@ void reset_metrics(ManagerState& state) noexcept {
     state.counts.reset();
     for (const auto& replica : state.replicas) {
         replica->metrics = {};
+        if (replica->columns != nullptr) replica->columns->reset_counts();
         replica->note_peak();
     }
 }

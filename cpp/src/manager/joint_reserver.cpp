@@ -54,7 +54,7 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
 
 std::int64_t JointReserver::missing_pages(const Call& call, std::int64_t row) const {
     const RequestView& request = call.batch[row];
-    const std::int64_t tokens = request.tokens_to_hold(request.active, call.num_steps);
+    const std::int64_t tokens = state_.tokens_to_hold(request, request.active, call.num_steps);
     return ceil_div(tokens, state_.config.page_size) - call.rows[row].pages.size();
 }
 

@@ -24,11 +24,14 @@ class JointReserver {
 
     /// It has all pages that the next steps write into, none of them shared.
     [[nodiscard]] static bool is_reserved(const PageRow& row, const RequestView& request,
-                                          std::int64_t num_steps, std::int64_t page_size) noexcept {
+                                          std::int64_t num_steps, std::int64_t page_size,
+                                          bool reserves_chunks) noexcept {
         const std::int64_t held = row.size() * page_size;
         // Mostly up to the end, whatever was asked for.
-        const bool has_pages = request.end + num_steps - 1 <= held ||
-                               request.tokens_to_hold(request.active, num_steps) <= held;
+        const bool has_pages =
+            request.end + num_steps - 1 <= held ||
+            (reserves_chunks ? request.active + num_steps - 1
+                             : request.tokens_to_hold(request.active, num_steps)) <= held;
         return has_pages && request.start >= row.frozen() * page_size;
     }
 

@@ -2,6 +2,7 @@
 #include "manager/look_up.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <tuple>
 
@@ -89,6 +90,25 @@ std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
         }
     }
     return pages;
+}
+
+std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest) {
+    std::vector<TokenId> found;
+    for (const auto& replica : state.replicas) {
+        replica->tree.find_tokens_up_to(highest, found);
+        if (replica->host != nullptr) replica->host->tree().find_tokens_up_to(highest, found);
+    }
+    for (const TierFlight& flight : state.flights.all()) {
+        std::copy_if(flight.tokens.begin(), flight.tokens.end(), std::back_inserter(found),
+                     [&](TokenId token) { return token <= highest; });
+    }
+    return found;
+}
+
+std::int64_t first_uncached(const ManagerState& state, SequenceHandle handle) {
+    const Sequence& sequence = state.sequences.at(handle);
+    if (!sequence.is_sealed()) return 0;
+    return std::int64_t{sequence.pages.committed()} * state.config.page_size;
 }
 
 PoolStats stats(const ManagerState& state, std::int32_t replica) {

@@ -21,6 +21,8 @@ namespace kvcore::look_up {
                                              const TokenId* tokens, std::int64_t n);
 [[nodiscard]] std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
                                             std::int32_t bundle);
+[[nodiscard]] std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest);
+[[nodiscard]] std::int64_t first_uncached(const ManagerState& state, SequenceHandle sequence);
 [[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);
 [[nodiscard]] Metrics metrics(const ManagerState& state) noexcept;
 /// In shared_prefixes.cpp.

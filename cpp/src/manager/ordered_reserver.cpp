@@ -26,7 +26,8 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t nu
     if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
     const std::int32_t page_size = state_.config.page_size;
     if (sequence.is_sealed() &&
-        JointReserver::is_reserved(sequence.pages, request, num_steps, page_size) &&
+        JointReserver::is_reserved(sequence.pages, request, num_steps, page_size,
+                                   state_.config.reserve_chunks) &&
         (state_.grouping.is_plain() ||
          state_.windows.has_reserved(request.sequence, request.active + num_steps - 1))) {
         sequence.written = std::min(sequence.written, request.start);

@@ -31,7 +31,9 @@ struct Replica {
     /// LRU unless another policy is given.
     Replica(const CacheConfig& config, const Grouping& grouping,
             std::unique_ptr<EvictionPolicy> policy = nullptr)
-        : pool(grouping.is_plain() ? config.num_pages : grouping.most_columns(config)),
+        : pool(grouping.is_plain() ? config.num_pages
+                                   : grouping.most_columns(config.num_pages, config.max_sequences,
+                                                           config.max_seq_len)),
           tree(config.page_size, timed(grouping, std::move(policy))) {
         if (times_ != nullptr) {
             columns =

@@ -15,10 +15,13 @@ void refuse_indices(const RequestView& request, std::int64_t row) {
                        request.end, " break 0 <= start < active <= end; set the indices first"));
 }
 
-void refuse_length(const CacheConfig& config, const RequestView& request, std::int64_t row,
+void refuse_length(const ManagerState& state, const RequestView& request, std::int64_t row,
                    std::int64_t num_steps) {
-    const std::int64_t pages = ceil_div(request.end, config.page_size);
-    if (pages > config.num_pages) {
+    const CacheConfig& config = state.config;
+    if (request.end > state.most_pooled_tokens()) {
+        const std::int64_t pages = state.grouping.is_plain()
+                                       ? ceil_div(request.end, config.page_size)
+                                       : state.grouping.least_pages(request.end);
         throw InRow<CapacityError>(
             row, detail::concat(request.end, " tokens need ", pages,
                                 " pages, more than the whole pool of ", config.num_pages,
@@ -98,7 +101,7 @@ BatchRules BatchRows::begin(std::int64_t num_steps) {
         for (Sequence& sequence : sequences) sequence.batch_stamp = 0;
         stamp_ = 1;
     }
-    return {state_.config, sequences, num_steps, state_.most_tokens(num_steps), stamp_};
+    return {state_, sequences, num_steps, state_.most_tokens(num_steps), stamp_};
 }
 
 void BatchRows::check(const RequestBatch& batch, std::int64_t num_steps) {

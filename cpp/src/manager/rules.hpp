@@ -19,7 +19,7 @@ namespace rules {
     return request.start >= 0 && request.start < request.active && request.active <= request.end;
 }
 [[noreturn]] void refuse_indices(const RequestView& request, std::int64_t row);
-[[noreturn]] void refuse_length(const CacheConfig& config, const RequestView& request,
+[[noreturn]] void refuse_length(const ManagerState& state, const RequestView& request,
                                 std::int64_t row, std::int64_t num_steps);
 [[noreturn]] void refuse_repetition(std::int64_t row);
 [[noreturn]] void refuse_pending(std::int64_t row);
@@ -45,7 +45,7 @@ void require_transfers(const ManagerState& state, Transfers* transfers);
 /// What every row of a batch must satisfy, in a form that costs little to test: a decode step
 /// walks hundreds of rows and changes next to nothing.
 struct BatchRules {
-    const CacheConfig& config;
+    const ManagerState& state;
     SequenceTable::Live sequences;
     std::int64_t num_steps;
     std::int64_t most_tokens;
@@ -55,7 +55,7 @@ struct BatchRules {
     [[nodiscard]] Sequence& checked(const RequestView& request, std::int64_t row) const {
         Sequence& sequence = sequences.at(request.sequence, row);
         if (!rules::has_legal_indices(request)) rules::refuse_indices(request, row);
-        if (request.end > most_tokens) rules::refuse_length(config, request, row, num_steps);
+        if (request.end > most_tokens) rules::refuse_length(state, request, row, num_steps);
         if (sequence.batch_stamp == stamp) rules::refuse_repetition(row);
         sequence.batch_stamp = stamp;
         return sequence;

@@ -35,6 +35,11 @@ const CacheConfig& checked(const CacheConfig& config) {
             detail::concat("host_pages is ", config.host_pages,
                            ", must be 0 without prefix_caching: the host tier holds cached pages"));
     }
+    if (config.host_pages > 0 && !Grouping(config.page_size, config.groups).is_plain()) {
+        throw std::invalid_argument(
+            detail::concat("host_pages is ", config.host_pages,
+                           ", must be 0 with groups: the host tier does not know them"));
+    }
     return config;
 }
 
@@ -53,7 +58,7 @@ std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config,
 
 ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_policy)
     : config(checked(given)),
-      grouping(config),
+      grouping(config.page_size, config.groups),
       replicas(make_replicas(config, grouping, make_policy)),
       windows(grouping, config.max_draft_tokens),
       copies(tickets, sequences, grouping, replicas),

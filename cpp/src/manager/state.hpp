@@ -33,6 +33,13 @@ struct ManagerState {
     [[nodiscard]] Replica& replica_at(std::int32_t index) const;
     /// Longest request that the pool and max_seq_len allow to run so many steps.
     [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept;
+    /// Tokens that a request needs pages for once it is active up to `at`.
+    [[nodiscard]] std::int64_t tokens_to_hold(const RequestView& request, std::int64_t at,
+                                              std::int64_t num_steps) const noexcept {
+        return config.reserve_chunks ? at + (num_steps - 1) : request.tokens_to_hold(at, num_steps);
+    }
+    /// Longest request that a pool of no other one holds.
+    [[nodiscard]] std::int64_t most_pooled_tokens() const noexcept { return most_pooled_tokens_; }
     /// Where a sequence is to be written next.
     [[nodiscard]] Departures::Writer writer(const Sequence& sequence,
                                             std::int64_t start) const noexcept {

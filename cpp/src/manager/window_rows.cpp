@@ -119,7 +119,7 @@ bool WindowRows::is_kept(const PageRow& row, const WindowRow& reader, std::size_
 void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& row,
                          std::int64_t tokens) noexcept {
     WindowRow& reader = of(handle);
-    const std::int64_t n = std::max<std::int64_t>(0, tokens - max_draft_tokens_);
+    const std::int64_t n = std::max<std::int64_t>(0, tokens - kept_tokens_);
     bool has_begun = false;
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t end =
@@ -130,7 +130,7 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
         has_begun = true;
         for (; first < end; ++first) {
             const bool kept = is_kept(row, reader, w, first);
-            home.columns->leave(
+            home.columns->pass(
                 row[first], w,
                 kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed);
         }
@@ -149,8 +149,8 @@ void WindowRows::note_first(WindowRow& reader) const noexcept {
             reader.least_tokens =
                 std::max(reader.least_tokens, rule.least_skipping(column * tokens));
         }
-        reader.passes_at = std::min(reader.passes_at,
-                                    rule.least_skipping((column + 1) * tokens) + max_draft_tokens_);
+        reader.passes_at =
+            std::min(reader.passes_at, rule.least_skipping((column + 1) * tokens) + kept_tokens_);
     }
 }
 

@@ -38,7 +38,7 @@ struct WindowRow {
 class WindowRows {
    public:
     WindowRows(const Grouping& grouping, std::int64_t max_draft_tokens) noexcept
-        : grouping_(grouping), max_draft_tokens_(max_draft_tokens) {}
+        : grouping_(grouping), kept_tokens_(max_draft_tokens > 0 ? max_draft_tokens + 1 : 0) {}
 
     /// There is nothing to keep: the verbs below must not be called.
     [[nodiscard]] bool is_plain() const noexcept { return grouping_.is_plain(); }
@@ -104,7 +104,9 @@ class WindowRows {
                                std::int32_t column) const noexcept;
 
     const Grouping& grouping_;
-    std::int64_t max_draft_tokens_;
+    // Of those written last that may be written again: a request that is cut runs its last token
+    // once more.
+    std::int64_t kept_tokens_;
     std::vector<WindowRow> rows_;
 };
 

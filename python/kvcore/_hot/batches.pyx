@@ -17,8 +17,9 @@ from kvcore._hot.contexts cimport (
     contexts_epoch,
     is_own,
     prefetch_context,
-    read_foreign,
 )
+from kvcore._hot.extra_keys cimport ExtraKeys, require_plain
+from kvcore._hot.foreign cimport read_foreign
 from kvcore.cpp cimport RequestView
 
 
@@ -36,6 +37,10 @@ cdef class BatchReader:
             own._request.sequence = self.claims.find(own.request_id)
             if own._terms is not None:
                 self.claims.native.set_terms(own._request.sequence, own._terms.native)
+            if own._keys is not None:
+                self.claims.expect_keys()
+            elif self.claims.trees.is_keyed:
+                require_plain(own._request.tokens, 0, own._request.end)
             own._manager_uid = self.claims.manager_uid
             own._recorded.generation = 0
             change_contexts_epoch()
@@ -44,6 +49,12 @@ cdef class BatchReader:
     cdef int view_of(self, object context, RequestView* view, list keep) except -1:
         """The same of any object like a context; `keep` holds what the view refers to."""
         view.sequence = self.claims.find(read_foreign(context, view, keep))
+        if type(keep[len(keep) - 1]) is ExtraKeys:
+            self.claims.expect_keys()
+        elif self.claims.trees.is_keyed:
+            require_plain(
+                view.tokens, self.claims.native.first_uncached(view.sequence), view.end
+            )
         return 0
 
     cdef list read(self, object batch, Batch* rows, list keep):
@@ -68,6 +79,7 @@ cdef class BatchReader:
         """Point to requests of any class, whose code may run and change whatever was read."""
         cdef size_t i
         cdef PyObject* item
+        cdef uint64_t uid = self.claims.manager_uid
         rows.rows.resize(len(contexts))
         rows.foreign.resize(len(contexts))
         for i in range(rows.rows.size()):
@@ -77,6 +89,8 @@ cdef class BatchReader:
             else:
                 self.view_of(context, &rows.foreign[i], keep)
                 rows.rows[i] = &rows.foreign[i]
+        if uid != self.claims.manager_uid:  # the first extra keys: see expect_keys
+            return self.look_up(contexts, rows, keep)
         rows.epoch = 0 if keep else contexts_epoch
         rows.first_new = 0
         rows.end_new = len(contexts)
@@ -164,4 +178,6 @@ cdef class BatchReader:
                 if rows.end_new == 0:
                     rows.first_new = i
                 rows.end_new = i + 1
+        if uid != self.claims.manager_uid:
+            return False
         return epoch == before or (epoch == contexts_epoch and self.is_as_read(batch, rows.rows))

@@ -6,6 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from kvcore._hot.contexts cimport TextGenerationContext, is_own
+from kvcore._hot.extra_keys cimport KeyedTrees
 from kvcore.cpp cimport CacheManager, RequestView, SequenceHandle
 
 
@@ -45,7 +46,9 @@ cdef class ClaimTable:
     cdef uint64_t num_entered  # into it, ever
     cdef list by_slot  # the claims, or None
     cdef vector[ClaimSlot] slots
+    cdef KeyedTrees trees
 
+    cdef int expect_keys(self) except -1
     cdef Claim lookup(self, object request_id)
     cdef Claim claim_of(self, object request_id)
     cdef SequenceHandle find(self, object request_id) except *
@@ -66,6 +69,7 @@ cdef class RowClaims:
     cdef ClaimTable _claims
     cdef list _names
     cdef vector[SequenceHandle] _rows
+    cdef int32_t _bundle  # whose pages are asked for
 
 
 # True when a context knows its present claim with the manager of this id.

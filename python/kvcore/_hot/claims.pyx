@@ -11,6 +11,7 @@ from libcpp.vector cimport vector
 
 from kvcore._hot.arguments cimport as_int
 from kvcore._hot.contexts cimport PyList_GET_ITEM, TextGenerationContext, change_contexts_epoch
+from kvcore._hot.extra_keys cimport trees_of_manager
 from kvcore.cpp cimport BlockId, CacheManager, SequenceHandle, string_view
 
 from kvcore.errors import (
@@ -90,6 +91,18 @@ cdef class ClaimTable:
         self.by_id = {}
         self.by_slot = []
         self.num_replicas = self.native.config().num_replicas
+        self.trees = trees_of_manager(core)
+
+    cdef int expect_keys(self) except -1:
+        """Take requests with extra keys from now on: all contexts are to be looked at again."""
+        global next_manager_uid
+        if self.trees.is_keyed:
+            return 0
+        self.trees.expect_keys()
+        self.manager_uid = next_manager_uid
+        next_manager_uid += 1
+        change_contexts_epoch()
+        return 0
 
     cdef Claim lookup(self, object request_id):
         """The claim of an id, or None; code of the id may run before this returns, none after."""
@@ -242,7 +255,8 @@ cdef class RowClaims:
         One of them is not claimed.
     """
 
-    def __cinit__(self, ClaimTable claims not None, list request_ids not None):
+    def __cinit__(self, ClaimTable claims not None, list request_ids not None, int32_t bundle=0):
+        self._bundle = bundle
         self._claims = claims
         self._names = list(request_ids)
         for name in self._names:
@@ -259,7 +273,7 @@ cdef class RowClaims:
         cdef size_t place = column
         cdef vector[BlockId] pages
         try:
-            pages = self._claims.native.pages_of(self._rows.at(at))
+            pages = self._claims.native.pages_of(self._rows.at(at), self._bundle)
         except RequestNotFoundError:
             raise InvalidHandleError(
                 f"request {self._names[row]!r} was released after this view of it was made; "

@@ -5,6 +5,7 @@ cimport numpy as cnp
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from kvcore._hot.extra_keys cimport ExtraKeys
 from kvcore._hot.terms cimport Terms
 from kvcore.cpp cimport RequestView, SequenceHandle
 
@@ -30,7 +31,7 @@ cdef class TextGenerationContext:
     # batch reads, then the request as C++ sees it, which is all that a step of a known batch reads.
     cdef uint64_t _manager_uid  # of the claim below; stale when its slot has another generation
     cdef SequenceHandle _recorded  # the claim of that manager that knows this context
-    cdef int64_t _capacity
+    cdef int64_t _capacity  # tokens that can be appended in place: none with extra keys
     cdef bytes _name  # of the prefix-cache namespace, whose bytes the request points to
     cdef cnp.ndarray _buffer
     cdef RequestView _request  # with the claim it was last seen with
@@ -38,11 +39,14 @@ cdef class TextGenerationContext:
     cdef readonly object extra_key
     cdef readonly object cache_salt
     cdef Terms _terms  # None where it asks for nothing
+    cdef ExtraKeys _keys  # None without; else what the request's tokens point to
     cdef int64_t _padding  # to three lines, so that all contexts lie alike
 
     cdef int _make_buffer(self, int64_t capacity) except -1
     cdef int _move_buffer(self, int64_t capacity) except -1
     cdef int _append(self, const int32_t* tokens, int64_t n) except -1
+    cdef int _append_shown(self, const int32_t* tokens, int64_t n) except -1
+    cdef void _show(self, ExtraKeys keys) noexcept
     cdef int _update(self, int32_t token) except -1
 
 
@@ -70,13 +74,6 @@ cdef inline void prefetch_context(PyObject* item) noexcept:
     KVCORE_PREFETCH(<const char*>item + 64)
 
 
-cdef inline bint has_moved(const RequestView& now, const RequestView& given) noexcept:
-    return now.start != given.start or now.active != given.active
-
-
-# Of other objects, whose code may run and change whatever was read.
+# Of other objects, whose code may run and change whatever was read: see foreign.pxd.
 cdef object no_context(object item)
 cdef object id_of(object context)
-cdef object read_foreign(object context, RequestView* view, list keep)
-cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1
-cdef int check_settable(object context) except -1

@@ -38,8 +38,8 @@ class TextGenerationContext:
     active_idx : int, optional
         End of the first chunk to run; the whole prompt by default.
     extra_key, cache_salt : str, optional
-        Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
-        share pages. "" is a key of its own, None is none.
+        Prefix-cache namespace (LoRA id; tenant). Requests of different namespaces never share
+        pages. "" is a key of its own, None is none.
     priority : int
         0 .. 100: how long its pages stay cached, where the manager's eviction policy is
         "priority"; others ignore it, as they do the next two. Pages have the highest priority of
@@ -49,15 +49,21 @@ class TextGenerationContext:
     retention : list of (start, end, priority, seconds), optional
         The same for tokens of the prompt, in order: a page is in the range that its first token is
         in. `end` and `seconds` may be None: to the end, for ever.
+    extra_keys : list of (int, int, bytes), optional
+        Start, length and content of what is more than its token ids, such as images: the bytes tell
+        contents apart, a digest for example. A key counts from its start on: pages in front of it
+        are shared whatever it is, pages with it or behind it only with requests that have equal
+        keys at equal places. In any order; ranges may overlap.
 
     Raises
     ------
     ValueError
         No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
-        a priority or a time that is none, ranges that overlap or are not in order.
+        a priority or a time that is none, ranges that overlap or are not in order, an extra
+        key that is empty or outside the tokens.
     TypeError
         Tokens of another dtype, a namespace that is not a string, a priority or time that is no
-        number.
+        number, an extra key that is not (int, int, bytes).
 
     Notes
     -----
@@ -86,6 +92,7 @@ class TextGenerationContext:
         priority: int = 50,
         ttl: float | None = None,
         retention: Iterable[tuple[int, int | None, int, float | None]] | None = None,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> Self: ...
     @property
     def priority(self) -> int:
@@ -99,6 +106,9 @@ class TextGenerationContext:
     @property
     def tokens(self) -> NDArray[np.int32]:
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
+    @property
+    def extra_keys(self) -> tuple[tuple[int, int, bytes], ...] | None:
+        """Extra keys as (start, length, bytes), sorted, each once; None without."""
     @property
     def start_idx(self) -> int:
         """Tokens whose KV is written."""
@@ -136,6 +146,8 @@ class TextGenerationContext:
         """
     def rewind(self, n: int) -> None:
         """Cut the tokens to the first `n`; at least the last of them is to run again.
+
+        Extra keys that start behind them are gone.
 
         Raises
         ------

@@ -10,6 +10,13 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
 from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, narrow_token
+from kvcore._hot.extra_keys cimport (
+    ExtraKeys,
+    as_extra_keys,
+    keys_in_use,
+    require_plain,
+    show_tokens,
+)
 from kvcore._hot.terms cimport make_terms
 from kvcore.cpp cimport RequestView
 
@@ -45,8 +52,8 @@ cdef class TextGenerationContext:
     active_idx : int, optional
         End of the first chunk to run; the whole prompt by default.
     extra_key, cache_salt : str, optional
-        Prefix-cache namespace (LoRA id, image hash; tenant). Requests of different namespaces never
-        share pages. "" is a key of its own, None is none.
+        Prefix-cache namespace (LoRA id; tenant). Requests of different namespaces never share
+        pages. "" is a key of its own, None is none.
     priority : int
         0 .. 100: how long its pages stay cached, where the manager's eviction policy is
         "priority"; others ignore it, as they do the next two. Pages have the highest priority of
@@ -56,15 +63,21 @@ cdef class TextGenerationContext:
     retention : list of (start, end, priority, seconds), optional
         The same for tokens of the prompt, in order: a page is in the range that its first token is
         in. `end` and `seconds` may be None: to the end, for ever.
+    extra_keys : list of (int, int, bytes), optional
+        Start, length and content of what is more than its token ids, such as images: the bytes tell
+        contents apart, a digest for example. A key counts from its start on: pages in front of it
+        are shared whatever it is, pages with it or behind it only with requests that have equal
+        keys at equal places. In any order; ranges may overlap.
 
     Raises
     ------
     ValueError
         No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
-        a priority or a time that is none, ranges that overlap or are not in order.
+        a priority or a time that is none, ranges that overlap or are not in order, an extra
+        key that is empty or outside the tokens.
     TypeError
         Tokens of another dtype, a namespace that is not a string, a priority or time that is no
-        number.
+        number, an extra key that is not (int, int, bytes).
 
     Notes
     -----
@@ -82,12 +95,13 @@ cdef class TextGenerationContext:
     # Not __init__, which need not run and may run twice: then what a batch points to would move.
     def __cinit__(self, object request_id, object tokens, *, object active_idx=None,
                   object extra_key=None, object cache_salt=None, object priority=50,
-                  object ttl=None, object retention=None):
+                  object ttl=None, object retention=None, object extra_keys=None):
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef int64_t n = cnp.PyArray_DIM(source, 0)
         if n < 1:
             raise ValueError("a context has 0 tokens, must have at least 1")
         hash(request_id)
+        cdef tuple keys = as_extra_keys(extra_keys, n, True)
         self._terms = make_terms(priority, ttl, retention)
         self._name = namespace_of(extra_key, cache_salt)
         self._request.name_space = name_view(self._name)
@@ -98,6 +112,8 @@ cdef class TextGenerationContext:
         memcpy(<int32_t*>self._request.tokens, cnp.PyArray_DATA(source), n * sizeof(int32_t))
         self._request.start = 0
         self._request.active = self._request.end = n
+        if keys is not None:
+            self._show(show_tokens(keys, self._request.tokens, n, self._capacity))
         if active_idx is not None:
             self.active_idx = active_idx
 
@@ -119,10 +135,35 @@ cdef class TextGenerationContext:
             <int32_t*>self._request.tokens, cnp.PyArray_DATA(old),
             self._request.end * sizeof(int32_t),
         )
+        if self._keys is not None:
+            self._show(self._keys)
+        return 0
+
+    cdef void _show(self, ExtraKeys keys) noexcept:
+        """Show the prefix tree what stands for the tokens; None: the tokens themselves."""
+        self._keys = keys
+        if keys is None:
+            self._request.tokens = <const int32_t*>cnp.PyArray_DATA(self._buffer)
+            self._capacity = cnp.PyArray_DIM(self._buffer, 0)
+        else:
+            self._request.tokens = keys.tokens()
+            self._capacity = 0
+
+    cdef int _append_shown(self, const int32_t* tokens, int64_t n) except -1:
+        """Append to both the tokens and what the prefix tree is shown of them."""
+        cdef int64_t end = self._request.end
+        if end + n > cnp.PyArray_DIM(self._buffer, 0):
+            self._move_buffer((end + n) * 3 // 2 + growth_room())
+        self._keys.append(tokens, n, end)
+        self._show(self._keys)
+        memcpy(<int32_t*>cnp.PyArray_DATA(self._buffer) + end, tokens, n * sizeof(int32_t))
+        self._request.end += n
         return 0
 
     cdef int _append(self, const int32_t* tokens, int64_t n) except -1:
         if self._request.end + n > self._capacity:
+            if self._keys is not None:
+                return self._append_shown(tokens, n)
             self._move_buffer((self._request.end + n) * 3 // 2 + growth_room())
         memcpy(<int32_t*>self._request.tokens + self._request.end, tokens, n * sizeof(int32_t))
         self._request.end += n
@@ -140,7 +181,7 @@ cdef class TextGenerationContext:
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
         cdef cnp.npy_intp size = self._request.end
         cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(
-            1, &size, cnp.NPY_INT32, <void*>self._request.tokens
+            1, &size, cnp.NPY_INT32, cnp.PyArray_DATA(self._buffer)
         )
         Py_INCREF(self._buffer)
         cnp.PyArray_SetBaseObject(view, self._buffer)
@@ -161,6 +202,11 @@ cdef class TextGenerationContext:
     def retention(self):
         """Ranges of the prompt with a priority of their own, a tuple."""
         return () if self._terms is None else self._terms.retention
+
+    @property
+    def extra_keys(self):
+        """Extra keys as (start, length, bytes), sorted, each once; None without."""
+        return None if self._keys is None else self._keys.keys or None
 
     @property
     def start_idx(self):
@@ -208,7 +254,10 @@ cdef class TextGenerationContext:
         ValueError
             A token beyond int32.
         """
-        self._update(narrow_token(token, self._request.end))
+        cdef int32_t narrow = narrow_token(token, self._request.end)
+        if keys_in_use:
+            require_plain(&narrow, 0, 1)
+        self._update(narrow)
 
     def extend(self, tokens):
         """Append tokens to run, such as draft tokens: ``active_idx = end_idx =`` the new length.
@@ -218,11 +267,16 @@ cdef class TextGenerationContext:
         tokens : list of int, or array int32 or int64 [n]
         """
         cdef cnp.ndarray source = as_tokens(tokens)
-        self._append(<const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0))
+        cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
+        if keys_in_use:
+            require_plain(data, 0, cnp.PyArray_DIM(source, 0))
+        self._append(data, cnp.PyArray_DIM(source, 0))
         self._request.active = self._request.end
 
     def rewind(self, object n):
         """Cut the tokens to the first `n`; at least the last of them is to run again.
+
+        Extra keys that start behind them are gone.
 
         Raises
         ------
@@ -235,10 +289,13 @@ cdef class TextGenerationContext:
                 f"request {self.request_id!r} cannot be cut to {n} tokens, "
                 f"must be 1 .. {self._request.end}"
             )
+        if self._keys is not None:
+            self._keys.cut(end)
         self._request.active = self._request.end = end
         self._request.start = min(self._request.start, end - 1)
         if Py_REFCNT(<PyObject*>self._buffer) > 1:
-            self._move_buffer(self._capacity)  # a snapshot must not see what comes next
+            # a snapshot must not see what comes next
+            self._move_buffer(cnp.PyArray_DIM(self._buffer, 0))
 
     def __repr__(self):
         return (
@@ -265,7 +322,7 @@ cdef inline bint take_token(PyObject* item, int32_t token) noexcept:
     """What ``_update`` does, where the buffer has room; else False, and nothing is done."""
     cdef RequestView* request = &(<TextGenerationContext>item)._request
     if request.active == request.end:
-        if request.end == (<TextGenerationContext>item)._capacity:
+        if request.end >= (<TextGenerationContext>item)._capacity:
             return False
         (<int32_t*>request.tokens)[request.end] = token
         request.end += 1
@@ -298,6 +355,8 @@ def update_batch(object batch, object tokens):
         raise ValueError(
             f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
         )
+    if keys_in_use:
+        require_plain(data, 0, n)
     if all_own(contexts):
         for i in range(n):
             if i + AHEAD < n:
@@ -330,47 +389,3 @@ cdef object id_of(object context):
         return context.request_id
     except AttributeError:
         raise no_context(context) from None
-
-
-cdef object read_foreign(object context, RequestView* view, list keep):
-    """Describe an object like a context, all but its claim; return its request id."""
-    cdef cnp.ndarray tokens
-    cdef bytes name
-    try:
-        request_id = context.request_id
-        given = context.tokens
-        view.start = as_int(context.start_idx, "start_idx")
-        view.active = as_int(context.active_idx, "active_idx")
-        view.end = as_int(context.end_idx, "end_idx")
-    except AttributeError:
-        raise no_context(context) from None
-    tokens = as_tokens(given)
-    name = namespace_of(
-        getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
-    )
-    keep.append((tokens, name))
-    view.tokens = <const int32_t*>cnp.PyArray_DATA(tokens)
-    view.name_space = name_view(name)
-    if view.end > cnp.PyArray_DIM(tokens, 0):
-        raise ValueError(
-            f"request {request_id!r} has end_idx {view.end} but "
-            f"{cnp.PyArray_DIM(tokens, 0)} tokens; end_idx counts all tokens"
-        )
-    return request_id
-
-
-cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1:
-    """Set the indices of a foreign context that differ; `active_idx` first, which stays behind."""
-    if to.active != given.active:
-        context.active_idx = to.active
-    if to.start != given.start:
-        context.start_idx = to.start
-    return 0
-
-
-cdef int check_settable(object context) except -1:
-    """Raise before anything is reserved for a context whose indices could not be moved."""
-    if type(context) is not TextGenerationContext:
-        context.start_idx = context.start_idx
-        context.active_idx = context.active_idx
-    return 0

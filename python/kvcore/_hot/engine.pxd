@@ -36,18 +36,19 @@ cdef inline int require_made(StepEngine engine) except -1:
     return 0
 
 
+# Before what depends on the order of eviction; code of the caller's runs.
+cdef inline int tell_time(StepEngine engine) except -1:
+    if engine._clock is not None:
+        engine._native.advance(nanoseconds(engine._clock(), "the clock"))
+    return 0
+
+
 # Before the cache is read: forget it where somebody asks for that.
 cdef inline int listen(StepEngine engine) except -1:
     require_made(engine)
     if engine._listener is not None and engine._listener.is_asked():
         engine.reset_prefix_cache()
-    return 0
-
-
-# Before what the order of eviction depends on; code of the caller's runs.
-cdef inline int tell_time(StepEngine engine) except -1:
-    if engine._clock is not None:
-        engine._native.advance(nanoseconds(engine._clock(), "the clock"))
+    tell_time(engine)
     return 0
 
 

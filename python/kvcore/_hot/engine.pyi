@@ -12,6 +12,7 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefixes import PinnedPrefix
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.context import ContextLike
+from kvcore.groups.layers import LayerMap
 from kvcore.metrics import KVCacheMetrics
 from kvcore.plans import ReservePlan, SharedPrefix
 from kvcore.zmq_reset import ResetListener
@@ -22,9 +23,8 @@ _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 class StepEngine:
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
-    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
-    `copier`, `mover`, `gpus`, `listener` and `clock` are the caller's, each None where there is
-    none.
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs.
+    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
     """
 
     def __init__(
@@ -36,6 +36,8 @@ class StepEngine:
         mover: Mover | None,
         gpus: DevicePools | None,
         listener: ResetListener | None,
+        layers: LayerMap | None = None,
+        pages_per_column: tuple[int, ...] = (1,),
         runtime_checks: bool,
         clock: Callable[[], float] | None = None,
     ) -> None: ...
@@ -108,9 +110,21 @@ class StepEngine:
         Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
         Changes nothing.
         """
-    def get_req_blocks(self, request_id: Hashable) -> list[int]:
-        """Return a request's page ids in logical order, a list of int."""
-    def _row_claims(self, request_ids: list[Hashable]) -> RowClaims: ...
+    def get_req_blocks(self, request_id: Hashable, bundle: int = 0) -> list[int]:
+        """Return a request's page ids in logical order, a list of int.
+
+        Parameters
+        ----------
+        request_id
+        bundle : int
+            Of ``kvcore.groups.bundles``, where layers have groups. The number of pages stands for a
+            page that no layer of it reads any more, or that is not reserved yet.
+
+        Raises
+        ------
+        RequestNotFoundError, IndexError
+        """
+    def _row_claims(self, request_ids: list[Hashable], bundle: int = 0) -> RowClaims: ...
     def maybe_reserve(self, data: _Context, num_steps: int = 1) -> bool:
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
 
@@ -292,6 +306,7 @@ class StepEngine:
         cache_salt: str | None = None,
         replica_idx: int = 0,
         *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[False] = False,
         touch: bool = False,
     ) -> int:
@@ -300,6 +315,8 @@ class StepEngine:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         """
@@ -311,6 +328,7 @@ class StepEngine:
         cache_salt: str | None = None,
         replica_idx: int = 0,
         *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[True],
         touch: bool = False,
     ) -> tuple[int, NDArray[np.int32]]:
@@ -319,6 +337,8 @@ class StepEngine:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         """
@@ -328,6 +348,8 @@ class StepEngine:
         extra_key: str | None = None,
         cache_salt: str | None = None,
         replica_idx: int = 0,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> PinnedPrefix:
         """Keep the cached whole pages of a prefix from eviction.
 

@@ -17,6 +17,7 @@ from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
 from kvcore._hot.contexts cimport id_of
+from kvcore._hot.extra_keys cimport as_extra_keys
 from kvcore._hot.settler cimport Settler, copies_array
 from kvcore._hot.steps cimport InputMaker
 from kvcore.cpp cimport CacheManager
@@ -30,13 +31,12 @@ cnp.import_array()
 cdef class StepEngine:
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
 
-    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs;
-    `copier`, `mover`, `gpus`, `listener` and `clock` are the caller's, each None where there is
-    none.
+    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs.
+    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
     """
 
     def __init__(self, object core, *, list shards not None, object copier, object mover,
-                 object gpus, object listener, bint runtime_checks, object clock=None):
+                 object gpus, object listener, object layers=None, tuple pages_per_column=(1,), bint runtime_checks, object clock=None):
         if self._is_made:
             raise RuntimeError(
                 f"this {type(self).__name__} is initialised already; make another one"
@@ -46,13 +46,13 @@ cdef class StepEngine:
         self._claims = ClaimTable(core)
         self._reader = BatchReader(self._claims)
         self._settler = Settler(core, copier, mover)
-        self._maker = InputMaker(shards, gpus, self._native.config().num_pages)
+        self._maker = InputMaker(
+            shards, gpus, self._native.config().num_pages, layers, pages_per_column
+        )
+        self._settler.num_bundles = <int32_t>len(pages_per_column)
         self._shards = shards
-        self._copier = copier
-        self._mover = mover
-        self._gpus = gpus
-        self._listener = listener
-        self._clock = clock
+        self._copier, self._mover, self._gpus = copier, mover, gpus
+        self._listener, self._clock = listener, clock
         self._checks = runtime_checks
         self._is_made = True
 
@@ -129,17 +129,37 @@ cdef class StepEngine:
         if claim is not None:
             return claim.replica
         listen(self)
-        return prefixes.recommend_replica(self._native, context)
+        return prefixes.recommend_replica(self._claims, context)
 
-    def get_req_blocks(self, request_id):
-        """Return a request's page ids in logical order, a list of int."""
-        require_made(self)
-        return self._native.pages_of(self._claims.find(request_id))
+    def get_req_blocks(self, request_id, bundle=0):
+        """Return a request's page ids in logical order, a list of int.
 
-    def _row_claims(self, list request_ids not None):
-        """Remember the claims of a batch's rows."""
+        Parameters
+        ----------
+        request_id
+        bundle : int
+            Of ``kvcore.groups.bundles``, where layers have groups. The number of pages stands for a
+            page that no layer of it reads any more, or that is not reserved yet.
+
+        Raises
+        ------
+        RequestNotFoundError, IndexError
+        """
+        cdef int64_t index = as_int(bundle, "bundle")
         require_made(self)
-        return RowClaims(self._claims, request_ids)
+        if not 0 <= index < self._maker.num_bundles:
+            raise IndexError(
+                f"bundle is {index}, must be 0 .. {self._maker.num_bundles - 1}"
+            )
+        cdef list pages = self._native.pages_of(self._claims.find(request_id), <int32_t>index)
+        if self._maker.layers is None:
+            return pages
+        return [page if page >= 0 else self._maker.total_pages for page in pages]
+
+    def _row_claims(self, list request_ids not None, int32_t bundle=0):
+        """Remember the claims of a batch's rows, for the pages of a bundle."""
+        require_made(self)
+        return RowClaims(self._claims, request_ids, bundle)
 
     # ---- pages -------------------------------------------------------------------------------
     def maybe_reserve(self, data, num_steps=1):
@@ -169,7 +189,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
         check(self)
         return fits
@@ -183,7 +202,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef int64_t done = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
         check(self)
         return done
@@ -293,7 +311,6 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        tell_time(self)
         cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
         check(self)
         return inputs
@@ -323,7 +340,6 @@ cdef class StepEngine:
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
         listen(self)  # a page written now must not be swapped for one to be forgotten
-        tell_time(self)
         swaps = steps.commit(self._reader, self._settler, batch)
         check(self)
         return swaps
@@ -342,12 +358,14 @@ cdef class StepEngine:
 
     # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
-                     bint return_pages=False, bint touch=False):
+                     extra_keys=None, bint return_pages=False, bint touch=False):
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
         touch : bool
@@ -359,15 +377,13 @@ cdef class StepEngine:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
-        found = prefixes.match(
-            self._native, self._claims.replica(replica_idx), source, name, return_pages, touch
+        return prefixes.match(
+            self._claims, replica_idx, source, keys, name, return_pages, touch
         )
-        if touch:
-            check(self)
-        return found
 
-    def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0):
+    def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):
         """Keep the cached whole pages of a prefix from eviction.
 
         Returns
@@ -381,11 +397,9 @@ cdef class StepEngine:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
-        cdef int32_t replica = self._claims.replica(replica_idx)
-        pinned = prefixes.pin(self, self._native, replica, source, name, self._checks)
-        check(self)
-        return pinned
+        return prefixes.pin(self, self._claims, replica_idx, source, keys, name, self._checks)
 
     def reset_prefix_cache(self):
         """Forget every cached page that nobody holds, on every replica and in its host tier."""

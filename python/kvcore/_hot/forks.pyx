@@ -4,17 +4,20 @@
 """Requests with a common past: fork, truncate, shared_prefixes."""
 
 cimport cython
+cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
 
 from kvcore._hot.batches cimport Batch, BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, about, new_claim, not_found
-from kvcore._hot.contexts cimport (
-    TextGenerationContext,
-    change_contexts_epoch,
-    check_settable,
-    move_indices,
-    read_foreign,
+from kvcore._hot.contexts cimport TextGenerationContext, change_contexts_epoch
+from kvcore._hot.extra_keys cimport (
+    ExtraKeys,
+    keys_in_front,
+    require_plain,
+    show_tokens,
 )
+from kvcore._hot.foreign cimport check_settable, move_indices, read_foreign
 from kvcore._hot.settler cimport DONE, WAIT, Call, Settler, begin_call
 from kvcore.cpp cimport RequestBatch, RequestView, SequenceHandle
 
@@ -30,6 +33,16 @@ cdef object fork_error(object error, object parent_id, list claims):
     return error if row is None else about(error, (<Claim>claims[<int64_t>row]).request_id)
 
 
+cdef int64_t common_start(TextGenerationContext parent, TextGenerationContext child) noexcept:
+    """Tokens that a child begins with as its parent's written ones do."""
+    cdef const int32_t* a = <const int32_t*>cnp.PyArray_DATA(parent._buffer)
+    cdef const int32_t* b = <const int32_t*>cnp.PyArray_DATA(child._buffer)
+    cdef int64_t n = 0
+    while n < min(parent._request.start, child._request.end) and a[n] == b[n]:
+        n += 1
+    return n
+
+
 @cython.final
 cdef class Fork:
     """Claim the children of a request, all of them or none."""
@@ -37,6 +50,8 @@ cdef class Fork:
     cdef ClaimTable table
     cdef object parent_id
     cdef list children
+    cdef vector[bint] keyed  # children with extra keys
+    cdef list heirs  # children that got the keys of what they share with their parent
 
     cdef bint attempt(self) except -1:
         """False, with nothing done, while copies into the parent's pages are owed or under way."""
@@ -49,7 +64,10 @@ cdef class Fork:
         if not self.children:
             return True
         self.read_parent(parent, &view, keep)
+        self.heirs = []
         try:
+            self.inherit_keys(parent)
+            self.expect_keys(&requests)
             self.insert_all(claims)
             # No code but this runs from here to the call: what the views point to stays.
             if type(parent.context) is TextGenerationContext:
@@ -63,6 +81,7 @@ cdef class Fork:
                 view, RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
             )
         except BaseException as error:
+            self.disinherit()
             for claim in claims:
                 self.table.drop(claim)
             if isinstance(error, PendingTransfersError):
@@ -72,6 +91,7 @@ cdef class Fork:
             self.adopt(claims, &requests, parent.replica)
         except BaseException:
             self.disown(claims, &requests)
+            self.disinherit()
             raise
         return True
 
@@ -81,14 +101,17 @@ cdef class Fork:
         cdef size_t i
         requests.rows.resize(len(self.children))
         requests.foreign.resize(len(self.children))
+        self.keyed.resize(len(self.children))
         for i in range(requests.rows.size()):
             context = self.children[i]
             if type(context) is TextGenerationContext:
                 requests.rows[i] = &(<TextGenerationContext>context)._request
                 claims.append(new_claim((<TextGenerationContext>context).request_id))
+                self.keyed[i] = (<TextGenerationContext>context)._keys is not None
             else:
                 requests.rows[i] = &requests.foreign[i]
                 claims.append(new_claim(read_foreign(context, requests.rows[i], keep)))
+                self.keyed[i] = type(keep[len(keep) - 1]) is ExtraKeys
                 check_settable(context)
         requests.given.resize(len(self.children))
         if len(set(claims)) < len(claims):
@@ -103,6 +126,45 @@ cdef class Fork:
             view.active = view.end = 1
         elif type(context) is not TextGenerationContext:
             read_foreign(context, view, keep)
+        return 0
+
+    cdef int inherit_keys(self, Claim parent) except -1:
+        """Give children without extra keys those of what they share with their parent."""
+        cdef TextGenerationContext source
+        cdef TextGenerationContext child
+        cdef size_t i
+        if type(parent.context) is not TextGenerationContext:
+            return 0
+        source = <TextGenerationContext>parent.context
+        if source._keys is None:
+            return 0
+        for i in range(self.keyed.size()):
+            if self.keyed[i] or type(self.children[i]) is not TextGenerationContext:
+                continue
+            child = <TextGenerationContext>self.children[i]
+            keys = keys_in_front(source._keys.keys, common_start(source, child))
+            if keys:
+                child._show(
+                    show_tokens(keys, child._request.tokens, child._request.end, child._capacity)
+                )
+                self.keyed[i] = True
+                self.heirs.append(child)
+        return 0
+
+    cdef int disinherit(self) except -1:
+        for child in self.heirs:
+            (<TextGenerationContext>child)._show(None)
+        return 0
+
+    cdef int expect_keys(self, Batch* requests) except -1:
+        """Have nothing of children without extra keys taken for another one's."""
+        cdef size_t i
+        for i in range(self.keyed.size()):
+            if self.keyed[i]:
+                self.table.expect_keys()
+        for i in range(self.keyed.size()):
+            if self.table.trees.is_keyed and not self.keyed[i]:
+                require_plain(requests.rows[i].tokens, 0, requests.rows[i].end)
         return 0
 
     cdef int insert_all(self, list claims) except -1:

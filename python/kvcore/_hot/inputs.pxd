@@ -13,6 +13,8 @@ cdef class RaggedKVCacheInputs:
     cdef readonly object lookup_table
     cdef readonly object max_lengths
     cdef readonly object kv_scales
+    cdef object _tables  # of all bundles; None where there is one
+    cdef readonly object _layers  # where layers lie, with groups; else None
     cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None where unknown
     cdef cnp.ndarray _row_offsets  # once asked for
 

@@ -4,6 +4,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.groups.layers import LayerMap
+
 class RaggedKVCacheInputs:
     """Hold what the kernels of one device need for one batch of B requests.
 
@@ -21,6 +23,10 @@ class RaggedKVCacheInputs:
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
         Scales of a quantised pool.
+    tables : tuple of uint32 [B, pages]
+        The page table of each bundle of layers, in the order of ``kvcore.groups.bundles``; where
+        there is one, it is `lookup_table`. Entries that no layer of the bundle reads any more, or
+        that are not reserved yet, are "unassigned".
 
     Notes
     -----
@@ -34,7 +40,18 @@ class RaggedKVCacheInputs:
         lookup_table: NDArray[np.uint32],
         max_lengths: NDArray[np.uint32],
         kv_scales: Any = None,
+        *,
+        tables: tuple[NDArray[np.uint32], ...] | None = None,
+        layers: LayerMap | None = None,
     ) -> None: ...
+    @property
+    def tables(self) -> tuple[NDArray[np.uint32], ...]:
+        """The page table of each bundle."""
+    @property
+    def _layers(self) -> LayerMap | None: ...
+    def _at(
+        self, cache_lengths: NDArray[np.uint32], max_lengths: NDArray[np.uint32]
+    ) -> RaggedKVCacheInputs: ...
     @property
     def blocks(self) -> Any: ...
     @property

@@ -36,13 +36,20 @@ cdef class RaggedKVCacheInputs:
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
         Scales of a quantised pool.
+    tables : tuple of uint32 [B, pages]
+        The page table of each bundle of layers, in the order of ``kvcore.groups.bundles``; where
+        there is one, it is `lookup_table`. Entries that no layer of the bundle reads any more, or
+        that are not reserved yet, are "unassigned".
 
     Notes
     -----
     The arrays never change while anyone holds them, or an array over them.
     """
 
-    def __init__(self, blocks, cache_lengths, lookup_table, max_lengths, kv_scales=None):
+    def __init__(self, blocks, cache_lengths, lookup_table, max_lengths, kv_scales=None, *,
+                 tables=None, layers=None):
+        self._tables = tables
+        self._layers = layers
         self.blocks = blocks
         self.cache_lengths = cache_lengths
         self.lookup_table = lookup_table
@@ -66,6 +73,18 @@ cdef class RaggedKVCacheInputs:
                 raise AttributeError("inputs made by hand have no row_offsets; use those of fetch")
             self._row_offsets = offsets
         return self._row_offsets
+
+    @property
+    def tables(self):
+        """The page table of each bundle."""
+        return (self.lookup_table,) if self._tables is None else self._tables
+
+    def _at(self, cache_lengths, max_lengths):
+        """Return the inputs of a later step of the same fetch."""
+        return RaggedKVCacheInputs(
+            self.blocks, cache_lengths, self.lookup_table, max_lengths, self.kv_scales,
+            tables=self._tables, layers=self._layers,
+        )
 
     def __repr__(self):
         shapes = ", ".join(

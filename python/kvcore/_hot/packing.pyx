@@ -7,7 +7,8 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
 
-from kvcore._hot.contexts cimport TextGenerationContext, read_foreign
+from kvcore._hot.contexts cimport TextGenerationContext
+from kvcore._hot.foreign cimport read_plain
 from kvcore.cpp cimport RequestView
 
 cnp.import_array()
@@ -19,11 +20,12 @@ cdef cnp.ndarray new_vector(cnp.npy_intp n, int dtype):
 
 cdef int view_active(list contexts, vector[RequestView]& views, list keep) except -1:
     """Describe each context; those whose code may change what was read of others go first."""
+    cdef TextGenerationContext own
     cdef Py_ssize_t i
     views.resize(len(contexts))
     for i in range(len(contexts)):
         if type(contexts[i]) is not TextGenerationContext:
-            read_foreign(contexts[i], &views[i], keep)
+            read_plain(contexts[i], &views[i], keep)
             if not 0 <= views[i].start < views[i].active <= views[i].end:
                 raise ValueError(
                     f"request {contexts[i].request_id!r} has start_idx {views[i].start}, "
@@ -32,7 +34,9 @@ cdef int view_active(list contexts, vector[RequestView]& views, list keep) excep
                 )
     for i in range(len(contexts)):
         if type(contexts[i]) is TextGenerationContext:
-            views[i] = (<TextGenerationContext>contexts[i])._request
+            own = <TextGenerationContext>contexts[i]
+            views[i] = own._request
+            views[i].tokens = <const int32_t*>cnp.PyArray_DATA(own._buffer)
     return 0
 
 

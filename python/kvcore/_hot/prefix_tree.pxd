@@ -2,6 +2,7 @@
 # cython: language_level=3
 from libc.stdint cimport int64_t
 
+from kvcore._hot.extra_keys cimport KeyedTrees
 from kvcore.cpp cimport PrefixHandle as CppPrefixHandle
 from kvcore.cpp cimport PrefixTree as CppPrefixTree
 from kvcore.cpp cimport TreeNode
@@ -18,6 +19,7 @@ cdef class PrefixHandle:
 
 
 cdef class PrefixTree:
-    cdef CppPrefixTree* _native
+    cdef CppPrefixTree* _native  # which `_trees` owns
+    cdef KeyedTrees _trees
 
     cdef int _check_own(self, PrefixHandle handle) except -1

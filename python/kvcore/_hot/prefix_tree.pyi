@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -78,6 +78,7 @@ class PrefixTree:
         cache_salt: str | None = None,
         *,
         touch: bool = False,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> tuple[NDArray[np.int32], PrefixHandle]:
         """Find the longest cached prefix in whole pages; changes nothing unless it is to touch.
 
@@ -88,6 +89,8 @@ class PrefixTree:
             Namespace.
         touch : bool
             It is a use of these pages, by which they are evicted later.
+        extra_keys : list of (int, int, bytes), optional
+            As of a context; those that start in front of `n`.
 
         Returns
         -------
@@ -101,6 +104,7 @@ class PrefixTree:
         cache_salt: str | None = None,
         *,
         priority: int = 50,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> NDArray[np.int32]:
         """Put whole pages in.
 
@@ -111,6 +115,8 @@ class PrefixTree:
         priority : int
             0 .. 100, for the priority policy; others ignore it. Pages keep the highest one they
             were given.
+        extra_key, cache_salt, extra_keys
+            As of ``match``.
 
         Returns
         -------

@@ -3,6 +3,7 @@
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
 """The prefix tree by itself, for engines that bring their own manager."""
 
+cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 from libcpp.memory cimport unique_ptr
@@ -10,6 +11,14 @@ from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from kvcore._hot.arguments cimport INT32_HIGH, as_int, as_tokens, name_view, namespace_of
+from kvcore._hot.extra_keys cimport (
+    ExtraKeys,
+    as_extra_keys,
+    require_plain,
+    show_tokens,
+    shown_of,
+    trees_of,
+)
 from kvcore.cpp cimport (
     DuplicatePage,
     EvictionConfig,
@@ -76,6 +85,7 @@ cdef class PrefixHandle:
         return f"PrefixHandle({self._handle.depth} pages)"
 
 
+@cython.no_gc_clear  # what dies with a tree may still ask
 cdef class PrefixTree:
     """Remember which pages hold which tokens: a radix tree over runs of whole pages.
 
@@ -120,9 +130,7 @@ cdef class PrefixTree:
         config.attention_tokens = attention_tokens
         cdef unique_ptr[EvictionPolicy] policy = make_policy(config, <int32_t>size)
         self._native = new CppPrefixTree(<int32_t>size, move(policy))
-
-    def __dealloc__(self):
-        del self._native
+        self._trees = trees_of(self._native)
 
     @property
     def page_size(self):
@@ -144,7 +152,7 @@ cdef class PrefixTree:
         """Runs of pages that the tree is made of."""
         return self._native.num_nodes()
 
-    def match(self, tokens, extra_key=None, cache_salt=None, *, bint touch=False):
+    def match(self, tokens, extra_key=None, cache_salt=None, *, extra_keys=None, bint touch=False):
         """Find the longest cached prefix in whole pages; changes nothing unless it is to touch.
 
         Parameters
@@ -154,6 +162,8 @@ cdef class PrefixTree:
             Namespace.
         touch : bool
             It is a use of these pages, by which they are evicted later.
+        extra_keys : list of (int, int, bytes), optional
+            As of a context; those that start in front of `n`.
 
         Returns
         -------
@@ -161,6 +171,8 @@ cdef class PrefixTree:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
+        source = shown_of(self._trees, keys, source)
         cdef TreeNode* root = self._native.find_namespace(name_view(name))
         cdef TreePosition at
         cdef PrefixHandle handle = PrefixHandle.__new__(PrefixHandle)
@@ -179,7 +191,8 @@ cdef class PrefixTree:
         handle._handle = self._native.handle(at)
         return pages, handle
 
-    def insert(self, tokens, pages, extra_key=None, cache_salt=None, *, priority=50):
+    def insert(self, tokens, pages, extra_key=None, cache_salt=None, *, extra_keys=None,
+               priority=50):
         """Put whole pages in.
 
         Parameters
@@ -189,6 +202,8 @@ cdef class PrefixTree:
         priority : int
             0 .. 100, for the priority policy; others ignore it. Pages keep the highest one they
             were given.
+        extra_key, cache_salt, extra_keys
+            As of ``match``.
 
         Returns
         -------
@@ -217,14 +232,20 @@ cdef class PrefixTree:
                 f"{n} pages hold {n * self._native.page_size()} tokens, "
                 f"{cnp.PyArray_DIM(run, 0)} were given; pass whole pages"
             )
+        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(run, 0), False)
+        cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(run)
+        cdef ExtraKeys shown  # held till the tree has them
+        if keys is not None:
+            self._trees.expect_keys()
+            shown = show_tokens(keys, data, cnp.PyArray_DIM(run, 0), cnp.PyArray_DIM(run, 0))
+            data = shown.tokens()
+        elif self._trees.is_keyed:
+            require_plain(data, 0, cnp.PyArray_DIM(run, 0))
         cdef TreeNode* root = self._native.open_namespace(name_view(name))
         cdef TreeNode* end
         self._native.pin(root)  # an empty namespace goes when nobody holds it
         try:
-            end = self._native.insert(
-                root, <const int32_t*>cnp.PyArray_DATA(run), out, <int32_t>n, duplicates,
-                retention,
-            )
+            end = self._native.insert(root, data, out, <int32_t>n, duplicates, retention)
             self._native.pin(end)
             self._native.unpin(end, True)
         finally:

@@ -3,6 +3,7 @@
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 
+from kvcore._hot.claims cimport ClaimTable
 from kvcore.cpp cimport CacheManager, PinHandle
 
 
@@ -15,12 +16,12 @@ cdef class PinnedPrefix:
     cdef bint _released
 
 
-cdef int32_t recommend_replica(CacheManager* native, object context) except -1
+cdef int32_t recommend_replica(ClaimTable claims, object context) except -1
 cdef object match(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
-    bint touch
+    ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys, bytes name,
+    bint return_pages, bint touch
 )
 cdef PinnedPrefix pin(
-    object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
-    bint checks
+    object manager, ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys,
+    bytes name, bint checks
 )

@@ -8,8 +8,10 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from kvcore._hot.arguments cimport as_tokens, name_view, namespace_of
-from kvcore._hot.contexts cimport no_context
-from kvcore.cpp cimport BlockId, CacheManager
+from kvcore._hot.claims cimport ClaimTable
+from kvcore._hot.contexts cimport TextGenerationContext, no_context
+from kvcore._hot.extra_keys cimport as_extra_keys, shown_of
+from kvcore.cpp cimport BlockId, RequestView
 
 import numpy as np
 
@@ -18,8 +20,12 @@ from kvcore.errors import InvalidHandleError
 cnp.import_array()
 
 
-cdef int32_t recommend_replica(CacheManager* native, object context) except -1:
+cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:
     """The best replica for a request that is not claimed."""
+    cdef RequestView* request
+    if type(context) is TextGenerationContext and claims.trees.is_keyed:
+        request = &(<TextGenerationContext>context)._request
+        return claims.native.recommend_replica(request.name_space, request.tokens, request.end)
     try:
         given = context.tokens
     except AttributeError:
@@ -28,20 +34,27 @@ cdef int32_t recommend_replica(CacheManager* native, object context) except -1:
     cdef bytes name = namespace_of(
         getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
     )
-    return native.recommend_replica(
+    cdef tuple keys = as_extra_keys(
+        getattr(context, "extra_keys", None), cnp.PyArray_DIM(tokens, 0), False
+    )
+    tokens = shown_of(claims.trees, keys, tokens)
+    return claims.native.recommend_replica(
         name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens), cnp.PyArray_DIM(tokens, 0)
     )
 
 
 cdef object match(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
-    bint touch
+    ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys, bytes name,
+    bint return_pages, bint touch
 ):
     """The tokens of a prefix that are cached in whole pages, with the pages if asked for."""
     cdef vector[BlockId] pages
     cdef vector[BlockId]* out = &pages if return_pages else NULL
+    cdef int32_t replica = claims.replica(replica_idx)
+    cdef cnp.ndarray tokens = shown_of(claims.trees, keys, given)
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
     cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
+    cdef CacheManager* native = claims.native
     cdef int64_t depth
     if touch:
         depth = native.touch(replica, name_view(name), data, n, out)
@@ -50,7 +63,9 @@ cdef object match(
     cdef int64_t num_tokens = depth * native.config().page_size
     if not return_pages:
         return num_tokens
-    return num_tokens, np.array(pages, dtype=np.int32)
+    ids = np.array(pages, dtype=np.int32)
+    ids[ids < 0] = native.config().num_pages  # with groups: no layer of the bundle has a page
+    return num_tokens, ids
 
 
 cdef class PinnedPrefix:
@@ -94,17 +109,21 @@ cdef class PinnedPrefix:
 
 
 cdef PinnedPrefix pin(
-    object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
-    bint checks
+    object manager, ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys,
+    bytes name, bint checks
 ):
     """Pin what a manager has of some tokens."""
     cdef PinnedPrefix pinned = PinnedPrefix.__new__(PinnedPrefix)
-    pinned._pin = native.pin(
+    cdef int32_t replica = claims.replica(replica_idx)
+    cdef cnp.ndarray tokens = shown_of(claims.trees, keys, given)
+    pinned._pin = claims.native.pin(
         replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
         cnp.PyArray_DIM(tokens, 0),
     )
     pinned._manager = manager
-    pinned._native = native
+    pinned._native = claims.native
     pinned._checks = checks
     pinned.num_tokens = pinned._pin.num_tokens
+    if checks:
+        claims.native.check_integrity()
     return pinned

@@ -8,7 +8,8 @@ from libc.stdint cimport int64_t
 
 from kvcore._hot.batches cimport Batch, BatchReader
 from kvcore._hot.claims cimport is_recorded, named
-from kvcore._hot.contexts cimport TextGenerationContext, check_settable
+from kvcore._hot.contexts cimport TextGenerationContext
+from kvcore._hot.foreign cimport check_settable
 from kvcore._hot.settler cimport (
     DONE,
     WAIT,
@@ -35,9 +36,11 @@ cdef int64_t RELEASE_GIL_TOKENS = 8192
 cdef int reserve_once(Settler settler, Call* call, object context) except -1:
     cdef RequestView* request = call.rows[0]
     cdef ReserveStatus status
+    cdef TextGenerationContext own
     cdef object _held
     if type(context) is TextGenerationContext:
-        _held = (<TextGenerationContext>context)._buffer  # while other threads run
+        own = <TextGenerationContext>context
+        _held = own._buffer if own._keys is None else own._keys.shown  # while other threads run
     if request.end - request.start > RELEASE_GIL_TOKENS:
         with nogil:
             status = settler.native.reserve(request[0], call.steps, room_for(settler, call))

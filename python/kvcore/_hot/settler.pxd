@@ -2,7 +2,7 @@
 # cython: language_level=3
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from kvcore.cpp cimport CacheManager, PageMove, RequestView, SequenceHandle, Transfers
@@ -48,6 +48,7 @@ cdef class Settler:
     cdef CppPageCopier* native_copier  # of `copier`, where that is the library's own
     cdef object copier
     cdef object mover
+    cdef int32_t num_bundles  # of layers, each with pages of its own
 
     cdef int set_copier(self, object copier) except -1
     cdef list carry_out(self, Attempt attempt, Call* call, list contexts, object own)

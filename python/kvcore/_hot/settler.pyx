@@ -13,7 +13,7 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from kvcore._hot.claims cimport named
-from kvcore._hot.contexts cimport has_moved, move_indices
+from kvcore._hot.foreign cimport has_moved, move_indices
 from kvcore.cpp cimport (
     CacheManager,
     MovedRequest,

@@ -6,9 +6,9 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from kvcore._hot.batches cimport BatchReader
-from kvcore._hot.inputs cimport FetchBuffers
+from kvcore._hot.inputs cimport FetchBuffer, FetchBuffers
 from kvcore._hot.settler cimport Settler
-from kvcore.cpp cimport FetchTarget
+from kvcore.cpp cimport FetchTarget, LookupTable
 
 
 @cython.final
@@ -18,8 +18,15 @@ cdef class InputMaker:
     cdef int64_t total_pages
     cdef int32_t num_replicas
     cdef FetchBuffers buffers
+    cdef object layers  # where layers lie, with groups; else None
+    cdef tuple pages_per_column  # of each bundle
+    cdef int32_t num_bundles
 
-    cdef int choose_buffers(self, list taken, vector[FetchTarget]& targets) except -1
+    cdef int choose_buffers(
+        self, list taken, vector[FetchTarget]& targets, vector[LookupTable*]& more
+    ) except -1
+    cdef cnp.ndarray table(self, FetchBuffer buffer, FetchTarget target, int32_t bundle)
+    cdef list more_tables(self, list buffers, FetchTarget target, int32_t shard)
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps)
 
 

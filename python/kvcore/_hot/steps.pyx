@@ -34,6 +34,7 @@ from kvcore.cpp cimport (
     FetchResult,
     FetchStatus,
     FetchTarget,
+    LookupTable,
     PageSwap,
     RequestBatch,
     Transfers,
@@ -61,28 +62,79 @@ cdef class InputMaker:
         The pools by replica and device in it.
     gpus : kvcore.backends.protocol.DevicePools, or None
         None where no pool is on a GPU.
+    layers : kvcore.groups.layers.LayerMap, or None
+        None without groups.
+    pages_per_column : tuple of int
+        Pages of each bundle for the tokens that hits are counted in; (1,) without groups.
     """
 
-    def __cinit__(self, list shards not None, object gpus, int64_t total_pages):
+    def __cinit__(self, list shards not None, object gpus, int64_t total_pages, object layers,
+                  tuple pages_per_column not None):
+        self.layers = layers
+        self.pages_per_column = pages_per_column
+        self.num_bundles = <int32_t>len(pages_per_column)
         self.shards = shards
         self.gpus = gpus
         self.total_pages = total_pages
         self.num_replicas = <int32_t>len(shards)
         self.buffers = FetchBuffers(
-            self.num_replicas, <uint32_t>total_pages, None if gpus is None else gpus.pinned
+            self.num_replicas * self.num_bundles, <uint32_t>total_pages, None if gpus is None else gpus.pinned
         )
 
-    cdef int choose_buffers(self, list taken, vector[FetchTarget]& targets) except -1:
+    cdef int choose_buffers(
+        self, list taken, vector[FetchTarget]& targets, vector[LookupTable*]& more
+    ) except -1:
         """Have a fetch write to buffers of the sizes that it has said it needs."""
         cdef FetchBuffer buffer
-        cdef int32_t r
+        cdef int32_t r, b
+        cdef int32_t others = self.num_bundles - 1
+        cdef int64_t pages
+        more.resize(self.num_replicas * others)
         for r in range(self.num_replicas):
-            buffer = self.buffers.take(r, targets[r].rows, targets[r].width)
+            for b in range(1, self.num_bundles):
+                pages = self.pages_per_column[b]
+                buffer = self.buffers.take(
+                    r * self.num_bundles + b, targets[r].rows, targets[r].width * pages
+                )
+                taken.append(buffer)
+                more[r * others + b - 1] = buffer.rows
+            targets[r].more = more.data() + r * others
+            pages = self.pages_per_column[0]
+            buffer = self.buffers.take(
+                r * self.num_bundles, targets[r].rows, targets[r].width * pages
+            )
             taken.append(buffer)
             targets[r].table = buffer.rows
             targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
             targets[r].new_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.unread_new_lengths())
         return 0
+
+    cdef cnp.ndarray table(self, FetchBuffer buffer, FetchTarget target, int32_t bundle):
+        cdef int64_t pages = self.pages_per_column[bundle]
+        cdef cnp.npy_intp shape[2]
+        cdef cnp.npy_intp strides[2]
+        shape[0] = target.rows
+        shape[1] = target.width * pages
+        strides[0] = buffer.rows.stride() * sizeof(uint32_t)
+        strides[1] = sizeof(uint32_t)
+        return table_of(buffer, shape, strides)
+
+    cdef list more_tables(self, list buffers, FetchTarget target, int32_t shard):
+        """The tables of all bundles but the first, on the device of a shard."""
+        cdef list tables = []
+        cdef FetchBuffer buffer
+        cdef cnp.npy_intp shape[1]
+        cdef cnp.npy_intp strides[1]
+        cdef int32_t b
+        shape[0] = target.rows
+        strides[0] = sizeof(uint32_t)
+        for b in range(1, self.num_bundles):
+            buffer = <FetchBuffer>buffers[b - 1]
+            table = self.table(buffer, target, b)
+            if self.gpus is not None:
+                table = self.gpus.stage(shard, lengths_of(buffer, shape, strides), table)[1]
+            tables.append(table)
+        return tables
 
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps):
         """The inputs of every device over the buffers that were taken last."""
@@ -91,16 +143,16 @@ cdef class InputMaker:
         cdef FetchBuffer buffer
         cdef cnp.npy_intp shape[2]
         cdef cnp.npy_intp strides[2]
-        cdef Py_ssize_t first = len(taken) - self.num_replicas
+        cdef Py_ssize_t first = len(taken) - self.num_replicas * self.num_bundles
         cdef int32_t r
+        cdef list others
         cdef int32_t shard = 0
         strides[1] = sizeof(uint32_t)
         for r in range(self.num_replicas):
-            buffer = <FetchBuffer>taken[first + r]
+            others = taken[first + r * self.num_bundles:first + (r + 1) * self.num_bundles]
+            buffer = <FetchBuffer>others.pop()
+            table = self.table(buffer, targets[r], 0)
             shape[0] = targets[r].rows
-            shape[1] = targets[r].width
-            strides[0] = buffer.rows.stride() * sizeof(uint32_t)
-            table = table_of(buffer, shape, strides)
             lengths = lengths_of(buffer, shape, strides + 1)
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
             for blocks, scales in <list>self.shards[r]:
@@ -109,7 +161,10 @@ cdef class InputMaker:
                 else:
                     staged = self.gpus.stage(shard, lengths, table)
                     each = RaggedKVCacheInputs(blocks, *staged, limits, scales)
-                    shard += 1
+                if self.layers is not None:
+                    each._layers = self.layers
+                    each._tables = (each.lookup_table, *self.more_tables(others, targets[r], shard))
+                shard += 1
                 each._new_lengths = buffer.new_lengths
                 inputs.append(each)
         return inputs
@@ -119,13 +174,14 @@ cdef struct FetchCall:
     Call call
     PyObject* maker  # an InputMaker, which the caller holds
     vector[FetchTarget] targets
+    vector[LookupTable*] more  # that they point to
     FetchResult result
 
 
 cdef int fetch_once(Settler settler, Call* call, object taken) except -1:
     cdef FetchCall* fetch = <FetchCall*>call
     if fetch.result.status == FetchStatus.kGrow:
-        (<InputMaker>fetch.maker).choose_buffers(<list>taken, fetch.targets)
+        (<InputMaker>fetch.maker).choose_buffers(<list>taken, fetch.targets, fetch.more)
     fetch.result = settler.native.fetch(
         RequestBatch(call.rows, call.n), call.steps, fetch.targets.data(),
         room_for(settler, call),
@@ -200,7 +256,7 @@ cdef cnp.ndarray commit(BatchReader reader, Settler settler, object batch):
     if commit.stores.ticket != 0:
         store(settler, &commit.stores, contexts)
     reader.record(&requests, contexts, commit.call.n)
-    return swaps_array(commit.swaps)
+    return swaps_array(commit.swaps, settler.num_bundles > 1)
 
 
 cdef int store(Settler settler, Transfers* transfers, list contexts) except -1:
@@ -215,13 +271,17 @@ cdef int store(Settler settler, Transfers* transfers, list contexts) except -1:
     return 0
 
 
-cdef cnp.ndarray swaps_array(const vector[PageSwap]& swaps):
-    """int32 [n, 3]: batch row, column, page."""
-    cdef cnp.ndarray out = int32_rows(<int64_t>swaps.size(), 3)
+cdef cnp.ndarray swaps_array(const vector[PageSwap]& swaps, bint has_bundles):
+    """int32 [n, 3]: batch row, column, page; with several bundles [n, 4], the bundle last."""
+    cdef int32_t wide = 4 if has_bundles else 3
+    cdef cnp.ndarray out = int32_rows(<int64_t>swaps.size(), wide)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef size_t i
     for i in range(swaps.size()):
-        data[3 * i] = swaps[i].row
-        data[3 * i + 1] = swaps[i].column
-        data[3 * i + 2] = swaps[i].page
+        data[0] = swaps[i].row
+        data[1] = swaps[i].column
+        data[2] = swaps[i].page
+        if has_bundles:
+            data[3] = swaps[i].bundle
+        data += wide
     return out

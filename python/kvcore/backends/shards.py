@@ -7,7 +7,23 @@ from typing import Any
 
 from kvcore.backends.protocol import Shard, Tensor
 
-__all__ = ["arrays_of", "tensors_of", "tensors_of_shards"]
+__all__ = ["arrays_of", "layer_rows", "tensors_of", "tensors_of_shards"]
+
+
+def layer_rows(place: Any, shape: tuple[int, int, int]) -> Any:
+    """See a layer's place in every page as its rows.
+
+    Parameters
+    ----------
+    place : array [pages, ...]
+        Of a pool; each page's part of it is contiguous unless it has that shape already.
+    shape : (page_size, heads, width)
+        Of the layer's rows, which lie in front of the place.
+    """
+    if place.shape[1:] == shape:
+        return place
+    elements = shape[0] * shape[1] * shape[2]
+    return place.reshape(len(place), -1)[:, :elements].reshape(len(place), *shape)
 
 
 def arrays_of(shard: Shard) -> list[Any]:

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     try:
-        code = app(given, prog_name="kvcore", standalone_mode=False)
+        code = app(given, prog_name="kvcore", standalone_mode=False, obj=given)
     except _UsageError as error:
         tell(f"error: {error.format_message()}")  # type: ignore[attr-defined]
         return BAD_INPUT

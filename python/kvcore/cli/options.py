@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 MOST_PAGES = 2**31 - 1
+MOST_VALUES = 64
 
 Number = TypeVar("Number", bound=float | None)
 Result = TypeVar("Result")
@@ -26,6 +27,29 @@ def within(least: int, most: float) -> Callable[[Number], Number]:
 
 
 count = within(1, MOST_PAGES)
+
+
+def listed(text: str, read: Callable[[str], Result]) -> tuple[Result, ...]:
+    """Read values separated by commas, each once; ValueError if there are none or too many."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MOST_VALUES:
+        raise ValueError(f"expected at most {MOST_VALUES} values, got {len(parts)}")
+    values = tuple(read(part) for part in parts)
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise ValueError(f"expected each value once, got {value} twice")
+    return values
+
+
+def pages(text: str) -> int:
+    """Read a number of pages; ValueError if it is none."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"expected a whole number of pages, got {text!r}") from None
+    if not 1 <= value <= MOST_PAGES:
+        raise ValueError(f"expected 1 to {MOST_PAGES}, got {value}")
+    return value
 
 
 def checked(option: str, read: Callable[..., Result], *arguments: object) -> Result:

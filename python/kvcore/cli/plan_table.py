@@ -36,10 +36,13 @@ def print_plan(model: str, plan: Plan) -> None:
 def _groups(plan: Plan) -> Table:
     """Show which layers keep what, and the pages that a sequence holds of it."""
     table = Table(title_justify="left", caption_justify="left")
-    table.title = f"a sequence of {plan['max_seq_len']:,} tokens, {_run(plan)}"
-    table.caption = f"a page is shared by up to {plan['layers_per_page']} layers"
+    table.title = f"a sequence of {plan['max_seq_len']:,} tokens"
+    table.caption = (
+        f"steps of at most {plan['max_chunk_tokens']:,} tokens\n"
+        f"pages are shared by up to {plan['layers_per_page']} layers"
+    )
     if plan["shared_layers"]:
-        table.caption += f"; {plan['shared_layers']} more layers read the K and V of others"
+        table.caption += f"\n{plan['shared_layers']} more layers read the K and V of others"
     for name in ("layers", "keep", "page tables", "pages"):
         table.add_column(name, justify="left" if name == "keep" else "right", no_wrap=True)
     for group in plan["groups"]:
@@ -58,10 +61,6 @@ def _groups(plan: Plan) -> Table:
         pages = f"{group['pages_per_sequence']:,}"
         table.add_row(str(group["layers"]), keeps, str(group["bundles"]), pages)
     return table
-
-
-def _run(plan: Plan) -> str:
-    return f"at most {plan['max_chunk_tokens']:,} of them a step"
 
 
 def _title(model: str, plan: Plan) -> str:

@@ -2,25 +2,36 @@
 """``kvcore replay``: drive the real manager with real traffic and report what it did."""
 
 import json
+import shlex
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
 from kvcore.cli import replay_options as options
-from kvcore.cli.options import AsJson, PageSize, checked, fitting_pages
+from kvcore.cli.comparison_page import comparison_page
+from kvcore.cli.comparison_table import print_comparison
+from kvcore.cli.options import AsJson, PageSize, checked, fitting_pages, listed
+from kvcore.cli.options import pages as read_pages
+from kvcore.cli.output_file import check_writable
 from kvcore.cli.presets import model_params
 from kvcore.cli.progress import progress_bar
 from kvcore.cli.replay_table import print_report
 from kvcore.cli.sizes import parse_size
 from kvcore.replay import (
+    POLICIES,
+    Comparison,
     EngineSettings,
+    PageUsesError,
     PoolError,
     PoolSettings,
     ReplayReport,
     TraceError,
     Workload,
     chat_workload,
+    compare,
     read_trace,
     replay_admission,
     replay_online,
@@ -29,8 +40,10 @@ from kvcore.replay import (
 
 def replay(
     *,
+    context: typer.Context,
     trace: options.Trace = None,
-    mode: options.ReplayMode = options.Mode.online,
+    mode: options.ReplayMode = None,
+    policy: options.Policy = PoolSettings.policy,
     page_size: PageSize = PoolSettings.page_size,
     pages: options.Pages = None,
     memory: options.Memory = None,
@@ -43,20 +56,28 @@ def replay(
     decode_rate: options.DecodeRate = EngineSettings.decode_rate,
     chunk: options.Chunk = EngineSettings.chunk,
     decode_steps: options.DecodeSteps = EngineSettings.decode_steps,
+    html: options.Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Drive the cache manager with a trace and report hits, evictions and its own speed.
 
     No model runs and no pool is allocated. Online mode simulates the clock of an engine that
     batches continuously; admission mode releases each request before the next one claims, which
-    shows what the cache keeps and nothing else.
+    shows what the cache keeps and nothing else. Several policies or numbers of pages are compared
+    with each other and, in admission mode, with the optimum that no policy exceeds.
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
 
     Example: kvcore replay --memory 80GiB --model llama-3.1-70b --json
+
+    Example: kvcore replay --policy lru,lfu --pages 1000,3000,10000 --html replay.html
     """
-    pages = _pages(pages, memory, model, page_size, replicas)
-    pool = PoolSettings(page_size=page_size, pages=pages, replicas=replicas)
+    names = checked("--policy", listed, policy, _policy)
+    counts = _pages(pages, memory, model, page_size, replicas)
+    pools = [PoolSettings(page_size=page_size, pages=n, replicas=replicas) for n in counts]
+    if html is not None:
+        checked("--html", check_writable, html, trace)
+    is_one = len(names) * len(pools) == 1
     engine = EngineSettings(
         concurrency=concurrency,
         prefill_rate=prefill_rate,
@@ -64,27 +85,39 @@ def replay(
         chunk=chunk,
         decode_steps=decode_steps,
     )
+    pace = engine if mode is options.Mode.online or (mode is None and is_one) else None
     started = time.perf_counter()
     workload = _workload(trace, seed, limit)
     read_seconds = time.perf_counter() - started
-    report = _run(mode, workload, pool, engine)
-    if as_json:
-        typer.echo(json.dumps(report.to_dict() | {"read_seconds": read_seconds}))
-    else:
-        print_report(report)
+    if is_one and html is None:
+        _show(_run(workload, pools[0].with_policy(names[0]), pace), read_seconds, as_json=as_json)
+        return
+    comparison = _compare(workload, pools, names, pace)
+    if html is not None:
+        command = shlex.join(["kvcore", *context.obj])
+        page = comparison_page(comparison, command)
+        html.write_text(page, encoding="utf-8", errors="backslashreplace")
+    shown = comparison.runs[0].report if is_one else comparison
+    _show(shown, read_seconds, as_json=as_json)
+
+
+def _policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(f"expected some of {', '.join(POLICIES)}, got {name!r}")
+    return name
 
 
 def _pages(
-    pages: int | None, memory: str | None, model: str | None, page_size: int, replicas: int
-) -> int | None:
-    """Return the pages per replica that the options ask for, None for the default."""
+    pages: str | None, memory: str | None, model: str | None, page_size: int, replicas: int
+) -> tuple[int | None, ...]:
+    """Return the numbers of pages per replica that the options ask for, None for the default."""
     if memory is None and model is None:
-        return pages
+        return (None,) if pages is None else checked("--pages", listed, pages, read_pages)
     if pages is not None or memory is None or model is None:
         raise typer.BadParameter("expected --pages, or --memory together with --model")
     size = checked("--memory", parse_size, memory)
     page_bytes = checked("--model", model_params, model, page_size).bytes_per_page
-    return fitting_pages(size, replicas, page_bytes)
+    return (fitting_pages(size, replicas, page_bytes),)
 
 
 def _workload(trace: Path | None, seed: int, limit: int | None) -> Workload:
@@ -96,18 +129,43 @@ def _workload(trace: Path | None, seed: int, limit: int | None) -> Workload:
         raise typer.BadParameter(str(error), param_hint="'TRACE'") from error
 
 
-def _run(
-    mode: options.Mode, workload: Workload, pool: PoolSettings, engine: EngineSettings
-) -> ReplayReport:
+def _run(workload: Workload, pool: PoolSettings, engine: EngineSettings | None) -> ReplayReport:
+    with _told(workload, pool), progress_bar("requests", len(workload)) as on_progress:
+        if engine is None:
+            return replay_admission(workload, pool, on_progress=on_progress)
+        return replay_online(workload, pool, engine, on_progress=on_progress)
+
+
+def _compare(
+    workload: Workload,
+    pools: Sequence[PoolSettings],
+    policies: Sequence[str],
+    engine: EngineSettings | None,
+) -> Comparison:
+    replays = len(pools) * len(policies) + (engine is None)
+    largest = max(pools, key=lambda pool: pool.total_pages)
+    with _told(workload, largest), progress_bar("requests", len(workload) * replays) as on_progress:
+        return compare(workload, pools, policies, engine=engine, on_progress=on_progress)
+
+
+@contextmanager
+def _told(workload: Workload, pool: PoolSettings) -> Iterator[None]:
+    """Make bad input of what is too large for the manager, the optimum or the machine."""
     try:
-        with progress_bar("requests", len(workload)) as on_progress:
-            if mode is options.Mode.admission:
-                return replay_admission(workload, pool, on_progress=on_progress)
-            return replay_online(workload, pool, engine, on_progress=on_progress)
-    except PoolError as error:
+        yield
+    except (PoolError, PageUsesError) as error:
         raise typer.BadParameter(str(error)) from error
     except MemoryError as error:
         raise typer.BadParameter(_too_large(workload, pool)) from error
+
+
+def _show(shown: ReplayReport | Comparison, read_seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(shown.to_dict() | {"read_seconds": read_seconds}))
+    elif isinstance(shown, Comparison):
+        print_comparison(shown)
+    else:
+        print_report(shown)
 
 
 def _too_large(workload: Workload, pool: PoolSettings) -> str:

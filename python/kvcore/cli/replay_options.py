@@ -10,7 +10,7 @@ import typer
 
 from kvcore.cli.options import count, within
 from kvcore.cli.sizes import format_size
-from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS
+from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES
 from kvcore.replay.trace_lines import MOST_CHARACTERS, MOST_LINES
 
 _DEFAULT_PAGES = f"{DEFAULT_POOL_TOKENS:,} tokens' worth"
@@ -36,16 +36,30 @@ Trace = Annotated[
     ),
 ]
 ReplayMode = Annotated[
-    Mode, typer.Option("--mode", help="An engine in virtual time, or one prompt after the other.")
+    Mode | None,
+    typer.Option(
+        "--mode",
+        help="An engine in virtual time, or one prompt after the other.",
+        show_default="online; admission to compare",
+    ),
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[,NAME...]", help=f"Eviction policies to compare: {', '.join(POLICIES)}."
+    ),
 ]
 Pages = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        metavar="N",
-        callback=count,
-        help="Pages per replica.",
+        metavar="N[,N...]",
+        help="Pages per replica, or several numbers to compare.",
         show_default=_DEFAULT_PAGES,
     ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with the curves.", show_default=False),
 ]
 Memory = Annotated[
     str | None,

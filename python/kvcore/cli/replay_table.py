@@ -14,7 +14,7 @@ def print_report(report: ReplayReport) -> None:
     """Print the table that ends ``kvcore replay``."""
     title = (
         f"{report.workload}, {report.mode}: {report.replicas} x {report.pages:,} pages "
-        f"of {report.page_size} tokens"
+        f"of {report.page_size} tokens, {report.policy}"
     )
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
@@ -33,6 +33,8 @@ def _traffic(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     if report.mode == "online":
         yield "output tokens", f"{report.output_tokens:,}", ""
     yield "token hit rate", f"{report.token_hit_rate:.2%}", f"{report.cached_tokens:,} tokens"
+    if report.refused:
+        yield "of those served", f"{report.served_token_hit_rate:.2%}", ""
     yield "page hit rate", f"{report.page_hit_rate:.2%}", f"{report.cached_pages:,} whole pages"
 
 

@@ -67,7 +67,8 @@ def pool_parts(
     if params is None:
         params = _described(arrays, given)
     require_params(params)
-    params = replace(params, num_layers=arrays[0].shape[2], page_size=arrays[0].shape[3])
+    if params.groups is None and params.shared is None:
+        params = replace(params, num_layers=arrays[0].shape[2], page_size=arrays[0].shape[3])
     _require_shapes(params, arrays)
     typed = [_as_dtype(array, params) for array in arrays]
     return params, tuple(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integer, integers
+from kvcore.backends.shards import layer_rows
 from kvcore.compat.elements import host_copy, read_element
 from kvcore.compat.layer_views import (
     ContinuousBatchingKVCache,
@@ -230,7 +231,7 @@ class PagedKVCacheCollection(KVCacheCollection):
         Of one device, as fetched.
     kv_params : KVCacheParams, optional
         Read off the arrays by default.
-    guard : callable, optional
+    guard : callable, or tuple of one for each bundle, optional
         See KVCacheCollection.
 
     Raises
@@ -265,13 +266,16 @@ class PagedKVCacheCollection(KVCacheCollection):
         inputs: RaggedKVCacheInputs,
         *,
         kv_params: KVCacheParams | None = None,
-        guard: Guard | None = None,
+        guard: Guard | tuple[Guard, ...] | None = None,
     ) -> None:
         if not isinstance(inputs, RaggedKVCacheInputs):
             raise TypeError(f"inputs are a {type(inputs).__name__}, must be RaggedKVCacheInputs")
         limits = require_array("max_lengths", inputs.max_lengths, 2, np.uint32)
         if limits.shape[0] < 1 or limits.shape[1] != 2:
             raise ValueError(f"max_lengths has shape {limits.shape}, must be (1 or more steps, 2)")
+        self._layers = inputs._layers  # noqa: SLF001
+        self._tables = inputs.tables
+        self._guards = guard if isinstance(guard, tuple) else (guard,) * len(self._tables)
         super().__init__(
             inputs.blocks,
             inputs.cache_lengths,
@@ -280,7 +284,29 @@ class PagedKVCacheCollection(KVCacheCollection):
             limits[0, 1],
             inputs.kv_scales,
             kv_params=kv_params,
-            guard=guard,
+            guard=self._guards[0],
+        )
+
+    def _layer(self, part: int, kv: int, layer_idx: SupportsIndex) -> KVCacheLayer:
+        if self._layers is None:
+            return super()._layer(part, kv, layer_idx)
+        layer = require_index("layer_idx", layer_idx, self._layers.num_layers, "layers")
+        place = self._layers[layer]
+        pool = self._parts[part]
+        width = place.widths[min(part + kv, len(place.widths) - 1)]
+        shape = place.page_size, place.heads, width
+        scales = None
+        if pool.scales is not None:
+            groups = width * pool.scales.shape[-1] // pool.blocks.shape[-1]
+            scales = layer_rows(pool.scales[:, kv, place.position], (*shape[:2], groups))
+        return self.CacheType(
+            layer_rows(pool.blocks[:, kv, place.position], shape),
+            self.cache_lengths,
+            self._tables[place.bundle],
+            self.max_seq_length,
+            self.max_cache_length,
+            scales,
+            self._guards[place.bundle],
         )
 
 

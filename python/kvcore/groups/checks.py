@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Hashable, Iterable
+from itertools import islice, pairwise
 from typing import Any
 
 from kvcore.arguments import integer
 
-__all__ = ["MOST", "count", "layer_indices", "pages_present"]
+__all__ = ["MOST", "MOST_LAYERS", "count", "layer_indices", "pages_present"]
 
 MOST = 2**31 - 1  # page ids and shapes are int32
+MOST_LAYERS = 2**16  # that are told apart; what comes may have no end
 
 
 def count(name: str, value: Any, remedy: str) -> int:
@@ -30,15 +31,16 @@ def layer_indices(layers: Any) -> tuple[int, ...]:
     TypeError
         No iterable of ints.
     ValueError
-        None at all, a negative one, one twice.
+        None at all or too many, a negative one, one twice.
     """
     if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
         raise TypeError(
             f"layers is a {type(layers).__name__}, must be a sequence of the model's layer indices"
         )
-    found = sorted(integer("a layer of layers", layer) for layer in layers)
-    if not found:
-        raise ValueError("layers is empty, must name at least 1 layer; leave the group out")
+    found = sorted(integer("a layer of layers", layer) for layer in islice(layers, MOST_LAYERS + 1))
+    if not 1 <= len(found) <= MOST_LAYERS:
+        held = "is empty" if not found else f"names more than {MOST_LAYERS}"
+        raise ValueError(f"layers {held}, must name 1 .. {MOST_LAYERS}; leave out empty groups")
     if found[0] < 0 or found[-1] > MOST:
         wrong = found[0] if found[0] < 0 else found[-1]
         raise ValueError(f"layers holds {wrong}, must be 0 .. {MOST}; count from the first layer")
@@ -63,8 +65,12 @@ def pages_present(present: Any) -> list[bool]:
             f"present is a {type(present).__name__}, must be a sequence of bools or a str of 0 and "
             f"1, one per page"
         )
-    found = list(present)
-    wrong = [page for page in found if page not in ("01" if isinstance(present, str) else (0, 1))]
-    if wrong:
-        raise ValueError(f"present holds {wrong[0]!r}, must hold 1 for a cached page, 0 for none")
-    return [page == "1" if isinstance(page, str) else bool(page) for page in found]
+    known: dict[Any, bool] = (
+        {"0": False, "1": True} if isinstance(present, str) else {0: False, 1: True}
+    )
+    found = []
+    for page in present:
+        if not isinstance(page, Hashable) or page not in known:
+            raise ValueError(f"present holds {page!r}, must hold 1 for a cached page, 0 for none")
+        found.append(known[page])
+    return found

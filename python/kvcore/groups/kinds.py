@@ -226,6 +226,7 @@ class ChunkedLocal(AttentionGroup):
 
         A chunk that is no multiple of the page begins inside one: its tokens in front count too.
         """
+        most = _pages(tokens, page_size)
         in_front = page_size - math.gcd(page_size, self.chunk)
         live = in_front + self.chunk - 1 + _chunk_tokens(max_chunk_tokens)
-        return min(_pages(tokens, page_size), _pages(live, page_size))
+        return min(most, _pages(live, page_size))

@@ -41,14 +41,16 @@ def frozen_groups(groups: Any) -> tuple[Group, ...] | None:
             f"groups is a {type(groups).__name__}, must be a sequence of FullAttention, "
             f"SlidingWindow, ChunkedLocal and State, or None"
         )
-    found = tuple(groups)
-    for group in found:
-        if not isinstance(group, (AttentionGroup, State)):
-            raise TypeError(
-                f"groups holds a {type(group).__name__}, must hold FullAttention, SlidingWindow, "
-                f"ChunkedLocal and State"
-            )
-    return found
+    return tuple(_group(each) for each in groups)
+
+
+def _group(group: Any) -> Group:
+    if isinstance(group, (AttentionGroup, State)):
+        return group
+    raise TypeError(
+        f"groups holds a {type(group).__name__}, must hold FullAttention, SlidingWindow, "
+        f"ChunkedLocal and State"
+    )
 
 
 def frozen_shared(shared: Any) -> FrozenMap[int, int] | None:

@@ -83,6 +83,11 @@ def bundles(params: Params) -> tuple[Bundle, ...]:
     tuple of Bundle
         One for every table that a step has. With ``groups=None`` it is one, of all layers.
 
+    Raises
+    ------
+    TypeError
+        No KVCacheParams.
+
     Notes
     -----
     A page has as many places for layers in every bundle. Their number is chosen so that at most 5 %
@@ -102,6 +107,8 @@ def bundles(params: Params) -> tuple[Bundle, ...]:
     >>> len(bundles(params)), bundles(params)[0].layers
     (13, (5, 11, 17, 23, 29))
     """
+    if not hasattr(params, "attention_groups"):
+        raise TypeError(f"params is a {type(params).__name__}, must be a KVCacheParams")
     return _packed(params)[0]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from kvcore.arguments import integer
@@ -14,6 +15,8 @@ from kvcore.groups.checks import MOST, count, layer_indices, pages_present
 from kvcore.groups.frozen_map import FrozenMap
 
 __all__ = ["State"]
+
+_MOST_DIMS = 32
 
 Array = tuple[Sequence[int], str]
 
@@ -117,4 +120,9 @@ def _array(name: str, array: Any) -> tuple[tuple[int, ...], str]:
         itemsize(dtype)
     except ValueError as error:
         raise ValueError(f"the {error}; it is that of the array {name!r}") from None
-    return tuple(integer(f"a dimension of {name!r}", each, 1, MOST) for each in shape), dtype
+    sizes = tuple(
+        integer(f"a dimension of {name!r}", each, 1, MOST) for each in islice(shape, _MOST_DIMS + 1)
+    )
+    if len(sizes) > _MOST_DIMS:
+        raise ValueError(f"the shape of {name!r} has too many dimensions, at most {_MOST_DIMS}")
+    return sizes, dtype

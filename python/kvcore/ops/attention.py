@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from kvcore import _core
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore.arguments import pair_of
+from kvcore.arguments import integer, pair_of
 from kvcore.arrays import host_array, in_library_of
 from kvcore.backends.host import HOST
 from kvcore.backends.selection import any_array
-from kvcore.ops.batch import PagedBatch, layer_pools
+from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 from kvcore.ops.options import Options, array_at, documents_options
 from kvcore.plans import SharedPrefix
 
@@ -29,6 +29,7 @@ def attention(
     scale: float | None = None,
     causal: bool = True,
     window: SupportsIndex | None = None,
+    chunk: SupportsIndex | None = None,
     soft_cap: float | None = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -58,6 +59,12 @@ def attention(
     window : int, optional
         Tokens that a token sees: itself and the ``window - 1`` before it; without `causal` also
         what stands behind it.
+    chunk : int, optional
+        Tokens of a chunk, as Llama 4 has them: the token at position p sees those from
+        ``p // chunk * chunk`` on. Without `causal` also what stands behind it in its chunk. With
+        a window it sees what both let it see. Window and chunk are by default those of the layer's
+        group, where the manager has groups; there they may only be narrower, and a chunk one that
+        divides the group's.
     soft_cap : float, optional
         Scores become ``soft_cap * tanh(score / soft_cap)``.
     sinks : array float32, float16 or bfloat16 [q_heads], optional
@@ -80,18 +87,20 @@ def attention(
     Raises
     ------
     IndexError
-        A layer that does not exist, or a cached or new position without a page.
+        A layer that does not exist, or a position without a page that a token of its row sees.
     ValueError
-        Shapes that do not fit, a window below 1, a soft cap that is not above 0, a scale or sink
-        that is not finite, an `out` that is read-only or overlaps what is read.
+        Shapes that do not fit, a window or chunk below 1 or wider than the layer keeps, a soft cap
+        that is not above 0, a scale or sink that is not finite, an `out` that is read-only or
+        overlaps what is read.
     TypeError
         Another dtype, or an array on a GPU.
 
     Notes
     -----
     Everything is checked before `out` is written. Scores, weights and sums are float32, and the
-    result is the same for every number of threads. Costs reading the K and V of each row once or,
-    where many query heads share them, their multiplications.
+    result is the same for every number of threads. Costs reading the K and V that a row's tokens
+    see once or, where many query heads share them, their multiplications. What no token of a row
+    sees is neither read nor looked up: there the table may hold anything, as behind a window.
 
     Examples
     --------
@@ -104,7 +113,7 @@ def attention(
     [[[2.0, 3.0]]]
     """
     options = Options(threads=threads, out=out)
-    rule = (scale, causal, window, soft_cap, _sinks(sinks))
+    rule = _Rule(scale, causal, window, chunk, soft_cap, _sinks(sinks))
     wanted = v_head_dim, return_lse
     return _attend(inputs, layer, q, row_offsets, rule, ((), 0), wanted, options)
 
@@ -120,6 +129,7 @@ def cascade_attention(
     scale: float | None = None,
     causal: bool = True,
     window: SupportsIndex | None = None,
+    chunk: SupportsIndex | None = None,
     soft_cap: float | None = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -138,7 +148,7 @@ def cascade_attention(
         lie in each other.
     replica : int
         The replica that `inputs` are of: groups of others are left out.
-    scale, causal, window, soft_cap, sinks, return_lse, out, v_head_dim, threads
+    scale, causal, window, chunk, soft_cap, sinks, return_lse, out, v_head_dim, threads
         As for ``attention``.
 
     Returns
@@ -151,17 +161,18 @@ def cascade_attention(
     IndexError
         Rows that the batch does not have or that are not ascending; as for ``attention``.
     ValueError
-        Rows whose tables name different pages, tokens that a row has not cached, groups that
-        overlap without one lying in the other; as for ``attention``.
+        Rows whose tables name different pages for what they see, tokens that a row has not cached,
+        groups that overlap without one lying in the other; as for ``attention``.
     TypeError
         Groups that are no SharedPrefix; as for ``attention``.
 
     Notes
     -----
-    Checking the groups costs comparing their rows of the table.
+    Checking the groups costs comparing their rows of the table. With a window or chunks, rows share
+    what both of them see: the row that is not as long reads it for the others.
     """
     options = Options(threads=threads, out=out)
-    rule = (scale, causal, window, soft_cap, _sinks(sinks))
+    rule = _Rule(scale, causal, window, chunk, soft_cap, _sinks(sinks))
     wanted = v_head_dim, return_lse
     return _attend(inputs, layer, q, row_offsets, rule, (shared, replica), wanted, options)
 
@@ -229,6 +240,38 @@ def merge_states(
     return options.result(place, o_a, *targets)  # type: ignore[no-any-return]
 
 
+class _Rule(NamedTuple):
+    """What a token sees, and how scores become weights."""
+
+    scale: Any
+    causal: Any
+    window: Any
+    chunk: Any
+    soft_cap: Any
+    sinks: Any
+
+    def of(self, pools: LayerPools, layer: SupportsIndex) -> _Rule:
+        """Return the rule of a layer, which sees no more than its group keeps."""
+        if pools.window is None and pools.chunk is None:
+            return self
+        window, chunk = self.window, self.chunk
+        if pools.window is not None:
+            window = pools.window if window is None else integer("window", window)
+            if window > pools.window:
+                raise ValueError(
+                    f"window is {window}, layer {layer} keeps {pools.window} tokens; pass a window "
+                    f"up to that, or None"
+                )
+        if pools.chunk is not None:
+            chunk = pools.chunk if chunk is None else integer("chunk", chunk)
+            if chunk > 0 and pools.chunk % chunk:
+                raise ValueError(
+                    f"chunk is {chunk}, layer {layer} keeps chunks of {pools.chunk} tokens; pass a "
+                    f"chunk that divides them, or None"
+                )
+        return self._replace(window=window, chunk=chunk)
+
+
 def _sinks(sinks: Any) -> Any:
     return None if sinks is None else host_array(sinks, "sinks")
 
@@ -238,7 +281,7 @@ def _attend(
     layer: SupportsIndex,
     q: Any,
     row_offsets: Any,
-    rule: tuple[Any, ...],
+    rule: _Rule,
     groups: tuple[Any, Any],
     wanted: tuple[Any, Any],
     options: Options,
@@ -250,7 +293,7 @@ def _attend(
     step = pools.lookup_table, pools.cache_lengths, host_array(row_offsets, "row_offsets")
     queries = host_array(q, "q")
     target = None if options.out is None else host_array(options.out, "out")
-    asked = rule, *groups, target, return_lse
+    asked = rule.of(pools, layer), *groups, target, return_lse
     o, lse = _core.attention(pools.parts(), v_head_dim, step, queries, *asked, options.threads)
     result = options.result(HOST, q, o)
     return result if lse is None else (result, in_library_of(q, lse))

@@ -13,7 +13,9 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import integer, number
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of
+from kvcore.backends.shards import layer_rows
 from kvcore.dtypes import NARROW
+from kvcore.groups.layers import LayerPlace
 from kvcore.ops.latent import latent_fp8_parts
 from kvcore.ops.options import Options
 
@@ -38,6 +40,8 @@ class LayerPools(NamedTuple):
         Values are the first elements of the keys (MLA).
     factors : list of float32 array [heads], or None
         Of each pool: the scale of all its tokens, where the caller keeps it.
+    window, chunk : int or None
+        Tokens that the layer's queries read, where its group says so.
     """
 
     pools: list[NDArray[Any]]
@@ -46,6 +50,8 @@ class LayerPools(NamedTuple):
     cache_lengths: NDArray[np.uint32]
     is_latent: bool = False
     factors: list[NDArray[np.float32]] | None = None
+    window: int | None = None
+    chunk: int | None = None
 
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
         """Return keys, values, ends of keys, scales of keys and of values; None for none."""
@@ -161,6 +167,8 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
         raise ValueError(
             "the inputs have no pool (blocks=None); pass kvcore.PagedBatch over your own"
         )
+    if inputs._layers is not None:  # noqa: SLF001
+        return _of_bundle(inputs, inputs._layers[integer("layer", layer)])  # noqa: SLF001
     pools = _layer_of(inputs.blocks, "blocks", layer)
     scales = inputs.kv_scales
     return LayerPools(
@@ -170,6 +178,40 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
         any_array(inputs.cache_lengths, "cache_lengths"),
         is_latent=len(pools) == 1,
     )
+
+
+def _of_bundle(inputs: RaggedKVCacheInputs, place: LayerPlace) -> LayerPools:
+    """Take out a layer that shares pages with others of its group."""
+    pools = _rows_of(inputs.blocks, "blocks", place, 1)
+    scales = None
+    if inputs.kv_scales is not None:
+        first = any_array(_parts(inputs.blocks)[0], "blocks")
+        groups = any_array(_parts(inputs.kv_scales)[0], "kv_scales")
+        scales = _rows_of(inputs.kv_scales, "kv_scales", place, first.shape[-1] // groups.shape[-1])
+    return LayerPools(
+        pools,
+        scales,
+        any_array(inputs.tables[place.bundle], "tables"),
+        any_array(inputs.cache_lengths, "cache_lengths"),
+        is_latent=len(pools) == 1,
+        window=place.window,
+        chunk=place.chunk,
+    )
+
+
+def _parts(arrays: Any) -> list[Any]:
+    return list(arrays) if isinstance(arrays, tuple) else [arrays]
+
+
+def _rows_of(arrays: Any, name: str, place: LayerPlace, per_entry: int) -> list[NDArray[Any]]:
+    """See a layer's rows in each kv entry; a last-axis entry stands for so many elements."""
+    seen = [any_array(part, name) for part in _parts(arrays)]
+    entries = [part[:, kv, place.position] for part in seen for kv in range(part.shape[1])]
+    widths = place.widths if len(place.widths) == len(entries) else place.widths[:1] * len(entries)
+    return [
+        layer_rows(rows, (place.page_size, place.heads, width // per_entry))
+        for rows, width in zip(entries, widths, strict=True)
+    ]
 
 
 def _layer_of(arrays: Any, name: str, layer: SupportsIndex) -> list[NDArray[Any]]:

@@ -21,6 +21,7 @@ def build_slots(
     inputs: RaggedKVCacheInputs | PagedBatch,
     row_offsets: Any,
     *,
+    layer: SupportsIndex = 0,
     out: Any = None,
     stream: Any = None,
 ) -> Any:
@@ -32,6 +33,9 @@ def build_slots(
         What ``fetch`` handed out, or the caller's own pools.
     row_offsets : uint32 [B + 1]
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
+    layer : int
+        Any one of the layers that the slots are for: those of a bundle have the same, so all have
+        where the cache has no groups.
     out : int64 or int32 array [at least tokens], optional
         Where the slots go; what is behind the last token becomes -1, which ``append_slots`` skips.
 
@@ -51,9 +55,9 @@ def build_slots(
 
     Notes
     -----
-    O(tokens). The same for all layers: build them once per step. On a GPU a position without a page
-    does not raise, its slot is -1; offsets that lie there need an `out`, since how many slots there
-    are is not read back.
+    O(tokens). Build them once per step for each bundle of layers. On a GPU a position without a
+    page does not raise, its slot is -1; offsets that lie there need an `out`, since how many slots
+    there are is not read back.
 
     Examples
     --------
@@ -65,7 +69,7 @@ def build_slots(
     >>> ops.build_slots(batch, np.array([0, 2], np.uint32)).tolist()
     [7, 0]
     """
-    pools = layer_pools(inputs, 0)
+    pools = layer_pools(inputs, layer)
     slots = None if out is None else _writable(out, "out")
     place = pools.place(Options(stream), out=slots)
     offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcore.replay.pool import PoolSettings
+    from kvcore.replay.timeline import Timeline
     from kvcore.replay.workload import Workload
 
 _ANY_TOKEN = 0
@@ -27,6 +28,7 @@ def replay_admission(
     workload: Workload,
     pool: PoolSettings,
     *,
+    timeline: Timeline | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> ReplayReport:
     """Admit every request in order, each released before the next one claims.
@@ -40,6 +42,8 @@ def replay_admission(
         The requests.
     pool : PoolSettings
         The pool to admit them to.
+    timeline : Timeline, optional
+        Takes down how it went; its time is the number of requests.
     on_progress : callable, optional
         Called now and then with the number of requests done.
 
@@ -49,7 +53,7 @@ def replay_admission(
         With mode "admission".
     """
     started = perf_counter_ns()
-    replay = _AdmissionReplay(workload, pool)
+    replay = _AdmissionReplay(workload, pool, timeline)
     for index in range(len(workload)):
         replay.run(index, workload.prompt(index))
         if on_progress is not None and index % _PROGRESS_EVERY == 0:
@@ -60,9 +64,10 @@ def replay_admission(
 class _AdmissionReplay:
     """Serve one request at a time and count."""
 
-    def __init__(self, workload: Workload, pool: PoolSettings) -> None:
+    def __init__(self, workload: Workload, pool: PoolSettings, timeline: Timeline | None) -> None:
         self._workload = workload
         self._pool = pool
+        self._timeline = timeline
         longest = int(workload.prompt_lengths.max())
         self._manager = pool.build_manager(max_batch_size=1, max_seq_len=longest + 1)
         self._tally = Tally()
@@ -76,6 +81,8 @@ class _AdmissionReplay:
         spent = perf_counter_ns() - started
         tally.manager_ns += spent
         tally.step_ns.append(spent)
+        if self._timeline is not None:
+            self._record(index, len(tokens), hit, spent)
         if hit == _REFUSED:
             tally.refused += 1
             return
@@ -84,6 +91,13 @@ class _AdmissionReplay:
         tally.cached_tokens += hit
         tally.cached_pages += hit // self._pool.page_size
         self._held_pages += -(-len(tokens) // self._pool.page_size)
+
+    def _record(self, index: int, prompt: int, hit: int, spent_ns: int) -> None:
+        assert self._timeline is not None
+        held = 0 if hit == _REFUSED else -(-prompt // self._pool.page_size)
+        self._timeline.add_request(index, prompt, max(hit, 0))
+        self._timeline.add_step(index, spent_ns)
+        self._timeline.add_pages(index, held, self._manager.num_cached_blocks)
 
     def _admit(self, index: int, tokens: NDArray[np.int32]) -> int:
         manager = self._manager

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcore.replay.pool import PoolSettings
+    from kvcore.replay.timeline import Timeline
     from kvcore.replay.workload import Workload
 
 _PROGRESS_EVERY = 64
@@ -63,6 +64,7 @@ def replay_online(
     pool: PoolSettings,
     engine: EngineSettings | None = None,
     *,
+    timeline: Timeline | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> ReplayReport:
     """Serve every request in virtual time.
@@ -78,6 +80,8 @@ def replay_online(
         The pool to serve them from.
     engine : EngineSettings, optional
         The pace of the engine.
+    timeline : Timeline, optional
+        Takes down how it went; its time is simulated seconds.
     on_progress : callable, optional
         Called now and then with the number of requests done.
 
@@ -87,7 +91,7 @@ def replay_online(
         With mode "online".
     """
     started = perf_counter_ns()
-    replay = _OnlineReplay(workload, pool, engine or EngineSettings(), on_progress)
+    replay = _OnlineReplay(workload, pool, engine or EngineSettings(), timeline, on_progress)
     replay.run()
     return replay.report((perf_counter_ns() - started) / 1e9)
 
@@ -110,11 +114,13 @@ class _OnlineReplay:
         workload: Workload,
         pool: PoolSettings,
         engine: EngineSettings,
+        timeline: Timeline | None,
         on_progress: Callable[[int], None] | None,
     ) -> None:
         self._workload = workload
         self._pool = pool
         self._engine = engine
+        self._timeline = timeline
         self._on_progress = on_progress
         self._prompt_lengths: list[int] = workload.prompt_lengths.tolist()
         self._output_lengths: list[int] = workload.output_lengths.tolist()
@@ -150,6 +156,8 @@ class _OnlineReplay:
             if batch := self._scheduler.next_batch():
                 self._step(batch)
                 self._tally.step_ns.append(self._timer.spent_ns - before)
+                if self._timeline is not None:
+                    self._timeline.add_step(self._now, self._tally.step_ns[-1])
             elif len(self._arrivals):
                 self._now = self._arrivals.next_time
             else:
@@ -198,6 +206,8 @@ class _OnlineReplay:
         used = self._pool.total_pages - self._timer.timed(lambda: self._manager.num_free_blocks)()
         self._used_page_seconds += used * self._unsampled_seconds
         self._sampled_seconds += self._unsampled_seconds
+        if self._timeline is not None:
+            self._timeline.add_pages(self._now, used, self._manager.num_cached_blocks)
         self._unsampled_seconds = 0.0
 
     def _next_tokens(self, batch: Batch) -> NDArray[np.int32]:
@@ -214,6 +224,8 @@ class _OnlineReplay:
         tally.cached_tokens += request.cached_tokens
         tally.cached_pages += request.cached_tokens // self._pool.page_size
         tally.request_ns.append(self._timer.of_request.pop(index))
+        if self._timeline is not None:
+            self._timeline.add_request(self._now, request.num_prompt, request.cached_tokens)
         self._finish(index)
 
     def _finish(self, index: int) -> None:

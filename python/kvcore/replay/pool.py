@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvcore import KVCacheParams, PagedKVCacheManager
+from kvcore.policies import ARC, FIFO, LFU, LRU, SLRU, Cost, Priority
 
 DEFAULT_POOL_TOKENS = 524_288
+POLICIES = tuple(each.name for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC))
 MOST_REPLICAS = 2**15 - 1  # the manager's own bound
 
 
@@ -27,11 +29,14 @@ class PoolSettings:
         Pages per replica; None for `DEFAULT_POOL_TOKENS` tokens' worth.
     replicas : int
         Data-parallel replicas.
+    policy : str
+        Name of the eviction policy, one of `POLICIES`.
     """
 
     page_size: int = 16
     pages: int | None = None
     replicas: int = 1
+    policy: str = POLICIES[0]
 
     @property
     def pages_per_replica(self) -> int:
@@ -42,6 +47,10 @@ class PoolSettings:
     def total_pages(self) -> int:
         """Pages of all replicas."""
         return self.pages_per_replica * self.replicas
+
+    def with_policy(self, policy: str) -> PoolSettings:
+        """Return the same pool with another eviction policy."""
+        return replace(self, policy=policy)
 
     def build_manager(self, *, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
         """Build a manager without a pool; `max_batch_size` is per replica.
@@ -83,4 +92,5 @@ class PoolSettings:
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
             blocks=None,
+            eviction=self.policy,
         )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcore.replay.rates import HIT_RATES, HitRates
+
 if TYPE_CHECKING:
     from kvcore import PagedKVCacheManager
     from kvcore.replay.pool import PoolSettings
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayReport:
+class ReplayReport(HitRates):
     """Return what a replay saw.
 
     Attributes
@@ -25,6 +27,8 @@ class ReplayReport:
         "admission" or "online".
     workload : str
         Where the requests came from.
+    policy : str
+        Name of the eviction policy.
     page_size, pages, replicas : int
         Tokens per page, pages per replica, replicas.
     requests, refused : int
@@ -64,6 +68,7 @@ class ReplayReport:
 
     mode: str
     workload: str
+    policy: str
     page_size: int
     pages: int
     replicas: int
@@ -98,16 +103,6 @@ class ReplayReport:
         return self.pages * self.replicas
 
     @property
-    def token_hit_rate(self) -> float:
-        """Fraction of prompt tokens found in the cache."""
-        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    @property
-    def page_hit_rate(self) -> float:
-        """Fraction of prompt pages found in the cache as whole pages."""
-        return self.cached_pages / self.prompt_pages if self.prompt_pages else 0.0
-
-    @property
     def tokens_per_second(self) -> float:
         """Tokens of served requests per second inside the manager."""
         tokens = self.served_prompt_tokens + self.output_tokens
@@ -115,7 +110,7 @@ class ReplayReport:
 
     def to_dict(self) -> dict[str, Any]:
         """List every field and rate by name, ready for JSON."""
-        rates = ("total_pages", "token_hit_rate", "page_hit_rate", "tokens_per_second")
+        rates = ("total_pages", *HIT_RATES, "tokens_per_second")
         return vars(self) | {name: getattr(self, name) for name in rates}
 
 
@@ -155,6 +150,7 @@ def summarize(
     return ReplayReport(
         mode=mode,
         workload=workload.name,
+        policy=pool.policy,
         page_size=pool.page_size,
         pages=pool.pages_per_replica,
         replicas=pool.replicas,

@@ -29,9 +29,10 @@ std::int64_t new_tokens(const AttentionInput& input, std::int64_t row) noexcept 
 Range visible(const AttentionInput& input, std::int64_t row, std::int64_t j) noexcept {
     const std::int64_t position = input.cached[row] + j;
     const std::int64_t length = input.cached[row] + new_tokens(input, row);
-    const std::int64_t window = input.rule.window;
-    return {window > 0 ? std::max<std::int64_t>(0, position - window + 1) : 0,
-            input.rule.is_causal ? position + 1 : length};
+    const std::int64_t chunk = input.rule.chunk;
+    std::int64_t end = input.rule.is_causal ? position + 1 : length;
+    if (chunk > 0) end = std::min(end, position - position % chunk + chunk);
+    return {first_seen(input.rule, position), end};
 }
 
 bool has_row(const SharedRows& group, std::int64_t row) noexcept {
@@ -54,18 +55,24 @@ struct StackRange {
     Range keys;
 };
 
-// The groups, then the rows.
+// The groups, then the rows. The pages of a group are read from the row whose first query stands
+// foremost: windows and chunks may have left behind what the other rows held of them.
 template <class Visit>
 void for_each_stack(const AttentionInput& input, const Visit& visit) noexcept {
     for (std::int64_t g = input.num_shared; g-- > 0;) {
         const SharedRows& group = input.shared[g];
         std::int64_t tokens = 0;
+        std::int64_t reader = -1;
         for (std::int64_t i = 0; i < group.num_rows; ++i) {
-            tokens += new_tokens(input, group.rows[i]);
+            const std::int64_t row = group.rows[i];
+            const std::int64_t added = new_tokens(input, row);
+            if (added == 0) continue;
+            if (reader < 0 || input.cached[row] < input.cached[reader]) reader = row;
+            tokens += added;
         }
         if (tokens == 0) continue;
-        const std::int64_t row = group.rows[0];
-        visit(StackRange{{g, row}, tokens, {shared_tokens(input, row, g + 1), group.num_tokens}});
+        visit(StackRange{
+            {g, reader}, tokens, {shared_tokens(input, reader, g + 1), group.num_tokens}});
     }
     for (std::int64_t row = 0; row < input.table.batch; ++row) {
         const std::int64_t tokens = new_tokens(input, row);

@@ -25,7 +25,9 @@ namespace kvcore {
 class ArcPolicy final : public EvictionPolicy {
    public:
     [[nodiscard]] PolicyInterest interest() const noexcept override {
-        return {true, true, false, true};
+        PolicyInterest interest;
+        interest.growth = interest.sizes = interest.fingerprints = true;
+        return interest;
     }
     void make_room(NodeId last) override;
     void insert(NodeId node, std::int32_t depth, std::int32_t pages,
@@ -36,6 +38,9 @@ class ArcPolicy final : public EvictionPolicy {
     void erase(NodeId node) noexcept override;
     void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept override;
     void identify(NodeId node, std::uint64_t fingerprint) noexcept override;
+    [[nodiscard]] bool joins(NodeId node, const Retention&) const noexcept override {
+        return !runs_[node].is_reused;
+    }
     void offer(NodeId node) noexcept override { rings_.push_front(runs_[node].is_reused, node); }
     void withdraw(NodeId node) noexcept override { rings_.erase(node); }
     [[nodiscard]] NodeId victim() noexcept override;

@@ -7,19 +7,37 @@
 
 namespace kvcore {
 
-/// First in, first out; uses change nothing. A run that grows in place keeps its age.
-struct FifoRank {
-    using Key = std::uint64_t;
-    using Run = std::uint64_t;  // when it entered
-    static constexpr bool kHits = false;
+/// When a run entered, and where it ended then.
+struct FifoRun {
+    std::uint64_t time = 0;
+    std::int32_t depth = 0;
+};
 
-    static void entered(Run& run, std::int32_t, std::int32_t, std::int32_t,
-                        std::uint64_t time) noexcept {
-        run = time;
+/// First in, first out; uses change nothing. A run that grows is as old as its last page, which is
+/// the first to go: those in front of it are older than all others then.
+class FifoRank {
+   public:
+    using Key = std::uint64_t;
+    using Run = FifoRun;
+
+    static PolicyInterest interest() noexcept {
+        PolicyInterest interest;
+        interest.hits = false;
+        interest.sizes = true;
+        return interest;
     }
-    static void used(Run&, std::uint64_t) noexcept {}
+    void entered(Run& run, std::int32_t depth) noexcept { run = {++time_, depth}; }
+    static void used(Run&) noexcept {}
     static void released(Run&, std::uint64_t) noexcept {}
-    static Key key(Run run) noexcept { return run; }
+    void resized(Run& run, std::int32_t depth) noexcept {
+        if (depth > run.depth) run.time = ++time_;
+        run.depth = depth;
+    }
+    static bool joins(const Run&) noexcept { return true; }
+    static Key key(const Run& run) noexcept { return run.time; }
+
+   private:
+    std::uint64_t time_ = 0;
 };
 
 using FifoPolicy = RankedPolicy<FifoRank>;

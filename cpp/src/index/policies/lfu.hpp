@@ -7,18 +7,21 @@
 
 namespace kvcore {
 
-/// Fewest uses first, then least recently used.
+/// Fewest uses first, then least recently released.
 struct LfuRank {
     using Key = RankPair;
     using Run = RankPair;  // worth: uses
-    static constexpr bool kHits = true;
 
-    static void entered(Run& run, std::int32_t, std::int32_t, std::int32_t,
-                        std::uint64_t time) noexcept {
-        run = {1, time};
+    static PolicyInterest interest() noexcept {
+        PolicyInterest interest;
+        interest.recency = interest.growth = true;
+        return interest;
     }
-    static void used(Run& run, std::uint64_t time) noexcept { run = {run.worth + 1, time}; }
+    static void entered(Run& run, std::int32_t) noexcept { run = {1, 0}; }
+    static void used(Run& run) noexcept { ++run.worth; }
     static void released(Run& run, std::uint64_t time) noexcept { run.time = time; }
+    static void resized(Run&, std::int32_t) noexcept {}
+    static bool joins(const Run& run) noexcept { return run.worth == 1; }
     static Key key(const Run& run) noexcept { return run; }
 };
 

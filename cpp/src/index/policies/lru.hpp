@@ -18,7 +18,9 @@ namespace kvcore {
 class LruPolicy final : public EvictionPolicy {
    public:
     [[nodiscard]] PolicyInterest interest() const noexcept override {
-        return {false, false, false, false};
+        PolicyInterest none;
+        none.hits = false;
+        return none;
     }
     void make_room(NodeId last) override { links_.push_back({last, last}); }
     void insert(NodeId, std::int32_t, std::int32_t, std::int32_t) noexcept override {}

@@ -19,32 +19,31 @@ struct PriorityRun {
 struct PriorityRank {
     using Key = RankPair;
     using Run = PriorityRun;
-    static constexpr bool kHits = true;
 
-    // `retain` tells the priority.
-    static void entered(Run& run, std::int32_t, std::int32_t, std::int32_t,
-                        std::uint64_t time) noexcept {
-        run = {time, {0, Retention::kForever}, 0};
+    static PolicyInterest interest() noexcept {
+        PolicyInterest interest;
+        interest.hits = false;
+        interest.recency = interest.growth = interest.retention = true;
+        return interest;
     }
-    static void used(Run& run, std::uint64_t time) noexcept { run.time = time; }
+    // `retain` tells the priority.
+    static void entered(Run& run, std::int32_t) noexcept { run = {0, Retention(0), 0}; }
+    static void used(Run&) noexcept {}
     static void released(Run& run, std::uint64_t time) noexcept { run.time = time; }
+    static void resized(Run&, std::int32_t) noexcept {}
+    static bool joins(const Run&) noexcept { return true; }
     static Key key(const Run& run) noexcept {
         return {static_cast<std::uint64_t>(run.highest.priority), run.time};
     }
 };
 
-/// Lowest priority first, then least recently used. When the time of the highest priority is over,
-/// a run falls to the highest one that lasts for ever, to 0 where there is none; it stays where it
-/// is until it is its turn.
+/// Lowest priority first, then least recently released. When the time of the highest priority is
+/// over, a run falls to the highest one that lasts for ever, to 0 where there is none; it stays
+/// where it is until it is its turn.
 ///
 /// Owns: beside the ranks, the runs whose priority ends, in the order of that.
 class PriorityPolicy final : public RankedPolicy<PriorityRank> {
    public:
-    [[nodiscard]] PolicyInterest interest() const noexcept override {
-        PolicyInterest interest;
-        interest.retention = true;
-        return interest;
-    }
     void make_room(NodeId last) override;
     void retain(NodeId node, const Retention& asked) noexcept override;
     [[nodiscard]] bool joins(NodeId node, const Retention& asked) const noexcept override;

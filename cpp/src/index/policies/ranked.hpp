@@ -22,14 +22,17 @@ struct RankPair {
 /// The policies that give each run a rank and let the lowest go: all but LRU and ARC.
 ///
 /// `Rank` is what one of them knows of a run, and its idea:
-///     Key, Run                      the rank, and what is kept of a run
-///     kHits                         whether a use changes anything
-///     entered(run, depth, pages, priority, time), used(run, time), released(run, time)
+///     Key, Run                  the rank, and what is kept of a run
+///     interest()                what it wants to hear
+///     entered(run, depth)       its first use
+///     used(run)                 one more
+///     released(run, time)       a user of it let go
+///     resized(run, depth)       it ends elsewhere
+///     joins(run)                whether pages used for the first time are worth the same
 ///     key(run)
 ///
 /// Owns: a Run for each node id, and the candidates in the order of their ranks.
-/// Invariant: a candidate is in the heap under key(its run). Time counts what happens to runs: no
-/// two have the same.
+/// Invariant: a candidate is in the heap under key(its run).
 /// Cost: O(log candidates) per verb.
 template <class Rank>
 class RankedPolicy : public EvictionPolicy {
@@ -38,26 +41,32 @@ class RankedPolicy : public EvictionPolicy {
 
     explicit RankedPolicy(Rank rank = {}) noexcept : rank_(rank) {}
 
-    [[nodiscard]] PolicyInterest interest() const noexcept override {
-        PolicyInterest interest;
-        interest.hits = Rank::kHits;
-        return interest;
-    }
+    [[nodiscard]] PolicyInterest interest() const noexcept override { return Rank::interest(); }
     void make_room(NodeId last) override {
         runs_.make_room(last, Run{});
         order_.make_room(last);
     }
-    void insert(NodeId node, std::int32_t depth, std::int32_t pages,
-                std::int32_t priority) noexcept override {
-        rank_.entered(runs_[node], depth, pages, priority, ++time_);
+    void insert(NodeId node, std::int32_t depth, std::int32_t, std::int32_t) noexcept override {
+        rank_.entered(runs_[node], depth);
     }
     void hit(NodeId node) noexcept override {
-        rank_.used(runs_[node], ++time_);
+        rank_.used(runs_[node]);
         move(node);
     }
-    void release(NodeId node, std::uint64_t) noexcept override {
-        rank_.released(runs_[node], ++time_);
+    void release(NodeId node, std::uint64_t time) noexcept override {
+        rank_.released(runs_[node], time);
         offer(node);
+    }
+    void pass(NodeId node, std::uint64_t time) noexcept override {
+        rank_.released(runs_[node], time);
+        move(node);
+    }
+    void resize(NodeId node, std::int32_t depth, std::int32_t) noexcept override {
+        rank_.resized(runs_[node], depth);
+        move(node);
+    }
+    [[nodiscard]] bool joins(NodeId node, const Retention&) const noexcept override {
+        return rank_.joins(runs_[node]);
     }
     void split(NodeId upper, NodeId lower) noexcept override { runs_[upper] = runs_[lower]; }
     void erase(NodeId node) noexcept override { order_.erase(node); }
@@ -77,7 +86,6 @@ class RankedPolicy : public EvictionPolicy {
     Rank rank_;
     NodeArray<Run> runs_;
     IndexedHeap<typename Rank::Key> order_;
-    std::uint64_t time_ = 0;
 };
 
 }  // namespace kvcore

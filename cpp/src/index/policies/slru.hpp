@@ -11,16 +11,19 @@ namespace kvcore {
 /// that never come back do not drive out those that do. No run falls back to the first segment.
 struct SlruRank {
     using Key = std::uint64_t;
-    using Run = std::uint64_t;  // time, with the top bit where it was used again
-    static constexpr bool kHits = true;
+    using Run = std::uint64_t;  // time of the last release, with the top bit once used again
     static constexpr std::uint64_t kProtected = std::uint64_t{1} << 63;
 
-    static void entered(Run& run, std::int32_t, std::int32_t, std::int32_t,
-                        std::uint64_t time) noexcept {
-        run = time;
+    static PolicyInterest interest() noexcept {
+        PolicyInterest interest;
+        interest.recency = interest.growth = true;
+        return interest;
     }
-    static void used(Run& run, std::uint64_t time) noexcept { run = kProtected | time; }
+    static void entered(Run& run, std::int32_t) noexcept { run = 0; }
+    static void used(Run& run) noexcept { run |= kProtected; }
     static void released(Run& run, std::uint64_t time) noexcept { run = (run & kProtected) | time; }
+    static void resized(Run&, std::int32_t) noexcept {}
+    static bool joins(Run run) noexcept { return (run & kProtected) == 0; }
     static Key key(Run run) noexcept { return run; }
 };
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+
+/// What `length` tokens are beside their ids, an image for example: bytes that tell it from others.
+struct ExtraKey {
+    std::int64_t length = 0;
+    std::string_view bytes;
+};
+
+/// What the token at the start of extra keys is: its id and all keys [n] that start there, in an
+/// order that is the caller's. Different ones have different names. O(bytes).
+[[nodiscard]] std::string stand_in_name(TokenId token, const ExtraKey* keys, std::size_t n);
+
+/// Token ids that stand for what is told apart by more than a token id, so that a PrefixTree keeps
+/// images apart by comparing tokens: in what the tree is shown, the token at which extra keys start
+/// is replaced by the stand-in of its name.
+///
+/// Owns: the names, each with its id and how many users it has.
+/// Invariant: two names have two ids, all from kLowest to kHighest; an id is another name's only
+/// after a sweep that found it in no tree, with no user from before the trees were looked at.
+/// Threads: any number may call any method; one mutex, held for the length of a call.
+/// Memory: a verb that cannot get it throws std::bad_alloc and has changed nothing.
+/// Cost: O(log names) comparisons of a name; a sweep O(names + ids held).
+class StandIns {
+   public:
+    /// No token of a request may be in this range where its trees hold stand-ins.
+    static constexpr TokenId kLowest = std::numeric_limits<TokenId>::min();
+    static constexpr TokenId kHighest = -(TokenId{1} << 30) - 1;
+
+    /// `num_ids`: ids that there are, from kLowest up. A sweep is due from `fewest` names on, and
+    /// then whenever they have doubled. Throws std::invalid_argument for sizes out of range.
+    explicit StandIns(std::int64_t num_ids = std::int64_t{kHighest} - kLowest + 1,
+                      std::int64_t fewest = 4096);
+    StandIns(const StandIns&) = delete;
+    StandIns& operator=(const StandIns&) = delete;
+
+    /// The id of a name, with one more user. Throws CapacityError when all ids are in use.
+    [[nodiscard]] TokenId acquire(std::string_view name);
+    /// The id of a name without a new user, which a sweep may take; 0 for one that has none: then
+    /// no tree holds it.
+    [[nodiscard]] TokenId find(std::string_view name) const;
+    /// One user less. Throws InvalidHandleError for an id without users.
+    void release(TokenId id);
+
+    /// Names that have an id.
+    [[nodiscard]] std::int64_t size() const;
+    /// There are twice as many names as the last sweep has left.
+    [[nodiscard]] bool is_sweep_due() const;
+    /// A sweep begins: what has no user now and gets none until `end_sweep` is given up there,
+    /// unless it is `held` [n]: in a tree that was looked at in between, with what else may put
+    /// tokens into it. One sweep at a time.
+    void begin_sweep();
+    void end_sweep(const TokenId* held, std::size_t n);
+
+    /// Throws IntegrityError unless names and ids agree.
+    void check_integrity() const;
+
+   private:
+    struct Entry {
+        std::string name;
+        std::int64_t users = 0;
+        bool is_leaving = false;  // no user since the sweep began
+    };
+
+    [[nodiscard]] TokenId next_free_id() const noexcept;
+
+    mutable std::mutex mutex_;
+    std::unordered_map<TokenId, Entry> entries_;
+    // By the names in entries_. Ordered: nobody can choose keys that make it slow.
+    std::map<std::string_view, TokenId> ids_;
+    const std::int64_t num_ids_;
+    const std::int64_t fewest_;
+    std::int64_t next_ = 0;  // ids go round, so that one comes again as late as can be
+    std::int64_t due_;       // names at which a sweep is due
+};
+
+}  // namespace kvcore

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay one workload with several eviction policies and pools of several sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from kvcore.replay.admission import replay_admission
+from kvcore.replay.belady import Optimum, optimum
+from kvcore.replay.online import replay_online
+from kvcore.replay.pool import PoolSettings
+from kvcore.replay.timeline import Timeline, TimelineBins
+from kvcore.replay.uses import page_uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvcore.replay.online import EngineSettings
+    from kvcore.replay.report import ReplayReport
+    from kvcore.replay.workload import Workload
+
+__all__ = ["Comparison", "ComparisonRun", "compare"]
+
+_TIMELINE_PARTS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRun:
+    """Hold one replay: what it saw, and how it went."""
+
+    report: ReplayReport
+    timeline: TimelineBins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Return what each policy found in each pool.
+
+    Attributes
+    ----------
+    mode, workload : str
+        As in `ReplayReport`.
+    page_size, replicas : int
+        Tokens per page, replicas.
+    policies : tuple of str
+        Names of the eviction policies.
+    pages : tuple of int
+        Pages per replica, rising.
+    runs : tuple of ComparisonRun
+        Policy by policy, each in the order of `pages`.
+    optima : tuple of Optimum
+        In the order of `pages`; empty in online mode, where the order of the requests depends on
+        the policy, so that there is no one optimum.
+    optimum_seconds, wall_seconds : float
+        Time that the optimum took, and everything.
+    """
+
+    mode: str
+    workload: str
+    page_size: int
+    replicas: int
+    policies: tuple[str, ...]
+    pages: tuple[int, ...]
+    runs: tuple[ComparisonRun, ...]
+    optima: tuple[Optimum, ...]
+    optimum_seconds: float
+    wall_seconds: float
+
+    def of(self, policy: str) -> tuple[ComparisonRun, ...]:
+        """Return the runs of a policy, in the order of `pages`."""
+        first = self.policies.index(policy) * len(self.pages)
+        return self.runs[first : first + len(self.pages)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """List everything but the timelines by name, ready for JSON."""
+        names = ("mode", "workload", "page_size", "replicas", "policies", "pages")
+        told = {name: getattr(self, name) for name in names}
+        told["results"] = [run.report.to_dict() for run in self.runs]
+        told["optimum"] = [each.to_dict() for each in self.optima]
+        seconds = ("optimum_seconds", "wall_seconds")
+        return told | {name: getattr(self, name) for name in seconds}
+
+
+def compare(
+    workload: Workload,
+    pools: Sequence[PoolSettings],
+    policies: Sequence[str],
+    *,
+    engine: EngineSettings | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Comparison:
+    """Replay a workload once for each policy and pool, one manager at a time.
+
+    Parameters
+    ----------
+    workload : Workload
+        The requests.
+    pools : sequence of PoolSettings
+        At least one; they differ in their number of pages alone. Their `policy` is not read.
+    policies : sequence of str
+        Names of eviction policies, at least one.
+    engine : EngineSettings, optional
+        Replay online, with this pace; without one each request is released before the next one
+        claims.
+    on_progress : callable, optional
+        Called now and then with the number of requests done, all replays together; the optimum
+        counts as one.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    PoolError
+        The manager refuses a pool.
+    PageUsesError
+        There are too many pages to compute an optimum of; nothing was replayed.
+    """
+    started = perf_counter()
+    pools = sorted(pools, key=lambda pool: pool.total_pages)
+    progress = _Progress(on_progress, len(workload))
+    optima = () if engine is not None else _optima(workload, pools, progress)
+    optimum_seconds = perf_counter() - started
+    # The largest pool first: what there is no memory for is told before the others have run.
+    runs = tuple(
+        run
+        for policy in policies
+        for run in reversed(
+            [_run(workload, pool.with_policy(policy), engine, progress) for pool in pools[::-1]]
+        )
+    )
+    return Comparison(
+        mode=runs[0].report.mode,
+        workload=workload.name,
+        page_size=pools[0].page_size,
+        replicas=pools[0].replicas,
+        policies=tuple(policies),
+        pages=tuple(pool.pages_per_replica for pool in pools),
+        runs=runs,
+        optima=optima,
+        optimum_seconds=optimum_seconds,
+        wall_seconds=perf_counter() - started,
+    )
+
+
+class _Progress:
+    """Count the requests of one replay after the other."""
+
+    def __init__(self, on_progress: Callable[[int], None] | None, requests: int) -> None:
+        self._tell = on_progress
+        self._requests = requests
+        self._before = 0
+
+    @property
+    def current(self) -> Callable[[int], None] | None:
+        """Take the requests done of the current replay."""
+        tell, before = self._tell, self._before
+        return None if tell is None else lambda done: tell(before + done)
+
+    def finish(self) -> None:
+        """Go on to the next replay."""
+        self._before += self._requests
+
+
+def _optima(
+    workload: Workload, pools: Sequence[PoolSettings], progress: _Progress
+) -> tuple[Optimum, ...]:
+    uses = page_uses(workload, pools[0].page_size, on_progress=progress.current)
+    progress.finish()
+    return tuple(optimum(uses, pool.pages_per_replica, replicas=pool.replicas) for pool in pools)
+
+
+def _run(
+    workload: Workload, pool: PoolSettings, engine: EngineSettings | None, progress: _Progress
+) -> ComparisonRun:
+    timeline = Timeline()
+    tell = progress.current
+    if engine is None:
+        report = replay_admission(workload, pool, timeline=timeline, on_progress=tell)
+    else:
+        report = replay_online(workload, pool, engine, timeline=timeline, on_progress=tell)
+    progress.finish()
+    return ComparisonRun(report=report, timeline=timeline.binned(_TIMELINE_PARTS))

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "host_fixture.hpp"
+#include "kvcore/errors.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "kvcore/stand_ins.hpp"
+
+using kvcore::ExtraKey;
+using kvcore::stand_in_name;
+using kvcore::StandIns;
+using kvcore::TokenId;
+
+namespace {
+
+void different_keys_have_different_names() {
+    const std::vector<ExtraKey> one{{2, "ab"}};
+    const std::vector<std::vector<ExtraKey>> others{{},
+                                                    {{2, "a"}},
+                                                    {{2, "a"}, {2, "b"}},
+                                                    {{3, "ab"}},
+                                                    {{2, "ab"}, {1, ""}},
+                                                    {{2, "ab\0"}},
+                                                    {{2, std::string_view("ab\0", 3)}}};
+    const std::string name = stand_in_name(7, one.data(), 1);
+    CHECK_EQ(name, stand_in_name(7, one.data(), 1));
+    CHECK(name != stand_in_name(8, one.data(), 1));
+    CHECK(name != stand_in_name(-7, one.data(), 1));
+    for (std::size_t i = 0; i < others.size(); ++i) {
+        const bool is_same = i == 5;  // a literal ends at its first zero
+        CHECK_EQ(name == stand_in_name(7, others[i].data(), others[i].size()), is_same);
+    }
+}
+
+void a_name_has_one_id_and_an_id_one_name() {
+    StandIns table;
+    CHECK_EQ(table.find("a"), 0);
+    const TokenId a = table.acquire("a");
+    const TokenId b = table.acquire("b");
+    CHECK(a != b);
+    CHECK(a >= StandIns::kLowest && a <= StandIns::kHighest);
+    CHECK_EQ(table.acquire("a"), a);
+    CHECK_EQ(table.find("b"), b);
+    CHECK_EQ(table.size(), 2);
+    table.release(a);
+    table.release(a);
+    CHECK_THROWS(kvcore::InvalidHandleError, table.release(a));
+    CHECK_THROWS(kvcore::InvalidHandleError, table.release(5));
+    CHECK_EQ(table.find("a"), a);  // until a sweep
+    table.check_integrity();
+}
+
+void a_sweep_leaves_what_is_held_or_used_again() {
+    StandIns table(100, 4);
+    std::vector<TokenId> ids;
+    for (const char* name : {"used", "held", "again", "gone"}) {
+        CHECK(!table.is_sweep_due());
+        ids.push_back(table.acquire(name));
+    }
+    CHECK(table.is_sweep_due());
+    for (std::size_t i = 1; i < 4; ++i) table.release(ids[i]);
+    table.begin_sweep();
+    CHECK_EQ(table.acquire("again"), ids[2]);
+    table.release(ids[2]);  // it may be in a tree by now
+    table.end_sweep(&ids[1], 1);
+    CHECK_EQ(table.size(), 3);
+    CHECK_EQ(table.find("gone"), 0);
+    CHECK_EQ(table.find("held"), ids[1]);
+    CHECK(!table.is_sweep_due());
+    table.begin_sweep();
+    table.end_sweep(nullptr, 0);
+    CHECK_EQ(table.size(), 1);
+    CHECK_EQ(table.find("used"), ids[0]);
+    table.check_integrity();
+}
+
+void ids_go_round_and_run_out() {
+    StandIns table(3, 2);
+    const TokenId first = table.acquire("0");
+    for (int i = 1; i <= 10; ++i) {
+        const TokenId id = table.acquire(std::to_string(i));
+        CHECK(id != first);
+        table.release(id);
+        table.begin_sweep();
+        table.end_sweep(nullptr, 0);
+    }
+    static_cast<void>(table.acquire("a"));
+    static_cast<void>(table.acquire("b"));
+    CHECK_THROWS(kvcore::CapacityError, static_cast<void>(table.acquire("c")));
+    CHECK_EQ(table.find("0"), first);
+    table.check_integrity();
+    CHECK_THROWS(std::invalid_argument, StandIns(0));
+    CHECK_THROWS(std::invalid_argument, StandIns((std::int64_t{1} << 30) + 1));
+    CHECK_THROWS(std::invalid_argument, StandIns(1, 0));
+}
+
+void threads_agree_on_ids() {
+    StandIns table(1 << 20, 8);
+    const auto work = [&table] {
+        for (int i = 0; i < 2000; ++i) {
+            const std::string name = std::to_string(i % 50);
+            const TokenId id = table.acquire(name);
+            CHECK_EQ(table.find(name), id);
+            table.release(id);
+        }
+    };
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) threads.emplace_back(work);
+    for (int i = 0; i < 200; ++i) {
+        table.begin_sweep();
+        table.end_sweep(nullptr, 0);
+    }
+    for (std::thread& thread : threads) thread.join();
+    table.begin_sweep();
+    table.end_sweep(nullptr, 0);
+    CHECK_EQ(table.size(), 0);
+    table.check_integrity();
+}
+
+void a_manager_tells_the_tokens_that_it_holds() {
+    ManagerFixture m(ManagerFixture::config(2, 16));
+    m.put({5, -1'500'000'000, 7, 8});
+    m.put({5, -2'000'000'000, 7, -5});
+    std::vector<TokenId> found = m.manager.tokens_up_to(StandIns::kHighest);
+    std::sort(found.begin(), found.end());
+    CHECK_EQ(found, std::vector<TokenId>({-2'000'000'000, -1'500'000'000}));
+    Request one = m.claim({1, 2, 3, 4, 5});
+    CHECK_EQ(m.manager.first_uncached(one.sequence), 0);
+    m.manager.reset_prefix_cache();
+    CHECK(m.manager.tokens_up_to(StandIns::kHighest).empty());
+}
+
+// Pages on their way to the tier may be in no tree at all.
+void what_is_on_its_way_to_the_tier_is_told() {
+    HostFixture m(8, 8);
+    Request request = m.claim({1, -2'000'000'000, 3, 4});
+    m.finish(m.reserve(request));
+    const kvcore::Transfers stores = m.commit(request, 0);
+    CHECK(!stores.tier_moves.empty());
+    m.manager.release(request.sequence);
+    m.manager.reset_prefix_cache();
+    CHECK_EQ(m.manager.match(0, "", request.tokens().data(), 4), 0);
+    CHECK_EQ(m.manager.tokens_up_to(StandIns::kHighest).size(), 1);
+    m.finish(stores);
+    m.manager.reset_prefix_cache();
+    CHECK(m.manager.tokens_up_to(StandIns::kHighest).empty());
+}
+
+void long_runs_are_searched() {
+    kvcore::PrefixTree tree(1);
+    Tokens tokens = count_up(0, 1000);
+    Ids ids = count_up(0, 1000);
+    std::vector<TokenId> expected;
+    for (const int at : {0, 255, 256, 511, 777, 999}) {
+        tokens[static_cast<std::size_t>(at)] = StandIns::kHighest - at;
+        expected.push_back(StandIns::kHighest - at);
+    }
+    tokens[300] = StandIns::kHighest + 1;
+    std::vector<kvcore::DuplicatePage> duplicates;
+    static_cast<void>(
+        tree.insert(tree.open_namespace("salt"), tokens.data(), ids.data(), 1000, duplicates));
+    std::vector<TokenId> found;
+    tree.find_tokens_up_to(StandIns::kHighest, found);
+    CHECK_EQ(found, expected);
+}
+
+}  // namespace
+
+int main() {
+    what_is_on_its_way_to_the_tier_is_told();
+    long_runs_are_searched();
+    different_keys_have_different_names();
+    a_name_has_one_id_and_an_id_one_name();
+    a_sweep_leaves_what_is_held_or_used_again();
+    ids_go_round_and_run_out();
+    threads_agree_on_ids();
+    a_manager_tells_the_tokens_that_it_holds();
+}

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference with every eviction policy but ARC: what each page is worth, page by page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import reference_tier
+from foreign_context import Context
+from reference_claims import Claim, Key, Namespace, Page
+
+FOR_EVER = float("inf")
+ATTENTION_TOKENS = 24_576  # as kvcore.policies.Cost has it
+
+
+@dataclasses.dataclass
+class Past:
+    """What has been done with a cached page."""
+
+    uses: int
+    entered: int
+    floor: int
+    asked: tuple[int, float] = (0, FOR_EVER)  # the highest priority, and when it ends
+    lasting: int = 0  # the highest of those that do not
+
+
+class Manager(reference_tier.Manager):
+    """`now` is the clock's time; the past of a page goes with it."""
+
+    def __init__(self, *args: Any, eviction: str = "lru", **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.eviction = eviction
+        self.now = 0
+        self.entries = 0
+        self.floor = [0 for _ in self.cache]
+        self.terms: dict[Any, dict[str, Any]] = {}  # what requests ask for, by their names
+        self.past: dict[int, tuple[Page, Past]] = {}
+
+    def of(self, page: Page) -> Past:
+        return self.past[id(page)][1]
+
+    def walk(self, claim: Claim, ctx: Context, path: list[Key]) -> None:
+        for key in path:
+            page = self.cache[claim.replica][key]
+            if id(page) in self.past:
+                self.use_again(claim.replica, [key])
+            else:
+                self.entries += 1
+                self.past[id(page)] = page, Past(1, self.entries, self.floor[claim.replica])
+            self.ask(ctx.request_id, page)
+
+    def use_again(self, replica: int, path: list[Key]) -> None:
+        for key in path:
+            past = self.of(self.cache[replica][key])
+            past.uses, past.floor = past.uses + 1, self.floor[replica]
+
+    def match_and_touch(self, replica: int, tokens: Sequence[int], ns: Namespace) -> int:
+        path = self.match(replica, tokens, ns, len(tokens))
+        self.use_again(replica, path)
+        if path:
+            self.touch(replica, path)
+        return len(path)
+
+    def ask(self, request_id: Any, page: Page) -> None:
+        terms = self.terms.get(request_id, {})
+        priority, ttl = terms.get("priority", 50), terms.get("ttl")
+        past = self.of(page)
+        if past.asked[1] <= self.now:
+            past.asked = past.lasting, FOR_EVER
+        if ttl is None:
+            past.lasting = max(past.lasting, priority)
+        past.asked = max(past.asked, (priority, FOR_EVER if ttl is None else self.now + ttl))
+
+    def release(self, request_id: Any) -> None:
+        claim = self.find(request_id)
+        for key in claim.path:
+            self.ask(request_id, self.cache[claim.replica][key])
+        super().release(request_id)
+
+    def worth(self, key: Key, page: Page) -> Any:
+        past = self.of(page)
+        lasts = past.asked[1] > self.now
+        depth = len(key[1]) // self.page_size
+        attention = max(1, ATTENTION_TOKENS // self.page_size)
+        worth: dict[str, Callable[[], Any]] = {
+            "lru": lambda: page.stamp,
+            "lfu": lambda: (past.uses, page.stamp),
+            "slru": lambda: (past.uses > 1, page.stamp),
+            "fifo": lambda: past.entered,
+            "priority": lambda: (past.asked[0] if lasts else past.lasting, page.stamp),
+            "cost": lambda: (past.floor + past.uses * (attention + depth), page.stamp),
+        }
+        return worth[self.eviction]()
+
+    def forget(self, replica: int, gone: list[Key]) -> None:
+        if self.eviction == "cost":
+            worths = [self.worth(key, self.cache[replica][key])[0] for key in gone]
+            self.floor[replica] = max([self.floor[replica], *worths])
+        for key in gone:
+            del self.past[id(self.cache[replica][key])]
+        super().forget(replica, gone)

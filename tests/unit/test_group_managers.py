@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Managers whose layers do not all keep everything: tables, pages given back, hits, contents."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
+from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bundles
+
+
+def params_of(*groups: Any, **options: Any) -> KVCacheParams:
+    layers = 1 + max(layer for group in groups for layer in group.layers)
+    fields: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 4, "page_size": 2}
+    fields |= {"enable_prefix_caching": True, "groups": groups, "num_layers": layers}
+    return KVCacheParams("float32", **(fields | options))
+
+
+def manager_of(params: KVCacheParams, num_pages: int = 64, **options: Any) -> PagedKVCacheManager:
+    fields = {"max_batch_size": 16, "max_seq_len": 400, "enable_runtime_checks": True}
+    return PagedKVCacheManager(params, num_pages=num_pages, **(fields | options))
+
+
+def claimed(
+    manager: PagedKVCacheManager, name: str, tokens: list[int], **options: Any
+) -> TextGenerationContext:
+    manager.claim(name)
+    return TextGenerationContext(name, tokens, **options)
+
+
+def run(manager: PagedKVCacheManager, *batch: TextGenerationContext, token: int = 9) -> Any:
+    inputs = manager.fetch(batch)
+    for context in batch:
+        context.update(token)
+    manager.step(batch)
+    return inputs[0]
+
+
+def live(manager: PagedKVCacheManager, name: str, bundle: int) -> int:
+    return sum(page < manager.total_num_pages for page in manager.get_req_blocks(name, bundle))
+
+
+FULL, WINDOW = FullAttention([0]), SlidingWindow([1, 2], 32)
+
+
+def test_one_full_group_is_the_cache_without_groups() -> None:
+    params = params_of(FullAttention([0, 1]))
+    manager, flat = manager_of(params), manager_of(params_of(FullAttention([0, 1]), groups=None))
+    for each in (manager, flat):
+        context = claimed(each, "a", list(range(9)))
+        (inputs,) = each.fetch([context])
+        assert inputs.blocks.shape == (64, 2, 2, 2, 1, 4)
+        assert len(inputs.tables) == 1
+        assert inputs.tables[0] is inputs.lookup_table
+        assert inputs.lookup_table.tolist() == [[0, 1, 2, 3, 4]]
+        assert each.step([context]).shape == (0, 3)
+
+
+def test_a_hit_holds_what_windows_read() -> None:
+    params = params_of(FULL, WINDOW, page_size=16)
+    assert len(bundles(params)) == 3
+    manager = manager_of(params)
+    first = claimed(manager, "a", list(range(55)))
+    run(manager, first)
+    assert [live(manager, "a", b) for b in range(3)] == [4, 3, 3]
+    manager.release("a")
+    assert manager.num_free_blocks == 64
+    again = claimed(manager, "b", [*range(48), 900, 901, 902, 903, 904])
+    plan = manager.plan(again)
+    assert (plan.hit_tokens, plan.new_pages, plan.fits) == (48, 3, True)
+    assert manager.reserve(again)
+    assert again.start_idx == 48
+    assert [live(manager, "b", b) for b in range(3)] == [4, 3, 3]
+    (inputs,) = manager.fetch([again])
+    hole = manager.total_num_pages
+    assert [table[0, 0] == hole for table in inputs.tables] == [False, True, True]
+    assert manager.match_prefix(list(range(48))) == 48
+
+
+def test_pages_come_back_behind_the_window() -> None:
+    manager = manager_of(params_of(FULL, SlidingWindow([1], 32), page_size=16))
+    context = claimed(manager, "a", list(range(320)), active_idx=64)
+    held = []
+    while context.start_idx < 320:
+        context.active_idx = context.start_idx + 64
+        assert manager.reserve(context)
+        held.append(live(manager, "a", 1))
+        run(manager, context)
+    assert held == [4, 6, 6, 6, 6]
+    run(manager, context)
+    assert live(manager, "a", 1) == 3
+    assert len(manager.get_req_blocks("a", 1)) == 21
+
+
+def test_reserve_chunks_reserves_what_runs_next() -> None:
+    params = params_of(FullAttention([0]), SlidingWindow([1], 8))
+    for chunks, pages in ((False, 20 + 2), (True, 2 + 2)):
+        manager = manager_of(params, reserve_chunks=chunks)
+        context = claimed(manager, "a", list(range(40)), active_idx=4)
+        assert manager.reserve(context)
+        assert manager.total_num_pages - manager.num_free_blocks == pages
+        while context.start_idx < 40:
+            context.active_idx = min(40, context.start_idx + 4)
+            assert manager.reserve(context)
+            run(manager, context)
+        manager.release("a")
+        assert manager.num_free_blocks == manager.total_num_pages
+
+
+def test_swaps_name_the_bundle() -> None:
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1], 64)))
+    contexts = [claimed(manager, name, list(range(6))) for name in "ab"]
+    manager.fetch(contexts)
+    for context in contexts:
+        context.update(7)
+    swaps = manager.step(contexts)
+    assert swaps.shape == (6, 4)
+    assert swaps[:, 0].tolist() == [1] * 6
+    assert sorted(map(tuple, swaps[:, [1, 3]].tolist())) == [
+        (c, b) for c in range(3) for b in (0, 1)
+    ]
+    for _, column, page, bundle in swaps.tolist():
+        assert manager.get_req_blocks("b", bundle)[column] == page
+
+
+def test_truncation_beyond_drafts_is_refused() -> None:
+    params = params_of(FullAttention([0]), SlidingWindow([1], 8))
+    manager = manager_of(params, max_draft_tokens=5)
+    context = claimed(manager, "a", list(range(40)))
+    run(manager, context)
+    with pytest.raises(ValueError, match="max_draft_tokens of 5"):
+        manager.truncate("a", 34)
+    manager.truncate("a", 35)
+    context.rewind(35)
+    assert manager.reserve(context)
+    run(manager, context)
+
+
+def test_what_never_fits_is_refused() -> None:
+    params = params_of(FullAttention([0]), SlidingWindow([1], 8))
+    manager = manager_of(params, num_pages=20)
+    assert manager.reserve(claimed(manager, "a", list(range(28)), active_idx=1))
+    with pytest.raises(CapacityError, match="more than the whole pool of 20"):
+        manager.reserve(claimed(manager, "b", list(range(40)), active_idx=1))
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "text"),
+    [
+        ((FullAttention([0]), State([1], {"s": ((2,), "float32")})), {}, "State groups"),
+        (
+            (FullAttention([0]), SlidingWindow([1], 4)),
+            {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001},
+            "0 with groups",
+        ),
+    ],
+    ids=["states", "host tier"],
+)
+def test_what_is_not_kept_is_refused(groups: Any, options: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        manager_of(params_of(*groups, **options))
+
+
+def test_bundles_out_of_range_are_refused() -> None:
+    manager = manager_of(params_of(FULL, WINDOW))
+    manager.claim("a")
+    for bundle in (-1, 3):
+        with pytest.raises(IndexError, match=f"bundle is {bundle}"):
+            manager.get_req_blocks("a", bundle)
+    context = TextGenerationContext("a", [1, 2, 3])
+    (inputs,) = manager.fetch([context])
+    with pytest.raises(IndexError, match="layer is 3"):
+        ops.append(inputs, 3, np.ones((3, 1, 4), np.float32), None, inputs.row_offsets)
+
+
+# -- contents: what a layer reads of a position is what was written there for those tokens ---------
+SHAPES = {
+    "one width": params_of(FullAttention([0, 3]), SlidingWindow([1, 2], 5)),
+    "chunks": params_of(FullAttention([0]), ChunkedLocal([1, 2], 6)),
+    "no full group": params_of(SlidingWindow([0, 1], 5)),
+    "shared layers": params_of(
+        FullAttention([0]), SlidingWindow([1], 4), shared={2: 1, 3: 0}, num_layers=4
+    ),
+    "wide values": params_of(FullAttention([0]), SlidingWindow([1], 5), v_head_dim=8),
+    "latent rows": params_of(FullAttention([0]), SlidingWindow([1], 5), is_mla=True),
+    "other heads": params_of(
+        FullAttention([0, 1], n_kv_heads=2), SlidingWindow([2, 3], 6, n_kv_heads=1)
+    ),
+    "devices": params_of(
+        FullAttention([0]),
+        SlidingWindow([1], 5),
+        n_kv_heads=2,
+        n_devices=4,
+        data_parallel_degree=2,
+    ),
+}
+
+
+def value_of(tokens: list[int], layer: int, part: int) -> float:
+    """What stands for a prefix in one layer; exact in float32."""
+    return float(hash((tuple(tokens), layer, part)) % 1_000_003)
+
+
+class Traffic:
+    """Random requests of one manager, whose layers write and read as a model's do."""
+
+    def __init__(self, params: KVCacheParams, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.params = params
+        devices = ["cpu"] * params.n_devices
+        self.manager = manager_of(params, num_pages=60, devices=devices)
+        self.live: dict[str, TextGenerationContext] = {}
+        self.prompts = [self.tokens(20) for _ in range(3)]
+        self.owners = {**{i: i for i in range(params.num_layers)}, **(params.shared or {})}
+        self.read = 0
+
+    def tokens(self, n: int) -> list[int]:
+        return [self.random.randrange(2) for _ in range(n)]
+
+    def claim(self) -> None:
+        if len(self.live) == 5:
+            self.release()
+        name = f"r{self.random.random()}"
+        prompt = self.random.choice(self.prompts)[: self.random.randrange(20)]
+        self.manager.claim(name, self.random.randrange(self.params.data_parallel_degree))
+        context = TextGenerationContext(name, prompt + self.tokens(self.random.randrange(1, 9)))
+        self.live[name] = context
+        self.chunk(context)
+
+    def chunk(self, context: TextGenerationContext) -> None:
+        context.active_idx = self.random.randint(context.start_idx + 1, context.end_idx)
+
+    def release(self) -> None:
+        if self.live:
+            name = self.random.choice(list(self.live))
+            self.manager.release(name)
+            del self.live[name]
+
+    def fork(self) -> None:
+        if not self.live or len(self.live) == 5:
+            return
+        parent = self.random.choice(list(self.live.values()))
+        tokens = [int(t) for t in parent.tokens[: parent.start_idx]] + self.tokens(3)
+        name = f"f{self.random.random()}"
+        child = TextGenerationContext(name, tokens)
+        self.manager.fork(parent.request_id, child)
+        self.live[name] = child
+
+    def step(self) -> None:
+        batch = [c for c in self.live.values() if self.random.random() < 0.7]
+        batch.sort(key=self.manager.get_replica)
+        for context in batch:
+            if not self.manager.reserve(context):
+                self.release()
+                return
+        if not batch:
+            return
+        inputs = self.manager.fetch(batch)
+        splits = self.manager.get_data_parallel_splits(batch)
+        shards = self.params.tensor_parallel_degree
+        for i, each in enumerate(inputs):
+            rows = batch[splits[i // shards] : splits[i // shards + 1]]
+            for layer in range(self.params.num_layers):
+                self.run_layer(each, layer, rows)
+        for context in batch:
+            context.update(self.random.randrange(2))
+        self.manager.step(batch)
+        for context in batch:
+            self.chunk(context)
+
+    def run_layer(self, inputs: Any, layer: int, rows: list[TextGenerationContext]) -> None:
+        if not rows:
+            return
+        pools = ops.batch.layer_pools(inputs, layer)
+        parts = 1 if self.params.is_mla else 2
+        if layer == self.owners[layer]:
+            new = [
+                [
+                    value_of([int(t) for t in c.tokens[: p + 1]], layer, part)
+                    for c in rows
+                    for p in range(c.start_idx, c.active_idx)
+                ]
+                for part in range(parts)
+            ]
+            arrays = [
+                np.ascontiguousarray(
+                    np.broadcast_to(
+                        np.array(values, np.float32)[:, None, None],
+                        (len(values), *pools.pools[part].shape[2:]),
+                    )
+                )
+                for part, values in enumerate(new)
+            ]
+            ops.append(
+                inputs, layer, arrays[0], arrays[1] if parts == 2 else None, inputs.row_offsets
+            )
+        group = next(g for g in self.params.attention_groups if self.owners[layer] in g.layers)
+        for row, context in enumerate(rows):
+            for p in range(group.skipped_tokens(context.start_idx), context.active_idx):
+                page, at = divmod(p, pools.pools[0].shape[1])
+                expected = [int(t) for t in context.tokens[: p + 1]]
+                for part in range(parts):
+                    found = pools.pools[part][pools.lookup_table[row, page], at]
+                    wanted = value_of(expected, self.owners[layer], part)
+                    assert np.all(found == wanted), (layer, row, p)
+                self.read += 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_layers_read_what_was_written(shape: str, seed: int) -> None:
+    traffic = Traffic(SHAPES[shape], seed)
+    for _ in range(120):
+        verb = traffic.random.choice(["claim", "step", "step", "step", "fork", "release"])
+        getattr(traffic, verb)()
+    assert traffic.read > 1000
+    while traffic.live:
+        traffic.release()
+    total = traffic.manager.total_num_pages * traffic.params.data_parallel_degree
+    assert traffic.manager.num_free_blocks == total
+
+
+def test_pages_of_groups_are_counted() -> None:
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1, 2], 4)))
+    context = claimed(manager, "a", list(range(12)))
+    run(manager, context)
+    full, window = manager.group_metrics
+    assert (full.held_pages, full.cached_pages, full.holes, full.given_back) == (6, 6, 0, 0)
+    assert (window.held_pages, window.cached_pages, window.given_back) == (4, 12, 8)
+    manager.release("a")
+    full, window = manager.group_metrics
+    assert (full.held_pages, window.held_pages) == (0, 0)
+    other = claimed(manager, "b", list(range(100, 196)), active_idx=4)
+    assert manager.reserve(other)  # 48 pages and 4: 18 are cached, 46 are free
+    full, window = manager.group_metrics
+    assert (window.holes, window.cached_pages) == (6, 6)
+    manager.reset_metrics()
+    assert manager.group_metrics[1].given_back == 0
+    assert manager_of(params_of(FullAttention([0]))).group_metrics == ()
