@@ -87,9 +87,8 @@ class GroupRows {
     }
     /// So many tokens are written.
     void advanced(GroupRow& row, std::int64_t n) const {
-        // With drafts one token more: a request that is cut runs its last one again.
         const std::int64_t drafts = manager.config().max_draft_tokens;
-        if (drafts > 0) n = std::max<std::int64_t>(0, n - drafts - 1);
+        n = std::max<std::int64_t>(0, n - (drafts > 0 ? drafts + 1 : 0));
         for (std::size_t w = 0; w < row.first.size(); ++w) {
             row.first[w] = std::max(row.first[w], std::min(row.size, oracle.first_column(w, n)));
         }

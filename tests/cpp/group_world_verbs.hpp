@@ -114,7 +114,7 @@ inline void GroupWorld::set_back() {
     const std::int64_t n = random_.below(row.request.start + 1);
     kvcore::RequestView view = row.request.view();
     view.start = n;
-    if (row.size == 0) return;
+    if (row.size == 0 || view.end > config().max_seq_len) return;
     if (rows_.can_read(row, n)) {
         row.request.rewind(n + 1);
         row.request.start = n;

@@ -151,8 +151,8 @@ MUTANTS = (
     Mutant(
         "windows leave a token early",
         "cpp/src/manager/window_rows.cpp",
-        "tokens - max_draft_tokens_);",
-        "tokens + 1 - max_draft_tokens_);",
+        "tokens - kept_tokens_);",
+        "tokens + 1 - kept_tokens_);",
         "groups",
     ),
     Mutant(

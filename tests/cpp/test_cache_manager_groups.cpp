@@ -186,6 +186,29 @@ void test_requests_do_not_go_back_behind_their_windows() {
     scene.manager.release(request.sequence);
 }
 
+// Where no group keeps everything, pinned prefixes hold more columns than pages: when there are
+// none left, that is an answer.
+void test_columns_that_are_all_held_are_no_space() {
+    kvcore::CacheConfig config = GroupScene::config(4, 200, {sliding(8)});
+    config.max_sequences = 1;
+    GroupScene scene(config);
+    std::vector<kvcore::PinHandle> pins;
+    bool has_room = true;
+    for (TokenId k = 0; has_room && k < 40; ++k) {
+        Request request = scene.claim(count_up(10000 * k, 1900));
+        request.active = 64;
+        const kvcore::ReservePlan plan = scene.manager.plan(request.view());
+        has_room = scene.reserve(request) == kvcore::ReserveStatus::kOk;
+        CHECK_EQ(plan.fits, has_room);
+        if (has_room) scene.complete(request, 64);
+        scene.manager.release(request.sequence);
+        if (has_room) pins.push_back(scene.manager.pin(0, "", request.tokens().data(), 1900));
+    }
+    CHECK(!has_room && scene.manager.stats(0).available_pages() > 100);
+    for (const kvcore::PinHandle& pin : pins) scene.manager.unpin(pin);
+    scene.put(count_up(500000, 1900), 64);
+}
+
 // A fork has pages of windows as far as it has columns: what its parent reserved ahead is not its.
 void test_forks_reserve_for_themselves() {
     GroupScene scene(GroupScene::config(4, 64, {kFull, sliding(8)}));
@@ -215,6 +238,7 @@ void test_forks_reserve_for_themselves() {
 
 int main() {
     test_requests_do_not_go_back_behind_their_windows();
+    test_columns_that_are_all_held_are_no_space();
     test_forks_reserve_for_themselves();
     test_hits_need_only_what_windows_read();
     test_pages_behind_the_window_come_back();

@@ -171,8 +171,7 @@ class ColumnPages final : public PoolListener {
     std::int64_t num_idle_ = 0;    // pages
     std::int64_t num_cached_ = 0;  // pages of windows that columns of the tree have
     std::int64_t num_holds_ = 0;   // of readers_
-    // Pages of each window, since they were reset.
-    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};
+    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
 };
 
 }  // namespace kvcore

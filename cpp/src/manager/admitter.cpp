@@ -48,6 +48,18 @@ std::int64_t count_own_pages(const Replica& home, const PageRow& row, std::int32
     return pages;
 }
 
+// Where no group keeps everything, prefixes that are kept hold columns that take no pages: those
+// may be what is missing.
+bool has_columns(const Replica& home, const Admission& admission) {
+    const std::int64_t wanted = admission.appended + admission.replaced;
+    if (home.columns == nullptr || home.pool.num_free() >= wanted) return true;
+    std::int64_t evictable = home.tree.num_evictable();
+    const FoundHit& hit = admission.hit;
+    if (hit.shares()) evictable -= home.tree.num_unprotected(hit.match.at);
+    if (hit.is_partial() && !home.tree.is_protected(hit.match.partial)) --evictable;
+    return home.pool.num_free() + evictable >= wanted;
+}
+
 }  // namespace
 
 void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
@@ -180,7 +192,8 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
     const std::int64_t free = home.num_free() + admission.returned;
     admission.available = free;
     admission.evicted = std::max<std::int64_t>(0, admission.new_pages() - free);
-    admission.fits = admission.evicted == 0;
+    const bool has_room = has_columns(home, admission);
+    admission.fits = has_room && admission.evicted == 0;
     if (admission.fits) return;
     std::int64_t evictable = home.num_evictable();
     const FoundHit& hit = admission.hit;
@@ -192,7 +205,7 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
         if (home.columns != nullptr) evictable -= count_idle(home, hit);
     }
     admission.available += evictable;
-    admission.fits = admission.evicted <= evictable;
+    admission.fits = has_room && admission.evicted <= evictable;
 }
 
 }  // namespace kvcore

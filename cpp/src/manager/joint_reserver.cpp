@@ -151,6 +151,25 @@ FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call&
     return {};
 }
 
+// With groups: columns may be missing where pages are not. Asked when all hits are held.
+bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& admissions,
+                                FetchResult& result) const {
+    if (state_.grouping.is_plain()) return true;
+    std::vector<std::int64_t> left;
+    for (const auto& replica : state_.replicas) {
+        left.push_back(replica->pool.num_free() + replica->tree.num_evictable());
+    }
+    for (std::size_t k = 0; k < joining_.size(); ++k) {
+        std::int64_t& available = left[static_cast<std::size_t>(call.rows[joining_[k]].replica)];
+        available -= admissions[k].appended + admissions[k].replaced;
+        if (available >= 0) continue;
+        const std::int64_t pages = admissions[k].new_pages();
+        result = {FetchStatus::kNoSpace, joining_[k], pages, admissions[k].available, false};
+        return false;
+    }
+    return true;
+}
+
 std::vector<Reservation> JointReserver::prepare(const Call& call,
                                                 const std::vector<Admission>& admissions) {
     const std::size_t n = joining_.size();
@@ -192,6 +211,7 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
             return false;
         }
     }
+    if (!has_columns(call, admissions, result)) return false;
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         const std::int64_t row = joining_[k];
         result.has_moved |=

@@ -65,6 +65,8 @@ class JointReserver {
     void grow(const Call& call) noexcept;
     [[nodiscard]] bool reserve_together(const Call& call, FetchResult& result);
     [[nodiscard]] std::vector<Admission> admit_together(const Call& call, bool allow_partial);
+    [[nodiscard]] bool has_columns(const Call& call, const std::vector<Admission>& admissions,
+                                   FetchResult& result) const;
     [[nodiscard]] FetchResult share_out(std::vector<std::int64_t> left, const Call& call,
                                         const std::vector<Admission>& admissions) const;
     [[nodiscard]] std::vector<Reservation> prepare(const Call& call,

@@ -149,8 +149,8 @@ void WindowRows::note_first(WindowRow& reader) const noexcept {
             reader.least_tokens =
                 std::max(reader.least_tokens, rule.least_skipping(column * tokens));
         }
-        reader.passes_at = std::min(reader.passes_at,
-                                    rule.least_skipping((column + 1) * tokens) + kept_tokens_);
+        reader.passes_at =
+            std::min(reader.passes_at, rule.least_skipping((column + 1) * tokens) + kept_tokens_);
     }
 }
 
