@@ -139,7 +139,9 @@ class GroupWorld {
         const std::int64_t hit = plan.hit_tokens == 0 ? 0 : plan.hit_tokens + held;
         const bool has_declined =
             row.has_declined || rows_.sequence(row).reuse == kvcore::Reuse::kDeclined;
-        const bool may_decline = has_declined || plan.evicted_pages > 0 || !plan.fits;
+        // A hit as far as what was to run moves that on, which may take more than there is.
+        const bool moves_on = part.tokens >= row.request.active;
+        const bool may_decline = has_declined || moves_on || plan.evicted_pages > 0 || !plan.fits;
         if (plan.copied_tokens > 0) {
             CHECK(part.tokens > held && hit >= whole && hit == part.tokens);
             return;
