@@ -60,7 +60,7 @@ class World {
         if (action.verb == kReset) return true;
         if (action.verb == kFinish || action.verb == kFail) return action.index < open_.size();
         if (action.verb == kPin) return action.index == 0;
-        const std::optional<Live>& live = live_[action.index];
+        const std::unique_ptr<Live>& live = live_[action.index];
         const std::int32_t pending = live ? rows_.sequence(live->row).num_pending : 0;
         switch (action.verb) {
             case kReserve:
@@ -74,7 +74,7 @@ class World {
                 return action.index == 0 && live && live->row.request.start > 0 && !live_[1] &&
                        pending == 0;
             default:
-                return live.has_value();
+                return live != nullptr;
         }
     }
     void apply(const Action& action) {
@@ -118,7 +118,7 @@ class World {
     void check() {
         if (asks_for_laws_) rows_.manager.check_integrity();
         rows_.check_cached(0, cached_of(rows_.manager, 0, {""}));
-        for (const std::optional<Live>& live : live_) {
+        for (const std::unique_ptr<Live>& live : live_) {
             if (!live) continue;
             if (asks_for_laws_) rows_.check_row(live->row);
             if (rows_.sequence(live->row).num_pending == 0) rows_.read(live->row);
@@ -144,7 +144,7 @@ class World {
         static const std::array<std::vector<TokenId>, 3> prompts = {
             {{1, 2, 3, 4, 5}, {1, 2, 3, 9}, {1, 2, 3, 4, 5, 6}}};
         if (!live_[i]) {
-            live_[i] = Live{rows_.claimed(Request("", prompts[i]), 0)};
+            live_[i] = std::make_unique<Live>(Live{rows_.claimed(Request("", prompts[i]), 0)});
             set_chunk(i);
         }
         return *live_[i];
@@ -210,7 +210,7 @@ class World {
     }
     std::size_t index_of(const Live& live) const {
         for (std::size_t i = 0; i < live_.size(); ++i) {
-            if (live_[i] && &*live_[i] == &live) return i;
+            if (live_[i].get() == &live) return i;
         }
         return 0;
     }
@@ -237,7 +237,7 @@ class World {
             child.first = parent.first;
             child.reserved = std::min(parent.reserved, child.size);
         }
-        live_[1] = Live{child};
+        live_[1] = std::make_unique<Live>(Live{child});
     }
     void pin_or_unpin() {
         if (pin_) {
@@ -250,7 +250,7 @@ class World {
 
     GroupRows rows_;
     bool asks_for_laws_;
-    std::array<std::optional<Live>, 3> live_;
+    std::array<std::unique_ptr<Live>, 3> live_;
     std::vector<kvcore::Transfers> open_;
     std::optional<kvcore::PinHandle> pin_;
 };

@@ -74,7 +74,8 @@ class GroupOracle {
         for (std::size_t w = 0; w < windows.size(); ++w) {
             for (std::int64_t t = first_read(windows[w], n); t < n; ++t) {
                 const bool is_in_source = t / tokens_ >= n / tokens_;
-                if (!has(is_in_source ? *source : *item(path, t / tokens_), w)) return false;
+                const CachedColumn* column = is_in_source ? source : item(path, t / tokens_);
+                if (column == nullptr || !has(*column, w)) return false;
             }
         }
         return true;

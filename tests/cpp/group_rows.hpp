@@ -253,7 +253,7 @@ class GroupRows {
         const BlockId page = item(pages, position / page_size);
         CHECK(page >= 0);
         return item(item(memory_, row.replica),
-                    page * manager.config().page_size + position % page_size);
+                    std::int64_t{page} * manager.config().page_size + position % page_size);
     }
 
     std::int32_t num_windows_ = 0;

@@ -2,6 +2,7 @@
 // Stand-ins when memory runs out: a name has an id or none, and giving up needs no memory.
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "failing_memory.hpp"
 #include "kvcore/stand_ins.hpp"
@@ -14,8 +15,9 @@ using kvcore::TokenId;
 
 namespace {
 
-const std::string kName = "a name that is longer than what a string keeps in itself";
-const std::string kOther = kName + ", and another one";
+constexpr std::string_view kName = "a name that is longer than what a string keeps in itself";
+constexpr std::string_view kOther =
+    "a name that is longer than what a string keeps in itself, and another one";
 
 std::unique_ptr<StandIns> table_with_one() {
     auto table = std::make_unique<StandIns>();

@@ -175,7 +175,7 @@ void what_is_not_seen_costs_nothing(Random& random) {
                 of.leave_behind();
                 const std::int64_t found = kvcore::count_plan(of.input()).cost;
                 CHECK(cost == 0 || found == cost);
-                CHECK(found <= (64 + added) * (added + 16));
+                CHECK(found <= std::int64_t{64 + added} * (added + 16));
                 cost = found;
             }
         }

@@ -99,14 +99,14 @@ void test_conversations_hit_their_history() {
 void test_windows_in_front_of_branches_stay() {
     Seats seats(220, 64, 32);
     Tokens common;
-    add(common, seats.random(), 20 * kPage);
+    add(common, seats.random(), std::int64_t{20} * kPage);
     for (int i = 0; i < 30; ++i) {
         check::note = "prompt " + std::to_string(i);
         Tokens prompt = common;
-        const std::int64_t missed = seats.turn(prompt, 9 * kPage);
+        const std::int64_t missed = seats.turn(prompt, std::int64_t{9} * kPage);
         if (i > 1) CHECK_EQ(missed, 0);
         Tokens other;
-        seats.turn(other, 12 * kPage);
+        seats.turn(other, std::int64_t{12} * kPage);
     }
     check::note.clear();
 }
@@ -119,7 +119,7 @@ void test_an_edit_costs_a_page() {
         seats.turn(prompt, n);
         // Windows passed in the middle go.
         Tokens other;
-        seats.turn(other, 20 * kPage);
+        seats.turn(other, std::int64_t{20} * kPage);
         CHECK_EQ(seats.edited_turn(prompt), 1);
     }
 }
@@ -129,7 +129,8 @@ void test_an_edit_costs_a_page() {
 void test_one_loses_all_before_the_next_loses_any() {
     Seats seats(68, 64, 64);
     std::vector<Tokens> prompts(4);
-    for (Tokens& prompt : prompts) seats.turn(prompt, 10 * kPage);  // 10 pages and 5 of windows
+    for (Tokens& prompt : prompts)
+        seats.turn(prompt, std::int64_t{10} * kPage);  // 10 pages and 5 of windows
     const auto hits = [&] {
         std::int64_t hits = 0;
         for (const Tokens& prompt : prompts) hits += seats.scene().match(prompt) > 0 ? 1 : 0;
@@ -138,7 +139,7 @@ void test_one_loses_all_before_the_next_loses_any() {
     CHECK_EQ(hits(), 4);
     for (int i = 0; i < 3; ++i) {  // 6 pages each
         Tokens other;
-        seats.turn(other, 3 * kPage);
+        seats.turn(other, std::int64_t{3} * kPage);
         CHECK_EQ(hits(), i == 0 ? 4 : 3);
     }
 }
