@@ -75,7 +75,7 @@ class Seats {
 void test_conversations_hit_their_history() {
     constexpr std::int64_t kChunk = 2048;
     constexpr std::int64_t kWindow = 1024;
-    const std::int64_t full = pages_of(6 * 21000 + 64000) + 7 * 3 * (200 / kPage + 1);
+    const std::int64_t full = pages_of(6 * 21000 + 64000) + std::int64_t{21} * (200 / kPage + 1);
     const std::int64_t tails = 7 * (kWindow / kPage + 2);
     const std::int64_t running = (kWindow - 1 + kChunk) / kPage + 2;
     Seats seats(full + tails + running, kWindow, kChunk);

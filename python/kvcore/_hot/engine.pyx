@@ -36,7 +36,8 @@ cdef class StepEngine:
     """
 
     def __init__(self, object core, *, list shards not None, object copier, object mover,
-                 object gpus, object listener, object layers=None, tuple pages_per_column=(1,), bint runtime_checks, object clock=None):
+                 object gpus, object listener, object layers=None,
+                 tuple pages_per_column=(1,), bint runtime_checks, object clock=None):
         if self._is_made:
             raise RuntimeError(
                 f"this {type(self).__name__} is initialised already; make another one"

@@ -23,10 +23,6 @@ class RaggedKVCacheInputs:
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
         Scales of a quantised pool.
-    tables : tuple of uint32 [B, pages]
-        The page table of each bundle of layers, in the order of ``kvcore.groups.bundles``; where
-        there is one, it is `lookup_table`. Entries that no layer of the bundle reads any more, or
-        that are not reserved yet, are "unassigned".
 
     Notes
     -----
@@ -46,7 +42,11 @@ class RaggedKVCacheInputs:
     ) -> None: ...
     @property
     def tables(self) -> tuple[NDArray[np.uint32], ...]:
-        """The page table of each bundle."""
+        """The page table of each bundle of layers, uint32 [B, pages], a tuple.
+
+        In the order of ``kvcore.groups.bundles``; where there is one, it is ``lookup_table``. Pages
+        that no layer of the bundle reads any more, or that are not reserved yet, are "unassigned".
+        """
     @property
     def _layers(self) -> LayerMap | None: ...
     def _at(

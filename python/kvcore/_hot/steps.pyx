@@ -78,7 +78,8 @@ cdef class InputMaker:
         self.total_pages = total_pages
         self.num_replicas = <int32_t>len(shards)
         self.buffers = FetchBuffers(
-            self.num_replicas * self.num_bundles, <uint32_t>total_pages, None if gpus is None else gpus.pinned
+            self.num_replicas * self.num_bundles, <uint32_t>total_pages,
+            None if gpus is None else gpus.pinned
         )
 
     cdef int choose_buffers(
