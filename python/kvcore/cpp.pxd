@@ -302,7 +302,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         cbool contains(SequenceHandle sequence)
         int32_t replica_of(SequenceHandle sequence) except +translate_exception
         vector[BlockId] pages_of(SequenceHandle sequence) except +translate_exception
-        vector[BlockId] pages_of(SequenceHandle sequence, int32_t bundle) except +translate_exception
+        vector[BlockId] pages_of(
+            SequenceHandle sequence, int32_t bundle
+        ) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
         void begin_again(SequenceHandle sequence) except +translate_exception
         # `transfers`, empty before, get what the caller is to copy; without them see take_copies.
