@@ -7,29 +7,12 @@
 #include <stdexcept>
 #include <utility>
 
-#include "index/tree_node.hpp"
 #include "kvcore/errors.hpp"
 
 namespace kvcore {
 namespace {
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
-
-// The columns of a prefix from its end upwards.
-class ColumnsUp {
-   public:
-    ColumnsUp(TreePosition at, std::int32_t page_size) noexcept
-        : node_(PrefixTree::position(at.node, at.depth).node), page_size_(page_size) {}
-    // Ever smaller ones, each in front of the end.
-    [[nodiscard]] BlockId operator[](std::int32_t column) noexcept {
-        while (column < node_->start) node_ = node_->parent;
-        return node_->ids(page_size_)[column - node_->start];
-    }
-
-   private:
-    const TreeNode* node_;
-    std::int32_t page_size_;
-};
 
 std::size_t num_entries(const Grouping& grouping, std::int64_t num_columns) {
     const auto n = static_cast<std::size_t>(num_columns) * grouping.windows().size();

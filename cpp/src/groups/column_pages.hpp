@@ -16,6 +16,22 @@
 
 namespace kvcore {
 
+/// The columns of a prefix from its end upwards.
+class ColumnsUp {
+   public:
+    ColumnsUp(TreePosition at, std::int32_t column_tokens) noexcept
+        : node_(PrefixTree::position(at.node, at.depth).node), column_tokens_(column_tokens) {}
+    /// Ever smaller ones, each in front of the end. O(1) amortised.
+    [[nodiscard]] BlockId operator[](std::int32_t column) noexcept {
+        while (column < node_->start) node_ = node_->parent;
+        return node_->ids(column_tokens_)[column - node_->start];
+    }
+
+   private:
+    const TreeNode* node_;
+    std::int32_t column_tokens_;
+};
+
 /// Which pages the columns of a replica have, and who reads them.
 ///
 /// Where layers do not all keep everything, sequences and the tree own columns instead of pages: an
@@ -84,11 +100,8 @@ class ColumnPages final : public PoolListener {
     /// Calls visit(column) for columns `first` .. at.depth - 1 on the way to `at`, from the end.
     template <class Visit>
     void for_each_column(TreePosition at, std::int32_t first, const Visit& visit) const {
-        const TreeNode* node = PrefixTree::position(at.node, at.depth).node;
-        for (std::int32_t c = at.depth - 1; c >= first; --c) {
-            while (c < node->start) node = node->parent;
-            visit(node->ids(grouping_.column_tokens())[c - node->start]);
-        }
+        ColumnsUp columns(at, grouping_.column_tokens());
+        for (std::int32_t c = at.depth - 1; c >= first; --c) visit(columns[c]);
     }
 
     /// Gives a column the pages of its full lanes, or of a window; there are enough.

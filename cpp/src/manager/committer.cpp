@@ -65,7 +65,7 @@ void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     duplicates_.clear();
     const auto lanes = static_cast<std::size_t>(std::max(1, state_.grouping.num_lanes()));
     make_room(swapped_, static_cast<std::size_t>(end - first) * lanes);
-    if (home.columns != nullptr) make_room(undone_, static_cast<std::size_t>(end - first));
+    if (home.columns != nullptr) make_room(replaced_, static_cast<std::size_t>(end - first));
     if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
     if (is_shared && home.columns != nullptr) pages.make_room_for_twins(1);
     pages.commit(home.tree, tokens, end, duplicates_, retention);
@@ -144,13 +144,13 @@ void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& page
         state_.windows.enter_one(home, handle, index, duplicate.cached);
         if (is_sole) columns.fill_holes(duplicate.cached, own);
     }
-    undone_.clear();
+    replaced_.clear();
     for (const DuplicatePage& duplicate : duplicates_) {
-        undone_.push_back(pages[first + duplicate.index]);
+        replaced_.push_back(pages[first + duplicate.index]);
     }
     pages.swap_duplicates(home.pool, first, duplicates_);
     for (std::size_t i = 0; i < duplicates_.size(); ++i) {
-        state_.windows.leave_one(home, handle, first + duplicates_[i].index, undone_[i]);
+        state_.windows.leave_one(home, handle, first + duplicates_[i].index, replaced_[i]);
     }
 }
 

@@ -46,7 +46,7 @@ class Committer {
     std::vector<Undo> undo_;          // what to take back from the rows of a refused batch
     std::vector<DuplicatePage> duplicates_;
     std::vector<PageSwap> swapped_;
-    std::vector<BlockId> undone_;  // columns that were swapped
+    std::vector<BlockId> replaced_;  // columns that were swapped
 };
 
 }  // namespace kvcore

@@ -10,7 +10,6 @@
 #include "kvcore/types.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
-#include "support/make_room.hpp"
 
 namespace kvcore {
 
@@ -40,8 +39,6 @@ class WindowRows {
     WindowRows(const Grouping& grouping, std::int64_t max_draft_tokens) noexcept
         : grouping_(grouping), kept_tokens_(max_draft_tokens > 0 ? max_draft_tokens + 1 : 0) {}
 
-    /// There is nothing to keep: the verbs below must not be called.
-    [[nodiscard]] bool is_plain() const noexcept { return grouping_.is_plain(); }
     /// Before the entry of a handle is used. Throws std::bad_alloc.
     void make_room(SequenceHandle handle) {
         if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
