@@ -22,8 +22,6 @@ from kvcore._hot.settler cimport Settler, copies_array
 from kvcore._hot.steps cimport InputMaker
 from kvcore.cpp cimport CacheManager
 
-from kvcore.metrics import KVCacheMetrics
-
 cnp.import_array()
 
 
@@ -148,14 +146,7 @@ cdef class StepEngine:
         """
         cdef int64_t index = as_int(bundle, "bundle")
         require_made(self)
-        if not 0 <= index < self._maker.num_bundles:
-            raise IndexError(
-                f"bundle is {index}, must be 0 .. {self._maker.num_bundles - 1}"
-            )
-        cdef list pages = self._native.pages_of(self._claims.find(request_id), <int32_t>index)
-        if self._maker.layers is None:
-            return pages
-        return [page if page >= 0 else self._maker.total_pages for page in pages]
+        return self._maker.pages_of(self._native, self._claims.find(request_id), index)
 
     def _row_claims(self, list request_ids not None, int32_t bundle=0):
         """Remember the claims of a batch's rows, for the pages of a bundle."""
@@ -380,9 +371,12 @@ cdef class StepEngine:
         cdef bytes name = namespace_of(extra_key, cache_salt)
         cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
-        return prefixes.match(
+        found = prefixes.match(
             self._claims, replica_idx, source, keys, name, return_pages, touch
         )
+        if touch:
+            check(self)
+        return found
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):
         """Keep the cached whole pages of a prefix from eviction.
@@ -411,13 +405,7 @@ cdef class StepEngine:
     # ---- inside ------------------------------------------------------------------------------
     def _counters(self):
         require_made(self)
-        counters = self._native.metrics()
-        return KVCacheMetrics(
-            input_tokens=counters.input_tokens, cache_tokens=counters.cache_tokens,
-            copied_tokens=counters.copied_tokens, evicted_pages=counters.evicted_pages,
-            peak_used_pages=counters.peak_used_pages, h2d_blocks_copied=counters.loaded_pages,
-            d2h_blocks_copied=counters.stored_pages,
-        )
+        return prefixes.counters(self._native)
 
     def _set_copier(self, copier):
         """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""

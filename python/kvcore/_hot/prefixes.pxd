@@ -16,6 +16,7 @@ cdef class PinnedPrefix:
     cdef bint _released
 
 
+cdef object counters(CacheManager* native)
 cdef int32_t recommend_replica(ClaimTable claims, object context) except -1
 cdef object match(
     ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys, bytes name,

@@ -16,8 +16,20 @@ from kvcore.cpp cimport BlockId, RequestView
 import numpy as np
 
 from kvcore.errors import InvalidHandleError
+from kvcore.metrics import KVCacheMetrics
 
 cnp.import_array()
+
+
+cdef object counters(CacheManager* native):
+    """What a manager has computed, reused and given up."""
+    found = native.metrics()
+    return KVCacheMetrics(
+        input_tokens=found.input_tokens, cache_tokens=found.cache_tokens,
+        copied_tokens=found.copied_tokens, evicted_pages=found.evicted_pages,
+        peak_used_pages=found.peak_used_pages, h2d_blocks_copied=found.loaded_pages,
+        d2h_blocks_copied=found.stored_pages,
+    )
 
 
 cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:

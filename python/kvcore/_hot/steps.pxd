@@ -8,7 +8,7 @@ from libcpp.vector cimport vector
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.inputs cimport FetchBuffer, FetchBuffers
 from kvcore._hot.settler cimport Settler
-from kvcore.cpp cimport FetchTarget, LookupTable
+from kvcore.cpp cimport CacheManager, FetchTarget, LookupTable, SequenceHandle
 
 
 @cython.final
@@ -25,6 +25,7 @@ cdef class InputMaker:
     cdef int choose_buffers(
         self, list taken, vector[FetchTarget]& targets, vector[LookupTable*]& more
     ) except -1
+    cdef list pages_of(self, CacheManager* native, SequenceHandle sequence, int64_t bundle)
     cdef cnp.ndarray table(self, FetchBuffer buffer, FetchTarget target, int32_t bundle)
     cdef list more_tables(self, list buffers, FetchTarget target, int32_t shard)
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps)

@@ -31,12 +31,14 @@ from kvcore._hot.settler cimport (
     room_for,
 )
 from kvcore.cpp cimport (
+    CacheManager,
     FetchResult,
     FetchStatus,
     FetchTarget,
     LookupTable,
     PageSwap,
     RequestBatch,
+    SequenceHandle,
     Transfers,
 )
 
@@ -109,6 +111,15 @@ cdef class InputMaker:
             targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
             targets[r].new_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.unread_new_lengths())
         return 0
+
+    cdef list pages_of(self, CacheManager* native, SequenceHandle sequence, int64_t bundle):
+        """The pages of a sequence in a bundle, none as tables show it."""
+        if not 0 <= bundle < self.num_bundles:
+            raise IndexError(f"bundle is {bundle}, must be 0 .. {self.num_bundles - 1}")
+        cdef list pages = native.pages_of(sequence, <int32_t>bundle)
+        if self.layers is None:
+            return pages
+        return [page if page >= 0 else self.total_pages for page in pages]
 
     cdef cnp.ndarray table(self, FetchBuffer buffer, FetchTarget target, int32_t bundle):
         cdef int64_t pages = self.pages_per_column[bundle]
