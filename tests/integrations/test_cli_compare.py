@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from kvcore.cli.main import main
 from kvcore.replay import POLICIES
+from replay_runs import refused, replay_json
 from trace_files import random_rows, row, write_trace
 
 ALL = ",".join(POLICIES)
@@ -24,24 +24,6 @@ def trace(tmp_path: Path) -> str:
     return str(write_trace(tmp_path, *rows))
 
 
-def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["replay", *arguments, "--json"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert shown.out.count("\n") == 1
-    answer: dict[str, Any] = json.loads(shown.out)
-    return answer
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Answer the one line that bad input ends with."""
-    assert main(["replay", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    return shown.err
-
-
 def untimed(report: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in report.items() if not any(part in k for part in TIMES)}
 
@@ -49,7 +31,9 @@ def untimed(report: dict[str, Any]) -> dict[str, Any]:
 def test_every_policy_is_replayed_with_every_number_of_pages(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replayed(capsys, trace, "--page-size", "512", "--pages", "12,9,100", "--policy", ALL)
+    answer = replay_json(
+        capsys, trace, "--page-size", "512", "--pages", "12,9,100", "--policy", ALL
+    )
     assert answer["policies"] == list(POLICIES)
     assert answer["pages"] == [9, 12, 100]
     assert (answer["mode"], answer["page_size"], answer["replicas"]) == ("admission", 512, 1)
@@ -70,16 +54,16 @@ def test_each_result_is_that_of_a_replay_alone(
 ) -> None:
     for mode in ("admission", "online"):
         shared = (trace, "--mode", mode, "--page-size", "64", "--policy", POLICIES[-1])
-        answer = replayed(capsys, *shared, "--pages", "90,200")
+        answer = replay_json(capsys, *shared, "--pages", "90,200")
         for each in answer["results"]:
-            alone = replayed(capsys, *shared, "--pages", str(each["pages"]))
+            alone = replay_json(capsys, *shared, "--pages", str(each["pages"]))
             assert untimed(alone) == untimed(each)
 
 
 def test_one_pool_may_be_compared_for_several_policies(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replayed(
+    answer = replay_json(
         capsys, trace, "--memory", "64MiB", "--model", "llama-3.1-8b", "--policy", ALL
     )
     assert answer["pages"] == [32]
@@ -87,7 +71,7 @@ def test_one_pool_may_be_compared_for_several_policies(
 
 
 def test_online_there_is_no_one_optimum(capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    answer = replayed(capsys, trace, "--mode", "online", "--pages", "300,2000")
+    answer = replay_json(capsys, trace, "--mode", "online", "--pages", "300,2000")
     assert answer["mode"] == "online"
     assert answer["optimum"] == []
 
@@ -95,7 +79,7 @@ def test_online_there_is_no_one_optimum(capsys: pytest.CaptureFixture[str], trac
 def test_replicas_are_compared_with_one_pool_of_all_pages(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replayed(
+    answer = replay_json(
         capsys, trace, "--replicas", "3", "--pages", "50,200", "--page-size", "128", "--policy", ALL
     )
     for each in answer["results"]:
@@ -109,12 +93,12 @@ def test_refused_requests_are_left_out_of_the_rate_of_those_served(
 ) -> None:
     path = str(write_trace(tmp_path, row([0, 1]), row([0, 2]), row([3, 4, 5])))
     sized = ("--mode", "admission", "--page-size", "512")
-    answer = replayed(capsys, path, *sized, "--pages", "2")
+    answer = replay_json(capsys, path, *sized, "--pages", "2")
     assert (answer["requests"], answer["refused"]) == (2, 1)
     assert answer["policy"] == "lru"
     assert answer["token_hit_rate"] == 1 / 7
     assert answer["served_token_hit_rate"] == 1 / 4
-    (best,) = replayed(capsys, path, *sized, "--pages", "2,3")["optimum"][:1]
+    (best,) = replay_json(capsys, path, *sized, "--pages", "2,3")["optimum"][:1]
     assert (best["token_hit_rate"], best["served_token_hit_rate"]) == (1 / 7, 1 / 4)
 
 

@@ -7,11 +7,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvcore.cli.main import main
+from replay_runs import refused, replay_json
 from trace_files import row, write_trace
 
 PROMISED = {
@@ -38,24 +38,6 @@ PROMISED = {
 def trace(tmp_path: Path) -> str:
     rows = [row([0, n % 3], timestamp=n * 50, output=20) for n in range(30)]
     return str(write_trace(tmp_path, *rows))
-
-
-def replay_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["replay", *arguments, "--json"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert shown.out.count("\n") == 1
-    answer: dict[str, Any] = json.loads(shown.out)
-    return answer
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Answer the one line that bad input ends with."""
-    assert main(["replay", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    return shown.err
 
 
 @pytest.mark.parametrize("mode", ["online", "admission"])
