@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -12,7 +11,7 @@
 namespace kvcore {
 namespace {
 
-constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+constexpr std::int64_t kMostAtOnce = 64;  // columns
 
 std::size_t num_entries(const Grouping& grouping, std::int64_t num_columns) {
     const auto n = static_cast<std::size_t>(num_columns) * grouping.windows().size();
@@ -27,7 +26,7 @@ std::size_t num_entries(const Grouping& grouping, std::int64_t num_columns) {
 }  // namespace
 
 ColumnPages::ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
-                         PrefixTree& tree, const TimedPolicy& policy)
+                         PrefixTree& tree, WindowPolicy& policy)
     : grouping_(grouping),
       columns_(columns),
       tree_(tree),
@@ -38,7 +37,7 @@ ColumnPages::ColumnPages(const Grouping& grouping, std::int64_t num_pages, Block
       ids_(static_cast<std::size_t>(columns.num_blocks()) * num_lanes_),
       readers_(num_entries(grouping, columns.num_blocks())),
       is_cached_(static_cast<std::size_t>(columns.num_blocks())),
-      idle_(num_entries(grouping, columns.num_blocks())) {
+      idle_(num_entries(grouping, columns.num_blocks()), policy) {
     columns.set_listener(this);
 }
 
@@ -137,8 +136,10 @@ void ColumnPages::leave(BlockId column, std::size_t window, Departure how) noexc
         return give_back(rule.first_lane, rule.num_lanes, column);
     }
     num_idle_ += rule.num_lanes;
-    if (how != Departure::kUnused || !idle_.contains(e)) {
-        idle_.renew(e, how != Departure::kPassed, policy_.now());
+    if (how == Departure::kPassed) {
+        idle_.pass(e);
+    } else if (how == Departure::kKept || !idle_.contains(e)) {
+        idle_.keep(e);
     }
 }
 
@@ -146,12 +147,14 @@ void ColumnPages::enter_all(BlockId column) noexcept {
     for (std::size_t w = 0; w < num_windows_; ++w) enter(column, w);
 }
 
-void ColumnPages::leave_all(BlockId column) noexcept {
+void ColumnPages::leave_all(BlockId column, TreePosition end) noexcept {
+    idle_.begin_leaving();
+    idle_.leave_from(end);
     for (std::size_t w = 0; w < num_windows_; ++w) leave(column, w, Departure::kUnused);
 }
 
 void ColumnPages::keep(BlockId column, std::size_t window) noexcept {
-    idle_.keep(entry(column, window), policy_.now());
+    if (idle_.is_passed(entry(column, window))) idle_.keep(entry(column, window));
 }
 
 void ColumnPages::cache(BlockId column) noexcept {
@@ -165,7 +168,7 @@ void ColumnPages::uncache(BlockId column) noexcept {
     if (!std::exchange(is_cached, false)) return;
     num_cached_ -= count_window_pages(column);
     for (std::size_t w = 0; w < num_windows_; ++w) {
-        if (idle_.contains(entry(column, w))) idle_.remove(entry(column, w));
+        if (idle_.contains(entry(column, w))) lose(entry(column, w));
     }
 }
 
@@ -179,7 +182,7 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         num_cached_ += rule.num_lanes;
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
-        idle_.renew(entry(cached, w), true, policy_.now());
+        idle_.keep(entry(cached, w));
     }
 }
 
@@ -191,7 +194,7 @@ void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
         }
         for (std::size_t w = 0; w < num_windows_; ++w) {
             const Grouping::Window& rule = grouping_.windows()[w];
-            if (idle_.contains(entry(column, w))) idle_.remove(entry(column, w));
+            if (idle_.contains(entry(column, w))) lose(entry(column, w));
             if (is_idle(column, w)) num_idle_ -= rule.num_lanes;
             if (has(column, w)) give_back(rule.first_lane, rule.num_lanes, column);
         }
@@ -203,9 +206,20 @@ void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
     }
 }
 
-std::uint64_t ColumnPages::next_run_time() noexcept {
-    const NodeId victim = tree_.victim();
-    return victim == kNoNode ? kNever : policy_.time_of(victim);
+// Where the end of a run lost its window, nothing of the run behind the hit that is left serves any.
+void ColumnPages::lose(Entry entry) noexcept {
+    const TreePosition end = idle_.lose(entry);
+    if (end.node != nullptr && end.depth >= end.node->end()) condemn_if_useless(end.node);
+}
+
+void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
+    if (run->is_root() || run->num_children > 0 || run->pins > 0) return;
+    const std::int32_t legal = longest_hit({run, run->end()});
+    if (legal < run->end()) {
+        policy_.condemn(run, legal);
+    } else {
+        policy_.pardon(run->id);
+    }
 }
 
 // One that has a reader again is left to that.
@@ -213,18 +227,37 @@ void ColumnPages::evict_idle(Entry entry) noexcept {
     if (readers_[entry] > 0) return idle_.remove(entry);
     const std::size_t w = entry % num_windows_;
     const Grouping::Window& rule = grouping_.windows()[w];
-    idle_.take(entry);
     num_idle_ -= rule.num_lanes;
     num_cached_ -= rule.num_lanes;
     give_back(rule.first_lane, rule.num_lanes, static_cast<BlockId>(entry / num_windows_));
+    lose(entry);
 }
 
 bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
-    std::array<BlockId, 64> evicted;
-    const auto most = static_cast<std::int64_t>(evicted.size());
-    n = tree_.evict(std::clamp<std::int64_t>(n, 1, most), evicted.data(), guard);
+    std::array<BlockId, kMostAtOnce> evicted;
+    n = tree_.evict(n, evicted.data(), guard);
     columns_.free(evicted.data(), n);
     return n > 0;
+}
+
+// Up to `n` columns of a run that ends where no hit can; false where there is none.
+bool ColumnPages::evict_useless(std::int64_t n, EvictionGuard guard) noexcept {
+    for (;;) {
+        const auto [run, legal] = policy_.condemned();
+        if (run == nullptr) return false;
+        const std::int64_t useless = run->end() - std::max(legal, run->start);
+        const bool can_go = run->num_children == 0 && run->pins == 0 && run != guard.node;
+        if (!can_go || useless <= 0) {
+            policy_.pardon(run->id);
+            continue;
+        }
+        TreeNode* parent = run->parent;
+        const bool is_all = useless <= n;
+        const bool is_gone = is_all && legal <= run->start;
+        static_cast<void>(evict_columns(std::min(n, useless), guard));
+        if (is_all) condemn_if_useless(is_gone ? parent : run);
+        return true;
+    }
 }
 
 std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
@@ -232,24 +265,35 @@ std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
     std::int64_t evicted = 0;
     while (pages_.num_free() < pages || columns_.num_free() < columns) {
         const std::int64_t free = pages_.num_free();
-        const std::int64_t missing = pages - free;
-        Entry next = IdlePages::kNone;
-        if (missing > 0 && num_idle_ > 0) next = idle_.next(next_run_time());
-        if (next != IdlePages::kNone) {
-            evict_idle(next);
-        } else {
-            // As many as are needed whatever they have: none goes that could have stayed.
-            const std::int64_t wanted =
-                std::max(missing / grouping_.num_lanes(), columns - columns_.num_free());
-            if (!evict_columns(wanted, guard)) {
-                next = missing > 0 ? idle_.next(kNever) : IdlePages::kNone;
-                if (next == IdlePages::kNone) break;
-                evict_idle(next);
-            }
-        }
+        if (!evict_next(pages - free, columns - columns_.num_free(), guard)) break;
         evicted += pages_.num_free() - free;
     }
     return evicted;
+}
+
+// In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
+// middle of a prompt could use, and then as the policy says.
+bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
+                             EvictionGuard guard) noexcept {
+    // As many as are needed whatever they have: none goes that could have stayed.
+    const std::int64_t wanted = std::clamp<std::int64_t>(
+        std::max(pages / grouping_.num_lanes(), columns), 1, kMostAtOnce);
+    Entry next = IdlePages::kNone;
+    if (pages > 0) next = idle_.first_broken();
+    if (next == IdlePages::kNone && evict_useless(wanted, guard)) return true;
+    if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
+    if (pages > 0 && next == IdlePages::kNone) {
+        const WindowPolicy::Departure departure = policy_.next(tree_);
+        if (departure != 0) next = idle_.first_of(departure);
+    }
+    if (next == IdlePages::kNone) {
+        if (evict_columns(wanted, guard)) return true;
+        if (pages <= 0) return false;
+        next = idle_.first_of(policy_.first_aside());
+    }
+    if (next == IdlePages::kNone) return false;
+    evict_idle(next);
+    return true;
 }
 
 std::vector<GroupStats> ColumnPages::stats() const {

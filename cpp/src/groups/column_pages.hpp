@@ -8,7 +8,7 @@
 
 #include "groups/grouping.hpp"
 #include "groups/idle_pages.hpp"
-#include "groups/timed_policy.hpp"
+#include "groups/window_policy.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_groups.hpp"
@@ -51,7 +51,7 @@ class ColumnsUp {
 /// column without readers in a window has no pages there.
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: O(lanes) per column and verb; eviction O(1) per column or page. No memory after
-/// construction.
+/// construction, but for `make_room_to_cache`.
 class ColumnPages final : public PoolListener {
    public:
     /// Why a reader leaves, which says how long the tree keeps the pages.
@@ -65,7 +65,7 @@ class ColumnPages final : public PoolListener {
 
     /// Throws std::invalid_argument for more pages than can be numbered.
     ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
-                PrefixTree& tree, const TimedPolicy& policy);
+                PrefixTree& tree, WindowPolicy& policy);
 
     [[nodiscard]] const Grouping& grouping() const noexcept { return grouping_; }
     [[nodiscard]] const BlockPool& pages() const noexcept { return pages_; }
@@ -110,16 +110,22 @@ class ColumnPages final : public PoolListener {
     /// One reader more, or less. Where the last one leaves, pages are idle or free.
     void enter(BlockId column, std::size_t window) noexcept;
     void leave(BlockId column, std::size_t window, Departure how) noexcept;
-    /// What leaves from now on serves a hit together.
-    void begin_departure() noexcept { idle_.begin_departure(); }
-    /// The same for what is copied, in all windows.
+    /// What leaves from now on does so at the same time.
+    void begin_leaving() noexcept { idle_.begin_leaving(); }
+    /// It serves a hit together, of a prefix that ends there.
+    void leave_from(TreePosition end) noexcept { idle_.leave_from(end); }
+    /// One reader more, or less, of what is copied, in all windows; `end` is where the tree has it.
     void enter_all(BlockId column) noexcept;
-    void leave_all(BlockId column) noexcept;
+    void leave_all(BlockId column, TreePosition end) noexcept;
     /// An idle page that a request passed is worth keeping after all.
     void keep(BlockId column, std::size_t window) noexcept;
     /// Pages that columns of the tree have.
     [[nodiscard]] std::int64_t num_cached() const noexcept {
         return tree_.num_cached() * grouping_.num_full_lanes() + num_cached_;
+    }
+    /// So that `n` columns more can be the tree's. Throws std::bad_alloc.
+    void make_room_to_cache(std::int64_t n) {
+        idle_.make_room(static_cast<std::size_t>(tree_.num_cached() + n) * num_windows_);
     }
     /// The column is the tree's from now on, until its id is free or the tree gives it up.
     void cache(BlockId column) noexcept;
@@ -165,7 +171,11 @@ class ColumnPages final : public PoolListener {
     [[nodiscard]] std::int32_t longest_hit(std::size_t window, TreePosition at) const noexcept;
     [[nodiscard]] bool has_all(std::size_t window, TreePosition at,
                                std::int32_t first) const noexcept;
-    [[nodiscard]] std::uint64_t next_run_time() noexcept;
+    void lose(Entry entry) noexcept;
+    void condemn_if_useless(TreeNode* run) noexcept;
+    [[nodiscard]] bool evict_next(std::int64_t pages, std::int64_t columns,
+                                  EvictionGuard guard) noexcept;
+    [[nodiscard]] bool evict_useless(std::int64_t n, EvictionGuard guard) noexcept;
     void evict_idle(Entry entry) noexcept;
     [[nodiscard]] std::int64_t count_window_pages(BlockId column) const noexcept;
     [[nodiscard]] bool evict_columns(std::int64_t n, EvictionGuard guard) noexcept;
@@ -173,7 +183,7 @@ class ColumnPages final : public PoolListener {
     const Grouping& grouping_;
     BlockPool& columns_;
     PrefixTree& tree_;
-    const TimedPolicy& policy_;
+    WindowPolicy& policy_;
     BlockPool pages_;
     std::size_t num_lanes_;
     std::size_t num_windows_;

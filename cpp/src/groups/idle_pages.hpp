@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <vector>
+
+#include "groups/window_policy.hpp"
+#include "support/make_room.hpp"
 
 namespace kvcore {
 
@@ -25,90 +29,180 @@ class ZeroedArray {
     std::unique_ptr<T[], CFree> memory_;
 };
 
-/// Pages of windows that the tree has and nobody reads, in the order in which they go. Some may
-/// have a reader again: who meets those removes them.
+/// Pages of windows that the tree has and nobody reads, by how they go. Some may have a reader
+/// again: who meets those removes them.
 ///
-/// Two queues, each in the order in which the last readers left:
-///     passed  those that a request left behind in the middle of a prompt: only a hit that ends
-///             just there could use them
-///     kept    those at the end of a prompt, at a release and in front of branches: what the next
-///             turn hits
-/// What left together and is kept serves a hit together: once one of them is gone, the others can
-/// serve none any more, and go before all else.
+/// Each is in one of these, in the order in which their last readers left:
+///     passed      what a request left behind in the middle of a prompt: only a hit that ends just
+///                 there could use it
+///     departures  what left together at the end of a prompt, at a release or in front of branches:
+///                 what the next turn hits. Which of them goes first is the policy's to say
+/// What is in a departure serves a hit together: once one page of it is gone, the others can serve
+/// none any more, nor can what left at the same time from further on. Such departures are broken;
+/// those are told first.
 ///
 /// An entry is a column of one window: all its pages go together.
 ///
-/// Owns: links by entry. Threads: none of its own. Cost: O(1); no memory after construction.
+/// Owns: links by entry, lists by departure. Threads: none of its own. Cost: O(1) and that of the
+/// policy's verb; `make_room` alone asks for memory after construction.
 class IdlePages {
    public:
     using Entry = std::uint32_t;
+    using Departure = WindowPolicy::Departure;
     static constexpr Entry kNone = ~Entry{0};
 
-    explicit IdlePages(std::size_t num_entries) : links_(num_entries) {}
+    IdlePages(std::size_t num_entries, WindowPolicy& policy)
+        : policy_(policy), links_(num_entries), departures_(1) {}
 
-    [[nodiscard]] bool contains(Entry entry) const noexcept { return links_[entry].queue != 0; }
-    /// The same, but as the youngest one, in whichever queue it was.
-    void renew(Entry entry, bool is_kept, std::uint64_t time) noexcept {
+    /// So that so many entries may be kept. Throws std::bad_alloc.
+    void make_room(std::size_t entries) {
+        policy_.make_room_for_departures(entries);
+        if (departures_.size() <= entries) {
+            kvcore::make_room(departures_, entries + 1 - departures_.size());
+            departures_.resize(entries + 1);
+        }
+    }
+    [[nodiscard]] bool contains(Entry entry) const noexcept { return links_[entry].list != 0; }
+    /// What is kept from now on leaves at the same time.
+    void begin_leaving() noexcept {
+        ++moment_;
+        ring_ = 0;
+        leave_from({});
+    }
+    /// The same as one departure, of a prefix that ends there.
+    void leave_from(TreePosition end) noexcept {
+        if (end.node == end_.node && end.depth == end_.depth) return;
+        end_ = end;
+        current_ = 0;
+    }
+    /// As the youngest one, wherever it was.
+    void pass(Entry entry) noexcept {
         if (contains(entry)) remove(entry);
-        add(entry, is_kept, time);
+        push(passed_, kPassed, entry);
     }
-    /// What is added from now on left together.
-    void begin_departure() noexcept { ++departure_; }
-    /// An entry that is in neither queue, as the youngest one.
-    void add(Entry entry, bool is_kept, std::uint64_t time) noexcept {
-        Queue& queue = queues_[is_kept ? 1 : 0];
-        const auto number = static_cast<std::uint8_t>(is_kept ? 2 : 1);
-        links_[entry] = {queue.last, 0, time, departure_, number};
-        (queue.last != 0 ? links_[queue.last - 1].next : queue.first) = entry + 1;
-        queue.last = entry + 1;
+    void keep(Entry entry) noexcept {
+        if (contains(entry)) remove(entry);
+        if (current_ == 0) begin_departure();
+        push(departures_[current_].entries, current_ + kPassed, entry);
     }
-    /// An entry that is in one of them.
+    [[nodiscard]] bool is_passed(Entry entry) const noexcept {
+        return links_[entry].list == kPassed;
+    }
+    /// An entry that is in one of them, whose pages stay.
     void remove(Entry entry) noexcept {
         const Link link = links_[entry];
-        Queue& queue = queues_[link.queue - 1];
-        (link.previous != 0 ? links_[link.previous - 1].next : queue.first) = link.next;
-        (link.next != 0 ? links_[link.next - 1].previous : queue.last) = link.previous;
-        links_[entry].queue = 0;
+        List& list = link.list == kPassed ? passed_ : departures_[link.list - kPassed].entries;
+        (link.previous != 0 ? links_[link.previous - 1].next : list.first) = link.next;
+        (link.next != 0 ? links_[link.next - 1].previous : list.last) = link.previous;
+        links_[entry].list = 0;
+        if (link.list != kPassed && list.first == 0) end(link.list - kPassed);
     }
-    /// Of those passed, moved to those kept.
-    void keep(Entry entry, std::uint64_t time) noexcept {
-        if (links_[entry].queue != 1) return;
+    /// The same of one whose pages are gone. Where that breaks a departure, tells where it ended;
+    /// else no node.
+    TreePosition lose(Entry entry) noexcept {
+        const std::uint32_t list = links_[entry].list;
+        if (list == kPassed) {
+            remove(entry);
+            return {};
+        }
+        const Departure departure = list - kPassed;
+        TreePosition end;
+        if (!departures_[departure].is_broken) end = break_up(departure);
         remove(entry);
-        add(entry, true, time);
+        return end;
     }
-    /// What goes next, should it have no reader, where runs of the tree wait since `others`; kNone:
-    /// one of those goes first.
-    [[nodiscard]] Entry next(std::uint64_t others) const noexcept {
-        const std::uint32_t kept = queues_[1].first;
-        const std::uint32_t passed = queues_[0].first;
-        if (kept != 0 && links_[kept - 1].departure == broken_) return kept - 1;
-        if (passed != 0) return passed - 1;
-        if (kept != 0 && links_[kept - 1].time <= others) return kept - 1;
-        return kNone;
+
+    /// The first of those that can serve no hit, of those passed, and of a departure.
+    [[nodiscard]] Entry first_broken() const noexcept {
+        return broken_.first == 0 ? kNone : first_of(broken_.first);
     }
-    /// An entry goes for good.
-    void take(Entry entry) noexcept {
-        if (links_[entry].queue == 2) broken_ = links_[entry].departure;
-        remove(entry);
+    [[nodiscard]] Entry first_passed() const noexcept { return passed_.first - 1; }
+    [[nodiscard]] Entry first_of(Departure departure) const noexcept {
+        return departures_[departure].entries.first - 1;
     }
 
    private:
+    static constexpr std::uint32_t kPassed = 1;
+
     struct Link {
         std::uint32_t previous = 0;  // entry + 1; 0: none
         std::uint32_t next = 0;
-        std::uint64_t time = 0;
-        std::uint32_t departure = 0;
-        std::uint8_t queue = 0;  // 0: in none, 1: passed, 2: kept
+        std::uint32_t list = 0;  // 0: in none; kPassed; kPassed + departure
     };
-    struct Queue {
+    struct List {
         std::uint32_t first = 0;
         std::uint32_t last = 0;
     };
+    struct Left {
+        List entries;
+        Departure before = 0;  // of those broken
+        Departure behind = 0;
+        Departure next = 0;  // of the ring of those that left at the same time
+        Departure previous = 0;
+        bool is_broken = false;
+    };
 
+    void push(List& list, std::uint32_t number, Entry entry) noexcept {
+        links_[entry] = {list.last, 0, number};
+        (list.last != 0 ? links_[list.last - 1].next : list.first) = entry + 1;
+        list.last = entry + 1;
+    }
+    void begin_departure() noexcept {
+        current_ = policy_.begin(end_, moment_);
+        Left& left = departures_[current_];
+        if (left.next != 0) return;
+        if (ring_ == 0) ring_ = left.previous = left.next = current_;
+        left.next = ring_;
+        left.previous = departures_[ring_].previous;
+        departures_[left.previous].next = departures_[ring_].previous = current_;
+    }
+    // Those that ended further on read it too. Returns where the last one ended.
+    TreePosition break_up(Departure departure) noexcept {
+        TreePosition end = policy_.end_of(departure);
+        const std::int32_t depth = end.depth;
+        Departure each = departure;
+        do {
+            const TreePosition at = policy_.end_of(each);
+            if (at.depth >= depth && !departures_[each].is_broken) put_to_broken(each);
+            if (at.depth > end.depth) end = at;
+            each = departures_[each].next;
+        } while (each != departure);
+        return end;
+    }
+    void put_to_broken(Departure departure) noexcept {
+        Left& left = departures_[departure];
+        left.is_broken = true;
+        left.before = broken_.last;
+        left.behind = 0;
+        (broken_.last != 0 ? departures_[broken_.last].behind : broken_.first) = departure;
+        broken_.last = departure;
+    }
+    void end(Departure departure) noexcept {
+        const Left left = departures_[departure];
+        if (left.is_broken) {
+            (left.before != 0 ? departures_[left.before].behind : broken_.first) = left.behind;
+            (left.behind != 0 ? departures_[left.behind].before : broken_.last) = left.before;
+        }
+        departures_[left.previous].next = left.next;
+        departures_[left.next].previous = left.previous;
+        if (ring_ == departure) ring_ = left.next != departure ? left.next : 0;
+        departures_[departure] = {};
+        if (departure == current_) {
+            current_ = 0;
+            end_ = {};
+        }
+        policy_.end(departure);
+    }
+
+    WindowPolicy& policy_;
     ZeroedArray<Link> links_;
-    Queue queues_[2];
-    std::uint32_t departure_ = 1;
-    std::uint32_t broken_ = 0;  // that of `kept` which lost an entry last
+    std::vector<Left> departures_;
+    List passed_;
+    List broken_;  // departures
+    TreePosition end_;  // of what is kept now
+    Departure current_ = 0;
+    Departure ring_ = 0;  // one of those that are kept now
+    std::uint32_t moment_ = 0;
 };
 
 }  // namespace kvcore

@@ -65,7 +65,10 @@ void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     duplicates_.clear();
     const auto lanes = static_cast<std::size_t>(std::max(1, state_.grouping.num_lanes()));
     make_room(swapped_, static_cast<std::size_t>(end - first) * lanes);
-    if (home.columns != nullptr) make_room(replaced_, static_cast<std::size_t>(end - first));
+    if (home.columns != nullptr) {
+        make_room(replaced_, static_cast<std::size_t>(end - first));
+        home.columns->make_room_to_cache(end - first);
+    }
     if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
     if (is_shared && home.columns != nullptr) pages.make_room_for_twins(1);
     pages.commit(home.tree, tokens, end, duplicates_, retention);
@@ -150,7 +153,7 @@ void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& page
     }
     pages.swap_duplicates(home.pool, first, duplicates_);
     for (std::size_t i = 0; i < duplicates_.size(); ++i) {
-        state_.windows.leave_one(home, handle, first + duplicates_[i].index, replaced_[i]);
+        state_.windows.leave_one(home, handle, pages, first + duplicates_[i].index, replaced_[i]);
     }
 }
 

@@ -93,7 +93,7 @@ class PageHold {
     }
     void reset() noexcept {
         if (home_ == nullptr) return;
-        if (home_->columns != nullptr) home_->columns->leave_all(page_);
+        if (home_->columns != nullptr) home_->columns->leave_all(page_, at_);
         if (at_.node != nullptr) {
             home_->tree.unpin(at_.node, false);
         } else {

@@ -22,9 +22,10 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
         TreePosition at = tree.match(root, tokens, n).at;
         if (home.columns != nullptr) {
             at = PrefixTree::position(at.node, home.columns->longest_hit(at));
-            windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
         }
         place = TreePin(tree, tree.split(at));
+        windows = WindowHold(home, {place.node(), at.depth},
+                             std::int64_t{at.depth} * tree.page_size());
     }
     const std::uint32_t index = free_.back();
     free_.pop_back();

@@ -34,17 +34,17 @@ struct Replica {
         : pool(grouping.is_plain() ? config.num_pages
                                    : grouping.most_columns(config.num_pages, config.max_sequences,
                                                            config.max_seq_len)),
-          tree(config.page_size, timed(grouping, std::move(policy))) {
-        if (times_ != nullptr) {
+          tree(config.page_size, with_windows(grouping, std::move(policy))) {
+        if (windows_ != nullptr) {
             columns =
-                std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *times_);
+                std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *windows_);
         }
         if (config.host_pages == 0) return;
         host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
     }
 
    private:
-    const TimedPolicy* times_ = nullptr;  // the tree's, where there are columns
+    WindowPolicy* windows_ = nullptr;  // the tree's, where there are columns
 
    public:
     BlockPool pool;
@@ -96,14 +96,14 @@ struct Replica {
     }
 
    private:
-    // Columns are compared with idle pages: by when they were let go of.
-    [[nodiscard]] std::unique_ptr<EvictionPolicy> timed(const Grouping& grouping,
-                                                        std::unique_ptr<EvictionPolicy> policy) {
+    // Columns are evicted in one order with windows that are kept.
+    [[nodiscard]] std::unique_ptr<EvictionPolicy> with_windows(
+        const Grouping& grouping, std::unique_ptr<EvictionPolicy> policy) {
         if (grouping.is_plain()) return policy;
         if (policy == nullptr) policy = std::make_unique<LruPolicy>();
-        auto timed = std::make_unique<TimedPolicy>(std::move(policy));
-        times_ = timed.get();
-        return timed;
+        auto windows = std::make_unique<WindowPolicy>(std::move(policy));
+        windows_ = windows.get();
+        return windows;
     }
 };
 

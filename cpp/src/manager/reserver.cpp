@@ -75,7 +75,7 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
         } else if (is_copied) {
             owe_cached_copy(state, copy, {row.node(), column + 1}, transfers);
         }
-        if (home.columns != nullptr) state.windows.leave_one(home, handle, column, source);
+        if (home.columns != nullptr) state.windows.leave_one(home, handle, row, column, source);
     };
     if (home.columns != nullptr) {
         const std::int32_t needed = made.admission.needed;

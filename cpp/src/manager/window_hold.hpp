@@ -16,7 +16,8 @@ namespace kvcore {
 /// Keeps the window pages of a prefix that is in the tree, for who may take it: a reader of all
 /// that a hit of so many tokens reads. A pin keeps the other pages.
 ///
-/// Owns: its part as a reader, or nothing. Ending it is no use of the pages.
+/// Owns: its part as a reader, or nothing. Ending it is no use of the pages. While it is a reader,
+/// whoever has it pins the run where the prefix ends.
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: O(columns that windows read). Only the constructor throws: std::bad_alloc.
 class WindowHold {
@@ -34,10 +35,12 @@ class WindowHold {
         columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
         home.tree.copy_pages(at, first_column_, columns_.data());
         home_ = &home;
+        at_ = at;
         enter();
     }
     WindowHold(WindowHold&& other) noexcept
         : home_(std::exchange(other.home_, nullptr)),
+          at_(other.at_),
           is_reader_(std::exchange(other.is_reader_, false)),
           first_column_(other.first_column_),
           first_(other.first_),
@@ -45,6 +48,7 @@ class WindowHold {
     WindowHold& operator=(WindowHold&& other) noexcept {
         WindowHold moved(std::move(other));
         std::swap(home_, moved.home_);
+        std::swap(at_, moved.at_);
         std::swap(is_reader_, moved.is_reader_);
         std::swap(first_column_, moved.first_column_);
         std::swap(first_, moved.first_);
@@ -56,7 +60,8 @@ class WindowHold {
     /// Between these, the pages may go.
     void leave() noexcept {
         if (!std::exchange(is_reader_, false)) return;
-        home_->columns->begin_departure();
+        home_->columns->begin_leaving();
+        home_->columns->leave_from(at_);
         for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
             columns.leave(column, window, ColumnPages::Departure::kUnused);
             columns.count_holds(-1);
@@ -64,6 +69,7 @@ class WindowHold {
     }
     void enter() noexcept {
         if (home_ == nullptr || std::exchange(is_reader_, true)) return;
+        at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut
         for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
             columns.enter(column, window);
             columns.count_holds(1);
@@ -84,6 +90,7 @@ class WindowHold {
 
    private:
     Replica* home_ = nullptr;  // nullptr: holds nothing
+    TreePosition at_;         // where the prefix ends
     bool is_reader_ = false;
     std::int32_t first_column_ = 0;
     std::array<std::int32_t, Grouping::kMaxWindows> first_{};

@@ -7,6 +7,19 @@
 #include "index/tree_node.hpp"
 
 namespace kvcore {
+namespace {
+
+// The first branch behind a column of a row, no more than `reach` columns on; 0: none. What was
+// committed in pieces is in as many runs: it may be some of them further on.
+std::int32_t first_branch(const PageRow& row, std::int32_t column, std::int32_t reach) noexcept {
+    std::int32_t first = 0;
+    for (const TreeNode* node = row.node(); node->end() > column; node = node->parent) {
+        if (node->num_children > 1 && node->end() - column <= reach) first = node->end();
+    }
+    return first;
+}
+
+}  // namespace
 
 void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                        std::int32_t to) const noexcept {
@@ -20,10 +33,21 @@ void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row,
 
 void WindowRows::leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                        std::int32_t to) const noexcept {
+    home.columns->begin_leaving();
+    leave_columns(home, handle, row, from, to);
+}
+
+// What is in front of a branch is kept for that; else for whoever goes on where the row ends.
+void WindowRows::leave_columns(Replica& home, SequenceHandle handle, const PageRow& row,
+                               std::int32_t from, std::int32_t to) const noexcept {
     const WindowRow& reader = of(handle);
-    home.columns->begin_departure();
+    const std::int32_t end = std::min(row.committed(), to);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         for (std::int32_t c = std::max(from, reader.first[w]); c < to; ++c) {
+            if (c < end) {
+                const std::int32_t branch = first_branch(row, c, reach(w));
+                home.columns->leave_from({row.node(), branch > 0 ? branch : end});
+            }
             home.columns->leave(row[c], w, ColumnPages::Departure::kKept);
         }
     }
@@ -37,9 +61,11 @@ void WindowRows::enter_one(Replica& home, SequenceHandle handle, std::int32_t in
     }
 }
 
-void WindowRows::leave_one(Replica& home, SequenceHandle handle, std::int32_t index,
-                           BlockId column) const noexcept {
+void WindowRows::leave_one(Replica& home, SequenceHandle handle, const PageRow& row,
+                           std::int32_t index, BlockId column) const noexcept {
     const WindowRow& reader = of(handle);
+    home.columns->begin_leaving();
+    home.columns->leave_from({row.node(), std::min(index + 1, row.committed())});
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         if (index < reader.first[w]) continue;
         home.columns->leave(column, w, ColumnPages::Departure::kUnused);
@@ -80,13 +106,16 @@ void WindowRows::fill_twins(Replica& home, const PageRow& row) noexcept {
 // the last page.
 void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
     WindowRow& reader = of(handle);
-    home.columns->begin_departure();
-    fill_twins(home, row);
+    home.columns->begin_leaving();
+    home.columns->leave_from({row.node(), std::max(1, row.committed() - 1)});
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = reader.first[w];
         if (first > 0 && first <= row.size()) home.columns->keep(row[first - 1], w);
     }
-    leave(home, handle, row, 0, row.size());
+    home.columns->begin_leaving();
+    home.columns->leave_from({row.node(), row.committed()});
+    fill_twins(home, row);
+    leave_columns(home, handle, row, 0, row.size());
     reader = {};
 }
 
@@ -102,37 +131,37 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
     reader.reserved = std::max(reader.reserved, columns);
 }
 
-bool WindowRows::is_kept(const PageRow& row, const WindowRow& reader, std::size_t window,
-                         std::int32_t column) const noexcept {
-    const Grouping::Window& rule = grouping_.windows()[window];
-    const auto reach =
-        static_cast<std::int32_t>(ceil_div(rule.rule.span - 1, grouping_.column_tokens())) + 1;
-    if (column < reader.prompt_end && reader.prompt_end - column <= reach) return true;
-    if (column >= row.committed()) return false;
-    // What was committed in pieces is in as many runs: a branch may be some of them further on.
-    for (const TreeNode* node = row.node(); node->end() > column; node = node->parent) {
-        if (node->num_children > 1 && node->end() - column <= reach) return true;
-    }
-    return false;
+std::int32_t WindowRows::reach(std::size_t window) const noexcept {
+    const std::int64_t tokens = grouping_.windows()[window].rule.span - 1;
+    return static_cast<std::int32_t>(ceil_div(tokens, grouping_.column_tokens())) + 1;
+}
+
+// Where a hit ends for which a column is kept that the row passes; 0: it is not.
+std::int32_t WindowRows::kept_for(const PageRow& row, const WindowRow& reader, std::size_t window,
+                                  std::int32_t column) const noexcept {
+    if (column >= row.committed()) return 0;
+    const std::int32_t branch = first_branch(row, column, reach(window));
+    if (branch > 0) return branch;
+    const bool is_in_front =
+        column < reader.prompt_end && reader.prompt_end - column <= reach(window);
+    return is_in_front ? std::min(reader.prompt_end, row.committed()) : 0;
 }
 
 void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& row,
                          std::int64_t tokens) noexcept {
     WindowRow& reader = of(handle);
     const std::int64_t n = std::max<std::int64_t>(0, tokens - kept_tokens_);
-    bool has_begun = false;
+    home.columns->begin_leaving();
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t end =
             std::min(row.size(), grouping_.first_column(grouping_.windows()[w], n));
         std::int32_t& first = reader.first[w];
-        if (end <= first) continue;
-        if (!has_begun) home.columns->begin_departure();
-        has_begun = true;
         for (; first < end; ++first) {
-            const bool kept = is_kept(row, reader, w, first);
+            const std::int32_t kept = kept_for(row, reader, w, first);
+            if (kept > 0) home.columns->leave_from({row.node(), kept});
             home.columns->pass(
                 row[first], w,
-                kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed);
+                kept > 0 ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed);
         }
     }
     note_first(reader);

@@ -73,7 +73,7 @@ class WindowRows {
     /// It reads a column from now on, in the place of another one of its row, and that one no more.
     void enter_one(Replica& home, SequenceHandle handle, std::int32_t index,
                    BlockId column) const noexcept;
-    void leave_one(Replica& home, SequenceHandle handle, std::int32_t index,
+    void leave_one(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t index,
                    BlockId column) const noexcept;
     /// Gives columns of the row, behind `from`, the pages of windows that they miss up to `end`:
     /// there are enough.
@@ -97,8 +97,11 @@ class WindowRows {
    private:
     void note_first(WindowRow& reader) const noexcept;
     static void fill_twins(Replica& home, const PageRow& row) noexcept;
-    [[nodiscard]] bool is_kept(const PageRow& row, const WindowRow& reader, std::size_t window,
-                               std::int32_t column) const noexcept;
+    [[nodiscard]] std::int32_t reach(std::size_t window) const noexcept;
+    [[nodiscard]] std::int32_t kept_for(const PageRow& row, const WindowRow& reader,
+                                        std::size_t window, std::int32_t column) const noexcept;
+    void leave_columns(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+                       std::int32_t to) const noexcept;
 
     const Grouping& grouping_;
     // Of those written last that may be written again: a request that is cut runs its last token

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "index/tree_node.hpp"
+#include "kvcore/eviction.hpp"
+#include "kvcore/prefix_tree.hpp"
+
+namespace kvcore {
+
+/// Another policy, which orders windows that are kept among the runs of a tree.
+///
+/// What left a prefix together, and serves the next turn there together, is a *departure*. To the
+/// policy it is a run of its own: cut off the one that the prefix ends in, so worth as much, and
+/// released when it left. From then on what happens to that run, uses and priorities, happens to
+/// it too, but for the time of its release. So a policy need not know of windows, and
+///     lru        compares by when they were let go of
+///     others     keep the windows of a run as long as its pages, and of runs worth the same let
+///                windows go first
+///
+/// Beside that it knows runs that are *condemned*: they end where no hit can end any more, so that
+/// their last pages go before all that can serve one. A run that is used again is pardoned.
+///
+/// Owns: the policy, a record per node id of the tree and one per departure, each of which has an
+/// id of the policy's.
+/// Threads: none of its own. Cost: that of the policy, for a run times the departures that end in
+/// it; `make_room` alone asks for memory.
+class WindowPolicy final : public EvictionPolicy {
+   public:
+    /// A departure; 0 is none.
+    using Departure = std::uint32_t;
+
+    explicit WindowPolicy(std::unique_ptr<EvictionPolicy> policy) noexcept
+        : policy_(std::move(policy)), interest_(policy_->interest()) {}
+
+    /// So many departures at a time can be. Throws std::bad_alloc.
+    void make_room_for_departures(std::size_t n);
+    [[nodiscard]] std::size_t num_departures() const noexcept { return departures_.size() - 1; }
+    /// Windows of a prefix that ends there are let go of now: the same one whenever it is asked
+    /// with the same number, which grows. There is room.
+    [[nodiscard]] Departure begin(TreePosition end, std::uint32_t moment) noexcept;
+    /// Nothing is left of them.
+    void end(Departure departure) noexcept;
+    /// Where a departure ended; no node where that run is gone.
+    [[nodiscard]] TreePosition end_of(Departure departure) const noexcept {
+        return {departures_[departure].run, departures_[departure].depth};
+    }
+    /// What goes next of `tree`, whose policy this is, should it be a departure; 0 where it is a
+    /// run, or nothing can go.
+    [[nodiscard]] Departure next(PrefixTree& tree) noexcept;
+    /// Once no run can go: of what went before runs that were asked for, the first; 0: nothing.
+    [[nodiscard]] Departure first_aside() const noexcept { return bottom_; }
+
+    /// The run ends where no hit can: its pages behind `legal` go first.
+    void condemn(TreeNode* run, std::int32_t legal) noexcept;
+    void pardon(NodeId run) noexcept;
+    struct Condemned {
+        TreeNode* run = nullptr;  // none
+        std::int32_t legal = 0;   // the last place in front of its end where a hit could end
+    };
+    [[nodiscard]] Condemned condemned() const noexcept {
+        return first_ == kNoNode ? Condemned() : nodes_[first_].condemned;
+    }
+
+    [[nodiscard]] PolicyInterest interest() const noexcept override {
+        PolicyInterest interest = interest_;
+        interest.hits = interest.sizes = true;
+        return interest;
+    }
+    void make_room(NodeId last) override;
+    void insert(NodeId node, std::int32_t depth, std::int32_t pages,
+                std::int32_t priority) noexcept override {
+        policy_->insert(id(node), depth, pages, priority);
+    }
+    void hit(NodeId node) noexcept override;
+    void release(NodeId node, std::uint64_t) noexcept override {
+        policy_->release(id(node), ++clock_);
+    }
+    void pass(NodeId node, std::uint64_t) noexcept override { policy_->pass(id(node), clock_); }
+    void split(NodeId upper, NodeId lower) noexcept override {
+        policy_->split(id(upper), id(lower));
+        cut_ = lower;
+    }
+    void erase(NodeId node) noexcept override;
+    void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept override;
+    void identify(NodeId node, std::uint64_t fingerprint) noexcept override {
+        policy_->identify(id(node), fingerprint);
+    }
+    void retain(NodeId node, const Retention& retention) noexcept override;
+    [[nodiscard]] bool joins(NodeId node, const Retention& retention) const noexcept override {
+        return policy_->joins(id(node), retention);
+    }
+    void advance(std::int64_t now) noexcept override { policy_->advance(now); }
+    void offer(NodeId node) noexcept override { policy_->offer(id(node)); }
+    void withdraw(NodeId node) noexcept override {
+        pardon(node);
+        policy_->withdraw(id(node));
+    }
+    /// A run, whatever departures go before it.
+    [[nodiscard]] NodeId victim() noexcept override;
+    [[nodiscard]] std::size_t upcoming(NodeId* out, std::size_t n) const noexcept override;
+
+   private:
+    struct Owner {
+        std::uint32_t number = 0;  // a node id or a departure
+        bool is_run = true;
+    };
+    struct Node {
+        NodeId id = 0;         // the policy's
+        Departure first = 0;   // of those that end in it
+        NodeId before = 0;     // of those condemned
+        NodeId behind = 0;
+        Condemned condemned;   // no run: it is not
+    };
+    struct Left {
+        NodeId id = 0;
+        TreeNode* run = nullptr;  // that it ends in; of those not in use: none
+        std::int32_t depth = 0;
+        std::uint32_t moment = 0;
+        Departure before = 0;  // of the same run, from the youngest on
+        Departure behind = 0;  // also of those free
+        Departure below = 0;   // of those set aside
+        Departure above = 0;
+        bool is_aside = false;
+    };
+
+    [[nodiscard]] NodeId id(NodeId node) const noexcept { return nodes_[node].id; }
+    [[nodiscard]] NodeId take_id(Owner owner);
+    void link(Departure departure, TreeNode* run) noexcept;
+    void unlink(Departure departure) noexcept;
+    void recycle(Departure departure) noexcept;
+    void set_aside(Departure departure) noexcept;
+    void take_back(Departure departure) noexcept;
+    void put_back() noexcept;
+
+    std::unique_ptr<EvictionPolicy> policy_;
+    PolicyInterest interest_;  // the policy's
+    std::vector<Owner> owners_;  // of the policy's ids
+    std::vector<Node> nodes_;
+    std::vector<Left> departures_ = std::vector<Left>(1);
+    std::uint64_t clock_ = 0;
+    NodeId cut_ = kNoNode;  // the lower half of a run that is being cut
+    NodeId first_ = kNoNode;  // condemned
+    NodeId last_ = kNoNode;
+    Departure free_ = 0;
+    Departure bottom_ = 0;  // set aside first
+    Departure top_ = 0;     // set aside last
+    bool stops_ = false;  // at a departure
+};
+
+}  // namespace kvcore
