@@ -10,6 +10,7 @@
 #include "check.hpp"
 #include "group_oracle.hpp"
 #include "kvcore/cache_manager.hpp"
+#include "kvcore/eviction_policies.hpp"
 
 /// A request of the traffic, and what it should have of each window.
 struct GroupRow {
@@ -27,7 +28,9 @@ class GroupRows {
     using Probe = kvcore::CacheManagerProbe;
     using Rows = std::vector<GroupRow>;
 
-    explicit GroupRows(const kvcore::CacheConfig& config) : manager(config), oracle(config) {
+    explicit GroupRows(const kvcore::CacheConfig& config, kvcore::EvictionOrder order = {})
+        : manager(config, [=] { return kvcore::make_policy({order}, config.page_size); }),
+          oracle(config) {
         const std::int64_t tokens = config.num_pages * config.page_size;
         memory_.assign(static_cast<std::size_t>(config.num_replicas),
                        std::vector<Digest>(static_cast<std::size_t>(tokens)));

@@ -14,8 +14,9 @@
 class GroupWorld {
    public:
     /// `copies_later`: by transfers that end some time, or fail; else in the order of the list.
-    GroupWorld(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed)
-        : rows_(config), random_(seed), copies_later_(copies_later) {
+    GroupWorld(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed,
+               kvcore::EvictionOrder order = {})
+        : rows_(config, order), random_(seed), copies_later_(copies_later) {
         live_.reserve(16);  // rows of a batch stay where they are while others are forked
         for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 44)));
         for (std::int32_t r = 0; r < config.num_replicas; ++r) tables_.emplace_back(config);

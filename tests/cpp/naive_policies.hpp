@@ -189,6 +189,7 @@ class NaiveLists : public kvcore::EvictionPolicy {
     }
     void split(kvcore::NodeId upper, kvcore::NodeId lower) noexcept override {
         runs_[upper] = runs_[lower];
+        runs_[upper].pages = 0;  // `resize` tells
     }
     void resize(kvcore::NodeId node, std::int32_t, std::int32_t pages) noexcept override {
         runs_[node].pages = pages;

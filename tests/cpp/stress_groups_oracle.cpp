@@ -74,7 +74,9 @@ int main(int argc, char** argv) {
         for (const bool copies_later : {false, true}) {
             check::note =
                 "configuration " + std::to_string(i) + (copies_later ? ", transfers" : "");
-            GroupWorld world(configs[i], copies_later, seed + i);
+            // One of the seven, another one for each.
+            const auto order = static_cast<kvcore::EvictionOrder>((2 * i + copies_later) % 7);
+            GroupWorld world(configs[i], copies_later, seed + i, order);
             for (std::int64_t k = 0; k < operations; ++k) world.operate();
             evicted += world.manager().metrics().evicted_pages;
             hits += world.num_hits();

@@ -180,6 +180,7 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         std::copy_n(from, rule.num_lanes, &ids_[slot(cached, rule.first_lane)]);
         std::fill_n(from, rule.num_lanes, 0);
         num_cached_ += rule.num_lanes;
+        ++num_filled_;
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
         idle_.keep(entry(cached, w));
@@ -206,7 +207,8 @@ void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
     }
 }
 
-// Where the end of a run lost its window, nothing of the run behind the hit that is left serves any.
+// Where the end of a run lost its window, nothing of the run behind the hit that is left serves
+// any.
 void ColumnPages::lose(Entry entry) noexcept {
     const TreePosition end = idle_.lose(entry);
     if (end.node != nullptr && end.depth >= end.node->end()) condemn_if_useless(end.node);
@@ -216,7 +218,7 @@ void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
     if (run->is_root() || run->num_children > 0 || run->pins > 0) return;
     const std::int32_t legal = longest_hit({run, run->end()});
     if (legal < run->end()) {
-        policy_.condemn(run, legal);
+        policy_.condemn(run, legal, num_filled_);
     } else {
         policy_.pardon(run->id);
     }
@@ -243,12 +245,16 @@ bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
 // Up to `n` columns of a run that ends where no hit can; false where there is none.
 bool ColumnPages::evict_useless(std::int64_t n, EvictionGuard guard) noexcept {
     for (;;) {
-        const auto [run, legal] = policy_.condemned();
+        const auto [run, legal, judged] = policy_.condemned();
         if (run == nullptr) return false;
         const std::int64_t useless = run->end() - std::max(legal, run->start);
         const bool can_go = run->num_children == 0 && run->pins == 0 && run != guard.node;
         if (!can_go || useless <= 0) {
             policy_.pardon(run->id);
+            continue;
+        }
+        if (judged != num_filled_) {
+            condemn_if_useless(run);
             continue;
         }
         TreeNode* parent = run->parent;
@@ -276,8 +282,8 @@ std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
 bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
                              EvictionGuard guard) noexcept {
     // As many as are needed whatever they have: none goes that could have stayed.
-    const std::int64_t wanted = std::clamp<std::int64_t>(
-        std::max(pages / grouping_.num_lanes(), columns), 1, kMostAtOnce);
+    const std::int64_t wanted =
+        std::clamp<std::int64_t>(std::max(pages / grouping_.num_lanes(), columns), 1, kMostAtOnce);
     Entry next = IdlePages::kNone;
     if (pages > 0) next = idle_.first_broken();
     if (next == IdlePages::kNone && evict_useless(wanted, guard)) return true;

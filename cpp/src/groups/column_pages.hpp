@@ -194,6 +194,7 @@ class ColumnPages final : public PoolListener {
     std::int64_t num_idle_ = 0;    // pages
     std::int64_t num_cached_ = 0;  // pages of windows that columns of the tree have
     std::int64_t num_holds_ = 0;   // of readers_
+    std::int64_t num_filled_ = 0;  // holes, ever
     std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
 };
 

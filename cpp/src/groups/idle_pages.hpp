@@ -198,7 +198,7 @@ class IdlePages {
     ZeroedArray<Link> links_;
     std::vector<Left> departures_;
     List passed_;
-    List broken_;  // departures
+    List broken_;       // departures
     TreePosition end_;  // of what is kept now
     Departure current_ = 0;
     Departure ring_ = 0;  // one of those that are kept now

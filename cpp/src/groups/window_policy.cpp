@@ -37,8 +37,8 @@ void WindowPolicy::make_room_for_departures(std::size_t n) {
 
 WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t moment) noexcept {
     TreeNode* run = PrefixTree::position(end.node, end.depth).node;
-    Departure known = nodes_[run->id].first;
-    for (; known != 0 && departures_[known].moment == moment; known = departures_[known].behind) {
+    Departure known = nodes_[run->id].last;
+    for (; known != 0 && departures_[known].moment == moment; known = departures_[known].before) {
         if (departures_[known].depth == end.depth) return known;
     }
     detail::require_law(free_ != 0, "columns: there is room for what is kept");
@@ -75,20 +75,21 @@ void WindowPolicy::recycle(Departure departure) noexcept {
 }
 
 void WindowPolicy::link(Departure departure, TreeNode* run) noexcept {
-    Departure& first = nodes_[run->id].first;
+    Node& node = nodes_[run->id];
     Left& left = departures_[departure];
     left.run = run;
-    left.before = 0;
-    left.behind = first;
-    if (first != 0) departures_[first].before = departure;
-    first = departure;
+    left.before = node.last;
+    left.behind = 0;
+    (node.last != 0 ? departures_[node.last].behind : node.first) = departure;
+    node.last = departure;
 }
 
 void WindowPolicy::unlink(Departure departure) noexcept {
     Left& left = departures_[departure];
     if (left.run == nullptr) return;
-    (left.before != 0 ? departures_[left.before].behind : nodes_[left.run->id].first) = left.behind;
-    if (left.behind != 0) departures_[left.behind].before = left.before;
+    Node& node = nodes_[left.run->id];
+    (left.before != 0 ? departures_[left.before].behind : node.first) = left.behind;
+    (left.behind != 0 ? departures_[left.behind].before : node.last) = left.before;
     left.run = nullptr;
 }
 
@@ -153,10 +154,10 @@ std::size_t WindowPolicy::upcoming(NodeId* out, std::size_t n) const noexcept {
 
 // ---- condemned runs
 
-void WindowPolicy::condemn(TreeNode* run, std::int32_t legal) noexcept {
+void WindowPolicy::condemn(TreeNode* run, std::int32_t legal, std::int64_t judged) noexcept {
     Node& node = nodes_[run->id];
     const bool is_new = node.condemned.run == nullptr;
-    node.condemned = {run, legal};
+    node.condemned = {run, legal, judged};
     if (!is_new) return;
     node.before = last_;
     node.behind = kNoNode;
@@ -174,13 +175,14 @@ void WindowPolicy::pardon(NodeId run) noexcept {
 
 // ---- what happens to runs
 
+// Windows stay in front of what they are used with.
 void WindowPolicy::hit(NodeId node) noexcept {
     pardon(node);
     if (!interest_.hits) return;
-    policy_->hit(id(node));
     for (Departure d = nodes_[node].first; d != 0; d = departures_[d].behind) {
         policy_->hit(departures_[d].id);
     }
+    policy_->hit(id(node));
 }
 
 void WindowPolicy::retain(NodeId node, const Retention& retention) noexcept {

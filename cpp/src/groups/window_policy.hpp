@@ -56,13 +56,14 @@ class WindowPolicy final : public EvictionPolicy {
     /// Once no run can go: of what went before runs that were asked for, the first; 0: nothing.
     [[nodiscard]] Departure first_aside() const noexcept { return bottom_; }
 
-    /// The run ends where no hit can: its pages behind `legal` go first.
-    void condemn(TreeNode* run, std::int32_t legal) noexcept;
-    void pardon(NodeId run) noexcept;
     struct Condemned {
         TreeNode* run = nullptr;  // none
-        std::int32_t legal = 0;   // the last place in front of its end where a hit could end
+        std::int32_t legal = 0;   // the last place in front of its end where a hit can end
+        std::int64_t judged = 0;  // a number of the caller's: when that was found
     };
+    /// The run ends where no hit can: its pages behind `legal` go first.
+    void condemn(TreeNode* run, std::int32_t legal, std::int64_t judged) noexcept;
+    void pardon(NodeId run) noexcept;
     [[nodiscard]] Condemned condemned() const noexcept {
         return first_ == kNoNode ? Condemned() : nodes_[first_].condemned;
     }
@@ -111,18 +112,19 @@ class WindowPolicy final : public EvictionPolicy {
         bool is_run = true;
     };
     struct Node {
-        NodeId id = 0;         // the policy's
-        Departure first = 0;   // of those that end in it
-        NodeId before = 0;     // of those condemned
+        NodeId id = 0;        // the policy's
+        Departure first = 0;  // of those that end in it, the oldest
+        Departure last = 0;
+        NodeId before = 0;  // of those condemned
         NodeId behind = 0;
-        Condemned condemned;   // no run: it is not
+        Condemned condemned;  // no run: it is not
     };
     struct Left {
         NodeId id = 0;
         TreeNode* run = nullptr;  // that it ends in; of those not in use: none
         std::int32_t depth = 0;
         std::uint32_t moment = 0;
-        Departure before = 0;  // of the same run, from the youngest on
+        Departure before = 0;  // of the same run
         Departure behind = 0;  // also of those free
         Departure below = 0;   // of those set aside
         Departure above = 0;
@@ -139,18 +141,18 @@ class WindowPolicy final : public EvictionPolicy {
     void put_back() noexcept;
 
     std::unique_ptr<EvictionPolicy> policy_;
-    PolicyInterest interest_;  // the policy's
+    PolicyInterest interest_;    // the policy's
     std::vector<Owner> owners_;  // of the policy's ids
     std::vector<Node> nodes_;
     std::vector<Left> departures_ = std::vector<Left>(1);
     std::uint64_t clock_ = 0;
-    NodeId cut_ = kNoNode;  // the lower half of a run that is being cut
+    NodeId cut_ = kNoNode;    // the lower half of a run that is being cut
     NodeId first_ = kNoNode;  // condemned
     NodeId last_ = kNoNode;
     Departure free_ = 0;
     Departure bottom_ = 0;  // set aside first
     Departure top_ = 0;     // set aside last
-    bool stops_ = false;  // at a departure
+    bool stops_ = false;    // at a departure
 };
 
 }  // namespace kvcore

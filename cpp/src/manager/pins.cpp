@@ -24,8 +24,8 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
             at = PrefixTree::position(at.node, home.columns->longest_hit(at));
         }
         place = TreePin(tree, tree.split(at));
-        windows = WindowHold(home, {place.node(), at.depth},
-                             std::int64_t{at.depth} * tree.page_size());
+        windows =
+            WindowHold(home, {place.node(), at.depth}, std::int64_t{at.depth} * tree.page_size());
     }
     const std::uint32_t index = free_.back();
     free_.pop_back();

@@ -90,7 +90,7 @@ class WindowHold {
 
    private:
     Replica* home_ = nullptr;  // nullptr: holds nothing
-    TreePosition at_;         // where the prefix ends
+    TreePosition at_;          // where the prefix ends
     bool is_reader_ = false;
     std::int32_t first_column_ = 0;
     std::array<std::int32_t, Grouping::kMaxWindows> first_{};
