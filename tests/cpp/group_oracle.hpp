@@ -88,35 +88,25 @@ class GroupOracle {
         while (!is_legal(columns, hit, nullptr)) hit -= tokens_;
         return hit;
     }
-    /// Tokens behind all whole pages that the tree has which could be copied: those of the best
-    /// page. `surely`: whichever of several as good ones is taken.
-    struct Part {
-        std::int64_t tokens = 0;
-        bool surely = true;
-    };
-    [[nodiscard]] Part part_hit(const Cached& cached, const Request& request,
-                                std::int64_t n) const {
+    /// The longest hit of a prompt of `n` tokens that ends inside a page, where it is longer than
+    /// `whole`; 0: none.
+    [[nodiscard]] std::int64_t part_hit(const Cached& cached, const Request& request,
+                                        std::int64_t n, std::int64_t whole) const {
         const std::vector<const CachedColumn*> columns = path(cached, request, n);
-        const std::int64_t begin = count(columns) * tokens_;
-        Part part;
-        std::int64_t most = 0;
-        for (const auto& [digest, column] : cached) {
-            if (column.parent != request.digest(begin)) continue;
-            std::int64_t k = 0;
-            while (begin + k < n && item(column.tokens, k) == item(request.tokens(), begin + k))
-                ++k;
-            if (k < std::max<std::int64_t>(1, fewest_) || k < most) continue;
-            if (k > most) part = {};
-            most = k;
-            if (is_legal(columns, begin + k, &column)) {
-                part.tokens = begin + k;
-            } else {
-                part.surely = false;
+        for (std::int64_t hit = n; hit > whole && fewest_ > 0; --hit) {
+            const std::int64_t begin = hit / tokens_ * tokens_;
+            if (hit - begin < fewest_ || begin > count(columns) * tokens_) continue;
+            for (const auto& [digest, column] : cached) {
+                if (column.parent != request.digest(begin)) continue;
+                std::int64_t k = 0;
+                while (k < hit - begin &&
+                       item(column.tokens, k) == item(request.tokens(), begin + k)) {
+                    ++k;
+                }
+                if (k == hit - begin && is_legal(columns, hit, &column)) return hit;
             }
         }
-        if (fewest_ == 0) return {};
-        if (part.tokens == 0) part.surely = false;
-        return part;
+        return 0;
     }
 
    private:

@@ -136,19 +136,19 @@ class GroupWorld {
         const std::int64_t most = row.request.end() - 1;
         if (!is_open(row)) return CHECK_EQ(plan.hit_tokens, 0);
         const std::int64_t whole = rows_.oracle.whole_hit(before, row.request, most);
-        const GroupOracle::Part part = rows_.oracle.part_hit(before, row.request, most);
+        const std::int64_t part = rows_.oracle.part_hit(before, row.request, most, whole);
         const std::int64_t hit = plan.hit_tokens == 0 ? 0 : plan.hit_tokens + held;
         const bool has_declined =
             row.has_declined || rows_.sequence(row).reuse == kvcore::Reuse::kDeclined;
         // A hit as far as what was to run moves that on, which may take more than there is.
-        const bool moves_on = part.tokens >= row.request.active;
+        const bool moves_on = part >= row.request.active;
         const bool may_decline = has_declined || moves_on || plan.evicted_pages > 0 || !plan.fits;
         if (plan.copied_tokens > 0) {
-            CHECK(part.tokens > held && hit >= whole && hit == part.tokens);
+            CHECK(part > held && hit >= whole && hit == part);
             return;
         }
         CHECK_EQ(hit, whole > held ? whole : 0);
-        if (part.surely && part.tokens > held) CHECK(may_decline);
+        if (part > held) CHECK(may_decline);
     }
 
     // Pages of the row that it did not have before, nor has the tree.

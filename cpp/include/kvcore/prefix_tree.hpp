@@ -37,6 +37,12 @@ struct PrefixMatch {
     std::int32_t partial_tokens = 0;  // 0: there is none
 };
 
+/// A cached page that continues a prefix by some tokens.
+struct PartialPage {
+    TreePosition at;  // its depth counts the page
+    std::int32_t tokens = 0;
+};
+
 /// A position to keep: recognised as stale once pages of its run have been evicted.
 struct PrefixHandle {
     std::uint32_t node = 0;
@@ -159,6 +165,12 @@ class PrefixTree {
     /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
     /// `out` [n]. Fewer where fewer are evictable. Returns how many.
     std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept;
+
+    /// Cached pages that continue a prefix by some of its next tokens, `rest` [limit], but not by
+    /// a whole page: at most `n` of them to `out`, the longest first. Returns how many.
+    /// O(log children + n), or O(children) where those are few.
+    std::size_t find_partials(TreePosition at, const TokenId* rest, std::int32_t limit,
+                              PartialPage* out, std::size_t n) const noexcept;
 
     /// Ask for what `insert` below the end of a run reads: first the node, then where it ends.
     static void prefetch_node(const TreeNode* node) noexcept;

@@ -86,15 +86,21 @@ bool ColumnPages::has_all(std::size_t window, TreePosition at, std::int32_t firs
     return true;
 }
 
+bool ColumnPages::has_windows(TreePosition at, std::int64_t n) const noexcept {
+    for (std::size_t w = 0; w < num_windows_; ++w) {
+        if (!has_all(w, at, grouping_.first_column(grouping_.windows()[w], n))) return false;
+    }
+    return true;
+}
+
 bool ColumnPages::can_serve_part(TreePosition at, TreePosition source,
                                  std::int64_t n) const noexcept {
     for (std::size_t w = 0; w < num_windows_; ++w) {
         const Grouping::Window& rule = grouping_.windows()[w];
         if (rule.rule.skipped_tokens(n) == n) continue;  // it reads nothing of what is written
-        const std::int32_t first = grouping_.first_column(rule, n);
-        if (!has_all(w, source, at.depth) || !has_all(w, at, first)) return false;
+        if (!has_all(w, source, at.depth)) return false;
     }
-    return true;
+    return has_windows(at, n);
 }
 
 void ColumnPages::take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept {

@@ -93,6 +93,8 @@ class ColumnPages final : public PoolListener {
     /// The longest prefix of that one which every window can serve, in columns. O(columns between
     /// them + window).
     [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept;
+    /// What `n` tokens read of the columns in front of `at`, they have.
+    [[nodiscard]] bool has_windows(TreePosition at, std::int64_t n) const noexcept;
     /// A hit of `n` tokens that ends inside the column behind `at` has all that it reads.
     [[nodiscard]] bool can_serve_part(TreePosition at, TreePosition source,
                                       std::int64_t n) const noexcept;

@@ -3,6 +3,7 @@
 #include "kvcore/prefix_tree.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iterator>
 #include <limits>
@@ -153,6 +154,35 @@ void PrefixTree::find_partial(PrefixMatch& match, const TokenId* rest,
     } else {
         for_each_child(node, [&](TreeNode* child) { consider(child, 0); });
     }
+}
+
+std::size_t PrefixTree::find_partials(TreePosition at, const TokenId* rest, std::int32_t limit,
+                                      PartialPage* out, std::size_t n) const noexcept {
+    const auto [node, depth] = position(at.node, at.depth);
+    limit = std::min(limit, page_size_ - 1);
+    std::size_t found = 0;
+    const auto consider = [&](TreeNode* source, std::int32_t page) {
+        const std::int32_t common =
+            common_tokens(source->page_tokens(page, page_size_), rest, limit);
+        if (common > 0 && found < n) out[found++] = {{source, depth + 1}, common};
+    };
+    if (depth < depth_of(node)) {
+        consider(node, depth - node->start);
+        return found;
+    }
+    if (!node->is_sorted) {
+        for_each_child(node, [&](TreeNode* child) { consider(child, 0); });
+        std::sort(out, out + found,
+                  [](const PartialPage& a, const PartialPage& b) { return a.tokens > b.tokens; });
+        return found;
+    }
+    constexpr std::size_t kMost = 64;
+    std::array<TreeNode*, kMost> children;
+    std::array<std::int32_t, kMost> common;
+    found =
+        node->order->common_starts(rest, limit, children.data(), common.data(), std::min(n, kMost));
+    for (std::size_t i = 0; i < found; ++i) out[i] = {{children[i], depth + 1}, common[i]};
+    return found;
 }
 
 std::int32_t PrefixTree::depth_of(const TreeNode* node) noexcept { return node->end(); }

@@ -189,4 +189,37 @@ TreeNode* SiblingOrder::longest_common_start(const TokenId* page, std::int32_t l
     return best;
 }
 
+// From where the page would stand outwards: on either side lengths fall.
+std::size_t SiblingOrder::common_starts(const TokenId* page, std::int32_t limit, TreeNode** out,
+                                        std::int32_t* common, std::size_t n) const noexcept {
+    const auto child = [&](Place place) { return chunks_[place.chunk]->children[place.index]; };
+    const auto length = [&](Place place) {
+        if (place.chunk >= chunks_.size()) return 0;
+        return common_tokens(child(place)->tokens, page, limit);
+    };
+    const auto below = [&](Place place) {
+        if (place.index > 0) return Place{place.chunk, place.index - 1};
+        const std::size_t chunk = place.chunk - 1;  // of the first one: none
+        return Place{chunk, chunk < chunks_.size() ? chunks_[chunk]->size - 1 : 0};
+    };
+    const auto settled = [&](Place place) {
+        return place.index < chunks_[place.chunk]->size ? place : Place{place.chunk + 1, 0};
+    };
+    const Place start = lower_bound(page, limit);
+    Place lower = below(start);
+    Place upper = settled(start);
+    std::int32_t lower_length = length(lower);
+    std::int32_t upper_length = length(upper);
+    std::size_t found = 0;
+    while (found < n && std::max(lower_length, upper_length) > 0) {
+        const bool is_upper = upper_length >= lower_length;
+        Place& place = is_upper ? upper : lower;
+        out[found] = child(place);
+        common[found++] = is_upper ? upper_length : lower_length;
+        place = is_upper ? settled({place.chunk, place.index + 1}) : below(place);
+        (is_upper ? upper_length : lower_length) = length(place);
+    }
+    return found;
+}
+
 }  // namespace kvcore

@@ -80,6 +80,12 @@ class SiblingOrder {
     [[nodiscard]] TreeNode* longest_common_start(const TokenId* page, std::int32_t limit,
                                                  std::int32_t* common) const noexcept;
 
+    /// Children by falling common start with `page`, of which `limit` tokens count, as long as they
+    /// share one: at most `n` to `out`, with that length to `common`. Returns how many. O(log
+    /// children + n).
+    std::size_t common_starts(const TokenId* page, std::int32_t limit, TreeNode** out,
+                              std::int32_t* common, std::size_t n) const noexcept;
+
     /// Asks for what a search for this page will read.
     void prefetch(const TokenId* page) const noexcept;
 

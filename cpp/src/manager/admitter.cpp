@@ -3,23 +3,14 @@
 
 #include <algorithm>
 
+#include "groups/hit_search.hpp"
+
 namespace kvcore {
 namespace {
 
 // A claim that holds no page has nothing written, wherever its context stood before.
 std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
     return sequence.pages.empty() ? 0 : request.start;
-}
-
-// To what every window can serve. With a part of a page behind them whole pages may serve that are
-// too few without: what is missing is further in front of the end then.
-void shorten(PrefixMatch& match, const ColumnPages& columns) {
-    const std::int64_t page_size = columns.grouping().column_tokens();
-    const std::int64_t n = match.at.depth * page_size + match.partial_tokens;
-    if (match.partial_tokens > 0 && columns.can_serve_part(match.at, match.partial, n)) return;
-    match.at = PrefixTree::position(match.at.node, columns.longest_hit(match.at));
-    match.partial = {};
-    match.partial_tokens = 0;
 }
 
 // Pages that are idle as long as nobody takes the hit, nor copies from where it ends.
@@ -73,7 +64,8 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     PrefixMatch& match = hit.match;
     if (root != nullptr) {
         // At least one token is left to run.
-        match = home.tree.match(root, request.tokens, request.end - 1, allow_partial && fewest > 0);
+        const bool wants_part = allow_partial && fewest > 0;
+        match = home.tree.match(root, request.tokens, request.end - 1, wants_part);
         // What was declined stays declined, so that reserving again changes nothing.
         const bool is_declined =
             sequence.reuse == Reuse::kDeclined && match.at.depth <= sequence.pages.committed();
@@ -81,7 +73,11 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             match.partial = {};
             match.partial_tokens = 0;
         }
-        if (home.columns != nullptr) shorten(match, *home.columns);
+        if (home.columns != nullptr) {
+            const HitSearch search(*home.columns, home.tree, request.tokens, request.end - 1);
+            const bool has_declined = sequence.reuse == Reuse::kDeclined;
+            match = search.longest(match, wants_part && !has_declined ? fewest : 0);
+        }
     }
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
     if (home.host != nullptr) find_below(hit, *home.host, request);
@@ -110,7 +106,10 @@ void Admitter::complete(Admission& admission, const Sequence& sequence, const Re
     FoundHit whole;
     whole.match.at = hit.match.at;
     const Replica& home = state_.home_of(sequence);
-    if (home.columns != nullptr) shorten(whole.match, *home.columns);
+    if (home.columns != nullptr) {
+        whole.match.at =
+            PrefixTree::position(whole.match.at.node, home.columns->longest_hit(whole.match.at));
+    }
     whole.tokens = std::int64_t{whole.match.at.depth} * state_.config.page_size;
     admission = {};
     if (whole.tokens > sequence.hit_tokens) hit = whole;
