@@ -11,6 +11,7 @@
 #include "check.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/eviction_policies.hpp"
 #include "request.hpp"
 
 /// A CacheManager with groups, and the memory of its pages: what the layers of each bundle wrote
@@ -21,7 +22,8 @@ class GroupScene {
     static constexpr std::uint32_t kUnassigned = ~0U;
     static constexpr std::int64_t kRows = 16;
 
-    explicit GroupScene(const kvcore::CacheConfig& config) : manager(config) {
+    explicit GroupScene(const kvcore::CacheConfig& config, kvcore::EvictionOrder order = {})
+        : manager(config, [=] { return kvcore::make_policy({order}, config.page_size); }) {
         const kvcore::CacheConfig& given = manager.config();
         for (const kvcore::CacheGroup& group : given.groups) {
             kvcore::CacheGroup rule = group;

@@ -139,6 +139,19 @@ class GroupSide {
         drop(row, How::kUnused, false);
         return went;
     }
+    /// Copies the last column of a hit while something is evicted.
+    std::int64_t copy(const Tokens& tokens, std::int32_t most, std::int64_t pages) {
+        TreePosition at = hit(tokens, most);
+        if (at.depth == 0) return 0;
+        BlockId column = 0;
+        tree_.copy_pages(at, at.depth - 1, &column);
+        tree_.pin(at.node);
+        pages_.enter_all(column);
+        const std::int64_t went = evict(pages, {});
+        pages_.leave_all(column, at);
+        tree_.unpin(at.node, false);
+        return went;
+    }
     /// So many pages more are free, but for those of a run that are guarded.
     std::int64_t evict(std::int64_t pages, const Tokens& guarded) {
         kvcore::EvictionGuard guard;

@@ -108,6 +108,14 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             put_in({column, w});
         }
     }
+    void enter_all(BlockId column) {
+        for (std::size_t w = 0; w < num_windows(); ++w) enter(column, w);
+    }
+    void leave_all(BlockId column, TreePosition end) {
+        begin_leaving();
+        leave_from(end);
+        for (std::size_t w = 0; w < num_windows(); ++w) leave(column, w, How::kUnused);
+    }
     void begin_leaving() { ++moment_; }
     void leave_from(TreePosition end) { end_ = end; }
     void keep(BlockId column, std::size_t w) {

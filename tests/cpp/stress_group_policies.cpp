@@ -114,7 +114,10 @@ class Lockstep {
             const Tokens asked = prompt();
             const std::int32_t most = columns();
             const std::int64_t pages = random_.below(4);
-            both([&](auto& side) { return side.look(asked, most, pages); });
+            const bool copies = random_.chance(50);
+            both([&](auto& side) {
+                return copies ? side.copy(asked, most, pages) : side.look(asked, most, pages);
+            });
         } else if (verb < 94) {
             const Tokens guarded = random_.chance(30) ? prompt() : Tokens();
             const std::int64_t pages = random_.between(1, 5);
