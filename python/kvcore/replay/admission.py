@@ -85,7 +85,7 @@ class _AdmissionReplay:
         self._manager = pool.build_manager(max_batch_size=1, max_seq_len=longest + 1)
         self._groups = pool.samples(self._manager, len(workload))
         self._tally = Tally()
-        self._most_held = 0  # pages, by the request that runs
+        self._held = 0  # pages, by the request that runs
         self._held_pages = 0  # the sum of those
 
     def run(self, index: int, tokens: NDArray[np.int32]) -> None:
@@ -103,11 +103,11 @@ class _AdmissionReplay:
         tally.served_prompt_tokens += len(tokens)
         tally.cached_tokens += hit
         tally.cached_pages += hit // self._pool.page_size
-        self._held_pages += self._most_held
+        self._held_pages += self._held
 
     def _record(self, index: int, prompt: int, hit: int, spent_ns: int) -> None:
         assert self._timeline is not None
-        held = 0 if hit == _REFUSED else self._most_held
+        held = 0 if hit == _REFUSED else self._held
         self._timeline.add_request(index, prompt, max(hit, 0))
         self._timeline.add_step(index, spent_ns)
         self._timeline.add_pages(index, held, self._manager.num_cached_blocks)
@@ -117,7 +117,7 @@ class _AdmissionReplay:
         manager, tally = self._manager, self._tally
         if self._pool.most_pages(len(tokens), self._chunk) > self._pool.pages_per_replica:
             return _REFUSED
-        hit, self._most_held = -1, 0
+        hit = -1
         started = perf_counter_ns()
         context = TextGenerationContext(index, tokens)
         manager.claim(index, self._choose_replica(context))
@@ -125,11 +125,11 @@ class _AdmissionReplay:
             while context.start_idx < len(tokens):
                 self._reserve(context)
                 hit = context.start_idx if hit < 0 else hit
-                tally.manager_ns += perf_counter_ns() - started
-                self._look(index, len(tokens))
-                started = perf_counter_ns()
                 context.update(_ANY_TOKEN)
                 manager.step([context])
+            tally.manager_ns += perf_counter_ns() - started
+            self._look(index, len(tokens))
+            started = perf_counter_ns()
         finally:
             manager.release(index)
         tally.manager_ns += perf_counter_ns() - started
@@ -146,12 +146,11 @@ class _AdmissionReplay:
             self._manager.take_copies()
 
     def _look(self, index: int, prompt: int) -> None:
-        """See what the request holds, while no time counts."""
-        held = -(-prompt // self._pool.page_size)
+        """See what a request holds whose prompt is computed; no time counts meanwhile."""
+        self._held = -(-prompt // self._pool.page_size)
         if self._groups is not None:
-            held = self._pool.total_pages - self._manager.num_free_blocks
+            self._held = self._pool.total_pages - self._manager.num_free_blocks
             self._groups.look(index)
-        self._most_held = max(self._most_held, held)
 
     def _choose_replica(self, context: TextGenerationContext) -> int:
         if self._pool.replicas == 1:

@@ -30,7 +30,8 @@ class GroupReport:
     layers, bundles : int
         Layers, and page tables.
     held_pages : float
-        Pages that requests held, the mean of samples at equal numbers of requests.
+        Pages that requests held, the mean of up to 64 samples; in admission mode of one request
+        whose prompt is computed.
     cached_pages, holes : int
         Pages that the prefix cache has at the end, and those that it lacks for tokens that it has.
     given_back, filled : int

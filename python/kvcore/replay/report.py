@@ -54,7 +54,7 @@ class ReplayReport(HitRates):
         Cached pages dropped to make room, and requests sent back to the queue.
     peak_used_pages, mean_used_pages : int, float
         Pages that requests held, over all replicas; the mean is over virtual time (online) or
-        over requests (admission).
+        over requests whose prompt is computed (admission).
     concurrency : float
         Requests that ran at a time, the mean over virtual time (online); or how many would fit,
         ``total_pages / mean_used_pages`` (admission).
