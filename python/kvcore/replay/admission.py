@@ -115,24 +115,30 @@ class _AdmissionReplay:
     def _admit(self, index: int, tokens: NDArray[np.int32]) -> int:
         """Return the tokens that it found in the cache, or `_REFUSED`."""
         manager, tally = self._manager, self._tally
-        if self._pool.most_pages(len(tokens), self._chunk) > self._pool.pages_per_replica:
-            return _REFUSED
-        hit = -1
+        hit = _REFUSED
         started = perf_counter_ns()
         context = TextGenerationContext(index, tokens)
         manager.claim(index, self._choose_replica(context))
         try:
-            while context.start_idx < len(tokens):
-                self._reserve(context)
-                hit = context.start_idx if hit < 0 else hit
-                context.update(_ANY_TOKEN)
-                manager.step([context])
+            if self._pool.most_pages(len(tokens), self._chunk) <= self._pool.pages_per_replica:
+                hit = self._compute(context, len(tokens))
             tally.manager_ns += perf_counter_ns() - started
-            self._look(index, len(tokens))
+            if hit != _REFUSED:
+                self._look(index, len(tokens))
             started = perf_counter_ns()
         finally:
             manager.release(index)
         tally.manager_ns += perf_counter_ns() - started
+        return hit
+
+    def _compute(self, context: TextGenerationContext, prompt: int) -> int:
+        """Run a prompt chunk by chunk; return the tokens of it that were cached."""
+        hit = _REFUSED
+        while context.start_idx < prompt:
+            self._reserve(context)
+            hit = context.start_idx if hit == _REFUSED else hit
+            context.update(_ANY_TOKEN)
+            self._manager.step([context])
         return hit
 
     def _reserve(self, context: TextGenerationContext) -> None:
