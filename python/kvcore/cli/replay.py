@@ -85,7 +85,9 @@ def replay(
     """
     names = checked("--policy", listed, policy, _policy)
     grouped = None if groups is None else _grouped(groups, page_size, len(names))
-    counts = _pages(pages, memory, _page_bytes(model, grouped, page_size), replicas)
+    if grouped is not None and model is not None:
+        raise typer.BadParameter("expected --model or --groups, which names the model too")
+    counts = _pages(pages, memory, grouped or model, page_size, replicas)
     pools = [PoolSettings(page_size=page_size, pages=n, replicas=replicas) for n in counts]
     if html is not None:
         checked("--html", check_writable, html, trace)
@@ -132,26 +134,23 @@ def _grouped(model: str, page_size: int, policies: int) -> KVCacheParams:
     return params
 
 
-def _page_bytes(model: str | None, grouped: KVCacheParams | None, page_size: int) -> int | None:
-    """Return the bytes of a page that has all layers, None where no option says so."""
-    if grouped is None:
-        if model is None:
-            return None
-        return checked("--model", model_params, model, page_size).bytes_per_page
-    if model is not None:
-        raise typer.BadParameter("expected --model or --groups, which names the model too")
-    return flat(grouped).bytes_per_page
-
-
 def _pages(
-    pages: str | None, memory: str | None, page_bytes: int | None, replicas: int
+    pages: str | None,
+    memory: str | None,
+    model: KVCacheParams | str | None,
+    page_size: int,
+    replicas: int,
 ) -> tuple[int | None, ...]:
     """Return the numbers of pages per replica that the options ask for, None for the default."""
-    if memory is None:
+    if memory is None and not isinstance(model, str):
         return (None,) if pages is None else checked("--pages", listed, pages, read_pages)
-    if pages is not None or page_bytes is None:
+    if pages is not None or memory is None or model is None:
         raise typer.BadParameter("expected --pages, or --memory together with --model or --groups")
     sizes = checked("--memory", listed, memory, parse_size)
+    if isinstance(model, str):
+        page_bytes = checked("--model", model_params, model, page_size).bytes_per_page
+    else:
+        page_bytes = flat(model).bytes_per_page
     return tuple(dict.fromkeys(fitting_pages(size, replicas, page_bytes) for size in sizes))
 
 

@@ -14,7 +14,8 @@ from kvcore.sizing import pages_per_sequence
 
 DEFAULT_POOL_TOKENS = 524_288
 POLICIES = tuple(each.name for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC))
-MOST_REPLICAS = 2**15 - 1  # the manager's own bound
+_MOST_PAGES = 2**31 - 1  # both the manager's own bounds
+MOST_REPLICAS = 2**15 - 1
 
 
 class PoolError(ValueError):
@@ -97,7 +98,8 @@ class PoolSettings:
         Raises
         ------
         PoolError
-            The model has no windows or chunks, or a state, or another page size.
+            The model has no windows or chunks, a state, or another page size; more pages than can
+            be numbered.
         """
         require_windows(model)
         if model.page_size != self.page_size:
@@ -106,7 +108,13 @@ class PoolSettings:
                 f"{self.page_size}; expected the same"
             )
         memory = self.pages_per_replica * flat(model).bytes_per_page
-        return replace(self, pages=memory // model.bytes_per_page, model=model)
+        pages = memory // model.bytes_per_page
+        if pages > _MOST_PAGES:
+            raise PoolError(
+                f"{self.pages_per_replica} pages of all layers are {pages} of the groups; "
+                f"expected at most {_MOST_PAGES} of those"
+            )
+        return replace(self, pages=pages, model=model)
 
     def most_pages(self, tokens: int, chunk: int) -> int:
         """Return the most pages that a request takes, `chunk` of its tokens in a step at most."""
