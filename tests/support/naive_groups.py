@@ -226,6 +226,7 @@ class NaiveGroups:
         self.own_full = -(-count // self.size) - depth
         self.fill(names, depth, active, first)
         if source is not None:
+            self.departure += 1
             for w in self.runs[source].has:
                 self.read.discard((source, w))
                 if not any((source, w) in queue for queue in self.queues):
