@@ -87,7 +87,7 @@ def test_replay_equals_the_simulator(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page_size", [64, 128, 512])
+@pytest.mark.parametrize("page_size", [128, 512])
 @pytest.mark.parametrize("name", NAMES)
 def test_replay_equals_the_simulator_for_long(tmp_path: Path, name: str, page_size: int) -> None:
     for seed in (1, 2):
