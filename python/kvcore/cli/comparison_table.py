@@ -36,7 +36,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
             console.print(line, no_wrap=True)
     table = _wide(comparison)
     unbounded = console.options.update(max_width=_WIDER_THAN_ANY)
-    fits = console.measure(table, options=unbounded).minimum <= console.width
+    fits = console.measure(table, options=unbounded).maximum <= console.width
     console.print(table if fits else _long(comparison))
     if comparison.model is not None:
         _print_groups(comparison, console)

@@ -148,9 +148,8 @@ def _pages(
         raise typer.BadParameter("expected --pages, or --memory together with --model or --groups")
     sizes = checked("--memory", listed, memory, parse_size)
     if isinstance(model, str):
-        page_bytes = checked("--model", model_params, model, page_size).bytes_per_page
-    else:
-        page_bytes = flat(model).bytes_per_page
+        model = checked("--model", model_params, model, page_size)
+    page_bytes = flat(model).bytes_per_page
     return tuple(dict.fromkeys(fitting_pages(size, replicas, page_bytes) for size in sizes))
 
 
