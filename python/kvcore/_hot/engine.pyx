@@ -13,10 +13,9 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore._hot cimport forks, prefixes, reservations, steps
-from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of
+from kvcore._hot.arguments cimport as_int, as_tokens, id_of, namespace_of
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
-from kvcore._hot.contexts cimport id_of
 from kvcore._hot.extra_keys cimport shown_of
 from kvcore._hot.settler cimport Settler, copies_array
 from kvcore._hot.steps cimport InputMaker
