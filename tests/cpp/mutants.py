@@ -158,7 +158,7 @@ MUTANTS = (
     Mutant(
         "a hit is taken whatever windows have",
         "cpp/src/manager/admitter.cpp",
-        "        if (home.columns != nullptr) shorten(match, *home.columns);\n",
+        "            match = search.longest(match, wants_part && !has_declined ? fewest : 0);\n",
         "",
         "groups",
     ),

@@ -56,11 +56,11 @@ class IdlePages {
 
     /// So that so many entries may be kept. Throws std::bad_alloc.
     void make_room(std::size_t entries) {
-        policy_.make_room_for_departures(entries);
         if (departures_.size() <= entries) {
             kvcore::make_room(departures_, entries + 1 - departures_.size());
             departures_.resize(entries + 1);
         }
+        policy_.make_room_for_departures(entries);  // last: whatever it has made can be used
     }
     [[nodiscard]] bool contains(Entry entry) const noexcept { return links_[entry].list != 0; }
     /// What is kept from now on leaves at the same time.
