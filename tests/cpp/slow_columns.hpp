@@ -139,7 +139,8 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     void freed(const BlockId* ids, std::int64_t n) noexcept override {
         for (const BlockId* id = ids; id != ids + n; ++id) {
             for (std::size_t w = 0; w < num_windows(); ++w) {
-                if (is_queued({*id, w})) lose({*id, w});
+                if (is_queued({*id, w}) && !policy_.goes_by_time) lose({*id, w});
+                take_out({*id, w});
                 of(*id, w).has = false;
             }
             at(*id).is_full = at(*id).is_cached = false;
@@ -238,7 +239,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     void put_in(const Entry& entry) {
         take_out(entry);
         const auto known = std::find_if(left_.begin(), left_.end(), [&](const Left& left) {
-            return left.moment == moment_ && left.depth == end_.depth;
+            return left.moment == moment_ && (policy_.goes_by_time || left.depth == end_.depth);
         });
         if (known != left_.end()) return known->entries.push_back(entry);
         const auto at = kvcore::PrefixTree::position(end_.node, end_.depth);
@@ -269,6 +270,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             }
         }
         take_out(entry);
+        if (policy_.goes_by_time) return;
         if (run != nullptr && deepest >= run->end()) judge(run);
     }
     // That of the entry first, then in the order in which they left, those before it last.

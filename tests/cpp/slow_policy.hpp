@@ -18,7 +18,10 @@ class SlowPolicy : public kvcore::EvictionPolicy {
     using NodeId = kvcore::NodeId;
 
     SlowPolicy(const kvcore::EvictionConfig& config, std::int32_t page_size)
-        : policy_(make_naive(config, page_size)) {}
+        : goes_by_time(config.order == kvcore::EvictionOrder::kLru),
+          policy_(make_naive(config, page_size)) {}
+
+    const bool goes_by_time;
 
     std::function<std::vector<NodeId>(NodeId)> departures_of;  // their ids, in a run
     std::function<kvcore::TreeNode*()> condemned;

@@ -142,8 +142,7 @@ void test_the_window_of_a_common_beginning_stays() {
 
 // Full pages that can serve no hit go before all that can, whatever they are worth.
 void test_pages_without_their_window_go_first() {
-    for (const EvictionOrder order :
-         {EvictionOrder::kLru, EvictionOrder::kPriority, EvictionOrder::kLfu}) {
+    for (const EvictionOrder order : {EvictionOrder::kPriority, EvictionOrder::kLfu}) {
         check::note = "order " + std::to_string(static_cast<int>(order));
         Cache cache(order, 24);
         const Tokens better = prompt(1, 6);

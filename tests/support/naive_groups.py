@@ -7,11 +7,12 @@ used; what order that is with windows says ``docs/groups.md``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
 from kvcore import KVCacheParams
-from kvcore.groups import AttentionGroup, FullAttention, bundles
+from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, bundles
 from kvcore.groups.names import kept_tokens
 
 __all__ = ["NaiveGroups"]
@@ -163,18 +164,34 @@ class NaiveGroups:
         depth = 0
         while depth < (count - 1) // self.size and names[depth] in self.runs:
             depth += 1
-        rest = tokens[: min((depth + 1) * self.size, count - 1) * width]
-        sources = [
-            name
-            for name in self.runs
-            if len(name) == (depth + 1) * self.size * width and name.startswith(rest)
-        ]
-        n = len(rest) // width
-        if n > depth * self.size and sources:
-            (source,) = sources
-            if all(self.has_part(names, depth, source, w, n) for w in range(len(self.windows))):
-                return n, source
-        return self.shorten(names, depth) * self.size, None
+        whole = self.shorten(names, depth)
+        for d in range(depth, whole - 1, -1):
+            parts = self.parts(tokens[: (count - 1) * width], d, names, width)
+            if part := max(parts, key=lambda part: part[0], default=None):
+                return part
+        return whole * self.size, None
+
+    def parts(
+        self, tokens: bytes, depth: int, names: list[bytes], width: int
+    ) -> list[tuple[int, bytes]]:
+        """Find hits that end inside a page behind `depth` others, and what that is copied from."""
+        begin = depth * self.size
+        found = []
+        for source, run in self.runs.items():
+            if run.parent != (names[depth - 1] if depth else b""):
+                continue
+            most = min(len(tokens) // width, begin + self.size - 1)
+            same = (tokens[: n * width] == source[: n * width] for n in range(begin + 1, most + 1))
+            n = begin + sum(itertools.takewhile(bool, same))
+            chunks = [g.chunk for g, _ in self.windows if isinstance(g, ChunkedLocal)]
+            ends = {n, *(n // chunk * chunk for chunk in chunks)}
+            for end in ends:
+                legal = all(
+                    self.has_part(names, depth, source, w, end) for w in range(len(self.windows))
+                )
+                if begin < end and legal:
+                    found.append((end, source))
+        return found
 
     def has_part(self, names: list[bytes], depth: int, source: bytes, w: int, n: int) -> bool:
         skipped = self.windows[w][0].skipped_tokens(n)

@@ -174,7 +174,7 @@ void ColumnPages::uncache(BlockId column) noexcept {
     if (!std::exchange(is_cached, false)) return;
     num_cached_ -= count_window_pages(column);
     for (std::size_t w = 0; w < num_windows_; ++w) {
-        if (idle_.contains(entry(column, w))) lose(entry(column, w));
+        if (idle_.contains(entry(column, w))) forget(entry(column, w));
     }
 }
 
@@ -202,7 +202,7 @@ void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
         }
         for (std::size_t w = 0; w < num_windows_; ++w) {
             const Grouping::Window& rule = grouping_.windows()[w];
-            if (idle_.contains(entry(column, w))) lose(entry(column, w));
+            if (idle_.contains(entry(column, w))) forget(entry(column, w));
             if (is_idle(column, w)) num_idle_ -= rule.num_lanes;
             if (has(column, w)) give_back(rule.first_lane, rule.num_lanes, column);
         }
@@ -218,7 +218,14 @@ void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
 // any.
 void ColumnPages::lose(Entry entry) noexcept {
     const TreePosition end = idle_.lose(entry);
-    if (end.node != nullptr && end.depth >= end.node->end()) condemn_if_useless(end.node);
+    if (end.node == nullptr || policy_.goes_by_time()) return;
+    if (end.depth >= end.node->end()) condemn_if_useless(end.node);
+}
+
+// With its column: by time what left with it goes next as it is.
+void ColumnPages::forget(Entry entry) noexcept {
+    if (policy_.goes_by_time()) return idle_.remove(entry);
+    lose(entry);
 }
 
 void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {

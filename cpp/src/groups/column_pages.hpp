@@ -177,6 +177,7 @@ class ColumnPages final : public PoolListener {
     [[nodiscard]] bool has_all(std::size_t window, TreePosition at,
                                std::int32_t first) const noexcept;
     void lose(Entry entry) noexcept;
+    void forget(Entry entry) noexcept;
     void condemn_if_useless(TreeNode* run) noexcept;
     [[nodiscard]] bool evict_next(std::int64_t pages, std::int64_t columns,
                                   EvictionGuard guard) noexcept;

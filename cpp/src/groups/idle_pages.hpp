@@ -72,6 +72,7 @@ class IdlePages {
     /// The same as one departure, of a prefix that ends there.
     void leave_from(TreePosition end) noexcept {
         if (end.node == end_.node && end.depth == end_.depth) return;
+        if (current_ != 0 && end.node != nullptr && policy_.goes_by_time()) return;
         end_ = end;
         current_ = 0;
     }

@@ -38,6 +38,12 @@ class WindowPolicy final : public EvictionPolicy {
     explicit WindowPolicy(std::unique_ptr<EvictionPolicy> policy) noexcept
         : policy_(std::move(policy)), interest_(policy_->interest()) {}
 
+    /// It wants to hear of nothing but releases: by time alone everything that left together goes
+    /// together, and full pages behind it, so that nothing need be condemned.
+    [[nodiscard]] bool goes_by_time() const noexcept {
+        const PolicyInterest& i = interest_;
+        return !(i.hits || i.recency || i.growth || i.sizes || i.retention || i.fingerprints);
+    }
     /// So many departures at a time can be. Throws std::bad_alloc.
     void make_room_for_departures(std::size_t n);
     [[nodiscard]] std::size_t num_departures() const noexcept { return departures_.size() - 1; }
