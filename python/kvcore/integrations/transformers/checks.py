@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from kvcore import KVCacheParams, PagedKVCacheManager
 from kvcore.arguments import flag
 from kvcore.dtypes import NARROW
-from kvcore.groups import State
 from kvcore.groups.layers import LayerMap, LayerPlace
 from kvcore.hf_config import cache_shape
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
@@ -89,11 +88,11 @@ def _check_layers(model: Any, config: dict[str, Any]) -> None:
     except ValueError as error:
         reason = str(error)
     try:
-        groups = cache_shape(config, dtype="float32", groups=True).get("groups", ())
+        grouped = KVCacheParams.from_hf_config(config, "float32", groups=True)
     except ValueError:
         raise refused(model, reason) from None
-    # Here states would be let in, once managers keep them and packed batches bring them to layers.
-    if not groups or any(isinstance(group, State) for group in groups):
+    # Here states come in, once managers keep them and packed batches bring them to layers.
+    if grouped.groups is None or grouped.state_groups:
         raise refused(model, reason)
 
 
