@@ -43,7 +43,7 @@ class _Size:
     rounds: int
 
 
-_FULL = _Size(prompts=8, tokens=4096, shared=2048, new=64, rounds=3)
+_FULL = _Size(prompts=8, tokens=4096, shared=2048, new=64, rounds=2)
 _QUICK = _Size(prompts=4, tokens=1280, shared=640, new=16, rounds=1)
 
 
@@ -186,7 +186,7 @@ def _memory_rows(grouped: _Way, flat: _Way) -> list[Row]:
         rows.append(
             plain_row(
                 f"hf_groups.bytes.{'full' if group['window'] is None else 'window'}",
-                f"with groups: of this {group['layers']} layers {kept}",
+                f"with groups: of this, {group['layers']} layers {kept}",
                 group["bytes"] / 2**20,
                 "MiB",
                 limit=share,

@@ -46,7 +46,7 @@ SUITES = {
         "startup",
     ),
     "data-path": ("data_path", "transfer", "attention", "swap"),
-    "generate": ("generate",),
+    "generate": ("generate", "hf_groups"),
 }
 
 
