@@ -108,6 +108,7 @@ def test_updates_return_what_dynamic_cache_does(page_size: int) -> None:
             for cache in (twins.ours, twins.theirs):
                 cache.reorder_cache(torch.tensor([1, 0]))
             twins.check()
+    assert twins.ours.manager is not None
     assert twins.ours.manager.params.groups == (FullAttention([1]), SlidingWindow([0], 7))
     kept, keys = copy.deepcopy(twins.ours), twins.ours.layers[0].keys
     twins.update(12)

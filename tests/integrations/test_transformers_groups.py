@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvcore.integrations.transformers import (  # noqa: E402
     cache_params,
     generate,
 )
+from kvcore.integrations.transformers.rules import rule_of  # noqa: E402
 from kvcore.sizing import longest_sequence, pages_per_sequence  # noqa: E402
 
 torch.set_num_threads(1)
@@ -262,13 +264,11 @@ def test_chunks_begin_behind_the_padding(kvcore_attention: Any) -> None:
 )
 def test_another_rule_changes_the_output(
     family: str,
-    fields: dict[str, int],
+    fields: dict[str, Any],
     is_refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import dataclasses
-
-    model, right = model_of(family), attention.rule_of
+    model, right = model_of(family), rule_of
     manager = manager_of(model, 4, 64)
     (name,) = fields
 
@@ -309,7 +309,13 @@ def test_layers_that_read_others_do_not_write(monkeypatch: pytest.MonkeyPatch) -
 
 
 # -- managers that do not fit --------------------------------------------------------------------
-GEMMA = {"dtype": "float32", "n_kv_heads": 2, "head_dim": 16, "num_layers": 4, "page_size": 4}
+GEMMA: dict[str, Any] = {
+    "dtype": "float32",
+    "n_kv_heads": 2,
+    "head_dim": 16,
+    "num_layers": 4,
+    "page_size": 4,
+}
 
 
 @pytest.mark.parametrize(
