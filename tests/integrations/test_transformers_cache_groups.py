@@ -19,8 +19,8 @@ from kvcore.integrations.transformers import KVCoreCache  # noqa: E402
 
 torch.set_num_threads(1)
 
-WINDOWED = ["gemma3", "mistral", "gemma2", "gpt_oss"]
-FEW = [("gemma3", mode) for mode in ("greedy", "beams", "assisted", "turns")]
+WINDOWED = ["gemma3", "gemma2", "gpt_oss"]
+FEW = [("gemma3", mode) for mode in ("greedy", "assisted")]
 
 
 def held(cache: Any) -> int:
@@ -52,7 +52,7 @@ def test_tokens_of_others_are_those_of_dynamic_cache(family: str, mode: str) -> 
     check_mode(family, mode, 4)
 
 
-@pytest.mark.parametrize("mode", ["greedy", "beams"])
+@pytest.mark.parametrize("mode", ["beams"])
 def test_attention_named_kvcore_reads_the_cache_as_any_other(mode: str) -> None:
     model = make_model("gemma3")
     before = model.config._attn_implementation
@@ -168,10 +168,17 @@ def test_tokens_before_the_last_pass_stay() -> None:
     twins.check()
 
 
-def test_models_without_windows_have_no_groups() -> None:
-    cache = KVCoreCache(make_config("llama"), num_pages=10, groups=True)
-    cache.update(*states(1, 3, 1), 0)
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_layers_that_are_all_alike_keep_everything(family: str) -> None:
+    cache = KVCoreCache(make_config(family), num_pages=10, groups=True)
+    for tokens in (9, 3):
+        assert cache.update(*states(1, tokens, 1), 0)[0].shape[2] in (9, 12)
+        cache.update(*states(1, tokens, 2), 1)
     assert cache.manager is not None
     assert cache.manager.params.groups is None
+    assert not any(cache.is_sliding)
+
+
+def test_groups_is_a_flag() -> None:
     with pytest.raises(TypeError, match="groups"):
         KVCoreCache(make_config("llama"), groups="yes")  # type: ignore[arg-type]

@@ -31,8 +31,9 @@ torch.set_num_threads(1)
 
 NEW = 14
 LONGEST = 53 + NEW
-FEW = ["gemma3", "gpt-oss", "mistral", "llama4-chunks", "gemma3n"]
+FEW = ["gemma3", "gpt-oss", "mistral", "llama4-chunks"]
 WINDOWED = {"qwen2", "phi3", "phimoe", "qwen2-moe", "llama4", "gemma2", "cohere2"}
+ALONE = {"mistral", "phi3", "phimoe", "starcoder2"}  # windows alone, which are never short
 REST = sorted({*WINDOWED, *GROUPED} - set(FEW))
 
 
@@ -99,7 +100,7 @@ def test_preempted_requests_generate_the_same(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted({*FEW, *REST} - {"gemma3", "llama4-chunks"}))
+@pytest.mark.parametrize("family", sorted({*FEW, *REST} - {"gemma3", "llama4-chunks"} - ALONE))
 def test_preempted_requests_of_others_generate_the_same(family: str) -> None:
     check_preemption(family)
 
@@ -186,7 +187,7 @@ class Forgetful(PagedKVCacheManager):
         return inputs
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral", "llama4-chunks", "gemma3n"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral", "llama4-chunks"])
 def test_attention_reads_no_page_that_is_given_back(family: str) -> None:
     """Every page that is not in a table is NaN: nothing of it comes into the output."""
     model = model_of(family)

@@ -40,9 +40,9 @@ class KVCoreCache(Cache):
         memory that is free when the first tokens come, at most 2**20 tokens; memory is taken as
         pages are first written.
     groups : bool
-        Layers with a window or chunk keep that alone. Then ``crop`` goes back by the tokens of the
-        last forward pass at most, as assisted generation does. By default every layer keeps every
-        token.
+        Layers with a window or chunk keep that alone, in models that also have layers without. Then
+        ``crop`` goes back by the tokens of the last forward pass at most, as assisted generation
+        does. By default every layer keeps every token.
     threads : int
         Threads that copy K and V.
 
@@ -94,8 +94,7 @@ class KVCoreCache(Cache):
         flag("groups", groups)
         theirs = _layers_of(config)
         own = [layer for layer in theirs if not isinstance(layer, _DUMMY)]
-        # Chunks begin behind the padding of a row: so many tokens are always enough.
-        windows = tuple(getattr(layer, "sliding_window", None) if groups else None for layer in own)
+        windows = _windows_of(own) if groups else (None,) * len(own)
         self._rows = CacheRows(
             PoolPlan(windows, page_size, num_pages, available_cache_memory), threads
         )
@@ -330,6 +329,17 @@ def _flat(states: torch.Tensor) -> NDArray[Any]:
     rows, heads, tokens, dim = states.shape
     flat = states.transpose(1, 2).reshape(rows * tokens, heads, dim)
     return array_of(flat if flat.stride(-1) == 1 else flat.contiguous())
+
+
+def _windows_of(layers: list[Any]) -> tuple[int | None, ...]:
+    """Return the tokens that each layer keeps, None for all.
+
+    Of a chunk it is as many as a chunk has, for chunks begin behind the padding of a row. Where no
+    layer keeps all, every layer does: a manager of windows alone needs room for the columns of as
+    many rows as there may ever be, which this one does not know.
+    """
+    windows = tuple(getattr(layer, "sliding_window", None) for layer in layers)
+    return windows if None in windows else (None,) * len(layers)
 
 
 def _layers_of(config: Any) -> list[Any]:
