@@ -9,7 +9,7 @@ from kvcore.arguments import integer
 from kvcore.errors import CapacityError
 from kvcore.groups import bundles
 from kvcore.groups.kinds import MAX_CHUNK_TOKENS
-from kvcore.groups.layers import column_tokens
+from kvcore.groups.layers import column_tokens, pages_per_column
 from kvcore.params import KVCacheParams, require_count, require_params
 
 __all__ = [
@@ -132,11 +132,11 @@ def pages_per_sequence(
 def _pages_of(params: KVCacheParams, tokens: int, max_chunk_tokens: int) -> int:
     if params.groups is None:
         return -(-tokens // params.page_size)
-    # Smaller pages come and go together with the largest, which hold the same tokens.
-    size = column_tokens(params)
+    # Where bundles have pages of several sizes, a request takes what the largest one covers.
+    run = column_tokens(params)
     return sum(
-        bundle.group.max_pages(tokens, size, max_chunk_tokens) * (size // bundle.page_size)
-        for bundle in bundles(params)
+        pages * bundle.group.max_pages(tokens, run, max_chunk_tokens)
+        for pages, bundle in zip(pages_per_column(params), bundles(params), strict=True)
     )
 
 
