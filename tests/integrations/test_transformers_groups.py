@@ -94,13 +94,13 @@ def check_preemption(family: str) -> None:
     assert manager.metrics.prompt_tokens > computed  # some ran, or hit, once more
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llama4-chunks"])
+@pytest.mark.parametrize("family", ["gemma3"])
 def test_preempted_requests_generate_the_same(family: str) -> None:
     check_preemption(family)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted({*FEW, *REST} - {"gemma3", "llama4-chunks"} - ALONE))
+@pytest.mark.parametrize("family", sorted({*FEW, *REST} - {"gemma3"} - ALONE))
 def test_preempted_requests_of_others_generate_the_same(family: str) -> None:
     check_preemption(family)
 
@@ -115,6 +115,7 @@ def test_sequences_of_a_prompt_share_its_pages() -> None:
     assert tokens == [each for each in expected_of("gemma3", NEW) for _ in range(3)]
 
 
+@pytest.mark.slow
 def test_sampling_does_not_depend_on_what_is_kept() -> None:
     model = model_of("gpt-oss")
     options = {"do_sample": True, "seed": 3, "num_return_sequences": 2}
@@ -187,7 +188,9 @@ class Forgetful(PagedKVCacheManager):
         return inputs
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral", "llama4-chunks"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", "llama4-chunks", pytest.param("mistral", marks=pytest.mark.slow)]
+)
 def test_attention_reads_no_page_that_is_given_back(family: str) -> None:
     """Every page that is not in a table is NaN: nothing of it comes into the output."""
     model = model_of(family)
@@ -342,6 +345,7 @@ def test_a_manager_that_keeps_less_is_refused(
         generate(model_of(family), [[1, 2]], manager=manager)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "groups"),
     [
