@@ -164,6 +164,9 @@ GOALS = (
     Goal("generate.padded", 0.0, per_limit=1.0),
     Goal("generate.generate_batch", 0.0, per_limit=1.0),
     Goal("generate.outside", 5.0),
+    Goal("hf_groups.bytes.groups", 0.0, per_limit=0.4),
+    Goal("hf_groups.all.groups", 0.0, per_limit=0.95, at_least=True),
+    Goal("hf_groups.decode.groups", 0.0, per_limit=0.95, at_least=True),
 )
 
 

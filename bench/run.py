@@ -47,7 +47,7 @@ SUITES = {
         "startup",
     ),
     "data-path": ("data_path", "transfer", "attention", "swap"),
-    "generate": ("generate",),
+    "generate": ("generate", "hf_groups"),
 }
 
 

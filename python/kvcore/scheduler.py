@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from kvcore.context import update_batch
 from kvcore.errors import CapacityError, InsufficientBlocksError
+from kvcore.groups.layers import has_windows
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
 from kvcore.requests import Batch, Request
+from kvcore.sizing import longest_sequence
 
 __all__ = ["Batch", "Request", "Scheduler"]
 
@@ -89,6 +91,10 @@ class Scheduler:
         self._max_running = min(max_running, manager.max_batch_size, max_batch_tokens)
         self._budgets = max_batch_tokens, max_prompts
         self._num_steps = num_steps
+        most_at_once = max(min(self._budgets), num_steps)
+        pages, params = manager.total_num_pages, manager.params
+        self._pool_tokens = longest_sequence(params, pages, most_at_once)
+        self._has_windows = has_windows(params)  # which get pages for what runs next
         self._hold = hold
         self._update = update
         self._live: dict[int, Request] = {}  # by rank
@@ -135,7 +141,7 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         if request.rank >= 0:
             raise ValueError(f"request {request.rank} was added before; it is served once")
-        pool = self._manager.total_num_pages * self._manager.params.page_size
+        pool = self._pool_tokens
         tokens = request.num_prompt + request.left - 1  # the last one is not written
         if tokens > pool or tokens + self._num_steps - 1 > self._manager.max_seq_len:
             raise CapacityError(
@@ -248,6 +254,9 @@ class Scheduler:
     def _make_room(self, preempted: list[Request], num_steps: int = 1) -> int:
         """Reserve the next tokens of all that run: one by preemption, `num_steps` if they fit."""
         while True:
+            if self._has_windows:
+                for request in self.prefills[len(self._cut_chunks()) :]:
+                    request.context.active_idx = request.context.start_idx + 1
             running = self.decodes + self.prefills
             contexts = [request.context for request in running]
             fitting = self._manager.maybe_reserve_batch(contexts)
@@ -273,7 +282,7 @@ class Scheduler:
             if self._hold is not None and self.num_running and self._hold(request):
                 place += 1
                 continue
-            self._may_admit = self._claim(request)
+            self._may_admit = self._claim(request, budget)
             if not self._may_admit:
                 break
             self.prefills.append(self.waiting.pop(place))
@@ -281,10 +290,13 @@ class Scheduler:
             budget -= request.unwritten
         return bool(self.prefills)
 
-    def _claim(self, request: Request) -> bool:
+    def _claim(self, request: Request, budget: int) -> bool:
         """Claim and reserve on the replica with the best hit or, when it is full, the emptiest."""
         if callable(request.context):
             request.context = request.context()
+        if self._has_windows:  # one token less than that finds no hit
+            request.context.start_idx = 0
+            request.context.active_idx = min(request.context.end_idx, max(2, budget))
         if self._manager.num_replicas == 1:
             return self._claim_on(request, 0)
         best = self._manager.get_or_recommend_replica(request.context)

@@ -20,6 +20,7 @@ __all__ = [
     "host_pages",
     "host_pages_per_replica",
     "infer_optimal_batch_size",
+    "longest_sequence",
     "max_supported_sequence_length",
     "pages_per_replica",
     "pages_per_sequence",
@@ -172,9 +173,23 @@ def max_supported_sequence_length(
     """
     require_count(max_chunk_tokens=max_chunk_tokens)
     pages = pages_per_replica(params, memory, STATES_PER_REQUEST)
+    return longest_sequence(params, pages, max_chunk_tokens)
+
+
+def longest_sequence(params: KVCacheParams, pages: int, max_chunk_tokens: int) -> int:
+    """Return the tokens of the longest sequence that `pages` hold, a multiple of the page size.
+
+    Parameters
+    ----------
+    params : KVCacheParams
+    pages : int
+        Of one replica.
+    max_chunk_tokens : int
+        Tokens of it that run in one step at most.
+    """
     if params.groups is None:
         return pages * params.page_size
-    size = max(bundle.page_size for bundle in bundles(params))
+    size = column_tokens(params)
     fits, too_many = 0, _MOST_TOKENS // size + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2

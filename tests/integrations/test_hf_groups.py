@@ -1,167 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups out of published configs, and out of broken ones."""
+"""Windows, chunks and shared layers out of published configs, and configs that are broken."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hf_configs import CONFIGS
+from hf_group_configs import (
+    GEMMA_3_27B,
+    GEMMA_3N,
+    GPT_OSS,
+    JAMBA,
+    KIMI_LINEAR,
+    LLAMA,
+    LLAMA_4,
+    MIMO,
+    MISTRAL,
+    NEMOTRON_H,
+    QWEN_3_NEXT,
+    every,
+    read,
+)
 from kvcore import KVCacheParams
 from kvcore.cli.presets import PRESETS
-from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bundles
-
-LLAMA = CONFIGS["llama-3.1-70b"]
-# What decides the cache, as published.
-GEMMA_3_27B = {
-    "model_type": "gemma3",
-    "text_config": {
-        "model_type": "gemma3_text",
-        "head_dim": 128,
-        "hidden_size": 5376,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 62,
-        "num_key_value_heads": 16,
-        "sliding_window": 1024,
-    },
-    "torch_dtype": "bfloat16",
-}
-GPT_OSS = {**CONFIGS["gpt-oss-20b"], "sliding_window": 128, "dtype": "bfloat16"}
-MISTRAL = {**CONFIGS["mistral-nemo"], "sliding_window": 4096}
-LLAMA_4 = {
-    "model_type": "llama4",
-    "text_config": {
-        **CONFIGS["llama-4-scout"]["text_config"],
-        "attention_chunk_size": 8192,
-        "no_rope_layers": [],
-    },
-}
-GEMMA_3N = {
-    "model_type": "gemma3n_text",
-    "hidden_size": 2048,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 35,
-    "num_key_value_heads": 2,
-    "num_kv_shared_layers": 15,
-    "sliding_window": 512,
-    "dtype": "bfloat16",
-}
-JAMBA = {
-    "model_type": "jamba",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "attn_layer_offset": 4,
-    "attn_layer_period": 8,
-    "mamba_d_conv": 4,
-    "mamba_d_state": 16,
-    "mamba_expand": 2,
-    "torch_dtype": "bfloat16",
-}
-NEMOTRON_H = {
-    "model_type": "nemotron_h",
-    "attention_head_dim": 128,
-    "hidden_size": 4096,
-    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 52,
-    "num_key_value_heads": 8,
-    "mamba_num_heads": 128,
-    "mamba_head_dim": 64,
-    "n_groups": 8,
-    "ssm_state_size": 128,
-    "conv_kernel": 4,
-    "torch_dtype": "bfloat16",
-}
-QWEN_3_NEXT = {
-    "model_type": "qwen3_next",
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_size": 2048,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 2,
-    "torch_dtype": "bfloat16",
-}
-KIMI_LINEAR = {
-    "model_type": "kimi_linear",
-    "hidden_size": 2304,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 27,
-    "linear_attn_config": {
-        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
-        "head_dim": 128,
-        "kda_layers": [i for i in range(1, 28) if i not in (4, 8, 12, 16, 20, 24, 27)],
-        "num_heads": 32,
-        "short_conv_kernel_size": 4,
-    },
-    "dtype": "bfloat16",
-}
-FALCON_H1 = {
-    "model_type": "falcon_h1",
-    "head_dim": 128,
-    "hidden_size": 3072,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 44,
-    "num_key_value_heads": 2,
-    "mamba_d_conv": 4,
-    "mamba_d_head": 128,
-    "mamba_d_ssm": 3072,
-    "mamba_d_state": 256,
-    "mamba_n_groups": 1,
-    "mamba_n_heads": 24,
-    "torch_dtype": "bfloat16",
-}
-MIMO = {
-    "model_type": "mimo_v2_flash",
-    "head_dim": 192,
-    "v_head_dim": 128,
-    "hidden_size": 4096,
-    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0],
-    "num_attention_heads": 64,
-    "num_hidden_layers": 6,
-    "num_key_value_heads": 4,
-    "sliding_window_size": 128,
-    "swa_head_dim": 192,
-    "swa_num_key_value_heads": 8,
-    "swa_v_head_dim": 128,
-    "torch_dtype": "bfloat16",
-}
-RECURRENT_GEMMA = {
-    "model_type": "recurrent_gemma",
-    "attention_window_size": 2048,
-    "block_types": ["recurrent", "recurrent", "attention"],
-    "conv1d_width": 4,
-    "head_dim": 256,
-    "hidden_size": 2560,
-    "lru_width": 2560,
-    "num_attention_heads": 10,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 1,
-    "torch_dtype": "bfloat16",
-}
-
-
-def read(config: Mapping[str, Any], **rest: Any) -> KVCacheParams:
-    return KVCacheParams.from_hf_config(config, groups=True, page_size=16, **rest)
-
-
-def every(layers: int, n: int) -> tuple[list[int], list[int]]:
-    """Every n-th layer, and the others."""
-    full = [i for i in range(layers) if (i + 1) % n == 0]
-    return full, [i for i in range(layers) if (i + 1) % n != 0]
+from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles
 
 
 # -- windows and chunks --------------------------------------------------------------------------
@@ -294,114 +160,6 @@ def test_full_layers_of_gemma_4_have_wider_heads() -> None:
     made = read({**config, "global_head_dim": None, "per_layer_config": per_layer})
     assert made.groups == (FullAttention(full, head_dim=512), SlidingWindow(window, 128))
     assert [bundle.page_size for bundle in bundles(made)] == [16, 32]
-
-
-# -- states --------------------------------------------------------------------------------------
-def test_states_of_jamba() -> None:
-    full = [4, 12, 20, 28]
-    arrays = {
-        "conv_states": ((8192, 4), "bfloat16"),
-        "recurrent_states": ((8192, 16), "float32"),
-    }
-    states = State([i for i in range(32) if i not in full], arrays)
-    assert read(JAMBA).groups == (FullAttention(full), states)
-
-
-def test_states_of_nemotron_h() -> None:
-    pattern = str(NEMOTRON_H["hybrid_override_pattern"])
-    arrays = {
-        "conv_states": ((128 * 64 + 2 * 8 * 128, 4), "bfloat16"),
-        "recurrent_states": ((128, 64, 128), "float32"),
-    }
-    made = read(NEMOTRON_H)
-    assert made.groups == (
-        FullAttention([i for i, letter in enumerate(pattern) if letter == "*"]),
-        State([i for i, letter in enumerate(pattern) if letter == "M"], arrays),
-    )
-    assert (made.head_dim, len(made.attention_groups[0].layers)) == (128, 4)
-    modern = {key: v for key, v in NEMOTRON_H.items() if not key.startswith(("hybrid", "num_hid"))}
-    letters = {"M": "mamba", "*": "attention", "-": "mlp"}
-    assert read({**modern, "layers_block_type": [letters[each] for each in pattern]}) == made
-
-
-def test_states_of_qwen_3_next() -> None:
-    full, linear = every(48, 4)
-    arrays = {
-        "conv_states": ((2 * 16 * 128 + 32 * 128, 4), "bfloat16"),
-        "recurrent_states": ((32, 128, 128), "float32"),
-    }
-    assert read(QWEN_3_NEXT).groups == (FullAttention(full), State(linear, arrays))
-
-
-def test_latent_rows_and_states_of_kimi_linear() -> None:
-    made = read(KIMI_LINEAR)
-    full = FullAttention([3, 7, 11, 15, 19, 23, 26])
-    assert made.attention_groups == (full,)
-    assert (made.is_mla, made.head_dim) == (True, 576)
-    assert made.state_groups[0].arrays == {
-        "conv_states": ((3 * 32 * 128, 4), "bfloat16"),
-        "recurrent_states": ((32, 128, 128), "float32"),
-    }
-
-
-def test_layers_of_falcon_h1_keep_both() -> None:
-    made = read(FALCON_H1)
-    assert made.attention_groups == (FullAttention(range(44)),)
-    assert made.state_groups[0].layers == tuple(range(44))
-    assert made.state_groups[0].arrays["conv_states"] == ((3072 + 2 * 256, 4), "bfloat16")
-
-
-def test_windows_and_states_of_recurrent_gemma() -> None:
-    made = read(RECURRENT_GEMMA)
-    window = [i for i in range(26) if i % 3 == 2]
-    assert made.attention_groups == (SlidingWindow(window, 2048),)
-    assert made.state_groups[0].arrays == {
-        "conv_states": ((2560, 3), "bfloat16"),
-        "recurrent_states": ((2560,), "float32"),
-    }
-
-
-def test_states_do_not_get_narrow_with_k_and_v() -> None:
-    for dtype in ("int8", "float8_e4m3fn"):
-        made = read(JAMBA, dtype=dtype)
-        assert made.dtype == dtype
-        assert made.state_groups == read(JAMBA).state_groups
-    named = {**NEMOTRON_H, "mamba_ssm_cache_dtype": "bfloat16"}
-    assert read(named).state_groups[0].arrays["recurrent_states"][1] == "bfloat16"
-
-
-def test_states_have_the_dtype_of_a_model_that_names_it_outside() -> None:
-    text = {key: value for key, value in QWEN_3_NEXT.items() if key != "torch_dtype"}
-    whole = {"text_config": text, "torch_dtype": "torch.float32"}
-    for dtype in (None, "int8", "bfloat16"):
-        arrays = read(whole, dtype=dtype).state_groups[0].arrays
-        assert arrays["conv_states"][1] == "float32"
-    assert read(text, dtype="float16").state_groups[0].arrays["conv_states"][1] == "float16"
-    assert read(text, dtype="int8").state_groups[0].arrays["conv_states"][1] == "bfloat16"
-
-
-@pytest.mark.parametrize(
-    ("config", "shards", "conv", "recurrent"),
-    [
-        (JAMBA, 8, (1024, 4), (1024, 16)),
-        (NEMOTRON_H, 4, (32 * 64 + 2 * 2 * 128, 4), (32, 64, 128)),
-        (QWEN_3_NEXT, 2, (16 * 128 + 16 * 128, 4), (16, 128, 128)),
-        (KIMI_LINEAR, 4, (3 * 8 * 128, 4), (8, 128, 128)),
-        # One group of B and C is copied to both devices.
-        (FALCON_H1, 2, (1536 + 2 * 256, 4), (12, 128, 256)),
-    ],
-)
-def test_states_are_spread_over_the_devices_of_a_replica(
-    config: dict[str, Any], shards: int, conv: tuple[int, ...], recurrent: tuple[int, ...]
-) -> None:
-    made = read(config, n_devices=2 * shards, data_parallel_degree=2)
-    arrays = made.state_groups[0].arrays
-    assert (arrays["conv_states"][0], arrays["recurrent_states"][0]) == (conv, recurrent)
-
-
-def test_states_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"num_heads 32 of the recurrent layers .* over 3 tensor"):
-        read(KIMI_LINEAR, n_devices=3)
 
 
 # -- files and presets ---------------------------------------------------------------------------

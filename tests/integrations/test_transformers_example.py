@@ -14,7 +14,7 @@ from conftest import require
 torch = require("torch")
 require("transformers")
 
-from hf_models import expected_of, model_of, prompts_of  # noqa: E402
+from hf_models import expected_of, model_of, plain, prompts_of  # noqa: E402
 from tiny_model_dir import byte_tokenizer, write_folder  # noqa: E402
 
 torch.set_num_threads(1)
@@ -26,10 +26,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
 
 def test_the_calls_run_on_a_local_model(tmp_path: Path) -> None:
     write_folder(tmp_path, byte_tokenizer())
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"gemma": model_of("gemma3")}
     exec("\n".join(CALLS).replace("path/of/a/model", str(tmp_path)), names)
     assert names["second"].cached_tokens >= 48  # most of the first turn
     assert names["manager"].num_free_blocks == 1024
+    assert 0.5 < names["held"][names["windows"]] / names["held"][names["flat"]] < 0.6
+    assert [names["answer"].token_ids] == plain(model_of("gemma3"), [names["prompt"]], 20)
 
 
 def engine_class() -> Any:

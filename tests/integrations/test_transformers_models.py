@@ -29,7 +29,7 @@ OTHERS = [family for family in FAMILIES if family != "llama"]
 
 def manager_of(model: Any, page: int, tokens: int = 600, batch: int = 8) -> PagedKVCacheManager:
     return PagedKVCacheManager(
-        cache_params(model, page),
+        cache_params(model, page, groups=False),
         max_batch_size=batch,
         max_seq_len=128,
         num_pages=-(-tokens // page),

@@ -121,11 +121,58 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+_PER_LAYER_INPUTS = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
+_GEMMA_4 = _PER_LAYER_INPUTS | {"sliding_window": WINDOW, "head_dim": 8, "global_head_dim": 16}
+_WINDOWS = {"sliding_window": WINDOW, "layer_types": _HALVES}
+
+#: More families whose layers do not all keep everything.
+GROUPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama4-chunks": (
+        "Llama4",
+        FAMILIES["llama4"][1] | {"attention_chunk_size": 8, "floor_scale": 6},
+    ),
+    "gemma3n": (
+        "Gemma3n",
+        _PER_LAYER_INPUTS
+        | {
+            "head_dim": 16,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 2,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "laurel_rank": 4,
+            "altup_num_inputs": 2,
+            "activation_sparsity_pattern": [0.0] * 6,
+        },
+    ),
+    "gemma4": ("Gemma4", _GEMMA_4 | {"layer_types": _HALVES, "num_kv_shared_layers": 0}),
+    "gemma4-shared": (
+        "Gemma4",
+        _GEMMA_4 | {"num_hidden_layers": 8, "layer_types": _HALVES * 2, "num_kv_shared_layers": 4},
+    ),
+    "olmo3": ("Olmo3", _WINDOWS),
+    "qwen3-windows": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 2,
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
+    "exaone4": ("Exaone4", _WINDOWS),
+    "ministral": ("Ministral", _WINDOWS | {"head_dim": 16}),
+    "smollm3": ("SmolLM3", _WINDOWS | {"use_sliding_window": True}),
+    "vaultgemma": ("VaultGemma", _WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 5}),
+}
+_TEXT = {"Gemma3", "Gemma3n", "Gemma4", "Llama4"}
+
 
 def build(family: str, seed: int = 0, **fields: Any) -> Any:
     """Make a model of a family in f32 on the CPU that never stops by itself."""
-    name, own = FAMILIES[family]
-    kind = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text"}.get(name, name)
+    name, own = (FAMILIES | GROUPED)[family]
+    kind = f"{name}Text" if name in _TEXT else name
     config = getattr(transformers, f"{kind}Config")(**(_COMMON | own | fields))
     torch.manual_seed(seed)
     maker = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")

@@ -48,11 +48,11 @@ def _fast(made: Any, chat_template: str | None) -> Any:
     return tokenizer
 
 
-def write_folder(folder: Path, tokenizer: Any, **changes: Any) -> Any:
+def write_folder(folder: Path, tokenizer: Any, family: str = "llama", **changes: Any) -> Any:
     """Save a model for the tokenizer's vocabulary, and the tokenizer; answer the model."""
     torch.manual_seed(0)
-    config = make_config("llama", vocab_size=len(tokenizer), **changes)
-    model = transformers.LlamaForCausalLM(config).eval()
+    config = make_config(family, vocab_size=len(tokenizer), **changes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model

@@ -298,6 +298,21 @@ def test_active_idx_is_a_checked_setter() -> None:
     assert indices(made) == (2, 3, 5)
 
 
+def test_start_idx_may_be_set_back() -> None:
+    made = context()
+    made.update(7)
+    made.start_idx = 2
+    assert indices(made) == (2, 6, 6)
+    for bad in (3, -1, 2**40):
+        with pytest.raises(ValueError, match=f"start_idx {bad} "):
+            made.start_idx = bad
+    with pytest.raises(TypeError):
+        made.start_idx = 1.0  # type: ignore[assignment]
+    assert indices(made) == (2, 6, 6)
+    made.start_idx = 0
+    assert made.active_length == 6
+
+
 def test_lengths_are_read_only() -> None:
     made = context()
     for name in ("end_idx", "active_length", "current_length", "request_id"):

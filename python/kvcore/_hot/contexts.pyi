@@ -111,7 +111,9 @@ class TextGenerationContext:
         """Extra keys as (start, length, bytes), sorted, each once; None without."""
     @property
     def start_idx(self) -> int:
-        """Tokens whose KV is written."""
+        """Tokens whose KV is written; settable within ``0 .. start_idx``: the rest runs again."""
+    @start_idx.setter
+    def start_idx(self, value: int) -> None: ...
     @property
     def active_idx(self) -> int:
         """End of the chunk to run now; settable within ``start_idx + 1 .. end_idx``."""

@@ -217,8 +217,18 @@ cdef class TextGenerationContext:
 
     @property
     def start_idx(self):
-        """Tokens whose KV is written."""
+        """Tokens whose KV is written; settable within ``0 .. start_idx``: the rest runs again."""
         return self._request.start
+
+    @start_idx.setter
+    def start_idx(self, object start_idx):
+        cdef int64_t value = as_int(start_idx, "start_idx")
+        if not 0 <= value <= self._request.start:
+            raise ValueError(
+                f"start_idx {value} of request {self.request_id!r} is outside 0 .. start_idx = "
+                f"0 .. {self._request.start}; what is not written cannot be skipped"
+            )
+        self._request.start = value
 
     @property
     def active_idx(self):

@@ -9,19 +9,26 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvcore.cli import options
+from kvcore.cli.held_pages import WatchedManager
 from kvcore.cli.live_text import LiveText
 from kvcore.cli.local_model import Conversation, LocalModel
 from kvcore.cli.sizes import format_size, parse_size
-from kvcore.paged import PagedKVCacheManager
+from kvcore.groups.layers import has_windows
+from kvcore.sizing import longest_sequence, pages_per_sequence
 
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams
+
+# Tokens of a forward: windows hold those of one beside their own.
+_MOST_TOKENS = 2048
+_MOST_WINDOWED = 512
 
 ModelDir = Annotated[
     Path,
@@ -66,6 +73,10 @@ Dtype = Annotated[
 Memory = Annotated[
     str, typer.Option(metavar="SIZE", help="For pages at most, such as 4GiB; no more is used.")
 ]
+Flat = Annotated[
+    bool,
+    typer.Option("--flat", help="Keep every token in every layer, also where layers have windows."),
+]
 
 
 def generate(
@@ -79,6 +90,7 @@ def generate(
     dtype: Dtype = None,
     page_size: options.PageSize = 16,
     memory: Memory = "1GiB",
+    flat: Flat = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Generate text with a local model, in pages, as it comes.
@@ -94,7 +106,8 @@ def generate(
     size = options.checked("--memory", parse_size, memory)
     local = options.checked("MODEL_DIR", LocalModel.load, model_dir, dtype)
     drawing = {"do_sample": bool(temperature), "temperature": temperature or 1.0, "seed": seed}
-    writer = Writer(local, size, page_size, max_new_tokens, drawing, is_live=not as_json)
+    pages = Pages(size, page_size, has_groups=not flat)
+    writer = Writer(local, pages, max_new_tokens, drawing, is_live=not as_json)
     started = time.perf_counter()
     answers = _talk(writer, prompts or []) if chat else writer.complete(prompts or [])
     summary = writer.summary(answers, time.perf_counter() - started)
@@ -107,6 +120,47 @@ def generate(
 Answer = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Pages:
+    """Say what pages a manager gets.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes of the pool, at most.
+    page_size : int
+        Tokens per page.
+    has_groups : bool
+        Whether layers with windows keep those alone.
+    """
+
+    memory: int
+    page_size: int
+    has_groups: bool
+
+    def manager(self, model: Any, lengths: Sequence[int], context: int) -> WatchedManager:
+        """Make a manager for a model, with as many pages as sequences of such lengths could use."""
+        from kvcore.integrations.transformers import cache_params
+
+        read = partial(cache_params, groups=self.has_groups)
+        params = options.checked("MODEL_DIR", read, model, self.page_size)
+        most = self.max_batch_tokens(params)
+        affordable = options.fitting_pages(self.memory, 1, params.bytes_per_page)
+        wanted = sum(pages_per_sequence(params, length, most) for length in lengths)
+        pages = min(wanted, affordable)
+        return WatchedManager(
+            params,
+            max_batch_size=len(lengths),
+            max_seq_len=min(longest_sequence(params, pages, most), context),
+            num_pages=pages,
+        )
+
+    @staticmethod
+    def max_batch_tokens(params: KVCacheParams) -> int:
+        """Return the tokens of a forward."""
+        return _MOST_WINDOWED if has_windows(params) else _MOST_TOKENS
+
+
 @dataclass
 class Writer:
     """Generate with one model, in the pages of one manager.
@@ -114,61 +168,41 @@ class Writer:
     Attributes
     ----------
     local : LocalModel
-    memory : int
-        Bytes of the pool, at most.
-    page_size : int
-        Tokens per page.
+    pages : Pages
     max_new_tokens : int
     drawing : dict
         do_sample, temperature and seed.
     is_live : bool
         Write texts to the terminal as they come.
-    manager : PagedKVCacheManager, or None
+    manager : WatchedManager, or None
         None before the first prompt.
     """
 
     local: LocalModel
-    memory: int
-    page_size: int
+    pages: Pages
     max_new_tokens: int
     drawing: dict[str, Any]
     is_live: bool
-    manager: PagedKVCacheManager | None = None
+    manager: WatchedManager | None = None
 
     def complete(self, texts: Sequence[str]) -> list[Answer]:
         """Return what follows each text; all of them run together."""
         prompts = [self.local.token_ids(text) for text in texts]
         longest = [len(prompt) + self.max_new_tokens for prompt in prompts]
-        self._allocate(sum(-(-length // self.page_size) for length in longest), len(prompts))
+        self.manager = self.pages.manager(self.local.model, longest, self.local.context)
         titles = [f"> {text}" for text in texts] if len(texts) > 1 else [""]
         return self.run(texts, prompts, titles)
 
     def converse(self, lines: Iterator[str]) -> Iterator[Answer]:
         """Return each line in turn."""
-        self._allocate(-(-self.local.context // self.page_size), 1)
+        context = self.local.context
+        self.manager = self.pages.manager(self.local.model, [context], context)
         conversation = Conversation(self.local)
         for line in lines:
             prompt = options.checked("PROMPT", conversation.prompt, line)
             (answer,) = self.run([line], [prompt], [""])
             conversation.answered(prompt, answer["token_ids"])
             yield answer
-
-    def _allocate(self, pages: int, sequences: int) -> None:
-        """Make the manager, with as many pages as could be of use."""
-        params = self._params()
-        affordable = options.fitting_pages(self.memory, 1, params.bytes_per_page)
-        pages = min(pages, affordable)
-        self.manager = PagedKVCacheManager(
-            params,
-            max_batch_size=sequences,
-            max_seq_len=min(pages * params.page_size, self.local.context),
-            num_pages=pages,
-        )
-
-    def _params(self) -> KVCacheParams:
-        from kvcore.integrations.transformers import cache_params
-
-        return options.checked("MODEL_DIR", cache_params, self.local.model, self.page_size)
 
     def run(
         self, texts: Sequence[str], prompts: list[list[int]], titles: Sequence[str]
@@ -191,11 +225,13 @@ class Writer:
     def _generate(self, prompts: list[list[int]], live: LiveText | None) -> list[Any]:
         from kvcore.integrations.transformers import generate as generate_tokens
 
+        assert self.manager is not None
         return generate_tokens(
             self.local.model,
             prompts,
             manager=self.manager,
             max_new_tokens=self.max_new_tokens,
+            max_batch_tokens=self.pages.max_batch_tokens(self.manager.params),
             stream=None if live is None else live.add,
             **self.drawing,
         )
@@ -210,12 +246,15 @@ class Writer:
         prompt_tokens = sum(a["prompt_tokens"] for a in answers)
         cached = sum(a["cached_tokens"] for a in answers)
         peak = self.manager.metrics.peak_used_pages
+        peak_bytes = peak * params.bytes_per_page
         return {
             "dtype": params.dtype,
             "page_size": params.page_size,
             "pages": self.manager.total_num_pages,
             "peak_used_pages": peak,
-            "peak_bytes": peak * params.bytes_per_page,
+            "peak_bytes": peak_bytes,
+            "flat_bytes": self.manager.flat_bytes or peak_bytes,
+            "groups": self.manager.groups_held(),
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached,
             "hit_rate": cached / prompt_tokens if prompt_tokens else 0.0,
@@ -248,9 +287,23 @@ def _write(text: str) -> None:
 
 
 def _told(summary: dict[str, Any]) -> str:
-    return (
+    text = (
         f"{summary['generated_tokens']} tokens at {summary['tokens_per_second']:.1f} per second; "
         f"{summary['cached_tokens']} of {summary['prompt_tokens']} prompt tokens from the cache "
         f"(hit rate {summary['hit_rate']:.1%}); K/V memory {format_size(summary['peak_bytes'])} "
         f"in {summary['peak_used_pages']} pages of {summary['page_size']}"
     )
+    if not summary["groups"]:
+        return text
+    held = ", ".join(map(_told_group, summary["groups"]))
+    return f"{text}: {held}; {format_size(summary['flat_bytes'])} without groups"
+
+
+def _told_group(group: dict[str, Any]) -> str:
+    kept = "full"
+    if group["window"] is not None:
+        kept = f"with a window of {group['window']}"
+    elif group["chunk"] is not None:
+        kept = f"with chunks of {group['chunk']}"
+    layers = "layer" if group["layers"] == 1 else "layers"
+    return f"{format_size(group['bytes'])} of {group['layers']} {layers} {kept}"

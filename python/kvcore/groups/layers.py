@@ -14,6 +14,7 @@ __all__ = [
     "LayerPlace",
     "column_tokens",
     "core_groups",
+    "has_windows",
     "mixes_pages",
     "pages_per_column",
     "part_shapes",
@@ -153,6 +154,13 @@ def pages_per_column(params: GroupedParams) -> tuple[int, ...]:
         return (1,)
     tokens = column_tokens(params)
     return tuple(tokens // bundle.page_size for bundle in bundles(params))
+
+
+def has_windows(params: GroupedParams) -> bool:
+    """Tell whether layers leave tokens behind, so that pages are reserved for what runs next."""
+    if params.groups is None:
+        return False
+    return not all(isinstance(group, FullAttention) for group in params.attention_groups)
 
 
 def mixes_pages(params: GroupedParams) -> bool:

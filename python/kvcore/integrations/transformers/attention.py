@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -80,12 +81,17 @@ def padding_mask(
     kv_length: int,
     q_offset: Any = 0,
     kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
     attention_mask: torch.Tensor | None = None,
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
+    config: Any = None,
     **__: Any,
 ) -> torch.Tensor | None:
     """Hand the caller's padding on: ``attention_forward`` adds what is causal by itself.
+
+    Chunks begin behind the padding of a row. Where there is some, or where the keys do not begin
+    with the first token, it returns all that may be seen.
 
     Raises
     ------
@@ -107,6 +113,17 @@ def padding_mask(
             f"the keys end at {kv_offset + kv_length}, the queries at {int(q_offset) + q_length}, "
             f"must be the same for kvcore's attention; use a dynamic cache"
         )
-    if attention_mask is None:
-        return None
-    return attention_mask[:, kv_offset : kv_offset + kv_length]
+    padding = None
+    if attention_mask is not None:
+        padding = attention_mask[:, kv_offset : kv_offset + kv_length]
+    is_chunked = local_size is not None and _has_chunks(config)
+    if mask_function is None or not is_chunked or (padding is None and kv_offset == 0):
+        return padding
+    queries = int(q_offset) + torch.arange(q_length)[:, None]
+    rows = torch.arange(1 if padding is None else len(padding))[:, None, None, None]
+    seen: torch.Tensor = mask_function(rows, 0, queries, kv_offset + torch.arange(kv_length))
+    return seen if padding is None else seen & padding[:, None, None, :].bool()
+
+
+def _has_chunks(config: Any) -> bool:
+    return "chunked_attention" in (getattr(config, "layer_types", None) or ())

@@ -13,7 +13,7 @@ from kvcore import ops
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.integrations.transformers.latents import LatentLayer, LatentTray, keeps_latents
-from kvcore.integrations.transformers.rules import AttentionRule
+from kvcore.integrations.transformers.rules import AttentionRule, query_scales
 from kvcore.integrations.transformers.tensors import array_of, tensor_of
 
 __all__ = ["PackedBatch"]
@@ -65,6 +65,7 @@ class PackedBatch:
         "_threads",
         "_tokens",
         "_tray",
+        "_writers",
         "last_rows",
         "row_offsets",
     )
@@ -86,6 +87,7 @@ class PackedBatch:
         self.last_rows = packed.last_rows
         self.row_offsets = packed.row_offsets
         self._tray = LatentTray()
+        self._writers: dict[tuple[int, int], int] = {}  # which layer writes a place of the pages
 
     def model_inputs(self, rows: Any = None) -> dict[str, Any]:
         """Name the arguments for ``model(**packed.model_inputs())``.
@@ -138,8 +140,13 @@ class PackedBatch:
         """
         if keeps_latents(module):
             return self._attend_latents(module, query[0], rule)
-        self._append(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return self._over_pages(module.layer_idx, query[0].transpose(0, 1), rule)[None]
+        q = query[0].transpose(0, 1)
+        scales = query_scales(module, torch.from_numpy(self._positions))
+        if scales is not None:
+            q = (q * scales).to(q.dtype)
+        if self._writes(module.layer_idx):
+            self._append(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return self._over_pages(module.layer_idx, q, rule)[None]
 
     def _attend_latents(
         self, module: Any, query: torch.Tensor, rule: AttentionRule
@@ -148,6 +155,14 @@ class PackedBatch:
         self._append(module.layer_idx, self._tray.take(), None)
         out = self._over_pages(module.layer_idx, layer.query(query), rule, module.kv_lora_rank)
         return layer.values(out)[None]
+
+    def _writes(self, layer: int) -> bool:
+        """Tell whether a layer has K and V of its own, or reads those of one before it."""
+        layers = self._inputs._layers  # noqa: SLF001 - None where a page has all layers
+        if layers is None:
+            return True
+        place = layers[layer]
+        return self._writers.setdefault((place.bundle, place.position), layer) == layer
 
     def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor | None) -> None:
         values = None if v is None else array_of(v)
@@ -165,6 +180,7 @@ class PackedBatch:
             self.row_offsets,
             scale=rule.scale,
             window=rule.window,
+            chunk=rule.chunk,
             soft_cap=rule.soft_cap,
             sinks=None if rule.sinks is None else array_of(rule.sinks),
             v_head_dim=v_head_dim,

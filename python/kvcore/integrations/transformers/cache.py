@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, cache_utils
 
+from kvcore.arguments import flag
 from kvcore.integrations.transformers.cache_pool import PoolPlan
 from kvcore.integrations.transformers.cache_rows import CacheRows
 from kvcore.integrations.transformers.tensors import array_of
@@ -38,6 +39,10 @@ class KVCoreCache(Cache):
         Bytes of the pool, in place of `num_pages`. With neither it may grow to half of the host
         memory that is free when the first tokens come, at most 2**20 tokens; memory is taken as
         pages are first written.
+    groups : bool
+        Layers with a window or chunk keep that alone, in models that also have layers without. Then
+        ``crop`` goes back by the tokens of the last forward pass at most, as assisted generation
+        does. By default every layer keeps every token.
     threads : int
         Threads that copy K and V.
 
@@ -52,7 +57,7 @@ class KVCoreCache(Cache):
     Notes
     -----
     Works wherever DynamicCache does: greedy search with padding, beams, sampling, assisted
-    generation, prompt lookup, several turns. Every layer keeps every token; masks apply windows.
+    generation, prompt lookup, several turns. Masks apply windows.
     Latents of MLA models are stored as they come. Beams, ``batch_repeat_interleave`` and
     ``copy.deepcopy`` share pages, and copy one when they write into it. K and V must be in host
     memory. One thread at a time uses a cache.
@@ -82,19 +87,27 @@ class KVCoreCache(Cache):
         page_size: int = 16,
         num_pages: int | None = None,
         available_cache_memory: int | None = None,
+        groups: bool = False,
         threads: int = 1,
     ) -> None:
         require_count(threads=threads)
-        shared = _dummies_of(config)
-        plan = PoolPlan(shared.count(None), page_size, num_pages, available_cache_memory)
-        self._rows = CacheRows(plan, threads)
-        indices = iter(range(plan.num_layers))
+        flag("groups", groups)
+        theirs = _layers_of(config)
+        own = [layer for layer in theirs if not isinstance(layer, _DUMMY)]
+        windows = _windows_of(own) if groups else (None,) * len(own)
+        self._rows = CacheRows(
+            PoolPlan(windows, page_size, num_pages, available_cache_memory), threads
+        )
+        indices = iter(range(len(own)))
         super().__init__(
             layers=[
-                KVCoreCacheLayer(self._rows, next(indices)) if dummy is None else dummy
-                for dummy in shared
+                layer if isinstance(layer, _DUMMY) else self._layer(next(indices), windows)
+                for layer in theirs
             ]
         )
+
+    def _layer(self, index: int, windows: tuple[int | None, ...]) -> KVCoreCacheLayer:
+        return KVCoreCacheLayer(self._rows, index, windows[index])
 
     @property
     def manager(self) -> PagedKVCacheManager | None:
@@ -104,7 +117,7 @@ class KVCoreCache(Cache):
     @property
     def held_pages(self) -> int:
         """Pages that the rows hold, each counted once however many rows share it."""
-        return len({page for row in self._rows.pages() for page in row})
+        return len(self._rows.held())
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' name
         """Return -1: no fixed length. The name that ``get_max_length`` had up to 5.17."""
@@ -171,12 +184,12 @@ class KVCoreCacheLayer(CacheLayerMixin):
 
     is_compileable = False
     is_croppable = True
-    is_sliding = False
 
-    def __init__(self, rows: CacheRows, index: int) -> None:
+    def __init__(self, rows: CacheRows, index: int, window: int | None) -> None:
         # Not the base's: keys and values are properties here.
         self._rows = rows
         self._index = index
+        self._window = window
         self.length = 0
         self.is_initialized = False
 
@@ -193,7 +206,7 @@ class KVCoreCacheLayer(CacheLayerMixin):
         *args: Any,  # noqa: ARG002 - what other caches take
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the K and V of new tokens to the pages and return all of them.
+        """Append the K and V of new tokens to the pages and return all that they read.
 
         Parameters
         ----------
@@ -216,7 +229,7 @@ class KVCoreCacheLayer(CacheLayerMixin):
         self._begin(key_states, value_states)
         self._rows.append(self._index, _flat(key_states), _flat(value_states))
         self.length, self.is_initialized = self._rows.length, True
-        return (key_states, value_states) if before == 0 else self._read()
+        return (key_states, value_states) if before == 0 else self._read(self._first(before))
 
     def _begin(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Begin a forward pass of the rows if this is its first layer."""
@@ -230,34 +243,47 @@ class KVCoreCacheLayer(CacheLayerMixin):
                 f"{length}; crop() the cache after a forward pass that failed"
             )
 
-    def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather all tokens into new tensors."""
+    @property
+    def is_sliding(self) -> bool:
+        """Whether it keeps a window of tokens; transformers makes the masks by it."""
+        return self._window is not None
+
+    def _first(self, length: int) -> int:
+        """Return the first token that is read once so many are written."""
+        return 0 if self._window is None else max(0, length - self._window + 1)
+
+    def _read(self, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather the tokens from one on into new tensors."""
         assert self._rows.manager is not None
         params = self._rows.manager.params
         dtype = getattr(torch, params.dtype)
-        shape = (len(self._rows), self.length, params.n_kv_heads)
+        page = first // params.page_size
+        skipped = page * params.page_size
+        shape = (len(self._rows), self.length - skipped, params.n_kv_heads)
         k, v = (torch.empty((*shape, width), dtype=dtype) for width in params.row_widths)
         flat = array_of(k.flatten(0, 1)), array_of(v.flatten(0, 1))
-        self._rows.gather(self._index, self.length, flat)
+        self._rows.gather(self._index, page, shape[1], flat)
+        k, v = k[:, first - skipped :], v[:, first - skipped :]
         return k.transpose(1, 2), v.transpose(1, 2)
 
     @property
     def keys(self) -> torch.Tensor | None:
-        """All K, [rows, heads, tokens, dim], gathered for the reader; None of an empty layer."""
-        return self._read()[0] if self.length else None
+        """K that are kept, [rows, heads, tokens, dim], gathered now; None of an empty layer."""
+        return self._read(self._first(self.length))[0] if self.length else None
 
     @property
     def values(self) -> torch.Tensor | None:
-        """All V, as `keys`."""
-        return self._read()[1] if self.length else None
+        """V that are kept, as `keys`."""
+        return self._read(self._first(self.length))[1] if self.length else None
 
     def get_seq_length(self) -> int:
         """Return the tokens of each row."""
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length of what ``update`` will return, and where it begins: 0."""
-        return self.length + query_length, 0
+        """Return the length of what ``update`` will return, and where it begins."""
+        first = self._first(self.length)
+        return self.length + query_length - first, first
 
     def get_max_length(self) -> int:
         """Return -1: no fixed length."""
@@ -305,11 +331,19 @@ def _flat(states: torch.Tensor) -> NDArray[Any]:
     return array_of(flat if flat.stride(-1) == 1 else flat.contiguous())
 
 
-def _dummies_of(config: Any) -> list[Any]:
-    """Return for each layer of a model None, or what stands for one without K and V of its own.
+def _windows_of(layers: list[Any]) -> tuple[int | None, ...]:
+    """Return the tokens that each layer keeps, None for all.
 
-    Taken from what transformers itself would cache.
+    Of a chunk it is as many as a chunk has, for chunks begin behind the padding of a row. Where no
+    layer keeps all, every layer does: a manager of windows alone needs room for the columns of as
+    many rows as there may ever be, which this one does not know.
     """
+    windows = tuple(getattr(layer, "sliding_window", None) for layer in layers)
+    return windows if None in windows else (None,) * len(layers)
+
+
+def _layers_of(config: Any) -> list[Any]:
+    """Return the layers that transformers itself would cache a model with, if they fit pages."""
     if not hasattr(config, "get_text_config"):
         raise TypeError(
             f"config is a {type(config).__name__}, must be that of a transformers model"
@@ -326,15 +360,12 @@ def _dummies_of(config: Any) -> list[Any]:
             f"the layers of {config.model_type} differ in head_dim and K/V heads "
             f"({', '.join(map(str, sorted(shapes, key=str)))}), a page holds K and V of one shape"
         )
-    return [_dummy_of(layer, config.model_type) for layer in DynamicCache(config=config).layers]
-
-
-def _dummy_of(layer: Any, model_type: str) -> Any:
-    if type(layer) in (DynamicLayer, cache_utils.DynamicSlidingWindowLayer):
-        return None
-    if isinstance(layer, _DUMMY):
-        return layer
-    raise ValueError(
-        f"{model_type} keeps more than K and V ({type(layer).__name__}), such as a recurrent state "
-        f"or indexer keys, which kvcore does not cache"
-    )
+    layers: list[Any] = DynamicCache(config=config).layers
+    known = (DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+    for layer in layers:
+        if type(layer) not in known and not isinstance(layer, _DUMMY):
+            raise ValueError(
+                f"{config.model_type} keeps more than K and V ({type(layer).__name__}), such as a "
+                f"recurrent state or indexer keys, which kvcore does not cache"
+            )
+    return layers

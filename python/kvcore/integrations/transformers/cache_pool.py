@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvcore.dtypes import numpy_dtype
+from kvcore.groups import AttentionGroup, FullAttention, SlidingWindow, bundles
 from kvcore.integrations.transformers.memory import free_memory
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams, require_count
@@ -27,8 +28,8 @@ class PoolPlan:
 
     Parameters
     ----------
-    num_layers : int
-        That write K and V.
+    windows : tuple of int or None
+        For each layer that writes K and V the tokens that it keeps, None for all.
     page_size : int
         Tokens per page.
     num_pages : int, optional
@@ -41,7 +42,7 @@ class PoolPlan:
     ValueError, TypeError
     """
 
-    num_layers: int
+    windows: tuple[int | None, ...]
     page_size: int
     num_pages: int | None
     available_cache_memory: int | None
@@ -63,9 +64,20 @@ class PoolPlan:
             n_kv_heads=heads,
             head_dim=k_dim,
             v_head_dim=None if v_dim == k_dim else v_dim,
-            num_layers=self.num_layers,
+            num_layers=len(self.windows),
             page_size=self.page_size,
+            groups=self._groups(),
         )
+
+    def _groups(self) -> list[AttentionGroup] | None:
+        if not any(self.windows):
+            return None
+        spans = sorted(set(self.windows), key=lambda span: span or 0)  # full layers first
+        layers = {s: [i for i, span in enumerate(self.windows) if span == s] for s in spans}
+        return [
+            FullAttention(each) if span is None else SlidingWindow(each, span)
+            for span, each in layers.items()
+        ]
 
     def manager(self, params: KVCacheParams) -> PagedKVCacheManager:
         """Make the manager and its pool.
@@ -94,4 +106,5 @@ class PoolPlan:
         if self.num_pages is not None or self.available_cache_memory is not None:
             return chosen_pages(params, self.available_cache_memory, self.num_pages)
         affordable = pages_per_replica(params, free_memory() // 2)
-        return max(1, min(affordable, _MOST_TOKENS // params.page_size))
+        tables = len(bundles(params))
+        return max(1, min(affordable, tables * (_MOST_TOKENS // params.page_size)))

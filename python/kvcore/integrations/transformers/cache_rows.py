@@ -13,6 +13,8 @@ from kvcore import ops
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import TextGenerationContext, update_batch
 from kvcore.errors import KVCacheError
+from kvcore.groups import bundles
+from kvcore.groups.layers import LayerMap, has_windows
 from kvcore.params import KVCacheParams
 
 if TYPE_CHECKING:
@@ -144,26 +146,67 @@ class CacheRows:
         assert self._inputs is not None
         ops.append(self._inputs, layer, k, v, self._offsets, threads=self._threads)
 
-    def gather(self, layer: int, length: int, out: tuple[Any, Any]) -> None:
-        """Read the first K and V of each row into `out`, [rows * length, heads, dim] each."""
+    def gather(self, layer: int, page: int, length: int, out: tuple[Any, Any]) -> None:
+        """Read K and V of each row into `out`, [rows * length, heads, dim] each.
+
+        Parameters
+        ----------
+        layer : int
+        page : int
+            The first one that is read, for layers that have left those before it.
+        length : int
+            Tokens from there on.
+        out : (array, array)
+        """
         inputs = self._settled_inputs() if self._inputs is None else self._inputs
+        if page:
+            tables = tuple(table[:, page:] for table in inputs.tables)
+            inputs = self._inputs_of(tables)
         lengths = np.full(len(self), length, np.uint32)
         ops.gather(inputs, layer, lengths=lengths, out=out, threads=self._threads)
 
     def _settled_inputs(self) -> RaggedKVCacheInputs:
         """Name the pages between two forward passes; a fetch would reserve the next ones."""
-        table = np.array(self.pages(), np.uint32)
+        tables = [np.array(self.pages(bundle), np.uint32) for bundle in range(self._num_bundles)]
+        return self._inputs_of(tuple(tables))
+
+    def _inputs_of(self, tables: tuple[NDArray[np.uint32], ...]) -> RaggedKVCacheInputs:
+        assert self.manager is not None
         lengths = np.full(len(self), self.length, np.uint32)
         limits = np.zeros((1, 2), np.uint32)
-        return RaggedKVCacheInputs(self._blocks, lengths, table, limits, None)
+        layers = LayerMap.of(self.manager.params)
+        return RaggedKVCacheInputs(
+            self._blocks, lengths, tables[0], limits, None, tables=tables, layers=layers
+        )
 
     # ---- rows ----------------------------------------------------------------------------
 
-    def pages(self) -> list[list[int]]:
-        """Return the page ids of each row, in the order of its tokens."""
+    def pages(self, bundle: int = 0) -> list[list[int]]:
+        """Return the page ids of each row, in the order of its tokens.
+
+        What layers have left behind, or have no page for yet, is the number of pages.
+        """
         if self.manager is None:
             return []
-        return [self.manager.get_req_blocks(context.request_id) for context in self._contexts]
+        names = [context.request_id for context in self._contexts]
+        return [self.manager.get_req_blocks(name, bundle) for name in names]
+
+    def held(self) -> set[int]:
+        """Return the ids of the pages that rows hold, of every bundle."""
+        if self.manager is None:
+            return set()
+        tables = [self.pages(bundle) for bundle in range(self._num_bundles)]
+        found = {page for rows in tables for row in rows for page in row}
+        return found - {self.manager.total_num_pages}
+
+    @property
+    def _has_windows(self) -> bool:
+        return self.manager is not None and has_windows(self.manager.params)
+
+    @property
+    def _num_bundles(self) -> int:
+        assert self.manager is not None
+        return len(bundles(self.manager.params))
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i what row ``rows[i]`` was; pages are shared until one of them writes.
@@ -198,6 +241,8 @@ class CacheRows:
 
     def crop(self, length: int) -> None:
         """Forget the tokens of each row behind the first `length`, and the pages they filled."""
+        if self._has_windows:
+            self._crop_pass(length)
         self._settle()
         if length >= self.length:
             return
@@ -206,6 +251,28 @@ class CacheRows:
             self.manager.truncate(context.request_id, length)
         self._rewind(length)
         self.length = length
+
+    def _crop_pass(self, length: int) -> None:
+        """Take tokens out of the pass under way, before windows leave what is read without them."""
+        assert self.manager is not None
+        begin = self.length
+        if self._inputs is not None:
+            begin = self._contexts[0].start_idx
+        if length < begin:
+            raise ValueError(
+                f"crop to {length} tokens, layers with windows have left what those before the "
+                f"last forward pass read: must be at least {begin}; make the cache with "
+                f"groups=False to go further back"
+            )
+        if length >= self.length:
+            return
+        for context in self._contexts:
+            context.rewind(max(length, 1))
+            if length == 0:
+                self.manager.release(context.request_id)
+                self.manager.claim(context.request_id)
+        if length == 0:
+            self._inputs = None
 
     def release(self) -> None:
         """Give all pages back."""

@@ -4,23 +4,38 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from kvcore import KVCacheParams, PagedKVCacheManager
+from kvcore.arguments import flag
 from kvcore.dtypes import NARROW
+from kvcore.groups.layers import LayerMap, LayerPlace
 from kvcore.hf_config import cache_shape
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
-from kvcore.integrations.transformers.latents import LatentTray, keeps_latents
-from kvcore.integrations.transformers.rules import AttentionRule
+from kvcore.integrations.transformers.probe import (
+    LayerRow,
+    Probe,
+    flat_params,
+    grouped_params,
+)
 from kvcore.integrations.transformers.session import paged_attention, refused
 
 __all__ = ["Limits", "cache_params", "check_manager", "check_model"]
 
-_PARAMS: weakref.WeakKeyDictionary[Any, KVCacheParams] = weakref.WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Probed:
+    """Hold what the layers of a model brought."""
+
+    dtype: str
+    layers: dict[int, LayerRow]
+
+
+_PROBED: weakref.WeakKeyDictionary[Any, _Probed] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -31,14 +46,11 @@ class Limits:
     ----------
     length : int, or None
         Tokens of a sequence.
-    batch_tokens : int, or None
-        Tokens of a forward.
     reason : str
         What sets them.
     """
 
     length: int | None = None
-    batch_tokens: int | None = None
     reason: str = ""
 
 
@@ -62,13 +74,26 @@ def check_model(model: Any) -> Limits:
     if model.device.type != "cpu":
         raise refused(model, f"it is on {model.device}, this version's kernels run on the CPU")
     config = model.config.get_text_config(decoder=True)
-    try:
-        cache_shape(config.to_dict(), dtype="float32")
-    except ValueError as error:
-        raise refused(model, str(error)) from None
+    _check_layers(model, config.to_dict())
     if getattr(config, "index_topk", None) is not None:
         raise refused(model, "an indexer chooses tokens for its layers, and caches them")
     return _rope_limits(model, config)
+
+
+def _check_layers(model: Any, config: dict[str, Any]) -> None:
+    """Refuse layers that keep something else than K and V, alike or in groups."""
+    try:
+        cache_shape(config, dtype="float32")
+        return
+    except ValueError as error:
+        reason = str(error)
+    try:
+        grouped = KVCacheParams.from_hf_config(config, "float32", groups=True)
+    except ValueError:
+        raise refused(model, reason) from None
+    # Here states come in, once managers keep them and packed batches bring them to layers.
+    if grouped.groups is None or grouped.state_groups:
+        raise refused(model, reason)
 
 
 def _rope_limits(model: Any, config: Any) -> Limits:
@@ -80,12 +105,7 @@ def _rope_limits(model: Any, config: Any) -> Limits:
     if "longrope" in kinds:
         found = [part.get("original_max_position_embeddings") for part in _ropes(config)]
         line = found[0] or getattr(config, "original_max_position_embeddings", None)
-        return Limits(line, None, "longrope has other frequencies beyond that")
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        sizes = [config.attention_chunk_size]
-        if getattr(config, "attn_temperature_tuning", False):
-            sizes.append(int(config.floor_scale))
-        return Limits(min(sizes), min(sizes), "its layers attend in chunks of that size")
+        return Limits(line, "longrope has other frequencies beyond that")
     return Limits()
 
 
@@ -97,35 +117,9 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
     return [part for part in found.values() if isinstance(part, dict)]
 
 
-class _Probe:
-    """Stand in for a packed batch: note what each layer brings, answer zeros."""
-
-    def __init__(self) -> None:
-        self.tray = LatentTray()
-        self.layers: dict[int, tuple[bool, int, int, int]] = {}
-        self.windows: set[int] = set()
-        self.dtype = ""
-
-    def attend(
-        self,
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rule: AttentionRule,
-    ) -> torch.Tensor:
-        self.dtype = str(key.dtype).removeprefix("torch.")
-        width = value.shape[-1]
-        if rule.window is not None:
-            self.windows.add(rule.window)
-        if keeps_latents(module):
-            self.layers[module.layer_idx] = (True, 1, self.tray.take().shape[-1], width)
-        else:
-            self.layers[module.layer_idx] = (False, key.shape[1], key.shape[-1], width)
-        return query.new_zeros(1, query.shape[2], query.shape[1], width)
-
-
-def cache_params(model: Any, page_size: int = 16, **overrides: Any) -> KVCacheParams:
+def cache_params(
+    model: Any, page_size: int = 16, *, groups: bool = True, **overrides: Any
+) -> KVCacheParams:
     """Return the KVCacheParams of the pages that a model needs.
 
     Parameters
@@ -134,6 +128,10 @@ def cache_params(model: Any, page_size: int = 16, **overrides: Any) -> KVCachePa
         On the CPU.
     page_size : int
         Tokens per page.
+    groups : bool
+        Layers with windows or chunks keep those, and layers that read the K and V of another one
+        keep nothing; where a model has such layers the params have groups. False: every layer keeps
+        every token.
     **overrides
         Other fields of KVCacheParams; ``enable_prefix_caching`` is True by default.
 
@@ -148,17 +146,20 @@ def cache_params(model: Any, page_size: int = 16, **overrides: Any) -> KVCachePa
     truth, whatever the config says.
     """
     check_model(model)
-    known = _PARAMS.get(model)
+    flag("groups", groups)
+    known = _PROBED.get(model)
     if known is None or known.dtype != str(model.dtype).removeprefix("torch."):
-        known = _PARAMS[model] = _probed(model)
-    fields = {name: getattr(known, name) for name in known.__dataclass_fields__}
-    return KVCacheParams(
-        **(fields | {"page_size": page_size, "enable_prefix_caching": True} | overrides)
-    )
+        known = _PROBED[model] = _probed(model)
+    try:
+        shape = (grouped_params if groups else flat_params)(known.dtype, known.layers)
+    except ValueError as error:
+        raise refused(model, str(error)) from None
+    fields = {"page_size": page_size, "enable_prefix_caching": True} | overrides
+    return replace(shape, **fields)
 
 
-def _probed(model: Any) -> KVCacheParams:
-    probe, masks = _Probe(), set[int]()
+def _probed(model: Any) -> _Probed:
+    probe, masks = Probe(), set[int]()
     zero = torch.zeros((1, 1), dtype=torch.int64)
     noted = MASK_WINDOWS.set(masks)
     try:
@@ -173,26 +174,14 @@ def _probed(model: Any) -> KVCacheParams:
             )
     finally:
         MASK_WINDOWS.reset(noted)
-    return _params_of(model, probe, masks)
-
-
-def _params_of(model: Any, probe: _Probe, masks: set[int]) -> KVCacheParams:
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(probe.layers) != list(range(layers)):
         raise refused(model, f"{len(probe.layers)} of its {layers} layers attend through kvcore")
-    if len(set(probe.layers.values())) > 1:
+    if probe.spans != masks:
         raise refused(
-            model, "its layers differ in their K and V, one pool of equal pages does not hold them"
+            model, f"its masks have windows of {sorted(masks)}, its layers {sorted(probe.spans)}"
         )
-    if probe.windows != masks and check_model(model).length is None:
-        raise refused(
-            model, f"its masks have windows of {sorted(masks)}, its layers {sorted(probe.windows)}"
-        )
-    is_mla, heads, k_width, v_width = probe.layers[0]
-    other = None if is_mla or v_width == k_width else v_width
-    return KVCacheParams(
-        probe.dtype, heads, k_width, layers, is_mla=is_mla, v_head_dim=other, page_size=1
-    )
+    return _Probed(probe.dtype, probe.layers)
 
 
 def check_manager(manager: Any, params: KVCacheParams) -> None:
@@ -213,6 +202,7 @@ def check_manager(manager: Any, params: KVCacheParams) -> None:
                 f"the manager's {name} is {getattr(given, name)}, the model needs "
                 f"{getattr(params, name)}; take the params from cache_params(model)"
             )
+    _check_groups(given, params)
     if given.dtype != params.dtype and given.dtype not in NARROW:
         raise ValueError(
             f"the manager's dtype is {given.dtype}, must be the model's {params.dtype} or one of "
@@ -220,3 +210,41 @@ def check_manager(manager: Any, params: KVCacheParams) -> None:
         )
     if manager.fetch([])[0].blocks is None:
         raise ValueError("blocks is None: this manager has no pool for the model's K and V")
+
+
+def _check_groups(given: KVCacheParams, params: KVCacheParams) -> None:
+    """Refuse pages that do not hold what a layer brings as long as it is read."""
+    pages, needed = LayerMap(given), LayerMap(params)
+    for layer in range(params.num_layers):
+        try:
+            kept, read = pages[layer], needed[layer]
+        except IndexError as error:
+            raise ValueError(f"{error}; take the params from cache_params(model)") from None
+        owner = (given.shared or {}).get(layer)
+        is_alike = (kept.heads, kept.widths) == (read.heads, read.widths)
+        is_own = owner in (None, (params.shared or {}).get(layer))
+        if not (is_alike and is_own and _keeps(kept, read)):
+            raise ValueError(
+                f"layer {layer} brings {_told(read)}, the manager keeps {_told(kept)}"
+                f"{'' if is_own else f' of layer {owner}'}; take the params from "
+                f"cache_params(model)"
+            )
+
+
+def _keeps(kept: LayerPlace, read: LayerPlace) -> bool:
+    """Tell whether a layer reads nothing that its pages leave behind."""
+    if kept.window is not None:
+        return read.window is not None and read.window <= kept.window
+    if kept.chunk is not None:
+        return read.chunk is not None and kept.chunk % read.chunk == 0
+    return True
+
+
+def _told(place: LayerPlace) -> str:
+    kept = "all tokens"
+    if place.window is not None:
+        kept = f"a window of {place.window}"
+    elif place.chunk is not None:
+        kept = f"chunks of {place.chunk}"
+    widths = " and ".join(map(str, place.widths))
+    return f"{place.heads} heads of {widths} for {kept}"

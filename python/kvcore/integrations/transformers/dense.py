@@ -24,7 +24,7 @@ def dense_attention(
     query : tensor [B, q_heads, T, head_dim]
     key, value : tensor [B, heads, S, head_dim] and [B, heads, S, v_head_dim]
     mask : bool tensor [B, S], bool or float tensor [B, 1, T, S], or None
-        Padding, or all that may be seen: then `rule` adds no window.
+        Padding, or all that may be seen: then `rule` adds no window and no chunks.
     rule : AttentionRule
 
     Returns
@@ -38,30 +38,34 @@ def dense_attention(
     scores = torch.matmul(query, key.transpose(2, 3)).float() * scale
     if rule.soft_cap is not None:
         scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
-    scores = scores + _bias(scores, mask, rule.window)
+    scores = scores + _bias(scores, mask, rule)
     weights = _softmax(scores, rule.sinks).to(value.dtype)
     return torch.matmul(weights, value).transpose(1, 2).contiguous()
 
 
-def _bias(scores: torch.Tensor, mask: torch.Tensor | None, window: int | None) -> torch.Tensor:
+def _bias(scores: torch.Tensor, mask: torch.Tensor | None, rule: AttentionRule) -> torch.Tensor:
     """Return what is added to the scores: 0, or -inf for what is not seen."""
     if mask is not None and mask.ndim == 4 and mask.dtype != torch.bool:
         return mask[..., : scores.shape[-1]]
     if mask is not None and mask.ndim == 4:
         seen = mask[..., : scores.shape[-1]]
     else:
-        seen = _causal(scores, window)
+        seen = _causal(scores, rule)
         if mask is not None:
             seen = seen & mask[:, None, None, :].bool()
     return torch.zeros_like(scores[:1, :1]).masked_fill(~seen, -torch.inf)
 
 
-def _causal(scores: torch.Tensor, window: int | None) -> torch.Tensor:
+def _causal(scores: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
     queries, keys = scores.shape[-2:]
-    places = torch.arange(keys, device=scores.device)
-    behind = places[keys - queries :, None] - places[None, :]
-    seen = behind >= 0
-    return seen if window is None else seen & (behind < window)
+    keys_at = torch.arange(keys, device=scores.device)
+    queries_at = keys_at[keys - queries :, None]
+    seen = queries_at >= keys_at
+    if rule.window is not None:
+        seen = seen & (queries_at - keys_at < rule.window)
+    if rule.chunk is not None:  # without a mask the first key is that of token 0
+        seen = seen & (queries_at // rule.chunk == keys_at // rule.chunk)
+    return seen
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:

@@ -110,12 +110,12 @@ def generate(
     sampler = Sampler(do_sample=do_sample, temperature=temperature, seed=seed)
     if not requests:
         return []
-    budget = _within(limits, requests, max_batch_tokens)
-    manager = _manager_for(model, manager, requests)
-    check_capacity(manager, requests)
+    _check_lengths(limits, requests)
+    manager = _manager_for(model, manager, requests, max_batch_tokens)
+    check_capacity(manager, requests, max_batch_tokens)
     for request in requests:
         sampler.prepare(request)
-    run = _Run(model, manager, requests, sampler, budget, stream)
+    run = _Run(model, manager, requests, sampler, max_batch_tokens, stream)
     with progress_reports(progress, len(run.requests)) as report:
         run.to_the_end(report)
     return [result_of(request) for request in run.requests]
@@ -131,23 +131,24 @@ def _eos_of(model: Any, given: Any) -> frozenset[int]:
     return frozenset(np.atleast_1d(np.asarray(given)).tolist())
 
 
-def _within(limits: Limits, requests: Sequence[Request], max_batch_tokens: int) -> int:
-    """Return the tokens of a forward, once every sequence is within the model's limits."""
+def _check_lengths(limits: Limits, requests: Sequence[Request]) -> None:
     longest = max(map(written_tokens, requests))
     if limits.length is not None and longest > limits.length:
         raise ValueError(
             f"a sequence comes to {longest} tokens with max_new_tokens, this model goes up to "
             f"{limits.length} through kvcore: {limits.reason}; ask for fewer"
         )
-    return min(max_batch_tokens, limits.batch_tokens or max_batch_tokens)
 
 
 def _manager_for(
-    model: Any, manager: PagedKVCacheManager | None, requests: Sequence[Request]
+    model: Any,
+    manager: PagedKVCacheManager | None,
+    requests: Sequence[Request],
+    max_batch_tokens: int,
 ) -> PagedKVCacheManager:
     params = cache_params(model)
     if manager is None:
-        return make_manager(params, requests)
+        return make_manager(params, requests, max_batch_tokens)
     check_manager(manager, params)
     return manager
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
+from kvcore.groups.layers import column_tokens
 from kvcore.scheduler import Request
+from kvcore.sizing import longest_sequence, pages_per_sequence
 
 __all__ = ["check_capacity", "free_memory", "make_manager"]
 
@@ -17,8 +19,17 @@ _SHARE = 0.5  # of the free memory
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def make_manager(params: KVCacheParams, requests: Sequence[Request]) -> PagedKVCacheManager:
+def make_manager(
+    params: KVCacheParams, requests: Sequence[Request], max_batch_tokens: int
+) -> PagedKVCacheManager:
     """Make a manager with pages for all sequences, or as many as half the free memory holds.
+
+    Parameters
+    ----------
+    params : KVCacheParams
+    requests : sequence of Request
+    max_batch_tokens : int
+        Tokens of a forward, which windows need pages for.
 
     Raises
     ------
@@ -26,7 +37,9 @@ def make_manager(params: KVCacheParams, requests: Sequence[Request]) -> PagedKVC
         That memory does not hold the longest sequence.
     """
     lengths = [written_tokens(r) for r in requests for _ in range(1 + len(r.siblings))]
-    pages = [-(-length // params.page_size) for length in lengths]
+    size = column_tokens(params)
+    whole = [-(-length // size) * size for length in lengths]
+    pages = [pages_per_sequence(params, length, max_batch_tokens) for length in whole]
     budget = int(free_memory() * _SHARE) // params.bytes_per_page
     if budget < max(pages):
         raise CapacityError(
@@ -41,14 +54,16 @@ def make_manager(params: KVCacheParams, requests: Sequence[Request]) -> PagedKVC
     )
 
 
-def check_capacity(manager: PagedKVCacheManager, requests: Sequence[Request]) -> None:
-    """Refuse a sequence that the manager can never hold.
+def check_capacity(
+    manager: PagedKVCacheManager, requests: Sequence[Request], max_batch_tokens: int
+) -> None:
+    """Refuse a sequence that the manager can never hold, in forwards of so many tokens.
 
     Raises
     ------
     CapacityError
     """
-    pool = manager.total_num_pages * manager.params.page_size
+    pool = longest_sequence(manager.params, manager.total_num_pages, max_batch_tokens)
     for request in requests:
         needed = written_tokens(request)
         if needed > min(pool, manager.max_seq_len):

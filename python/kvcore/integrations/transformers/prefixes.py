@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from kvcore import PagedKVCacheManager
+from kvcore.groups.layers import column_tokens
 from kvcore.scheduler import Request
 
 __all__ = ["is_soon_cached"]
@@ -26,7 +27,7 @@ def is_soon_cached(
     prefills : iterable of Request
         Those whose prompts are being computed.
     """
-    page_size = manager.params.page_size
+    page_size = column_tokens(manager.params)
     if not manager.params.enable_prefix_caching or not prefills:
         return False
     tokens = request.context.tokens

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-__all__ = ["AttentionRule", "rule_of"]
+__all__ = ["AttentionRule", "query_scales", "rule_of"]
 
 # Sent by some model or other, without meaning for what is attended to.
 _NOISE = frozenset(
@@ -41,6 +41,8 @@ class AttentionRule:
         Of the products of q and k; ``head_dim ** -0.5`` where the model names none.
     window : int, or None
         Tokens that a token sees: itself and the ``window - 1`` before it.
+    chunk : int, or None
+        Tokens of a chunk: a token sees itself and those before it in its own chunk.
     soft_cap : float, or None
         Scores become ``soft_cap * tanh(score / soft_cap)``.
     sinks : tensor [q_heads], or None
@@ -49,6 +51,7 @@ class AttentionRule:
 
     scale: float | None = None
     window: int | None = None
+    chunk: int | None = None
     soft_cap: float | None = None
     sinks: torch.Tensor | None = None
 
@@ -75,7 +78,17 @@ def rule_of(
         _refuse_meaning(module, name, kwargs[name])
     window = kwargs["sliding_window"] if "sliding_window" in kwargs else config_window(module)
     cap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
-    return AttentionRule(scaling, window, cap, None if sinks is None else sinks.detach())
+    own = None if sinks is None else sinks.detach()
+    return AttentionRule(scaling, window, config_chunk(module), cap, own)
+
+
+def config_chunk(module: torch.nn.Module) -> int | None:
+    """Return the chunk of a layer, which no model passes, from the config."""
+    config: Any = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None)
+    if types is None or types[module.layer_idx] != "chunked_attention":
+        return None
+    return int(config.attention_chunk_size)
 
 
 def config_window(module: torch.nn.Module) -> int | None:
@@ -96,3 +109,20 @@ def _refuse_meaning(module: torch.nn.Module, name: str, value: Any) -> None:
         f"({type(value).__name__}) to its attention, which kvcore does not know; "
         f"keep the model's own attention"
     )
+
+
+def query_scales(module: Any, positions: torch.Tensor) -> torch.Tensor | None:
+    """Return what the queries of packed rows still have to be multiplied by, [T, 1, 1], or None.
+
+    Layers of Llama 4 without rope scale queries by where they stand, and take the place in the call
+    for it; in a packed batch that is not the place in the row.
+    """
+    if getattr(module, "use_rope", True) or not getattr(module, "attn_temperature_tuning", False):
+        return None
+    taken = _temperature(module, torch.arange(len(positions)))
+    return (_temperature(module, positions) / taken)[:, None, None]
+
+
+def _temperature(module: Any, places: torch.Tensor) -> torch.Tensor:
+    steps = torch.floor((places.float() + 1.0) / module.floor_scale)
+    return torch.log1p(steps) * float(module.attn_scale) + 1.0

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers of a model hold when most is held, and what they would without groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcore.dtypes import itemsize
+from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, bundles
+from kvcore.groups.layers import LayerMap, column_tokens, pages_per_column
+from kvcore.paged import PagedKVCacheManager
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcore.params import KVCacheParams
+
+__all__ = ["WatchedManager"]
+
+
+class WatchedManager(PagedKVCacheManager):
+    """Note what is held before each forward, where there are groups.
+
+    Attributes
+    ----------
+    most_held : tuple of int
+        Pages that requests held of each group, for the forward for which most were held.
+    flat_bytes : int
+        What all tokens of a forward would have taken at most if every layer kept them.
+
+    Notes
+    -----
+    A fetch costs O(pages) more.
+    """
+
+    def __init__(self, params: KVCacheParams, *args: Any, **options: Any) -> None:
+        super().__init__(params, *args, **options)
+        self.most_held: tuple[int, ...] = ()
+        self.flat_bytes = 0
+        self._flat_bytes_per_token = _flat_bytes_per_token(params)
+        self._full = next(
+            (i for i, g in enumerate(params.attention_groups) if isinstance(g, FullAttention)), None
+        )
+
+    def fetch(self, batch: Any, num_steps: int = 1) -> Any:
+        """Hand out what the kernels of a step need, as every manager does."""
+        inputs = super().fetch(batch, num_steps)
+        held = tuple(each.held_pages for each in self.group_metrics)
+        if held:
+            self.most_held = max(self.most_held, held, key=sum)
+            tokens = self._columns(held, batch) * column_tokens(self.params)
+            self.flat_bytes = max(self.flat_bytes, tokens * self._flat_bytes_per_token)
+        return inputs
+
+    def _columns(self, held: Sequence[int], batch: Any) -> int:
+        """Count the pages of all tokens: of layers that keep them, else without what is shared."""
+        if self._full is None:
+            size = column_tokens(self.params)
+            return sum(-(-context.end_idx // size) for context in batch)
+        return held[self._full] // sum(
+            pages
+            for pages, bundle in zip(
+                pages_per_column(self.params), bundles(self.params), strict=True
+            )
+            if bundle.group == self.params.attention_groups[self._full]
+        )
+
+    def groups_held(self) -> list[dict[str, Any]]:
+        """Return for each group its layers, and what they held at most; empty without groups."""
+        params, held = self.params, self.most_held
+        return [
+            {
+                **_told(group),
+                "page_tables": sum(bundle.group == group for bundle in bundles(params)),
+                "pages": pages,
+                "bytes": pages * params.bytes_per_page,
+                "given_back": metrics.given_back,
+            }
+            for group, pages, metrics in zip(
+                params.attention_groups if held else (), held, self.group_metrics, strict=bool(held)
+            )
+        ]
+
+
+def _flat_bytes_per_token(params: KVCacheParams) -> int:
+    """Return the bytes of a token in all layers, those that read the K and V of others too."""
+    layers = LayerMap(params)
+    places = [layers[layer] for layer in range(params.num_layers)]
+    return sum(place.heads * sum(place.widths) for place in places) * itemsize(params.dtype)
+
+
+def _told(group: AttentionGroup) -> dict[str, Any]:
+    """Say how many layers a group has and what they keep."""
+    span = {
+        "window": group.window if isinstance(group, SlidingWindow) else None,
+        "chunk": group.chunk if isinstance(group, ChunkedLocal) else None,
+    }
+    return {"layers": len(group.layers), **span}

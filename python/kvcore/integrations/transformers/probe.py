@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each layer of a model brings to its attention, and the pages that this takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow
+from kvcore.integrations.transformers.latents import LatentTray, keeps_latents
+from kvcore.integrations.transformers.rules import AttentionRule
+from kvcore.params import KVCacheParams
+
+__all__ = ["LayerRow", "Probe", "flat_params", "grouped_params"]
+
+Shape = tuple[bool, int, int, int]
+Kind = tuple[int | None, int | None, Shape]
+
+
+class LayerRow(NamedTuple):
+    """Say what one layer keeps of a token, and for how long.
+
+    Attributes
+    ----------
+    shape : (bool, int, int, int)
+        Whether it is a latent row, heads, widths of K and of V.
+    window, chunk : int, or None
+        Tokens that it reads.
+    owner : int, or None
+        The layer before it whose K and V it reads, having none itself.
+    """
+
+    shape: Shape
+    window: int | None
+    chunk: int | None
+    owner: int | None
+
+
+class Probe:
+    """Stand in for a packed batch: note what each layer brings, answer zeros.
+
+    Attributes
+    ----------
+    tray : LatentTray
+    layers : dict of int to LayerRow
+    dtype : str
+    """
+
+    def __init__(self) -> None:
+        self.tray = LatentTray()
+        self.layers: dict[int, LayerRow] = {}
+        self.dtype = ""
+        self._writers: dict[int, int] = {}
+        self._held: list[torch.Tensor] = []  # so that no memory is used twice
+
+    @property
+    def spans(self) -> set[int]:
+        """Windows and chunks of all layers."""
+        rows = self.layers.values()
+        return {span for row in rows for span in (row.window, row.chunk) if span is not None}
+
+    def attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        """Take the place of ``PackedBatch.attend``."""
+        self.dtype = str(key.dtype).removeprefix("torch.")
+        width, layer = value.shape[-1], module.layer_idx
+        shape = (False, key.shape[1], key.shape[-1], width)
+        owner = None
+        if keeps_latents(module):
+            shape = (True, 1, self.tray.take().shape[-1], width)
+        else:
+            # Models whose layers share K and V hand the same tensors to them.
+            owner = self._writers.setdefault(key.data_ptr(), layer)
+            self._held.append(key)
+        self.layers[layer] = LayerRow(
+            shape, rule.window, rule.chunk, None if owner == layer else owner
+        )
+        return query.new_zeros(1, query.shape[2], query.shape[1], width)
+
+
+def _fields(dtype: str, layers: int, shape: Shape) -> dict[str, Any]:
+    is_mla, heads, k_width, v_width = shape
+    return {
+        "dtype": dtype,
+        "n_kv_heads": heads,
+        "head_dim": k_width,
+        "num_layers": layers,
+        "is_mla": is_mla,
+        "v_head_dim": None if is_mla or v_width == k_width else v_width,
+        "page_size": 1,
+    }
+
+
+def flat_params(dtype: str, layers: Mapping[int, LayerRow]) -> KVCacheParams:
+    """Return the params of pages in which every layer keeps K and V of every token.
+
+    Raises
+    ------
+    ValueError
+        Layers differ in their K and V.
+    """
+    shapes = {row.shape for row in layers.values()}
+    if len(shapes) > 1:
+        raise ValueError(
+            "its layers differ in their K and V, one pool of equal pages does not hold them"
+        )
+    return KVCacheParams(**_fields(dtype, len(layers), shapes.pop()))
+
+
+def grouped_params(dtype: str, layers: Mapping[int, LayerRow]) -> KVCacheParams:
+    """Return the params of pages for what the layers read; flat ones where all read everything.
+
+    Raises
+    ------
+    ValueError
+        Rows of K and V that pages of one size do not hold.
+    """
+    shared = {layer: row.owner for layer, row in layers.items() if row.owner is not None}
+    own = {layer: row for layer, row in layers.items() if row.owner is None}
+    members: dict[Kind, list[int]] = {}
+    for layer, row in own.items():
+        members.setdefault((row.window, row.chunk, row.shape), []).append(layer)
+    base = Counter(row.shape for row in own.values()).most_common(1)[0][0]
+    fields = _fields(dtype, len(layers), base)
+    if members.keys() == {(None, None, base)} and not shared:
+        return KVCacheParams(**fields)
+    # Full groups come first: their table is the one that a request's length shows in.
+    order = sorted(members, key=lambda kind: (kind[:2] != (None, None), kind[2] != base, str(kind)))
+    groups = [_group(members[kind], kind, base) for kind in order]
+    return KVCacheParams(**fields, groups=groups, shared=shared or None)
+
+
+def _group(layers: list[int], kind: Kind, base: Shape) -> AttentionGroup:
+    window, chunk, (_, heads, k_width, v_width) = kind
+    is_as_wide = (k_width, v_width) == base[2:]
+    row = {
+        "n_kv_heads": None if heads == base[1] else heads,
+        "head_dim": None if is_as_wide else k_width,
+        "v_head_dim": None if is_as_wide or v_width == k_width else v_width,
+    }
+    if window is not None:
+        return SlidingWindow(layers, window, **row)
+    return FullAttention(layers, **row) if chunk is None else ChunkedLocal(layers, chunk, **row)
