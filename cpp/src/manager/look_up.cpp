@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kvcore/errors.hpp"
+#include "manager/tiered_hit.hpp"
 
 namespace kvcore::look_up {
 
@@ -53,10 +54,7 @@ std::int32_t recommend_replica(const ManagerState& state, std::string_view name_
         const Replica& replica = state.replica_at(i);
         std::int64_t hit = 0;
         if (state.config.prefix_caching) {
-            hit = match(replica, name_space, tokens, n, nullptr);
-            if (replica.host != nullptr) {
-                hit = std::max<std::int64_t>(hit, replica.host->match(name_space, tokens, n).depth);
-            }
+            hit = tiered::count_columns(replica, name_space, tokens, n);
         }
         const Merit merit{hit, replica.num_available(), -replica.num_sequences};
         if (i == 0 || merit > most) {
@@ -119,7 +117,7 @@ PoolStats stats(const ManagerState& state, std::int32_t replica) {
             asked.num_evictable(),
             asked.num_sequences,
             state.config.host_pages,
-            asked.host == nullptr ? 0 : asked.host->num_stored()};
+            asked.num_stored()};
 }
 
 Metrics metrics(const ManagerState& state) noexcept {

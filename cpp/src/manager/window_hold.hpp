@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "groups/column_pages.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "manager/replica.hpp"
 
@@ -23,17 +24,20 @@ class WindowHold {
    public:
     WindowHold() noexcept = default;
     /// Holds nothing where a column is a page.
-    WindowHold(Replica& home, TreePosition at, std::int64_t tokens) {
-        if (home.columns == nullptr || at.depth == 0) return;
-        const Grouping& grouping = home.columns->grouping();
+    WindowHold(Replica& home, TreePosition at, std::int64_t tokens)
+        : WindowHold(home.columns.get(), home.tree, at, tokens) {}
+    /// The same in any tree with such columns.
+    WindowHold(ColumnPages* columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens) {
+        if (columns == nullptr || at.depth == 0) return;
+        const Grouping& grouping = columns->grouping();
         first_column_ = at.depth;
         for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
             first_[w] = grouping.first_column(grouping.windows()[w], tokens);
             first_column_ = std::min(first_column_, first_[w]);
         }
         columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
-        home.tree.copy_pages(at, first_column_, columns_.data());
-        home_ = &home;
+        tree.copy_pages(at, first_column_, columns_.data());
+        home_ = columns;
         enter();
     }
     WindowHold(WindowHold&& other) noexcept
@@ -56,7 +60,7 @@ class WindowHold {
     /// Between these, the pages may go.
     void leave() noexcept {
         if (!std::exchange(is_reader_, false)) return;
-        home_->columns->begin_departure();
+        home_->begin_departure();
         for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
             columns.leave(column, window, ColumnPages::Departure::kUnused);
             columns.count_holds(-1);
@@ -74,16 +78,16 @@ class WindowHold {
     template <class Visit>
     void for_each(const Visit& visit) const {
         if (home_ == nullptr) return;
-        for (std::size_t w = 0; w < home_->columns->grouping().windows().size(); ++w) {
+        for (std::size_t w = 0; w < home_->grouping().windows().size(); ++w) {
             const auto begin = static_cast<std::size_t>(first_[w] - first_column_);
             for (std::size_t i = begin; i < columns_.size(); ++i) {
-                visit(*home_->columns, columns_[i], w);
+                visit(*home_, columns_[i], w);
             }
         }
     }
 
    private:
-    Replica* home_ = nullptr;  // nullptr: holds nothing
+    ColumnPages* home_ = nullptr;  // nullptr: holds nothing
     bool is_reader_ = false;
     std::int32_t first_column_ = 0;
     std::array<std::int32_t, Grouping::kMaxWindows> first_{};

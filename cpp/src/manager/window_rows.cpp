@@ -94,8 +94,13 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
                           std::int32_t columns, std::int64_t tokens) noexcept {
     WindowRow& reader = of(handle);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-        // Own columns behind the hit stay; none of them is in front of a window.
-        reader.first[w] = grouping_.first_column(grouping_.windows()[w], tokens);
+        const std::int32_t first = grouping_.first_column(grouping_.windows()[w], tokens);
+        // Own columns behind the hit stay. Where that goes on below, a window may begin further on.
+        const std::int32_t end = std::min(first, row.size());
+        for (std::int32_t c = std::max(columns, reader.first[w]); c < end; ++c) {
+            home.columns->leave(row[c], w, ColumnPages::Departure::kUnused);
+        }
+        reader.first[w] = first;
     }
     note_first(reader);
     enter(home, handle, row, 0, columns);
@@ -104,9 +109,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
 
 bool WindowRows::is_kept(const PageRow& row, const WindowRow& reader, std::size_t window,
                          std::int32_t column) const noexcept {
-    const Grouping::Window& rule = grouping_.windows()[window];
-    const auto reach =
-        static_cast<std::int32_t>(ceil_div(rule.rule.span - 1, grouping_.column_tokens())) + 1;
+    const std::int32_t reach = grouping_.reach(grouping_.windows()[window]);
     if (column < reader.prompt_end && reader.prompt_end - column <= reach) return true;
     if (column >= row.committed()) return false;
     // What was committed in pieces is in as many runs: a branch may be some of them further on.
