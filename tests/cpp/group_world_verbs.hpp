@@ -256,9 +256,10 @@ inline void GroupWorld::check_pages(std::int32_t replica, const Cached& cached) 
     const std::int64_t in_use = stats.total_pages - stats.available_pages();
     // A run is pinned as a whole for a page that is copied out of it.
     const auto& copies = kvcore::CacheManagerProbe::copies(rows_.manager);
-    const bool is_exact = !hit_ && !has_flights && std::none_of(copies.begin(), copies.end(), [](const auto& copy) {
-        return copy.source.at().node != nullptr;
-    });
+    const bool is_exact =
+        !hit_ && !has_flights && std::none_of(copies.begin(), copies.end(), [](const auto& copy) {
+            return copy.source.at().node != nullptr;
+        });
     if (is_exact) CHECK_EQ(in_use, used);
     CHECK(in_use >= used);
     // Sources of copies are not counted in the peak: they are held for a moment.

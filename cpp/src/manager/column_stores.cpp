@@ -126,8 +126,8 @@ void TierFlights::owe_column_stores(SequenceHandle handle, const Sequence& seque
     if (room == 0) return;
     if (!standing.place) find_place(standing, sequence);
     const std::int64_t most_new = room / std::max(1, grouping_.num_full_lanes());
-    const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(
-        sequence.pages.committed(), standing.place.depth() + most_new));
+    const auto end = static_cast<std::int32_t>(
+        std::min<std::int64_t>(sequence.pages.committed(), standing.place.depth() + most_new));
     if (end <= std::min(standing.place.depth(), standing.examined)) return;
     advance(standing, sequence, end);
     TierFlight flight;
@@ -190,9 +190,9 @@ void TierFlights::merge(Replica& home, BlockId record, const TierFlight& flight,
     records.enter_all(record);
     records.fill_holes(record, own);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-        records.leave(record, w,
-                      had[w] ? ColumnPages::Departure::kUnused
-                             : departure(flight, column, w, has_ended));
+        records.leave(
+            record, w,
+            had[w] ? ColumnPages::Departure::kUnused : departure(flight, column, w, has_ended));
     }
     give_record_back(home, own);
 }
@@ -218,8 +218,7 @@ void TierFlights::complete_records(Replica& home, TierFlight& flight,
 
 // New ones, behind what earlier flights have brought: see `publish`.
 void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_ended) noexcept {
-    const std::size_t begin =
-        flight.host_pages.size() - static_cast<std::size_t>(flight.num_new);
+    const std::size_t begin = flight.host_pages.size() - static_cast<std::size_t>(flight.num_new);
     const std::int64_t ahead = std::int64_t{flight.ahead} * page_size_;
     try {
         const std::int32_t joint = flight.place.depth() + flight.ahead;
@@ -235,8 +234,8 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
     for (std::size_t i = begin; i < flight.host_pages.size(); ++i) {
         const std::int32_t column = flight.first + static_cast<std::int32_t>(i);
         BlockId& own = flight.host_pages[i];
-        const bool was_there =
-            duplicate != duplicates_.end() && begin + static_cast<std::size_t>(duplicate->index) == i;
+        const bool was_there = duplicate != duplicates_.end() &&
+                               begin + static_cast<std::size_t>(duplicate->index) == i;
         if (was_there) {
             merge(home, duplicate++->cached, flight, column, has_ended);
         } else {

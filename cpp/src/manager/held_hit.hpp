@@ -31,8 +31,8 @@ class HeldHit {
         }
         if (found.below.node != nullptr) {
             Replica& home = state.home_of(sequence);
-            records_ = WindowHold(home.host_columns.get(), home.host->tree(), found.below,
-                                  found.tokens);
+            records_ =
+                WindowHold(home.host_columns.get(), home.host->tree(), found.below, found.tokens);
         }
         hold(state.home_of(sequence));
     }

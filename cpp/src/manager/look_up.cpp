@@ -111,12 +111,8 @@ std::int64_t first_uncached(const ManagerState& state, SequenceHandle handle) {
 
 PoolStats stats(const ManagerState& state, std::int32_t replica) {
     const Replica& asked = state.replica_at(replica);
-    return {state.config.num_pages,
-            asked.num_free(),
-            asked.num_cached(),
-            asked.num_evictable(),
-            asked.num_sequences,
-            state.config.host_pages,
+    return {state.config.num_pages, asked.num_free(),    asked.num_cached(),
+            asked.num_evictable(),  asked.num_sequences, state.config.host_pages,
             asked.num_stored()};
 }
 

@@ -111,8 +111,8 @@ struct Replica {
         }
         auto policy = std::make_unique<TimedPolicy>(std::make_unique<LruPolicy>());
         const TimedPolicy& times = *policy;
-        const std::int64_t columns = grouping.most_columns(config.host_pages, config.max_sequences,
-                                                           config.max_seq_len);
+        const std::int64_t columns =
+            grouping.most_columns(config.host_pages, config.max_sequences, config.max_seq_len);
         host = std::make_unique<TierIndex>(columns, config.page_size, std::move(policy));
         host_columns = std::make_unique<ColumnPages>(grouping, config.host_pages, host->pool(),
                                                      host->tree(), times);

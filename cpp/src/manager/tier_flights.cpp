@@ -226,8 +226,7 @@ StorePlace TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
     return {host, host.hold({standing->place.node(), columns})};
 }
 
-void TierFlights::move_back(SequenceHandle handle, std::int32_t columns,
-                            StorePlace cut) noexcept {
+void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;
     standing->storing = 0;

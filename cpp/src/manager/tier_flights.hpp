@@ -33,8 +33,8 @@ struct TierFlight {
     bool is_load = false;             // else they are stored
     std::vector<BlockId> host_pages;  // loads: those of `source`; stores: taken from the tier
     std::vector<BlockId>
-        device_pages;  // loads: with a reference to each; stores: those of `source`
-    PathHold source;   // what is read: loads, of the tier; stores, of the tree
+        device_pages;            // loads: with a reference to each; stores: those of `source`
+    PathHold source;             // what is read: loads, of the tier; stores, of the tree
     std::int64_t num_pages = 0;  // that are copied
     // Of stores alone:
     StorePlace place;             // in the tier: what is stored goes behind it
@@ -43,8 +43,8 @@ struct TierFlight {
     std::uint32_t number = 0;     // no other flight has it now
     bool is_wanted = true;        // false: forgotten meanwhile
     // With groups alone:
-    std::int32_t first = 0;      // loads: column of the first own page; stores: of the first one
-    std::int32_t num_new = 0;    // stores: the last ones, behind `place`; -1 as an id: not stored
+    std::int32_t first = 0;       // loads: column of the first own page; stores: of the first one
+    std::int32_t num_new = 0;     // stores: the last ones, behind `place`; -1 as an id: not stored
     std::int32_t prompt_end = 0;  // stores: whole columns of the prompt
     std::array<std::int32_t, Grouping::kMaxWindows> read_from{};  // stores: what the row read
     std::vector<Patch> patches;                                   // loads

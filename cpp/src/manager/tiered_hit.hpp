@@ -23,8 +23,8 @@ struct TieredHit {
 /// A column of the device's tree that gets pages of windows from below, which another column brings
 /// until they have arrived.
 struct Patch {
-    std::int32_t index = 0;     // of the column, in the row
-    std::uint8_t windows = 0;   // a bit for each
+    std::int32_t index = 0;    // of the column, in the row
+    std::uint8_t windows = 0;  // a bit for each
     BlockId bringer = -1;
 
     [[nodiscard]] bool has(std::size_t window) const noexcept {
