@@ -82,8 +82,10 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             match.partial = {};
             match.partial_tokens = 0;
         }
-        whole = match.at;
-        if (home.columns != nullptr) shorten(match, *home.columns);
+        if (home.columns != nullptr) {
+            whole = match.at;
+            shorten(match, *home.columns);
+        }
     }
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
     if (home.host != nullptr) {

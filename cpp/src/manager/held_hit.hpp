@@ -29,10 +29,10 @@ class HeldHit {
             windows_ = WindowHold(home, found.match.at, found.tokens);
             if (found.is_partial()) source_ = WindowHold(home, found.match.partial, found.tokens);
         }
-        if (found.below.node != nullptr) {
-            Replica& home = state.home_of(sequence);
-            records_ =
-                WindowHold(home.host_columns.get(), home.host->tree(), found.below, found.tokens);
+        const bool has_records = found.below.node != nullptr && !state.grouping.is_plain();
+        if (has_records) {
+            const Replica& home = state.home_of(sequence);
+            records_ = WindowHold(*home.host_columns, home.host->tree(), found.below, found.tokens);
         }
         hold(state.home_of(sequence));
     }

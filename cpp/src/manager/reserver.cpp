@@ -168,12 +168,13 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     // At most one copy: of the page that a hit ends in, or that is written into again.
     if (hit.is_partial() || writes_frozen) make_room_for_copies(1, transfers);
     if (transfers != nullptr) make_room(transfers->moved, 1);
-    if (hit.below.node != nullptr && !state_.grouping.is_plain()) {
-        made.load = state_.flights.prepare_column_load(
-            request.sequence, sequence.replica, {hit.match.at, hit.below, hit.tokens}, *transfers);
-    } else if (hit.below.node != nullptr) {
-        made.load = state_.flights.prepare_load(request.sequence, sequence.replica, hit.below,
-                                                admission.hit_pages, *transfers);
+    if (hit.below.node != nullptr) {
+        made.load = state_.grouping.is_plain()
+                        ? state_.flights.prepare_load(request.sequence, sequence.replica, hit.below,
+                                                      admission.hit_pages, *transfers)
+                        : state_.flights.prepare_column_load(request.sequence, sequence.replica,
+                                                             {hit.match.at, hit.below, hit.tokens},
+                                                             *transfers);
     }
     return made;
 }
