@@ -23,13 +23,19 @@ class GroupWorld {
 
     void operate() {
         const std::int64_t verb = random_.below(100);
-        act(verb);
+        if (config().host_pages > 0 && random_.chance(5)) {
+            crowd_out();
+        } else {
+            act(verb);
+        }
         check_state();
     }
     [[nodiscard]] const kvcore::CacheManager& manager() const { return rows_.manager; }
     [[nodiscard]] std::int64_t num_hits() const { return num_hits_; }
     /// Of what was planned, hits that took something from below.
     [[nodiscard]] std::int64_t num_hits_below() const { return num_below_; }
+    /// Columns of the tree that got pages of windows from below.
+    [[nodiscard]] std::int64_t num_patches() const { return num_patches_; }
     void end() {
         hit_.reset();
         while (!open_.empty()) finish();
@@ -327,6 +333,7 @@ class GroupWorld {
     // With `forked`: that one is forked while its step is not known to the manager yet.
     void commit(const std::vector<GroupRow*>& batch, const kvcore::SequenceHandle* forked);
 
+    void crowd_out();
     void finish();
     void note_lost_loads(const kvcore::Transfers& transfers);
     void note_begun_again(GroupRow& row) const;
@@ -365,6 +372,7 @@ class GroupWorld {
     bool loads_fail_ = true;
     std::int64_t num_hits_ = 0;
     std::int64_t num_below_ = 0;
+    std::int64_t num_patches_ = 0;
 };
 
 #include "group_world_verbs.hpp"

@@ -30,6 +30,19 @@ inline void GroupWorld::commit(const std::vector<GroupRow*>& batch,
     }
 }
 
+// A prompt of its own, for which what is cached has to go.
+inline void GroupWorld::crowd_out() {
+    if (live_.size() >= 5) return release();
+    const std::int64_t most = config().max_seq_len - 8;
+    const std::int64_t n = std::min(most, random_.between(8, most));
+    std::vector<TokenId> prompt;
+    for (std::int64_t i = 0; i < n; ++i) prompt.push_back(static_cast<TokenId>(9 + i));
+    live_.push_back(rows_.claimed(Request("", prompt), any_replica()));
+    const kvcore::SequenceHandle handle = live_.back().request.sequence;
+    reserve(live_.back());
+    if (!live_.empty() && live_.back().request.sequence == handle) drop(live_.back());
+}
+
 // Copies that were given out are done, or fail.
 inline void GroupWorld::finish() {
     if (open_.empty()) return;
@@ -38,6 +51,9 @@ inline void GroupWorld::finish() {
     const auto is_load = [](const kvcore::PageMove& move) { return move.is_load(); };
     const bool loads =
         std::any_of(transfers.tier_moves.begin(), transfers.tier_moves.end(), is_load);
+    for (const auto& flight : kvcore::CacheManagerProbe::flights(rows_.manager).all()) {
+        num_patches_ += flight.ticket == transfers.ticket ? count(flight.patches) : 0;
+    }
     const bool done = random_.chance(80) || (loads && !loads_fail_);
     rows_.copy(transfers, done);
     rows_.manager.finish(transfers.ticket, done);

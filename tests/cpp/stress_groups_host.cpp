@@ -49,7 +49,7 @@ kvcore::CacheConfig config(std::int32_t page_size, std::int64_t num_pages, std::
 
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 20261124);
-    const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 1500;
+    const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 3000;
     const std::vector<kvcore::CacheConfig> configs = {
         config(4, 48, 80, {full(), sliding(8)}),
         config(4, 40, 24, {full(), sliding(5), sliding(11)}, true, 1, 3),
@@ -67,6 +67,7 @@ int main(int argc, char** argv) {
     std::int64_t loaded = 0;
     std::int64_t stored = 0;
     std::int64_t hits = 0;
+    std::int64_t patches = 0;
     for (std::size_t i = 0; i < configs.size(); ++i) {
         check::note = "configuration " + std::to_string(i);
         GroupWorld world(configs[i], true, seed + i);
@@ -74,11 +75,13 @@ int main(int argc, char** argv) {
         loaded += world.manager().metrics().loaded_pages;
         stored += world.manager().metrics().stored_pages;
         hits += world.num_hits_below();
+        patches += world.num_patches();
         world.end();
     }
-    CHECK(loaded > 0 && hits > 0);
-    std::printf("%lld operations, %lld hits below, %lld pages loaded, %lld stored\n",
+    CHECK(loaded > 0 && hits > 0 && patches > 0);
+    std::printf("%lld operations, %lld hits below, %lld pages loaded, %lld columns patched, ",
                 static_cast<long long>(operations) * static_cast<long long>(configs.size()),
                 static_cast<long long>(hits), static_cast<long long>(loaded),
-                static_cast<long long>(stored));
+                static_cast<long long>(patches));
+    std::printf("%lld pages stored\n", static_cast<long long>(stored));
 }
