@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 from typing import Any
@@ -110,10 +111,8 @@ class Traffic:
         name = f"c{self.random.random()}"
         self.manager.claim(name, self.random.randrange(self.params.data_parallel_degree))
         tokens = list(range(9, 9 + self.random.randrange(8, 2 * self.manager.total_num_pages)))
-        try:
+        with contextlib.suppress(CapacityError):
             self.manager.reserve(TextGenerationContext(name, tokens))
-        except CapacityError:
-            pass
         self.manager.release(name)
 
     def act(self, verbs: list[str], n: int) -> None:
@@ -173,7 +172,7 @@ class Traffic:
         self.append(inputs, layer, arrays)
 
     def append(self, inputs: Any, layer: int, arrays: list[Any]) -> None:
-        ops.append(inputs, layer, *arrays, inputs.row_offsets)
+        ops.append(inputs, layer, arrays[0], arrays[1], inputs.row_offsets)
 
     def check(self, inputs: Any, layer: int, rows: Any, firsts: list[int]) -> None:
         """Read what the layer may read of each row, from `firsts` on."""

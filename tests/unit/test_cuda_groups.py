@@ -52,12 +52,13 @@ class DeviceTraffic(Traffic):
         self.found: list[tuple[Any, Any, Any]] = []
 
     def append(self, inputs: Any, layer: int, arrays: list[Any]) -> None:
-        device = inputs.blocks.data.device_id if not isinstance(inputs.blocks, tuple) else 0
+        tables: Any = ops.batch.layer_pools(inputs, layer).lookup_table
+        device = tables.data.device_id
         there = [None if a is None else self.machine.array(a, device) for a in arrays]
         super().append(inputs, layer, there)
 
     def check(self, inputs: Any, layer: int, rows: Any, firsts: list[int]) -> None:
-        pools = ops.batch.layer_pools(inputs, layer).pools
+        pools: Any = ops.batch.layer_pools(inputs, layer).pools
         device = pools[0].data.device_id
         lengths = np.array([context.active_idx for context in rows], np.uint32)
         shapes = [(int(lengths.sum()), *pool.shape[2:]) for pool in pools]

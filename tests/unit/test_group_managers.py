@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from grouped_traffic import SHAPES, Traffic, manager_of, params_of
-from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
-from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bundles
+from kvcore import CapacityError, PagedKVCacheManager, TextGenerationContext, ops
+from kvcore.groups import FullAttention, SlidingWindow, State, bundles
 
 
 def claimed(
