@@ -66,28 +66,37 @@ struct Fetcher::Part {
                        const ManagerState& groups) {
         const PageRow& columns = sequence.pages;
         const WindowRow& reader = groups.windows.of(request.sequence);
-        const Grouping& grouping = groups.grouping;
-        const ColumnPages& pages = *groups.home_of(sequence).columns;
-        for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
-            const Grouping::Bundle& bundle = grouping.bundles()[b];
+        const RowState state{columns.version(), columns.size(), reader.version};
+        const std::size_t num_bundles = groups.grouping.bundles().size();
+        for (std::size_t b = 0; b < num_bundles; ++b) {
             LookupTable* table = table_of(target, b);
-            BundlePages view;
-            view.pages = pages.lane(bundle.first_lane);
-            view.stride = grouping.num_lanes();
-            view.per_column = bundle.pages_per_column;
-            view.columns = columns.ids().data();
-            view.version = columns.version();
-            view.n = columns.size();
-            if (bundle.window >= 0) {
-                view.n = std::min(view.n, reader.reserved);
-                view.first = reader.first[static_cast<std::size_t>(bundle.window)];
-            }
-            const std::int64_t cells = std::int64_t{columns.size()} * view.per_column;
-            const bool has_room =
-                table != nullptr && row < table->max_rows() && cells <= table->stride();
-            if (!has_room) return false;
-            table->write_row(row, request.sequence, view);
+            if (table == nullptr) return false;
+            if (table->shows(row, request.sequence, state)) continue;
+            if (!write_bundle(*table, b, request, sequence, row, state, groups)) return false;
         }
+        return true;
+    }
+
+    static bool write_bundle(LookupTable& table, std::size_t b, const RequestView& request,
+                             const Sequence& sequence, std::int64_t row, const RowState& state,
+                             const ManagerState& groups) {
+        const PageRow& columns = sequence.pages;
+        const Grouping::Bundle& bundle = groups.grouping.bundles()[b];
+        BundlePages view;
+        view.pages = groups.home_of(sequence).columns->lane(bundle.first_lane);
+        view.stride = groups.grouping.num_lanes();
+        view.per_column = bundle.pages_per_column;
+        view.columns = columns.ids().data();
+        view.state = state;
+        view.n = columns.size();
+        if (bundle.window >= 0) {
+            const WindowRow& reader = groups.windows.of(request.sequence);
+            view.n = std::min(view.n, reader.reserved);
+            view.first = reader.first[static_cast<std::size_t>(bundle.window)];
+        }
+        const std::int64_t cells = std::int64_t{columns.size()} * view.per_column;
+        if (row >= table.max_rows() || cells > table.stride()) return false;
+        table.write_row(row, request.sequence, view);
         return true;
     }
 };
