@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -69,6 +70,7 @@ class Traffic:
         self.params = params
         devices = devices or ["cpu"] * params.n_devices
         self.manager = manager_of(params, num_pages=num_pages, devices=devices)
+        self.names = itertools.count()
         self.live: dict[str, TextGenerationContext] = {}
         self.prompts = [self.tokens(20) for _ in range(3)]
         self.owners = {**{i: i for i in range(params.num_layers)}, **(params.shared or {})}
@@ -80,7 +82,7 @@ class Traffic:
     def claim(self) -> None:
         if len(self.live) == 5:
             self.release()
-        name = f"r{self.random.random()}"
+        name = f"r{next(self.names)}"
         prompt = self.random.choice(self.prompts)[: self.random.randrange(20)]
         self.manager.claim(name, self.random.randrange(self.params.data_parallel_degree))
         context = TextGenerationContext(name, prompt + self.tokens(self.random.randrange(1, 9)))
@@ -101,14 +103,14 @@ class Traffic:
             return
         parent = self.random.choice(list(self.live.values()))
         tokens = [int(t) for t in parent.tokens[: parent.start_idx]] + self.tokens(3)
-        name = f"f{self.random.random()}"
+        name = f"f{next(self.names)}"
         child = TextGenerationContext(name, tokens)
         self.manager.fork(parent.request_id, child)
         self.live[name] = child
 
     def crowd_out(self) -> None:
         """A prompt of its own that needs most of a replica's pages: what is cached has to go."""
-        name = f"c{self.random.random()}"
+        name = f"c{next(self.names)}"
         self.manager.claim(name, self.random.randrange(self.params.data_parallel_degree))
         tokens = list(range(9, 9 + self.random.randrange(8, 2 * self.manager.total_num_pages)))
         with contextlib.suppress(CapacityError):
