@@ -175,7 +175,8 @@ void bind_values(py::module_& module) {
         .def_readonly("held_pages", &kvcore::GroupStats::held_pages)
         .def_readonly("cached_pages", &kvcore::GroupStats::cached_pages)
         .def_readonly("holes", &kvcore::GroupStats::holes)
-        .def_readonly("given_back", &kvcore::GroupStats::given_back);
+        .def_readonly("given_back", &kvcore::GroupStats::given_back)
+        .def_readonly("filled", &kvcore::GroupStats::filled);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
