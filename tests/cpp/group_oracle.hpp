@@ -88,6 +88,26 @@ class GroupOracle {
         while (!is_legal(columns, hit, nullptr)) hit -= tokens_;
         return hit;
     }
+    /// The same where a tier below has records of columns: what either has counts.
+    [[nodiscard]] std::int64_t tiered_hit(const Cached& cached, const Cached& records,
+                                          const Request& request, std::int64_t n) const {
+        const auto here = path(cached, request, n);
+        const auto below = path(records, request, n);
+        const auto has_page = [&](std::int64_t c, std::size_t w) {
+            return (c < count(here) && has(*item(here, c), w)) ||
+                   (c < count(below) && has(*item(below, c), w));
+        };
+        std::int64_t hit = std::max(count(here), count(below)) * tokens_;
+        for (bool is_served = false; !is_served; hit -= is_served ? 0 : tokens_) {
+            is_served = true;
+            for (std::size_t w = 0; w < windows.size(); ++w) {
+                for (std::int64_t t = first_read(windows[w], hit); t < hit; ++t) {
+                    is_served = is_served && has_page(t / tokens_, w);
+                }
+            }
+        }
+        return hit;
+    }
     /// The longest hit of a prompt of `n` tokens that ends inside a page, where it is longer than
     /// `whole`; 0: none.
     [[nodiscard]] std::int64_t part_hit(const Cached& cached, const Request& request,

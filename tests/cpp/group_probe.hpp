@@ -29,6 +29,9 @@ struct CacheManagerProbe {
     [[nodiscard]] static const std::vector<OwedCopies::Copy>& copies(const CacheManager& manager) {
         return manager.impl_->state.copies.all();
     }
+    [[nodiscard]] static const TierFlights& flights(const CacheManager& manager) {
+        return manager.impl_->state.flights;
+    }
 };
 
 }  // namespace kvcore
@@ -42,16 +45,15 @@ struct CachedColumn {
 };
 using Cached = std::map<Digest, CachedColumn>;
 
-/// All that the tree of a replica has.
-inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
+/// All that a tree has.
+inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPages& columns,
                         const std::vector<std::string>& names) {
-    const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
-    const std::int32_t page_size = replica.tree.page_size();
-    const std::int32_t lanes = kvcore::CacheManagerProbe::grouping(manager).num_lanes();
+    const std::int32_t page_size = tree.page_size();
+    const std::int32_t lanes = columns.grouping().num_lanes();
     Cached cached;
     for (const std::string& name : names) {
         std::vector<std::pair<const kvcore::TreeNode*, Digest>> nodes;
-        const kvcore::TreeNode* root = replica.tree.find_namespace(name);
+        const kvcore::TreeNode* root = tree.find_namespace(name);
         if (root != nullptr) nodes.emplace_back(root, digest_of_namespace(name));
         while (!nodes.empty()) {
             auto [node, digest] = nodes.back();
@@ -62,7 +64,7 @@ inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
                 column.id = node->ids(page_size)[p];
                 for (const TokenId token : column.tokens) digest = digest_after(digest, token);
                 for (std::int32_t lane = 0; lane < lanes; ++lane) {
-                    column.pages.push_back(replica.columns->page(column.id, lane));
+                    column.pages.push_back(columns.page(column.id, lane));
                 }
                 cached.emplace(digest, std::move(column));
             }
@@ -72,4 +74,18 @@ inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
         }
     }
     return cached;
+}
+
+/// All that the tree of a replica has.
+inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
+                        const std::vector<std::string>& names) {
+    const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
+    return cached_of(replica.tree, *replica.columns, names);
+}
+/// All that its host tier has, where there is one.
+inline Cached records_of(const kvcore::CacheManager& manager, std::int32_t index,
+                         const std::vector<std::string>& names) {
+    const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
+    if (replica.host == nullptr) return {};
+    return cached_of(replica.host->tree(), *replica.host_columns, names);
 }

@@ -32,8 +32,10 @@ class GroupRows {
         : manager(config, [=] { return kvcore::make_policy({order}, config.page_size); }),
           oracle(config) {
         const std::int64_t tokens = config.num_pages * config.page_size;
-        memory_.assign(static_cast<std::size_t>(config.num_replicas),
-                       std::vector<Digest>(static_cast<std::size_t>(tokens)));
+        const auto num_replicas = static_cast<std::size_t>(config.num_replicas);
+        memory_.assign(num_replicas, std::vector<Digest>(static_cast<std::size_t>(tokens)));
+        const std::int64_t below = config.host_pages * config.page_size;
+        below_.assign(num_replicas, std::vector<Digest>(static_cast<std::size_t>(below)));
         for (std::size_t g = 0; g < config.groups.size(); ++g) {
             const kvcore::CacheGroup& group = config.groups[g];
             const bool is_full = group.kind == kvcore::GroupKind::kFull;
@@ -118,7 +120,11 @@ class GroupRows {
                 const bool is_held =
                     bundles[b].window < 0 ||
                     (column >= item(row.first, bundles[b].window) && column < row.reserved);
-                CHECK_EQ(item(pages[b], i) >= 0, is_held);
+                const bool is_brought =
+                    is_held && bundles[b].window >= 0 &&
+                    Probe::flights(manager).brings(sequence(row), static_cast<std::int32_t>(column),
+                                                   static_cast<std::size_t>(bundles[b].window));
+                CHECK_EQ(item(pages[b], i) >= 0 || is_brought, is_held);
             }
         }
     }
@@ -146,17 +152,23 @@ class GroupRows {
     /// Not `done`: the bytes are spoiled.
     void copy(const std::vector<kvcore::PageMove>& moves, bool done = true) {
         for (const kvcore::PageMove& move : moves) {
-            std::vector<Digest>& pool = item(memory_, move.replica);
+            const std::vector<Digest>& from = memory(move.source_tier, move.replica);
+            std::vector<Digest>& to = memory(move.destination_tier, move.replica);
             const std::int64_t size = manager.config().page_size;
             for (std::int64_t t = 0; t < move.num_tokens; ++t) {
-                Digest& word = item(pool, move.destination * size + t);
-                word = done ? item(pool, move.source * size + t) : 1;
+                Digest& word = item(to, move.destination * size + t);
+                word = done ? item(from, move.source * size + t) : 1;
             }
         }
     }
+    void copy(const kvcore::Transfers& transfers, bool done = true) {
+        copy(transfers.copies, done);
+        copy(transfers.tier_moves, done);
+    }
 
-    /// What the tree can give to anybody at any time was written for just those tokens.
-    void check_cached(std::int32_t replica, const Cached& cached) {
+    /// What a tree can give to anybody at any time was written for just those tokens.
+    void check_cached(std::int32_t replica, const Cached& cached,
+                      kvcore::Tier tier = kvcore::Tier::kDevice) {
         const std::int64_t size = manager.config().page_size;
         for (const auto& [end, column] : cached) {
             Digest digest = column.parent;
@@ -168,7 +180,7 @@ class GroupRows {
                     const BlockId page = item(column.pages, lane + t / page_size);
                     lane += size / page_size;
                     if (page < 0) continue;
-                    const Digest word = item(item(memory_, replica), page * size + t % page_size);
+                    const Digest word = item(memory(tier, replica), page * size + t % page_size);
                     CHECK_EQ(word, scramble(digest + b));
                 }
             }
@@ -210,6 +222,16 @@ class GroupRows {
         used.erase(-1);
         return used;
     }
+    /// Pages of columns that are on their way between tiers.
+    void add_flights(std::set<BlockId>& used, std::int32_t replica) const {
+        const auto& columns = *Probe::replica(manager, replica).columns;
+        Probe::flights(manager).for_each_column(replica, [&](BlockId column) {
+            for (std::int32_t lane = 0; lane < oracle.lanes(); ++lane) {
+                used.insert(columns.page(column, lane));
+            }
+        });
+        used.erase(-1);
+    }
     void add_full(std::set<BlockId>& used, const std::vector<const CachedColumn*>& path) const {
         for (const CachedColumn* column : path) {
             for (std::int64_t lane = 0; lane < oracle.lanes(); ++lane) {
@@ -219,6 +241,9 @@ class GroupRows {
     }
 
    private:
+    [[nodiscard]] std::vector<Digest>& memory(kvcore::Tier tier, std::int32_t replica) {
+        return item(tier == kvcore::Tier::kDevice ? memory_ : below_, replica);
+    }
     // The column is on the way to where the row's committed ones end.
     [[nodiscard]] bool is_above(BlockId id, std::int32_t replica,
                                 const kvcore::PageRow& row) const {
@@ -261,4 +286,5 @@ class GroupRows {
 
     std::int32_t num_windows_ = 0;
     std::vector<std::vector<Digest>> memory_;  // [replicas][pages * page_size]
+    std::vector<std::vector<Digest>> below_;   // [replicas][host pages * page_size]
 };

@@ -24,11 +24,19 @@ class GroupWorld {
 
     void operate() {
         const std::int64_t verb = random_.below(100);
-        act(verb);
+        if (config().host_pages > 0 && random_.chance(5)) {
+            crowd_out();
+        } else {
+            act(verb);
+        }
         check_state();
     }
     [[nodiscard]] const kvcore::CacheManager& manager() const { return rows_.manager; }
     [[nodiscard]] std::int64_t num_hits() const { return num_hits_; }
+    /// Of what was planned, hits that took something from below.
+    [[nodiscard]] std::int64_t num_hits_below() const { return num_below_; }
+    /// Columns of the tree that got pages of windows from below.
+    [[nodiscard]] std::int64_t num_patches() const { return num_patches_; }
     void end() {
         hit_.reset();
         while (!open_.empty()) finish();
@@ -38,6 +46,7 @@ class GroupWorld {
         rows_.manager.reset_prefix_cache();
         for (std::int32_t r = 0; r < config().num_replicas; ++r) {
             CHECK_EQ(rows_.manager.stats(r).free_pages, config().num_pages);
+            CHECK_EQ(rows_.manager.stats(r).host_cached_pages, 0);
         }
     }
 
@@ -98,6 +107,9 @@ class GroupWorld {
     [[nodiscard]] Cached cached(std::int32_t replica) const {
         return cached_of(rows_.manager, replica, {"", "other"});
     }
+    [[nodiscard]] Cached records(std::int32_t replica) const {
+        return records_of(rows_.manager, replica, {"", "other"});
+    }
     std::vector<TokenId> tokens(std::int64_t n) {
         std::vector<TokenId> tokens;
         while (count(tokens) < n) tokens.push_back(static_cast<TokenId>(random_.below(2)));
@@ -135,6 +147,8 @@ class GroupWorld {
         const std::int64_t held = rows_.sequence(row).hit_tokens;
         const std::int64_t most = row.request.end() - 1;
         if (!is_open(row)) return CHECK_EQ(plan.hit_tokens, 0);
+        const std::int64_t below =
+            rows_.oracle.tiered_hit(before, records(row.replica), row.request, most);
         const std::int64_t whole = rows_.oracle.whole_hit(before, row.request, most);
         const std::int64_t part = rows_.oracle.part_hit(before, row.request, most, whole);
         const std::int64_t hit = plan.hit_tokens == 0 ? 0 : plan.hit_tokens + held;
@@ -144,11 +158,13 @@ class GroupWorld {
         const bool moves_on = part >= row.request.active;
         const bool may_decline = has_declined || moves_on || plan.evicted_pages > 0 || !plan.fits;
         if (plan.copied_tokens > 0) {
-            CHECK(part > held && hit >= whole && hit == part);
+            CHECK(part > held && hit >= whole && hit >= below && hit == part);
             return;
         }
-        CHECK_EQ(hit, whole > held ? whole : 0);
-        if (part > held) CHECK(may_decline);
+        const std::int64_t best = std::max(whole, below);
+        num_below_ += best > whole && hit > 0 ? 1 : 0;
+        CHECK_EQ(hit, best > held ? best : 0);
+        if (part > std::max(held, best)) CHECK(may_decline);
     }
 
     // Pages of the row that it did not have before, nor has the tree.
@@ -208,9 +224,9 @@ class GroupWorld {
             const Cached now = cached(row.replica);
             CHECK_EQ(count_pages(before) - count_pages(now), went);
             const std::int64_t fresh = count_new(row, pages, now);
-            const bool had_pages = !pages[0].empty();
+            const bool had_pages = !pages[0].empty() || num_loads(row) > 0;
             CHECK(fresh <= plan.new_pages && (had_pages || fresh == plan.new_pages));
-            if (!had_pages) {
+            if (pages[0].empty()) {
                 CHECK_EQ(rows_.manager.stats(row.replica).free_pages, free + went - plan.new_pages);
             }
             return true;
@@ -229,6 +245,12 @@ class GroupWorld {
     void settle_copies(const kvcore::Transfers& transfers) {
         if (!copies_later_) return rows_.copy(rows_.manager.take_copies());
         if (!transfers.empty()) open_.push_back(transfers);
+    }
+    [[nodiscard]] std::int64_t num_loads(const GroupRow& row) const {
+        const auto& flights = kvcore::CacheManagerProbe::flights(rows_.manager).all();
+        return std::count_if(flights.begin(), flights.end(), [&](const auto& flight) {
+            return flight.is_load && flight.sequence == row.request.sequence;
+        });
     }
 
     // Some rows run, several steps where all of them sample.
@@ -267,7 +289,9 @@ class GroupWorld {
                 result = rows_.manager.fetch({views.data(), count(views)}, steps, targets.data(),
                                              copies_later_ ? &transfers : nullptr);
                 settle_copies(transfers);
+                loads_fail_ = false;  // they would begin again in the middle of the call
                 while (!open_.empty()) finish();
+                loads_fail_ = true;
                 for (GroupRow* row : batch) take_owed(*row);
             } while (result.status == kvcore::FetchStatus::kPending);
         } catch (const kvcore::CapacityError&) {
@@ -310,7 +334,10 @@ class GroupWorld {
     // With `forked`: that one is forked while its step is not known to the manager yet.
     void commit(const std::vector<GroupRow*>& batch, const kvcore::SequenceHandle* forked);
 
+    void crowd_out();
     void finish();
+    void note_lost_loads(const kvcore::Transfers& transfers);
+    void note_begun_again(GroupRow& row) const;
     void take_owed(GroupRow& row);
     void drop(GroupRow& row) {
         rows_.manager.release(row.request.sequence);
@@ -343,7 +370,10 @@ class GroupWorld {
     std::optional<kvcore::PrefixHit> hit_;
     kvcore::SequenceHandle hit_of_;
     std::vector<kvcore::Transfers> open_;
+    bool loads_fail_ = true;
     std::int64_t num_hits_ = 0;
+    std::int64_t num_below_ = 0;
+    std::int64_t num_patches_ = 0;
 };
 
 #include "group_world_verbs.hpp"

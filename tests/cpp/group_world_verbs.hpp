@@ -19,7 +19,10 @@ inline void GroupWorld::commit(const std::vector<GroupRow*>& batch,
     }
     written_.clear();
     std::vector<kvcore::PageSwap> swaps;
-    rows_.manager.commit({views.data(), count(views)}, swaps);
+    kvcore::Transfers stores;
+    rows_.manager.commit({views.data(), count(views)}, swaps,
+                         config().host_pages > 0 ? &stores : nullptr);
+    if (!stores.empty()) open_.push_back(stores);
     for (GroupRow* row : batch) {
         rows_.advanced(*row, row->request.start);
         rows_.read(*row);  // pages that were swapped have the same
@@ -27,22 +30,62 @@ inline void GroupWorld::commit(const std::vector<GroupRow*>& batch,
     }
 }
 
+// A prompt of its own, for which what is cached has to go.
+inline void GroupWorld::crowd_out() {
+    if (live_.size() >= 5) return release();
+    const std::int64_t most = config().max_seq_len - 8;
+    const std::int64_t n = std::min(most, random_.between(8, most));
+    std::vector<TokenId> prompt;
+    for (std::int64_t i = 0; i < n; ++i) prompt.push_back(static_cast<TokenId>(9 + i));
+    live_.push_back(rows_.claimed(Request("", prompt), any_replica()));
+    const kvcore::SequenceHandle handle = live_.back().request.sequence;
+    reserve(live_.back());
+    if (!live_.empty() && live_.back().request.sequence == handle) drop(live_.back());
+}
+
 // Copies that were given out are done, or fail.
 inline void GroupWorld::finish() {
     if (open_.empty()) return;
     const std::int64_t i = random_.below(count(open_));
     const kvcore::Transfers transfers = item(open_, i);
-    const bool done = random_.chance(80);
-    rows_.copy(transfers.copies, done);
+    const auto is_load = [](const kvcore::PageMove& move) { return move.is_load(); };
+    const bool loads =
+        std::any_of(transfers.tier_moves.begin(), transfers.tier_moves.end(), is_load);
+    for (const auto& flight : kvcore::CacheManagerProbe::flights(rows_.manager).all()) {
+        num_patches_ += flight.ticket == transfers.ticket ? count(flight.patches) : 0;
+    }
+    const bool done = random_.chance(80) || (loads && !loads_fail_);
+    rows_.copy(transfers, done);
     rows_.manager.finish(transfers.ticket, done);
+    if (!done) note_lost_loads(transfers);
     open_.erase(open_.begin() + i);
+}
+
+// Who waited for them is as if it had just been claimed.
+inline void GroupWorld::note_lost_loads(const kvcore::Transfers& transfers) {
+    for (GroupRow& row : live_) {
+        const bool has_lost =
+            std::any_of(transfers.tier_moves.begin(), transfers.tier_moves.end(),
+                        [&](const kvcore::PageMove& move) {
+                            return move.is_load() && move.sequence == row.request.sequence;
+                        });
+        if (has_lost) note_begun_again(row);
+    }
+}
+
+inline void GroupWorld::note_begun_again(GroupRow& row) const {
+    row.request.start = 0;
+    row.request.active = row.request.end();
+    row.first.assign(row.first.size(), 0);
+    row.reserved = row.size = 0;
+    row.has_declined = false;
 }
 
 inline void GroupWorld::take_owed(GroupRow& row) {
     kvcore::Transfers transfers;
     const auto status = rows_.manager.take_owed(row.request.sequence, transfers);
     if (status != kvcore::OwedStatus::kTaken) return;
-    rows_.copy(transfers.copies);
+    rows_.copy(transfers);
     rows_.manager.finish(transfers.ticket);
 }
 
@@ -135,11 +178,7 @@ inline void GroupWorld::begin_again() {
     } catch (const kvcore::PendingTransfersError&) {
         return;
     }
-    row.request.start = 0;
-    row.request.active = row.request.end();
-    row.first.assign(row.first.size(), 0);
-    row.reserved = row.size = 0;
-    row.has_declined = false;
+    note_begun_again(row);
 }
 
 inline void GroupWorld::pin() {
@@ -171,7 +210,7 @@ inline void GroupWorld::hold() {
     plan.hit_tokens = hit_->num_tokens();
     if (plan.hit_tokens > 0) {
         const std::int64_t held = rows_.sequence(row).hit_tokens;
-        plan.copied_tokens = plan.hit_tokens - hit_->num_pages() * config().page_size;
+        plan.copied_tokens = plan.hit_tokens % config().page_size;
         plan.hit_tokens -= held;
     }
     plan.fits = true;
@@ -228,12 +267,15 @@ inline void GroupWorld::check_pages(std::int32_t replica, const Cached& cached) 
     const kvcore::PoolStats stats = rows_.manager.stats(replica);
     std::set<BlockId> pages = rows_.used(live_, replica, cached, pinned(replica, cached));
     const auto used = static_cast<std::int64_t>(pages.size());
+    const bool has_flights = !kvcore::CacheManagerProbe::flights(rows_.manager).all().empty();
+    rows_.add_flights(pages, replica);
     const std::int64_t in_use = stats.total_pages - stats.available_pages();
     // A run is pinned as a whole for a page that is copied out of it.
     const auto& copies = kvcore::CacheManagerProbe::copies(rows_.manager);
-    const bool is_exact = !hit_ && std::none_of(copies.begin(), copies.end(), [](const auto& copy) {
-        return copy.source.at().node != nullptr;
-    });
+    const bool is_exact =
+        !hit_ && !has_flights && std::none_of(copies.begin(), copies.end(), [](const auto& copy) {
+            return copy.source.at().node != nullptr;
+        });
     if (is_exact) CHECK_EQ(in_use, used);
     CHECK(in_use >= used);
     // Sources of copies are not counted in the peak: they are held for a moment.
@@ -252,6 +294,12 @@ inline void GroupWorld::check_state() {
     for (std::int32_t r = 0; r < config().num_replicas; ++r) {
         const Cached now = cached(r);
         check_pages(r, now);
+        const Cached below = records(r);
+        CHECK_EQ(rows_.manager.stats(r).host_cached_pages, count_pages(below));
+        if (config().host_pages > 0) {
+            rows_.check_cached(r, now);
+            rows_.check_cached(r, below, kvcore::Tier::kHost);
+        }
         const Request asked(random_.chance(10) ? "other" : "", prompt());
         const std::int64_t hit = rows_.oracle.whole_hit(now, asked, asked.end());
         const std::int64_t columns =

@@ -49,6 +49,7 @@ void build(ManagerScene& s) {
 template <class Visit>
 void in_all_modes(const Build& build, const Visit& visit) {
     for (const Mode& mode : kGroupModes) visit(State{"", mode, 48, build});
+    for (const Mode& mode : kGroupHostModes) visit(State{"", mode, 48, build});
 }
 
 void other_verbs() {
@@ -151,6 +152,7 @@ void commits() {
                 "commit", state, [](ManagerScene& s) { s.call_commit(); },
                 [&](ManagerScene& s, bool has_thrown) {
                     if (has_thrown) return CHECK_EQ(ManagerText(s).of_all(), before);
+                    s.end(s.transfers);
                     s.call_commit();
                     static_cast<void>(ManagerText(s).of_all());
                 });
@@ -158,9 +160,54 @@ void commits() {
     }
 }
 
+// Stores and loads end without memory too: what cannot be made findable is not stored.
+void transfers_end() {
+    const Build stores = [](ManagerScene& s) {
+        const std::size_t a = s.claim(count_up(10, 30));
+        choose_run(s, a);
+        s.call_commit();
+        s.open_tickets.push_back(s.transfers.ticket);
+        s.transfers.clear();
+        const std::size_t b = s.claim(count_up(10, 21));
+        choose_run(s, b);
+        s.call_commit();
+        if (s.transfers.ticket != 0) s.open_tickets.push_back(s.transfers.ticket);
+        s.transfers.clear();
+    };
+    // The tier has lost windows of a record, which another request brings.
+    const Build completions = [](ManagerScene& s) {
+        s.put(count_up(10, 14));
+        for (TokenId k = 1; k < 6; ++k) s.put(count_up(1000 * k, 9));
+        reserve_states::crowd_out(s, 20);
+        choose_run(s, s.claim(count_up(10, 14)));
+        s.call_commit();
+        if (s.transfers.ticket != 0) s.open_tickets.push_back(s.transfers.ticket);
+        s.transfers.clear();
+    };
+    const Build loads = [](ManagerScene& s) {
+        s.put(count_up(10, 26));
+        reserve_states::crowd_out(s, 20);
+        s.begin_reserve(s.claim(count_up(10, 26)));
+    };
+    for (const bool done : {true, false}) {
+        for (const Build& given : {stores, completions, loads}) {
+            for (const Mode& mode : kGroupHostModes) {
+                const State state{done ? "done" : "failed", mode, 40, given};
+                each_outcome(
+                    "finish", state, [done](ManagerScene& s) { s.end_open(done); },
+                    [](ManagerScene& s, bool has_thrown) {
+                        CHECK(!has_thrown);
+                        static_cast<void>(ManagerText(s).of_all());
+                    });
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
+    transfers_end();
     reservations();
     other_verbs();
     commits();

@@ -46,6 +46,10 @@ inline constexpr std::array kGroupModes{
     Mode{"groups, transfers", true, true, 0, true, 6},
     Mode{"groups, transfers, no dedup", true, false, 0, true, 6},
     Mode{"groups, no cache", true, true, 0, false, 6}};
+inline constexpr std::array kGroupHostModes{
+    Mode{"groups, host tier", true, true, 40, true, 6},
+    Mode{"groups, host tier, no dedup", true, false, 40, true, 6},
+    Mode{"groups, small host tier", true, true, 7, true, 6}};
 inline constexpr std::array kModes{kNoCache,        kList, kListTwins, kTransfers,
                                    kTransfersTwins, kHost, kHostTwins};
 

@@ -229,6 +229,64 @@ inline void add_loads(std::vector<std::pair<std::string, Build>>& builds) {
     });
 }
 
+// So many prompts of two pages, all at once, leave what they did not need in the cache.
+inline void crowd_out(ManagerScene& s, std::int64_t prompts) {
+    std::vector<std::size_t> claimed;
+    for (std::int64_t i = 0; i < prompts; ++i) {
+        claimed.push_back(s.claim(count_up(9000 + static_cast<TokenId>(10 * i), 4)));
+        s.reserve(claimed.back());
+    }
+    for (const std::size_t i : claimed) s.manager.release(s.at(i).sequence);
+}
+
+/// The same with groups, of 32 pages.
+inline void add_column_loads(std::vector<std::pair<std::string, Build>>& builds) {
+    builds.emplace_back("load", [](ManagerScene& s) {
+        s.put(three_pages());
+        crowd_out(s, 16);
+        s.choose({s.claim(three_pages())});
+    });
+    builds.emplace_back("load, first of a namespace", [](ManagerScene& s) {
+        s.put(three_pages(), "tenant");
+        crowd_out(s, 16);
+        s.choose({s.claim(three_pages(), "tenant")});
+    });
+    builds.emplace_back("load windows", [](ManagerScene& s) {
+        s.put(count_up(10, 18));
+        crowd_out(s, 14);
+        const Tokens tokens = count_up(10, 18);
+        CHECK_EQ(s.manager.match(0, "", tokens.data(), 18), 0);
+        s.choose({s.claim(count_up(10, 14)), s.claim(count_up(10, 18))});
+    });
+    builds.emplace_back("load windows and columns", [](ManagerScene& s) {
+        s.put(count_up(10, 26));
+        crowd_out(s, 15);
+        s.choose({s.claim(count_up(10, 26))});
+    });
+    builds.emplace_back("load behind a hit", [](ManagerScene& s) {
+        s.put(count_up(10, 18));
+        crowd_out(s, 16);
+        s.put(count_up(10, 5));
+        s.choose({s.claim(count_up(10, 15))});
+    });
+    builds.emplace_back("a longer hit below", [](ManagerScene& s) {
+        const std::size_t a = s.claim(count_up(10, 26));
+        s.reserve(a);
+        s.put(count_up(10, 26));
+        crowd_out(s, 9);
+        s.choose({a});
+    });
+    builds.emplace_back("batch: loads", [](ManagerScene& s) {
+        s.put(count_up(10, 9));
+        s.put(count_up(50, 13));
+        crowd_out(s, 16);
+        Tokens other = count_up(50, 8);
+        other.push_back(3);
+        s.choose(
+            {s.claim(count_up(50, 13)), s.claim({7, 7}), s.claim(count_up(10, 9)), s.claim(other)});
+    });
+}
+
 /// With layers that have a window, which does not go back far.
 inline std::vector<State> with_groups() {
     std::vector<std::pair<std::string, Build>> builds;
@@ -236,14 +294,20 @@ inline std::vector<State> with_groups() {
     add_tight_rows(builds);
     add_batches(builds);
     std::vector<State> states;
-    for (const Mode& mode : kGroupModes) {
-        for (const auto& [name, build] : builds) {
+    const auto add = [&](const Mode& mode, const auto& given) {
+        for (const auto& [name, build] : given) {
             const bool goes_back =
                 name == "truncated inside a cached page" || name == "truncated deep" ||
                 name == "set back deep" || name == "no space after a cut" ||
                 name == "batch: the last does not fit" || name == "batch: cut and forked";
             if (!goes_back) states.push_back({name, mode, 32, build});
         }
+    };
+    for (const Mode& mode : kGroupModes) add(mode, builds);
+    std::vector<std::pair<std::string, Build>> with_host = builds;
+    add_column_loads(with_host);
+    for (const Mode& mode : kGroupHostModes) {
+        add(mode, mode.host_pages > 20 ? with_host : builds);
     }
     return states;
 }

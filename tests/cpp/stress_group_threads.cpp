@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Six threads use one manager with groups of layers, each for sequences of its own, over the same
-// few prompts. Page contents are plain memory: under ThreadSanitizer a page that is written while
-// another thread may read it is a reported race; everywhere, a layer that reads what was not
+// Eight threads use one manager with groups of layers, with and without a host tier, each for
+// sequences of its own, over the same few prompts. Stores end some time, or fail, also when their
+// sequence is gone. Page contents are plain memory: under ThreadSanitizer a page that is written
+// while another thread may read it is a reported race; everywhere, a layer that reads what was not
 // written for just those tokens is an error. Usage: stress_group_threads [seed [operations of a
 // thread]].
 #include <array>
@@ -20,7 +21,7 @@
 
 namespace {
 
-constexpr int kThreads = 6;
+constexpr int kThreads = 8;
 constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
 
 /// What all threads share.
@@ -31,6 +32,7 @@ struct Shared {
     std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
     std::atomic<std::int64_t> num_steps{0};
     std::atomic<std::int64_t> num_refused{0};
+    std::atomic<std::int64_t> num_moved{0};
 };
 
 class Worker {
@@ -48,6 +50,7 @@ class Worker {
     void run(std::int64_t num_operations) {
         for (std::int64_t i = 0; i < num_operations; ++i) act();
         while (!live_.empty()) release();
+        while (!stores_.empty()) finish_store();
         for (const kvcore::PinHandle& pin : pins_) manager_.unpin(pin);
     }
 
@@ -63,6 +66,7 @@ class Worker {
         if (dice < 840) return look_up();
         if (dice < 900) return fork();
         if (dice < 950) return truncate();
+        if (dice < 995 && !stores_.empty()) return finish_store();
         if (dice < 953) return manager_.reset_prefix_cache();
         if (dice < 956) return manager_.check_integrity();
     }
@@ -79,11 +83,20 @@ class Worker {
         row.request.active = random_.between(1, row.request.end());
         live_.push_back(row);
     }
-    void transfer(const kvcore::Transfers& transfers) {
-        if (transfers.empty()) return;
+    // False where they fail: who waited for loads is as if just claimed.
+    bool transfer(const kvcore::Transfers& transfers) {
+        if (transfers.empty()) return true;
         const bool done = random_.chance(95);
-        rows_.copy(transfers.copies, done);
+        rows_.copy(transfers, done);
         manager_.finish(transfers.ticket, done);
+        if (!transfers.tier_moves.empty()) {
+            shared_.num_moved.fetch_add(count(transfers.tier_moves), std::memory_order_relaxed);
+        }
+        return done || transfers.tier_moves.empty();
+    }
+    void finish_store() {
+        transfer(stores_.front());
+        stores_.erase(stores_.begin());
     }
     // One of them runs.
     void step() {
@@ -98,7 +111,10 @@ class Worker {
         do {
             kvcore::Transfers transfers;
             result = manager_.fetch({&view, 1}, 1, &target, &transfers);
-            transfer(transfers);
+            if (!transfer(transfers)) {
+                view.start = 0;
+                view.active = view.end;
+            }
             kvcore::Transfers owed;
             static_cast<void>(manager_.take_owed(row.request.sequence, owed));
             transfer(owed);
@@ -118,7 +134,11 @@ class Worker {
         row.request.active = random_.between(row.request.start + 1, row.request.end());
         kvcore::RequestView written = row.request.view();
         std::vector<kvcore::PageSwap> swaps;
-        manager_.commit({&written, 1}, swaps);
+        kvcore::Transfers stores;
+        const bool has_tier = manager_.config().host_pages > 0;
+        manager_.commit({&written, 1}, swaps, has_tier ? &stores : nullptr);
+        if (!stores.empty()) stores_.push_back(stores);
+        if (count(stores_) > 3) finish_store();
         shared_.num_steps.fetch_add(1, std::memory_order_relaxed);
         if (row.request.end() + 2 > manager_.config().max_seq_len) drop(row);
     }
@@ -185,13 +205,14 @@ class Worker {
     Random random_;
     std::vector<GroupRow> live_;
     std::vector<kvcore::PinHandle> pins_;
+    std::vector<kvcore::Transfers> stores_;
     std::vector<std::vector<std::uint32_t>> cells_;
     std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
     std::vector<kvcore::LookupTable*> more_;
 };
 
 void hammer(std::vector<kvcore::CacheGroup> groups, bool dedup, std::int64_t num_pages,
-            std::uint64_t seed, std::int64_t num_operations) {
+            std::uint64_t seed, std::int64_t num_operations, std::int64_t host_pages = 0) {
     kvcore::CacheConfig config;
     config.page_size = 4;
     config.num_pages = num_pages;
@@ -200,6 +221,7 @@ void hammer(std::vector<kvcore::CacheGroup> groups, bool dedup, std::int64_t num
     config.dedup = dedup;
     config.max_draft_tokens = 2;
     config.groups = std::move(groups);
+    config.host_pages = host_pages;
     Shared shared(config);
     Random random(seed);
     shared.prompts = random_prompts(random, 4, 30);
@@ -209,10 +231,15 @@ void hammer(std::vector<kvcore::CacheGroup> groups, bool dedup, std::int64_t num
     kvcore::CacheManager& manager = shared.rows.manager;
     manager.check_integrity();
     shared.rows.check_cached(0, cached_of(manager, 0, {""}));
+    shared.rows.check_cached(0, records_of(manager, 0, {""}), kvcore::Tier::kHost);
     manager.reset_prefix_cache();
     CHECK_EQ(manager.stats(0).free_pages, num_pages);
-    std::printf("%lld steps, %lld times no room\n", static_cast<long long>(shared.num_steps.load()),
-                static_cast<long long>(shared.num_refused.load()));
+    CHECK_EQ(manager.stats(0).host_cached_pages, 0);
+    std::printf("%lld steps, %lld times no room, %lld pages moved between tiers, %lld loaded\n",
+                static_cast<long long>(shared.num_steps.load()),
+                static_cast<long long>(shared.num_refused.load()),
+                static_cast<long long>(shared.num_moved.load()),
+                static_cast<long long>(manager.metrics().loaded_pages));
 }
 
 }  // namespace
@@ -225,4 +252,7 @@ int main(int argc, char** argv) {
     hammer({{}, sliding}, true, 44, seed, operations);
     hammer({{}, sliding, chunked}, false, 60, seed + 1, operations);
     hammer({sliding}, true, 18, seed + 2, operations);
+    hammer({{}, sliding}, true, 52, seed + 3, operations, 40);
+    hammer({{}, sliding, chunked}, false, 60, seed + 4, operations, 200);
+    hammer({sliding}, true, 22, seed + 5, operations, 12);
 }

@@ -3,26 +3,14 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
-from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bundles
-
-
-def params_of(*groups: Any, **options: Any) -> KVCacheParams:
-    layers = 1 + max(layer for group in groups for layer in group.layers)
-    fields: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 4, "page_size": 2}
-    fields |= {"enable_prefix_caching": True, "groups": groups, "num_layers": layers}
-    return KVCacheParams("float32", **(fields | options))
-
-
-def manager_of(params: KVCacheParams, num_pages: int = 64, **options: Any) -> PagedKVCacheManager:
-    fields = {"max_batch_size": 16, "max_seq_len": 400, "enable_runtime_checks": True}
-    return PagedKVCacheManager(params, num_pages=num_pages, **(fields | options))
+from grouped_traffic import SHAPES, Traffic, manager_of, params_of
+from kvcore import CapacityError, PagedKVCacheManager, TextGenerationContext, ops
+from kvcore.groups import FullAttention, SlidingWindow, State, bundles
 
 
 def claimed(
@@ -153,12 +141,12 @@ def test_what_never_fits_is_refused() -> None:
     [
         ((FullAttention([0]), State([1], {"s": ((2,), "float32")})), {}, "State groups"),
         (
-            (FullAttention([0]), SlidingWindow([1], 4)),
+            (FullAttention([0]), State([1], {"s": ((2,), "float32")})),
             {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001},
-            "0 with groups",
+            "State groups",
         ),
     ],
-    ids=["states", "host tier"],
+    ids=["states", "states and a host tier"],
 )
 def test_what_is_not_kept_is_refused(groups: Any, options: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
@@ -178,150 +166,13 @@ def test_bundles_out_of_range_are_refused() -> None:
 
 
 # -- contents: what a layer reads of a position is what was written there for those tokens ---------
-SHAPES = {
-    "one width": params_of(FullAttention([0, 3]), SlidingWindow([1, 2], 5)),
-    "chunks": params_of(FullAttention([0]), ChunkedLocal([1, 2], 6)),
-    "no full group": params_of(SlidingWindow([0, 1], 5)),
-    "shared layers": params_of(
-        FullAttention([0]), SlidingWindow([1], 4), shared={2: 1, 3: 0}, num_layers=4
-    ),
-    "wide values": params_of(FullAttention([0]), SlidingWindow([1], 5), v_head_dim=8),
-    "latent rows": params_of(FullAttention([0]), SlidingWindow([1], 5), is_mla=True),
-    "other heads": params_of(
-        FullAttention([0, 1], n_kv_heads=2), SlidingWindow([2, 3], 6, n_kv_heads=1)
-    ),
-    "devices": params_of(
-        FullAttention([0]),
-        SlidingWindow([1], 5),
-        n_kv_heads=2,
-        n_devices=4,
-        data_parallel_degree=2,
-    ),
-}
-
-
-def value_of(tokens: list[int], layer: int, part: int) -> float:
-    """What stands for a prefix in one layer; exact in float32."""
-    return float(hash((tuple(tokens), layer, part)) % 1_000_003)
-
-
-class Traffic:
-    """Random requests of one manager, whose layers write and read as a model's do."""
-
-    def __init__(self, params: KVCacheParams, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.params = params
-        devices = ["cpu"] * params.n_devices
-        self.manager = manager_of(params, num_pages=60, devices=devices)
-        self.live: dict[str, TextGenerationContext] = {}
-        self.prompts = [self.tokens(20) for _ in range(3)]
-        self.owners = {**{i: i for i in range(params.num_layers)}, **(params.shared or {})}
-        self.read = 0
-
-    def tokens(self, n: int) -> list[int]:
-        return [self.random.randrange(2) for _ in range(n)]
-
-    def claim(self) -> None:
-        if len(self.live) == 5:
-            self.release()
-        name = f"r{self.random.random()}"
-        prompt = self.random.choice(self.prompts)[: self.random.randrange(20)]
-        self.manager.claim(name, self.random.randrange(self.params.data_parallel_degree))
-        context = TextGenerationContext(name, prompt + self.tokens(self.random.randrange(1, 9)))
-        self.live[name] = context
-        self.chunk(context)
-
-    def chunk(self, context: TextGenerationContext) -> None:
-        context.active_idx = self.random.randint(context.start_idx + 1, context.end_idx)
-
-    def release(self) -> None:
-        if self.live:
-            name = self.random.choice(list(self.live))
-            self.manager.release(name)
-            del self.live[name]
-
-    def fork(self) -> None:
-        if not self.live or len(self.live) == 5:
-            return
-        parent = self.random.choice(list(self.live.values()))
-        tokens = [int(t) for t in parent.tokens[: parent.start_idx]] + self.tokens(3)
-        name = f"f{self.random.random()}"
-        child = TextGenerationContext(name, tokens)
-        self.manager.fork(parent.request_id, child)
-        self.live[name] = child
-
-    def step(self) -> None:
-        batch = [c for c in self.live.values() if self.random.random() < 0.7]
-        batch.sort(key=self.manager.get_replica)
-        for context in batch:
-            if not self.manager.reserve(context):
-                self.release()
-                return
-        if not batch:
-            return
-        inputs = self.manager.fetch(batch)
-        splits = self.manager.get_data_parallel_splits(batch)
-        shards = self.params.tensor_parallel_degree
-        for i, each in enumerate(inputs):
-            rows = batch[splits[i // shards] : splits[i // shards + 1]]
-            for layer in range(self.params.num_layers):
-                self.run_layer(each, layer, rows)
-        for context in batch:
-            context.update(self.random.randrange(2))
-        self.manager.step(batch)
-        for context in batch:
-            self.chunk(context)
-
-    def run_layer(self, inputs: Any, layer: int, rows: list[TextGenerationContext]) -> None:
-        if not rows:
-            return
-        pools = ops.batch.layer_pools(inputs, layer)
-        parts = 1 if self.params.is_mla else 2
-        if layer == self.owners[layer]:
-            new = [
-                [
-                    value_of([int(t) for t in c.tokens[: p + 1]], layer, part)
-                    for c in rows
-                    for p in range(c.start_idx, c.active_idx)
-                ]
-                for part in range(parts)
-            ]
-            arrays = [
-                np.ascontiguousarray(
-                    np.broadcast_to(
-                        np.array(values, np.float32)[:, None, None],
-                        (len(values), *pools.pools[part].shape[2:]),
-                    )
-                )
-                for part, values in enumerate(new)
-            ]
-            ops.append(
-                inputs, layer, arrays[0], arrays[1] if parts == 2 else None, inputs.row_offsets
-            )
-        group = next(g for g in self.params.attention_groups if self.owners[layer] in g.layers)
-        for row, context in enumerate(rows):
-            for p in range(group.skipped_tokens(context.start_idx), context.active_idx):
-                page, at = divmod(p, pools.pools[0].shape[1])
-                expected = [int(t) for t in context.tokens[: p + 1]]
-                for part in range(parts):
-                    found = pools.pools[part][pools.lookup_table[row, page], at]
-                    wanted = value_of(expected, self.owners[layer], part)
-                    assert np.all(found == wanted), (layer, row, p)
-                self.read += 1
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(3))
 def test_layers_read_what_was_written(shape: str, seed: int) -> None:
     traffic = Traffic(SHAPES[shape], seed)
-    for _ in range(120):
-        verb = traffic.random.choice(["claim", "step", "step", "step", "fork", "release"])
-        getattr(traffic, verb)()
+    traffic.act(["claim", "step", "step", "step", "fork", "release"], 120)
     assert traffic.read > 1000
-    while traffic.live:
-        traffic.release()
-    total = traffic.manager.total_num_pages * traffic.params.data_parallel_degree
-    assert traffic.manager.num_free_blocks == total
+    traffic.end()
 
 
 def test_pages_of_groups_are_counted() -> None:

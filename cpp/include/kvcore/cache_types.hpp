@@ -27,7 +27,8 @@ struct CacheConfig {
     bool dedup = true;  // commit swaps a page for an equal cached one
     // A hit may end inside a page, whose start is then copied, from so many tokens on; 0: never.
     std::int32_t partial_page_reuse = 1;
-    std::int64_t host_pages = 0;  // of the tier below each replica; 0: there is none
+    // Of the tier below each replica, with groups for any bundle; 0: there is none.
+    std::int64_t host_pages = 0;
     // Layers that do not all keep everything; none: every page is one of all layers.
     std::vector<CacheGroup> groups;
     // Every group gets pages for what runs next alone; else those that keep everything get them for

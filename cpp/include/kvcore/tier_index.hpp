@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -25,8 +26,9 @@ namespace kvcore {
 /// Cost: that of the tree's verbs.
 class TierIndex {
    public:
-    /// Throws std::invalid_argument for sizes below 1.
-    TierIndex(std::int64_t num_pages, std::int32_t page_size);
+    /// LRU unless another policy is given. Throws std::invalid_argument for sizes below 1.
+    TierIndex(std::int64_t num_pages, std::int32_t page_size,
+              std::unique_ptr<EvictionPolicy> policy = nullptr);
 
     /// Pages of the tier, and those that can be found. O(1).
     [[nodiscard]] std::int64_t num_pages() const noexcept { return pool_.num_blocks(); }
@@ -63,9 +65,11 @@ class TierIndex {
     /// go to `out` [n]. Returns how many.
     [[nodiscard]] std::int64_t take(std::int64_t n, BlockId* out) noexcept;
     /// Makes taken pages [n] findable behind a place, which moves to their end. Those that are
-    /// stored meanwhile are free again. Throws InvalidHandleError for a page that is not taken.
+    /// stored meanwhile are free again; with `duplicates` they stay taken, and that says which they
+    /// are. Throws InvalidHandleError for a page that is not taken.
     [[nodiscard]] TreeNode* publish(TreeNode* place, const TokenId* tokens, const BlockId* ids,
-                                    std::int32_t n);
+                                    std::int32_t n,
+                                    std::vector<DuplicatePage>* duplicates = nullptr);
     /// Frees taken pages [n] that did not arrive.
     void give_back(const BlockId* ids, std::int64_t n) noexcept { pool_.free(ids, n); }
 

@@ -41,6 +41,13 @@ ColumnPages::ColumnPages(const Grouping& grouping, std::int64_t num_pages, Block
     columns.set_listener(this);
 }
 
+bool ColumnPages::has_full_pages(BlockId column) const noexcept {
+    return std::all_of(grouping_.bundles().begin(), grouping_.bundles().end(),
+                       [&](const Grouping::Bundle& bundle) {
+                           return bundle.window >= 0 || page(column, bundle.first_lane) != kNoPage;
+                       });
+}
+
 std::int64_t ColumnPages::count_pages(BlockId column) const noexcept {
     return grouping_.num_full_lanes() + count_window_pages(column);
 }
@@ -351,7 +358,8 @@ void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) con
     for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
         const auto column = static_cast<BlockId>(c);
         const bool is_live = columns_.ref_count(column) > 0;
-        if (is_cached_[static_cast<std::size_t>(c)]) cached += count_window_pages(column);
+        const bool is_cached = is_cached_[static_cast<std::size_t>(c)];
+        if (is_cached) cached += count_window_pages(column);
         for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
             const BlockId id = page(column, lane);
             if (id == kNoPage) continue;
@@ -360,10 +368,8 @@ void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) con
             seen[static_cast<std::size_t>(id)] = true;
             ++held;
         }
-        for (const Grouping::Bundle& bundle : grouping_.bundles()) {
-            require_law(bundle.window >= 0 || !is_live || page(column, bundle.first_lane) >= 0,
-                        "columns: a live one has all its full pages");
-        }
+        require_law(!is_cached || has_full_pages(column),
+                    "columns: one of the tree has all its full pages");
         for (std::size_t w = 0; w < num_windows_; ++w) {
             const Entry e = entry(column, w);
             require_law(readers_[e] >= readers[e], "columns: readers are counted");

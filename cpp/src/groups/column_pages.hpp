@@ -38,7 +38,8 @@ class ColumnsUp {
 /// id of the replica's pool names a run of tokens. What it has of each bundle is said here, and
 /// changes during its life:
 ///
-///     full lanes     a page each, as long as the column lives
+///     full lanes     a page each, as long as the column lives; none in a column that only brings
+///                    pages of windows for another one
 ///     window lanes   pages from the reservation of their chunk until nobody reads them; then they
 ///                    are free, or idle where the tree has the column: they serve the next hit, or
 ///                    go when pages are needed. A column of the tree without them has a hole, which
@@ -76,6 +77,7 @@ class ColumnPages final : public PoolListener {
     [[nodiscard]] bool has(BlockId column, std::size_t window) const noexcept {
         return page(column, grouping_.windows()[window].first_lane) != kNoPage;
     }
+    [[nodiscard]] bool has_full_pages(BlockId column) const noexcept;
     [[nodiscard]] bool is_idle(BlockId column, std::size_t window) const noexcept {
         return readers_[entry(column, window)] == 0 && has(column, window) &&
                is_cached_[static_cast<std::size_t>(column)];
@@ -89,6 +91,10 @@ class ColumnPages final : public PoolListener {
     /// Pages that could be had: those of runs nobody holds, and idle ones.
     [[nodiscard]] std::int64_t num_evictable() const noexcept {
         return tree_.num_evictable() * grouping_.num_full_lanes() + num_idle_;
+    }
+    /// Pages that can be had: free ones and those that eviction would free.
+    [[nodiscard]] std::int64_t num_available() const noexcept {
+        return pages_.num_free() + num_evictable();
     }
     /// The longest prefix of that one which every window can serve, in columns. O(columns between
     /// them + window).

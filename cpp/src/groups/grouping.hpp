@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kvcore/cache_groups.hpp"
+#include "kvcore/types.hpp"
 
 namespace kvcore {
 
@@ -59,6 +60,11 @@ class Grouping {
     /// The first column that a window still reads with `n` tokens written.
     [[nodiscard]] std::int32_t first_column(const Window& window, std::int64_t n) const noexcept {
         return static_cast<std::int32_t>(window.rule.skipped_tokens(n) / column_tokens_);
+    }
+    /// Columns in front of an end that the next turn may read, or one that differs from this in its
+    /// last page.
+    [[nodiscard]] std::int32_t reach(const Window& window) const noexcept {
+        return static_cast<std::int32_t>(ceil_div(window.rule.span - 1, column_tokens_)) + 1;
     }
     /// Pages that a request of `n` tokens cannot do without, however short its chunks are.
     [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept;

@@ -35,6 +35,7 @@ struct Admission {
     std::int32_t replaced = 0;   // frozen columns that the next tokens would write into
     std::int64_t appended = 0;   // columns added at the row's end
     std::int32_t windowed = 0;   // columns for which windows get pages, with groups
+    std::int32_t patched = 0;    // columns of the hit that get some from below
     std::int64_t pages = 0;      // new pages in all
     std::int64_t returned = 0;   // own pages that become superfluous
     std::int64_t evicted = 0;    // pages to evict

@@ -42,7 +42,7 @@ std::int64_t count_own_pages(const Replica& home, const PageRow& row, std::int32
 // Where no group keeps everything, prefixes that are kept hold columns that take no pages: those
 // may be what is missing.
 bool has_columns(const Replica& home, const Admission& admission) {
-    const std::int64_t wanted = admission.appended + admission.replaced;
+    const std::int64_t wanted = admission.appended + admission.replaced + admission.patched;
     if (home.columns == nullptr || home.pool.num_free() >= wanted) return true;
     std::int64_t evictable = home.tree.num_evictable();
     const FoundHit& hit = admission.hit;
@@ -62,6 +62,7 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     TreeNode* root = home.tree.find_namespace(request.name_space);
     const std::int32_t fewest = state_.config.partial_page_reuse;
     PrefixMatch& match = hit.match;
+    TreePosition whole;  // what the tree has, be it that windows miss some of it
     if (root != nullptr) {
         // At least one token is left to run.
         const bool wants_part = allow_partial && fewest > 0;
@@ -74,13 +75,20 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             match.partial_tokens = 0;
         }
         if (home.columns != nullptr) {
+            whole = match.at;
             const HitSearch search(*home.columns, home.tree, request.tokens, request.end - 1);
             const bool has_declined = sequence.reuse == Reuse::kDeclined;
             match = search.longest(match, wants_part && !has_declined ? fewest : 0);
         }
     }
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
-    if (home.host != nullptr) find_below(hit, *home.host, request);
+    if (home.host != nullptr) {
+        if (home.columns == nullptr) {
+            find_below(hit, *home.host, request);
+        } else {
+            find_columns_below(hit, whole, home, request);
+        }
+    }
     if (hit.tokens <= sequence.hit_tokens) hit = {};
 }
 
@@ -97,6 +105,26 @@ void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestVie
     hit.match.partial_tokens = 0;
 }
 
+// The same where columns have pages of each bundle: what the tier has of those in front of the end
+// counts too, for it may be pages of windows that the tree misses.
+void Admitter::find_columns_below(FoundHit& hit, TreePosition whole, const Replica& home,
+                                  const RequestView& request) const {
+    const std::int64_t page = state_.config.page_size;
+    if (hit.match.at.depth >= (request.end - 1) / page) return;
+    const TreePosition below =
+        home.host->match(request.name_space, request.tokens, request.end - 1);
+    if (below.depth == 0) return;
+    const std::int32_t depth = tiered::longest_hit(home, whole, below);
+    if (depth * page <= hit.tokens) return;
+    if (whole.node != nullptr) {
+        hit.match.at = PrefixTree::position(whole.node, std::min(whole.depth, depth));
+    }
+    hit.below = PrefixTree::position(below.node, std::min(below.depth, depth));
+    hit.tokens = depth * page;
+    hit.match.partial = {};
+    hit.match.partial_tokens = 0;
+}
+
 void Admitter::complete(Admission& admission, const Sequence& sequence, const RequestView& request,
                         std::int64_t num_steps) const {
     count(admission, sequence, request, num_steps);
@@ -104,13 +132,14 @@ void Admitter::complete(Admission& admission, const Sequence& sequence, const Re
     if (admission.fits || !hit.is_partial()) return;
     // Without its source as a victim it does not fit: both are dropped.
     FoundHit whole;
-    whole.match.at = hit.match.at;
+    const TreePosition all = whole.match.at = hit.match.at;
     const Replica& home = state_.home_of(sequence);
     if (home.columns != nullptr) {
         whole.match.at =
             PrefixTree::position(whole.match.at.node, home.columns->longest_hit(whole.match.at));
     }
     whole.tokens = std::int64_t{whole.match.at.depth} * state_.config.page_size;
+    if (home.host_columns != nullptr) find_columns_below(whole, all, home, request);
     admission = {};
     if (whole.tokens > sequence.hit_tokens) hit = whole;
     count(admission, sequence, request, num_steps);
@@ -175,6 +204,13 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
             if (!home.columns->has(row[c], w)) admission.pages += window.num_lanes;
         }
         admission.pages += std::max<std::int64_t>(0, admission.windowed - c) * window.num_lanes;
+    }
+    if (admission.hit.below.node != nullptr) {
+        tiered::for_each_patch(home, admission.hit.match.at, admission.start,
+                               [&](const Patch& patch) {
+                                   ++admission.patched;
+                                   admission.pages += tiered::count_pages(grouping, patch);
+                               });
     }
     const bool is_cut = row.frozen() > admission.needed;
     if (is_cut) {

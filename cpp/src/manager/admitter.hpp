@@ -47,6 +47,8 @@ class Admitter {
     void find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
                   bool allow_partial) const;
     void find_below(FoundHit& hit, const TierIndex& host, const RequestView& request) const;
+    void find_columns_below(FoundHit& hit, TreePosition whole, const Replica& home,
+                            const RequestView& request) const;
     void complete(Admission& admission, const Sequence& sequence, const RequestView& request,
                   std::int64_t num_steps) const;
     void count(Admission& admission, const Sequence& sequence, const RequestView& request,

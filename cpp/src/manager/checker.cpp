@@ -93,14 +93,22 @@ void check_columns(const ManagerState& state, std::int32_t index) {
     for (std::size_t i = 0; i < entries.size(); ++i) {
         if (entries[i].replica != index) continue;
         const PageRow& row = entries[i].pages;
+        for (const BlockId column : row.ids()) {
+            require_law(replica.columns->has_full_pages(column),
+                        "sequence: its columns have all full pages");
+        }
         for (std::size_t w = 0; w < windows; ++w) {
             for (std::int32_t c = state.windows.at(i).first[w]; c < row.size(); ++c) {
                 add(row[c], w);
-                require_law(c >= state.windows.at(i).reserved || replica.columns->has(row[c], w),
+                require_law(c >= state.windows.at(i).reserved || replica.columns->has(row[c], w) ||
+                                state.flights.brings(entries[i], c, w),
                             "sequence: has the pages of windows that it has reserved");
             }
         }
     }
+    state.flights.for_each_column(index, [&](BlockId column) {
+        for (std::size_t w = 0; w < windows; ++w) add(column, w);
+    });
     for (const OwedCopies::Copy& copy : state.copies.all()) {
         if (copy.copy.replica != index) continue;
         for (std::size_t w = 0; w < windows; ++w) {

@@ -84,7 +84,9 @@ void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     }
     if (home.columns != nullptr) {
         keep_what_others_read(home, handle, pages, first);
-        return swap_columns(home, handle, pages, first, row);
+        swap_columns(home, handle, pages, first, row);
+        if (is_shared) home.note_peak();  // a fork still holds what was swapped
+        return;
     }
     pages.swap_duplicates(home.pool, first, duplicates_);
     for (const DuplicatePage& duplicate : duplicates_) {

@@ -13,7 +13,7 @@ namespace kvcore {
 /// A hit that was found and is to be allocated later: pinned as it is, no run is cut for it.
 ///
 /// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
-/// tier; with groups, a hold on the pages that windows read.
+/// tier; with groups, a hold on the pages that windows read, here and there.
 /// Threads: none of its own; CacheManager locks around it. Cost: O(1), with groups O(columns that
 /// windows read).
 class HeldHit {
@@ -28,6 +28,11 @@ class HeldHit {
             Replica& home = state.home_of(sequence);
             windows_ = WindowHold(home, found.match.at, found.tokens);
             if (found.is_partial()) source_ = WindowHold(home, found.match.partial, found.tokens);
+        }
+        const bool has_records = found.below.node != nullptr && !state.grouping.is_plain();
+        if (has_records) {
+            const Replica& home = state.home_of(sequence);
+            records_ = WindowHold(*home.host_columns, home.host->tree(), found.below, found.tokens);
         }
         hold(state.home_of(sequence));
     }
@@ -48,6 +53,7 @@ class HeldHit {
         };
         windows_.enter();
         source_.enter();
+        records_.enter();
         place_ = pin(home.tree, found_.match.at);
         partial_ = pin(home.tree, found_.match.partial);
         if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
@@ -61,6 +67,7 @@ class HeldHit {
         below_.reset();
         windows_.leave();
         source_.leave();
+        records_.leave();
     }
 
    private:
@@ -98,6 +105,7 @@ class HeldHit {
     TreePin below_;
     WindowHold windows_;
     WindowHold source_;
+    WindowHold records_;
 };
 
 }  // namespace kvcore

@@ -161,7 +161,7 @@ bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& 
     }
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         std::int64_t& available = left[static_cast<std::size_t>(call.rows[joining_[k]].replica)];
-        available -= admissions[k].appended + admissions[k].replaced;
+        available -= admissions[k].appended + admissions[k].replaced + admissions[k].patched;
         if (available >= 0) continue;
         const std::int64_t pages = admissions[k].new_pages();
         result = {FetchStatus::kNoSpace, joining_[k], pages, admissions[k].available, false};
@@ -185,7 +185,7 @@ std::vector<Reservation> JointReserver::prepare(const Call& call,
             reserver_.prepare(admissions[k], call.rows[row], call.batch[row], call.transfers));
         if (made.back().load == nullptr) continue;
         ++loads;
-        pages += made.back().load->host_pages.size();
+        pages += static_cast<std::size_t>(made.back().load->num_pages);
     }
     if (loads > 0) state_.flights.make_room_for_loads(loads, pages, *call.transfers);
     return made;

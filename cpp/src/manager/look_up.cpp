@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kvcore/errors.hpp"
+#include "manager/tiered_hit.hpp"
 
 namespace kvcore::look_up {
 
@@ -53,10 +54,7 @@ std::int32_t recommend_replica(const ManagerState& state, std::string_view name_
         const Replica& replica = state.replica_at(i);
         std::int64_t hit = 0;
         if (state.config.prefix_caching) {
-            hit = match(replica, name_space, tokens, n, nullptr);
-            if (replica.host != nullptr) {
-                hit = std::max<std::int64_t>(hit, replica.host->match(name_space, tokens, n).depth);
-            }
+            hit = tiered::count_columns(replica, name_space, tokens, n);
         }
         const Merit merit{hit, replica.num_available(), -replica.num_sequences};
         if (i == 0 || merit > most) {
@@ -113,13 +111,9 @@ std::int64_t first_uncached(const ManagerState& state, SequenceHandle handle) {
 
 PoolStats stats(const ManagerState& state, std::int32_t replica) {
     const Replica& asked = state.replica_at(replica);
-    return {state.config.num_pages,
-            asked.num_free(),
-            asked.num_cached(),
-            asked.num_evictable(),
-            asked.num_sequences,
-            state.config.host_pages,
-            asked.host == nullptr ? 0 : asked.host->num_stored()};
+    return {state.config.num_pages, asked.num_free(),    asked.num_cached(),
+            asked.num_evictable(),  asked.num_sequences, state.config.host_pages,
+            asked.num_stored()};
 }
 
 Metrics metrics(const ManagerState& state) noexcept {

@@ -115,14 +115,17 @@ class PageHold {
 class PathHold {
    public:
     PathHold() noexcept = default;
-    /// Pages [n] at the end of the prefix of `depth` pages on the way to `node`.
-    PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth) noexcept
-        : pool_(&pool), tree_(&tree), node_(node), depth_(depth) {
+    /// Pages [n] at the end of the prefix of `depth` pages on the way to `node`, or columns: those
+    /// of windows have their reader elsewhere.
+    PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth,
+             ColumnPages* columns = nullptr) noexcept
+        : pool_(&pool), tree_(&tree), columns_(columns), node_(node), depth_(depth) {
         tree.pin(node);
     }
     PathHold(PathHold&& other) noexcept
         : pool_(other.pool_),
           tree_(other.tree_),
+          columns_(other.columns_),
           node_(std::exchange(other.node_, nullptr)),
           depth_(other.depth_),
           references_(std::exchange(other.references_, {})) {}
@@ -130,6 +133,7 @@ class PathHold {
         PathHold moved(std::move(other));
         std::swap(pool_, moved.pool_);
         std::swap(tree_, moved.tree_);
+        std::swap(columns_, moved.columns_);
         std::swap(node_, moved.node_);
         std::swap(depth_, moved.depth_);
         std::swap(references_, moved.references_);
@@ -139,6 +143,8 @@ class PathHold {
 
     /// Where the part ends that the tree has.
     [[nodiscard]] TreeNode* node() const noexcept { return node_; }
+    /// The end of the prefix, until `fasten`.
+    [[nodiscard]] std::int32_t depth() const noexcept { return depth_; }
     /// Pages that are held by references: the last of those given to `fasten`.
     struct Pages {
         const BlockId* ids = nullptr;
@@ -162,7 +168,9 @@ class PathHold {
         const std::int64_t pinned = n - references_.n;
         const std::int64_t loose = std::min(tree_->num_unprotected({node_, depth_}), pinned);
         const BlockId* first = pages + (pinned - loose);
+        const auto uncache = [this](BlockId column) { columns_->uncache(column); };
         if (loose > 0) pool_->share(first, loose);
+        if (columns_ != nullptr) std::for_each(first, first + loose, uncache);
         references_ = {first, references_.n + loose};
         depth_ -= static_cast<std::int32_t>(loose);
         node_ = loose < pinned ? PrefixTree::position(node_, depth_).node : nullptr;
@@ -172,8 +180,9 @@ class PathHold {
    private:
     BlockPool* pool_ = nullptr;
     PrefixTree* tree_ = nullptr;
-    TreeNode* node_ = nullptr;  // nullptr: the tree has nothing that is held
-    std::int32_t depth_ = 0;    // of that part
+    ColumnPages* columns_ = nullptr;  // none where a column is a page
+    TreeNode* node_ = nullptr;        // nullptr: the tree has nothing that is held
+    std::int32_t depth_ = 0;          // of that part
     Pages references_;
 };
 

@@ -39,8 +39,7 @@ struct Replica {
             columns =
                 std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *windows_);
         }
-        if (config.host_pages == 0) return;
-        host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
+        if (config.host_pages > 0) make_host(config, grouping);
     }
 
    private:
@@ -54,6 +53,9 @@ struct Replica {
     std::int64_t num_sequences = 0;        // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // none without a host tier
+    // What is stored of each run of tokens: a record of its bundles, in pages of the tier. None
+    // where a column is a page.
+    std::unique_ptr<ColumnPages> host_columns;
 
     [[nodiscard]] std::int64_t num_pages() const noexcept {
         return columns == nullptr ? pool.num_blocks() : columns->pages().num_blocks();
@@ -95,7 +97,26 @@ struct Replica {
         if (not_free > peak) peak = std::max(peak, not_free - num_evictable());
     }
 
+    /// Pages that the host tier holds.
+    [[nodiscard]] std::int64_t num_stored() const noexcept {
+        if (host == nullptr) return 0;
+        return host_columns == nullptr ? host->num_stored() : host_columns->num_cached();
+    }
+
    private:
+    void make_host(const CacheConfig& config, const Grouping& grouping) {
+        if (grouping.is_plain()) {
+            host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
+            return;
+        }
+        auto policy = std::make_unique<WindowPolicy>(std::make_unique<LruPolicy>());
+        WindowPolicy& windows = *policy;
+        const std::int64_t columns =
+            grouping.most_columns(config.host_pages, config.max_sequences, config.max_seq_len);
+        host = std::make_unique<TierIndex>(columns, config.page_size, std::move(policy));
+        host_columns = std::make_unique<ColumnPages>(grouping, config.host_pages, host->pool(),
+                                                     host->tree(), windows);
+    }
     // Columns are evicted in one order with windows that are kept.
     [[nodiscard]] std::unique_ptr<EvictionPolicy> with_windows(
         const Grouping& grouping, std::unique_ptr<EvictionPolicy> policy) {

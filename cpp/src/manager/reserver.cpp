@@ -96,8 +96,8 @@ void append_columns(ManagerState& state, const Admission& admission, SequenceHan
     Replica& home = state.home_of(sequence);
     PageRow& row = sequence.pages;
     const std::int64_t replaced = admission.replaced;
-    home.make_room(admission.pages - replaced * state.grouping.num_lanes(), admission.appended,
-                   guard);
+    home.make_room(admission.pages - replaced * state.grouping.num_lanes(),
+                   admission.appended + admission.patched, guard);
     const std::int32_t size = row.size();
     if (admission.appended > 0) home.take_pages(admission.appended, row.extend(admission.appended));
     for (std::int32_t c = size; c < row.size(); ++c) home.columns->fill_full(row[c]);
@@ -169,8 +169,12 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     if (hit.is_partial() || writes_frozen) make_room_for_copies(1, transfers);
     if (transfers != nullptr) make_room(transfers->moved, 1);
     if (hit.below.node != nullptr) {
-        made.load = state_.flights.prepare_load(request.sequence, sequence.replica, hit.below,
-                                                admission.hit_pages, *transfers);
+        made.load = state_.grouping.is_plain()
+                        ? state_.flights.prepare_load(request.sequence, sequence.replica, hit.below,
+                                                      admission.hit_pages, *transfers)
+                        : state_.flights.prepare_column_load(request.sequence, sequence.replica,
+                                                             {hit.match.at, hit.below, hit.tokens},
+                                                             *transfers);
     }
     return made;
 }
@@ -196,8 +200,10 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
             state_.windows.take_hit(home, handle, pages, columns, admission.start);
             made.windows.leave();
         }
-    } else if (pages.node() == nullptr) {
-        pages.place_at(std::move(made.place));
+    } else {
+        if (pages.node() == nullptr) pages.place_at(std::move(made.place));
+        const bool is_all_below = home.columns != nullptr && admission.hit.is_taken();
+        if (is_all_below) state_.windows.take_hit(home, handle, pages, 0, admission.start);
     }
     if (home.columns != nullptr) {
         append_columns(state_, admission, handle, sequence, guard_of(admission.hit, sequence));

@@ -25,7 +25,7 @@ class RowCut {
 
     void apply(ManagerState& state, SequenceHandle handle, Sequence& sequence) noexcept {
         if (!place_) return;
-        state.flights.move_back(handle, std::move(stored_));
+        state.flights.move_back(handle, columns_, std::move(stored_));
         sequence.pages.move_back(columns_, std::move(place_));
     }
 

@@ -35,11 +35,6 @@ const CacheConfig& checked(const CacheConfig& config) {
             detail::concat("host_pages is ", config.host_pages,
                            ", must be 0 without prefix_caching: the host tier holds cached pages"));
     }
-    if (config.host_pages > 0 && !Grouping(config.page_size, config.groups).is_plain()) {
-        throw std::invalid_argument(
-            detail::concat("host_pages is ", config.host_pages,
-                           ", must be 0 with groups: the host tier does not know them"));
-    }
     return config;
 }
 
@@ -63,7 +58,7 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
       windows(grouping, config.max_draft_tokens),
       copies(tickets, sequences, grouping, replicas),
       copy_list(sequences, grouping, replicas),
-      flights(config, replicas, tickets, sequences),
+      flights(config, grouping, replicas, tickets, sequences, windows),
       terms(config.page_size),
       most_pooled_tokens_(grouping.is_plain() ? config.num_pages * config.page_size
                                               : grouping.most_tokens(config.num_pages)) {}

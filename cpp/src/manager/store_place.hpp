@@ -2,6 +2,7 @@
 #pragma once
 
 #include <utility>
+#include <vector>
 
 #include "kvcore/tier_index.hpp"
 
@@ -39,8 +40,9 @@ class StorePlace {
         node_ = store_->advance(node_, tokens, n);
     }
     /// Makes taken pages [n] findable behind it, and moves to their end. Throws likewise.
-    void publish(const TokenId* tokens, const BlockId* ids, std::int32_t n) {
-        node_ = store_->publish(node_, tokens, ids, n);
+    void publish(const TokenId* tokens, const BlockId* ids, std::int32_t n,
+                 std::vector<DuplicatePage>* duplicates = nullptr) {
+        node_ = store_->publish(node_, tokens, ids, n, duplicates);
     }
 
    private:

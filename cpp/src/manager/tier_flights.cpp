@@ -10,12 +10,18 @@
 
 namespace kvcore {
 
-TierFlights::TierFlights(const CacheConfig& config,
+TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
                          const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                         SequenceTable& sequences)
-    : page_size_(config.page_size), replicas_(replicas), tickets_(tickets), sequences_(sequences) {
+                         SequenceTable& sequences, const WindowRows& windows)
+    : page_size_(config.page_size),
+      grouping_(grouping),
+      replicas_(replicas),
+      tickets_(tickets),
+      sequences_(sequences),
+      windows_(windows) {
     if (config.host_pages == 0) return;
-    storing_.assign(replicas.size(), std::vector<bool>(static_cast<std::size_t>(config.num_pages)));
+    const auto n = static_cast<std::size_t>(replicas[0]->pool.num_blocks());
+    storing_.assign(replicas.size(), std::vector<bool>(n));
 }
 
 // The pages behind the tree's part of the hit are the request's own; they are filled from below.
@@ -29,6 +35,7 @@ std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std
     flight->is_load = true;
     flight->source = PathHold(host.pool(), host.tree(), host.tree().split(below), below.depth);
     const auto n = static_cast<std::size_t>(below.depth - first);
+    flight->num_pages = static_cast<std::int64_t>(n);
     flight->host_pages.resize(n);
     host.copy_pages({flight->source.node(), below.depth}, first, flight->host_pages.data());
     flight->device_pages.reserve(n);
@@ -44,6 +51,7 @@ void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Tran
 
 void TierFlights::owe_load(TierFlight& load, Sequence& sequence, std::int32_t first,
                            Transfers& transfers) noexcept {
+    if (!grouping_.is_plain()) return owe_column_load(load, sequence, transfers);
     load.ticket = tickets_.of(transfers);
     load.owner = std::this_thread::get_id();
     for (std::size_t i = 0; i < load.host_pages.size(); ++i) {
@@ -72,7 +80,7 @@ void TierFlights::advance(Standing& standing, const Sequence& sequence, std::int
 // found by no more pages at a time than there is room for.
 void TierFlights::find_place(Standing& standing, const Sequence& sequence) const {
     TierIndex& host = *home_of(sequence.replica).host;
-    Standing found{{host, host.open(PrefixTree::name_of(sequence.pages.node()))}, 0};
+    Standing found{{host, host.open(PrefixTree::name_of(sequence.pages.node()))}, 0, 0};
     advance(found, sequence, sequence.pages.committed());
     standing.place = std::move(found.place);
 }
@@ -113,6 +121,7 @@ void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
     if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
     Standing& standing = standings_[handle.index];
     if (standing.storing != 0) return;
+    if (!grouping_.is_plain()) return owe_column_stores(handle, sequence, transfers);
     Replica& home = home_of(sequence.replica);
     if (!standing.place) find_place(standing, sequence);
     const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(
@@ -129,6 +138,7 @@ void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
     flight.sequence = handle;
     flight.place = std::move(standing.place);
     const auto n = static_cast<std::int32_t>(flight.device_pages.size());
+    flight.num_pages = n;
     flight.source =
         PathHold(home.pool, home.tree, sequence.pages.node(), stored + flight.ahead + n);
     standing.storing = flight.number = free_number();
@@ -140,10 +150,15 @@ void TierFlights::give_out_store(TierFlight flight, Transfers& transfers) noexce
     flight.owner = std::this_thread::get_id();
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
     for (std::size_t i = 0; i < flight.host_pages.size(); ++i) {
-        storing[static_cast<std::size_t>(flight.device_pages[i])] = true;
-        transfers.tier_moves.push_back({flight.replica, flight.device_pages[i],
-                                        flight.host_pages[i], page_size_, flight.sequence,
-                                        Tier::kDevice, Tier::kHost});
+        const BlockId page = flight.device_pages[i];
+        if (flight.host_pages[i] < 0) continue;
+        storing[static_cast<std::size_t>(page)] = true;
+        if (!grouping_.is_plain()) {
+            give_out_column(flight, page, flight.host_pages[i], transfers);
+            continue;
+        }
+        transfers.tier_moves.push_back({flight.replica, page, flight.host_pages[i], page_size_,
+                                        flight.sequence, Tier::kDevice, Tier::kHost});
     }
     flights_.push_back(std::move(flight));
 }
@@ -177,6 +192,7 @@ bool TierFlights::publish(TierFlight& flight) const noexcept {
 
 // The place goes back to the sequence, should that still be where it was.
 void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
+    if (!grouping_.is_plain()) return finish_column_store(flight, done);
     Replica& home = home_of(flight.replica);
     const auto n = static_cast<std::int64_t>(flight.host_pages.size());
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
@@ -210,15 +226,20 @@ StorePlace TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
     return {host, host.hold({standing->place.node(), columns})};
 }
 
-void TierFlights::move_back(SequenceHandle handle, StorePlace cut) noexcept {
+void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;
     standing->storing = 0;
+    standing->examined = std::min(standing->examined, columns);
     if (cut) standing->place = std::move(cut);
 }
 
 void TierFlights::forget(SequenceHandle handle) noexcept {
-    if (Standing* standing = find(handle)) *standing = {};
+    Standing* standing = find(handle);
+    if (standing == nullptr) return;
+    const bool has_records = standing->place && !grouping_.is_plain();
+    if (has_records) keep_end(home_of(sequences_.find(handle)->replica), standing->place);
+    *standing = {};
 }
 
 void TierFlights::loosen() noexcept {
@@ -274,11 +295,12 @@ void TierFlights::check_tier(std::int32_t index) const {
             referenced.insert(held.ids, held.ids + held.n);
             continue;
         }
-        on_their_way += static_cast<std::int64_t>(flight.host_pages.size());
-        for (const BlockId page : flight.device_pages) {
-            require_law(!storing[static_cast<std::size_t>(page)],
-                        "host tier: a page is on its way once");
-            storing[static_cast<std::size_t>(page)] = true;
+        for (std::size_t i = 0; i < flight.device_pages.size(); ++i) {
+            if (flight.host_pages[i] < 0) continue;
+            ++on_their_way;
+            const auto page = static_cast<std::size_t>(flight.device_pages[i]);
+            require_law(!storing[page], "host tier: a page is on its way once");
+            storing[page] = true;
         }
     }
     require_law(storing == known, "host tier: pages on their way are known");
@@ -295,7 +317,10 @@ void TierFlights::check_integrity() const {
                             "host tier: a sequence that is gone has no place there");
         if (sequence.replica >= 0) check_sequence(sequence, standing);
     }
-    for (std::size_t r = 0; r < storing_.size(); ++r) check_tier(static_cast<std::int32_t>(r));
+    for (std::size_t r = 0; r < storing_.size(); ++r) {
+        check_tier(static_cast<std::int32_t>(r));
+        if (!grouping_.is_plain()) check_records(static_cast<std::int32_t>(r));
+    }
 }
 
 }  // namespace kvcore

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,10 +14,17 @@
 #include "manager/sequence_table.hpp"
 #include "manager/store_place.hpp"
 #include "manager/tickets.hpp"
+#include "manager/tiered_hit.hpp"
+#include "manager/window_rows.hpp"
 
 namespace kvcore {
 
 /// Pages between the pool and the host tier that one sequence was given in one call.
+///
+/// With groups of layers all ids here are those of columns: what is copied are the pages that the
+/// columns of both sides have in the same lanes. Those of a store that only complete a record of
+/// the tier, and those of a load that only complete a column of the tree, bring pages of windows
+/// and are gone when they have arrived.
 struct TierFlight {
     std::uint64_t ticket = 0;
     std::thread::id owner;  // the thread that was given them
@@ -25,14 +33,21 @@ struct TierFlight {
     bool is_load = false;             // else they are stored
     std::vector<BlockId> host_pages;  // loads: those of `source`; stores: taken from the tier
     std::vector<BlockId>
-        device_pages;  // loads: with a reference to each; stores: those of `source`
-    PathHold source;   // what is read: loads, of the tier; stores, of the tree
+        device_pages;            // loads: with a reference to each; stores: those of `source`
+    PathHold source;             // what is read: loads, of the tier; stores, of the tree
+    std::int64_t num_pages = 0;  // that are copied
     // Of stores alone:
     StorePlace place;             // in the tier: what is stored goes behind it
     std::int32_t ahead = 0;       // pages behind `place` that earlier flights store
     std::vector<TokenId> tokens;  // of those and of the copies
     std::uint32_t number = 0;     // no other flight has it now
     bool is_wanted = true;        // false: forgotten meanwhile
+    // With groups alone:
+    std::int32_t first = 0;       // loads: column of the first own page; stores: of the first one
+    std::int32_t num_new = 0;     // stores: the last ones, behind `place`; -1 as an id: not stored
+    std::int32_t prompt_end = 0;  // stores: whole columns of the prompt
+    std::array<std::int32_t, Grouping::kMaxWindows> read_from{};  // stores: what the row read
+    std::vector<Patch> patches;                                   // loads
 };
 
 /// All that is on its way to or from the host tiers, and how far each sequence's prefix is there.
@@ -48,8 +63,9 @@ struct TierFlight {
 /// to nothing.
 class TierFlights {
    public:
-    TierFlights(const CacheConfig& config, const std::vector<std::unique_ptr<Replica>>& replicas,
-                Tickets& tickets, SequenceTable& sequences);
+    TierFlights(const CacheConfig& config, const Grouping& grouping,
+                const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
+                SequenceTable& sequences, const WindowRows& windows);
 
     [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
 
@@ -59,13 +75,19 @@ class TierFlights {
                                                            std::int32_t replica, TreePosition below,
                                                            std::int32_t first,
                                                            Transfers& transfers);
+    /// The same with groups of layers.
+    [[nodiscard]] std::unique_ptr<TierFlight> prepare_column_load(SequenceHandle handle,
+                                                                  std::int32_t replica,
+                                                                  const TieredHit& hit,
+                                                                  Transfers& transfers);
     /// Of several rows: each has made room for its own load alone.
     void make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers);
     /// Gives it out. There is room.
     void owe_load(TierFlight& load, Sequence& sequence, std::int32_t first,
                   Transfers& transfers) noexcept;
     /// Gives out what the sequence committed and the tier does not have: as much as there is room
-    /// for, while nothing of it is on its way. Throws std::bad_alloc; nothing was given out then.
+    /// for, while nothing of it is on its way. With groups, also pages of windows that the sequence
+    /// has and their records lack. Throws std::bad_alloc; nothing was given out then.
     void owe_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
 
     /// Those of a ticket have landed, or failed: `begin_again(sequence, handle)` gets each whose
@@ -94,8 +116,8 @@ class TierFlights {
     /// std::bad_alloc.
     [[nodiscard]] StorePlace find_cut(SequenceHandle handle, std::int32_t replica,
                                       std::int32_t columns) const;
-    /// It is cut there; its pages on their way arrive without it.
-    void move_back(SequenceHandle handle, StorePlace cut) noexcept;
+    /// It is cut to so many columns; its pages on their way arrive without it.
+    void move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept;
     /// A sequence goes, or begins again.
     void forget(SequenceHandle handle) noexcept;
 
@@ -106,13 +128,28 @@ class TierFlights {
 
     /// Throws IntegrityError unless what each sequence and each tier knows of the flights is so.
     void check_integrity() const;
+    /// A load brings pages of a window for a column that a sequence has from the tree.
+    [[nodiscard]] bool brings(const Sequence& sequence, std::int32_t column,
+                              std::size_t window) const noexcept;
+    /// Calls visit(column) for each column of the device that flights of a replica read, or write.
+    template <class Visit>
+    void for_each_column(std::int32_t replica, const Visit& visit) const {
+        for (const TierFlight& flight : flights_) {
+            if (flight.replica != replica) continue;
+            for (const BlockId column : flight.device_pages) visit(column);
+        }
+    }
 
    private:
     /// What is known of a sequence, by the index of its handle.
     struct Standing {
         StorePlace place;           // where its prefix in the tier ends; none: unknown
         std::uint32_t storing = 0;  // number of its flight there, which has the place; 0: none
+        std::int32_t examined = 0;  // with groups: columns whose records were looked at
     };
+    /// What is to be stored of columns: a bit for each window, and one for the full lanes.
+    struct Choice;
+    using ReadFrom = std::array<std::int32_t, Grouping::kMaxWindows>;
 
     [[nodiscard]] Replica& home_of(std::int32_t replica) const noexcept {
         return *replicas_[static_cast<std::size_t>(replica)];
@@ -131,6 +168,32 @@ class TierFlights {
     [[nodiscard]] std::uint32_t free_number() noexcept;
     void finish_store(TierFlight& flight, bool done) noexcept;
     [[nodiscard]] bool publish(TierFlight& flight) const noexcept;
+    void owe_column_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
+    [[nodiscard]] std::uint8_t part_for(const Replica& home, BlockId column, BlockId record,
+                                        const ReadFrom& read_from,
+                                        std::int32_t index) const noexcept;
+    [[nodiscard]] Choice choose_columns(const Standing& standing, const Sequence& sequence,
+                                        const WindowRow& reader, std::int32_t end,
+                                        TierFlight& flight) const;
+    static void take_records(Replica& home, const Choice& choice, TierFlight& flight) noexcept;
+    void give_out_records(Standing& standing, const Choice& choice, TierFlight flight,
+                          TreeNode* node, Transfers& transfers) noexcept;
+    void give_record_back(Replica& home, BlockId record) const noexcept;
+    void merge(Replica& home, BlockId record, const TierFlight& flight, std::int32_t column,
+               bool has_ended) const noexcept;
+    void complete_records(Replica& home, TierFlight& flight, bool has_ended) const noexcept;
+    void publish_records(Replica& home, TierFlight& flight, bool has_ended) noexcept;
+    void finish_column_store(TierFlight& flight, bool done) noexcept;
+    [[nodiscard]] ColumnPages::Departure departure(const TierFlight& flight, std::int32_t column,
+                                                   std::size_t window,
+                                                   bool has_ended) const noexcept;
+    void owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers) noexcept;
+    void give_out_column(const TierFlight& flight, BlockId column, BlockId record,
+                         Transfers& transfers) const noexcept;
+    void leave_records(const TierFlight& flight) const noexcept;
+    void finish_column_load(const TierFlight& flight, const Sequence* arrived) const noexcept;
+    void keep_end(Replica& home, const StorePlace& place) const noexcept;
+    void check_records(std::int32_t replica) const;
     void check_sequence(const Sequence& sequence, const Standing& standing) const;
     void check_tier(std::int32_t replica) const;
 
@@ -138,25 +201,31 @@ class TierFlights {
     template <class BeginAgain>
     void finish_load(TierFlight& flight, bool done, const BeginAgain& begin_again) noexcept {
         Replica& home = home_of(flight.replica);
-        const auto n = static_cast<std::int64_t>(flight.device_pages.size());
+        Sequence* sequence = sequences_.find(flight.sequence);
+        if (home.columns != nullptr) leave_records(flight);
         flight.source.end(true);
-        if (done) home.metrics.loaded_pages += n;
-        if (Sequence* sequence = sequences_.find(flight.sequence)) {
+        if (done) home.metrics.loaded_pages += flight.num_pages;
+        if (sequence != nullptr) {
             --sequence->num_pending;
             if (!done) begin_again(*sequence, flight.sequence);
         }
-        home.pool.free(flight.device_pages.data(), n);
+        if (home.columns != nullptr) finish_column_load(flight, done ? sequence : nullptr);
+        home.pool.free(flight.device_pages.data(),
+                       static_cast<std::int64_t>(flight.device_pages.size()));
     }
 
     friend struct CacheManagerProbe;  // of tests, which compare whole states
 
     std::int32_t page_size_;
+    const Grouping& grouping_;
     const std::vector<std::unique_ptr<Replica>>& replicas_;
     Tickets& tickets_;
     SequenceTable& sequences_;
+    const WindowRows& windows_;
     std::vector<TierFlight> flights_;
     std::vector<Standing> standings_;
     std::vector<std::vector<bool>> storing_;  // of each replica, for each page: it is on its way
+    std::vector<DuplicatePage> duplicates_;   // scratch
     std::uint32_t last_number_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "groups/column_pages.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "manager/replica.hpp"
 
@@ -27,8 +28,11 @@ class WindowHold {
     /// Holds nothing where a column is a page.
     WindowHold(Replica& home, TreePosition at, std::int64_t tokens) {
         if (home.columns != nullptr && at.depth > 0)
-            held_ = std::make_unique<Held>(home, at, tokens);
+            held_ = std::make_unique<Held>(*home.columns, home.tree, at, tokens);
     }
+    /// The same in any tree with such columns.
+    WindowHold(ColumnPages& columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens)
+        : held_(std::make_unique<Held>(columns, tree, at, tokens)) {}
 
     /// Between these, the pages may go.
     void leave() noexcept {
@@ -44,15 +48,16 @@ class WindowHold {
    private:
     class Held {
        public:
-        Held(Replica& home, TreePosition at, std::int64_t tokens) : home_(home), at_(at) {
-            const Grouping& grouping = home.columns->grouping();
+        Held(ColumnPages& columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens)
+            : home_(columns), at_(at) {
+            const Grouping& grouping = columns.grouping();
             first_column_ = at.depth;
             for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
                 first_[w] = grouping.first_column(grouping.windows()[w], tokens);
                 first_column_ = std::min(first_column_, first_[w]);
             }
             columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
-            home.tree.copy_pages(at, first_column_, columns_.data());
+            tree.copy_pages(at, first_column_, columns_.data());
             enter();
         }
         Held(const Held&) = delete;
@@ -61,8 +66,8 @@ class WindowHold {
 
         void leave() noexcept {
             if (!std::exchange(is_reader_, false)) return;
-            home_.columns->begin_leaving();
-            home_.columns->leave_from(at_);
+            home_.begin_leaving();
+            home_.leave_from(at_);
             for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
                 columns.leave(column, window, ColumnPages::Departure::kUnused);
                 columns.count_holds(-1);
@@ -80,15 +85,15 @@ class WindowHold {
        private:
         template <class Visit>
         void for_each(const Visit& visit) const {
-            for (std::size_t w = 0; w < home_.columns->grouping().windows().size(); ++w) {
+            for (std::size_t w = 0; w < home_.grouping().windows().size(); ++w) {
                 const auto begin = static_cast<std::size_t>(first_[w] - first_column_);
                 for (std::size_t i = begin; i < columns_.size(); ++i) {
-                    visit(*home_.columns, columns_[i], w);
+                    visit(home_, columns_[i], w);
                 }
             }
         }
 
-        Replica& home_;
+        ColumnPages& home_;
         TreePosition at_;  // where the prefix ends
         bool is_reader_ = false;
         std::int32_t first_column_ = 0;

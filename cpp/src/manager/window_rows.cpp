@@ -46,7 +46,8 @@ void WindowRows::leave_columns(Replica& home, SequenceHandle handle, const PageR
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         for (std::int32_t c = std::max(from, reader.first[w]); c < to; ++c) {
             if (c < end) {
-                const std::int32_t branch = first_branch(row, c, reach(w));
+                const std::int32_t branch =
+                    first_branch(row, c, grouping_.reach(grouping_.windows()[w]));
                 home.columns->leave_from({row.node(), branch > 0 ? branch : end});
             }
             home.columns->leave(row[c], w, ColumnPages::Departure::kKept);
@@ -128,27 +129,27 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
                           std::int32_t columns, std::int64_t tokens) noexcept {
     WindowRow& reader = of(handle);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-        // Own columns behind the hit stay; none of them is in front of a window.
-        reader.first[w] = grouping_.first_column(grouping_.windows()[w], tokens);
+        const std::int32_t first = grouping_.first_column(grouping_.windows()[w], tokens);
+        // Own columns behind the hit stay. Where that goes on below, a window may begin further on.
+        const std::int32_t end = std::min(first, row.size());
+        for (std::int32_t c = std::max(columns, reader.first[w]); c < end; ++c) {
+            home.columns->leave(row[c], w, ColumnPages::Departure::kUnused);
+        }
+        reader.first[w] = first;
     }
     note_first(reader);
     enter(home, handle, row, 0, columns);
     reader.reserved = std::max(reader.reserved, columns);
 }
 
-std::int32_t WindowRows::reach(std::size_t window) const noexcept {
-    const std::int64_t tokens = grouping_.windows()[window].rule.span - 1;
-    return static_cast<std::int32_t>(ceil_div(tokens, grouping_.column_tokens())) + 1;
-}
-
 // Where a hit ends for which a column is kept that the row passes; 0: it is not.
 std::int32_t WindowRows::kept_for(const PageRow& row, const WindowRow& reader, std::size_t window,
                                   std::int32_t column) const noexcept {
     if (column >= row.committed()) return 0;
-    const std::int32_t branch = first_branch(row, column, reach(window));
+    const std::int32_t reach = grouping_.reach(grouping_.windows()[window]);
+    const std::int32_t branch = first_branch(row, column, reach);
     if (branch > 0) return branch;
-    const bool is_in_front =
-        column < reader.prompt_end && reader.prompt_end - column <= reach(window);
+    const bool is_in_front = column < reader.prompt_end && reader.prompt_end - column <= reach;
     return is_in_front ? std::min(reader.prompt_end, row.committed()) : 0;
 }
 

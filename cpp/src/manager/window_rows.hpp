@@ -98,7 +98,6 @@ class WindowRows {
    private:
     void note_first(WindowRow& reader) const noexcept;
     static void fill_twins(Replica& home, const PageRow& row) noexcept;
-    [[nodiscard]] std::int32_t reach(std::size_t window) const noexcept;
     [[nodiscard]] std::int32_t kept_for(const PageRow& row, const WindowRow& reader,
                                         std::size_t window, std::int32_t column) const noexcept;
     void leave_columns(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,

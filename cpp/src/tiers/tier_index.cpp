@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "kvcore/errors.hpp"
 
@@ -16,8 +17,9 @@ namespace {
 
 }  // namespace
 
-TierIndex::TierIndex(std::int64_t num_pages, std::int32_t page_size)
-    : pool_(num_pages), tree_(page_size) {}
+TierIndex::TierIndex(std::int64_t num_pages, std::int32_t page_size,
+                     std::unique_ptr<EvictionPolicy> policy)
+    : pool_(num_pages), tree_(page_size, std::move(policy)) {}
 
 TreePosition TierIndex::match(std::string_view name_space, const TokenId* tokens,
                               std::int64_t n) const noexcept {
@@ -63,13 +65,16 @@ std::int64_t TierIndex::take(std::int64_t n, BlockId* out) noexcept {
 }
 
 TreeNode* TierIndex::publish(TreeNode* place, const TokenId* tokens, const BlockId* ids,
-                             std::int32_t n) {
+                             std::int32_t n, std::vector<DuplicatePage>* duplicates) {
     for (std::int32_t i = 0; i < n; ++i) {
         if (pool_.ref_count(ids[i]) == 0) refuse_publish(ids[i]);
     }
-    duplicates_.clear();
-    TreeNode* end = tree_.insert(place, tokens, ids, n, duplicates_);
-    for (const DuplicatePage& duplicate : duplicates_) pool_.free(ids + duplicate.index, 1);
+    std::vector<DuplicatePage>& found = duplicates != nullptr ? *duplicates : duplicates_;
+    found.clear();
+    TreeNode* end = tree_.insert(place, tokens, ids, n, found);
+    if (duplicates == nullptr) {
+        for (const DuplicatePage& duplicate : found) pool_.free(ids + duplicate.index, 1);
+    }
     if (end == place) return place;
     tree_.pin(end);
     tree_.unpin(place, false);
