@@ -11,9 +11,15 @@ namespace kvcore {
 ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequence,
                                     RequestView& request, std::int64_t row, Transfers* transfers) {
     // What the rows before copy from is held: it may be what this one has to evict.
-    const bool waits = admission.evicted > 0 && transfers != nullptr && !transfers->empty();
+    const bool waits = (admission.evicted > 0 || admission.is_over_quota) && transfers != nullptr &&
+                       !transfers->empty();
     if (waits) return ReserveStatus::kPending;
-    if (!admission.fits) return ReserveStatus::kNoSpace;
+    if (!admission.fits) {
+        if (admission.is_over_quota) {
+            state_.home_of(sequence).owners->count_refusal(state_.tenants.of(request.sequence));
+        }
+        return ReserveStatus::kNoSpace;
+    }
     Reservation made = reserver_.prepare(admission, sequence, request, transfers);
     reserver_.apply(made, sequence, request, row, transfers);
     return ReserveStatus::kOk;

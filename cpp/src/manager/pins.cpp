@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 
@@ -20,6 +21,8 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
     WindowHold windows;
     if (root != nullptr) {
         TreePosition at = tree.match(root, tokens, n).at;
+        if (home.owners != nullptr)
+            at = PrefixTree::position(at.node, quotas::longest_held(home, at));
         if (home.columns != nullptr) {
             at = PrefixTree::position(at.node, home.columns->longest_hit(at));
             windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());

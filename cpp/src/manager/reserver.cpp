@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "manager/quotas.hpp"
 #include "support/make_room.hpp"
 
 namespace kvcore {
@@ -151,7 +152,9 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     const FoundHit& hit = admission.hit;
     const std::int32_t length = std::max(admission.hit_pages, admission.needed);
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
-    Reservation made{admission, {}, {}, {}, {}, nullptr};
+    Reservation made{admission, {}, {}, {}, {}, nullptr, {}};
+    const Replica& owned = state_.home_of(sequence);
+    if (owned.owners != nullptr) quotas::find_idle(owned, hit, made.idle);
     if (hit.shares()) {
         made.place = TreePin(tree, tree.split(hit.match.at));
         Replica& home = state_.home_of(sequence);
@@ -181,6 +184,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
     const SequenceHandle handle = request.sequence;
+    if (home.owners != nullptr) home.owners->set_taker(state_.tenants.of(handle));
     if (admission.hit.shares()) {
         const TreePosition& hit = admission.hit.match.at;
         const std::int32_t columns = admission.hit_pages;
@@ -216,6 +220,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     if (admission.hit.is_partial()) {
         copy_partial_page(state_, admission.hit, handle, sequence, transfers);
     }
+    if (!made.idle.empty()) quotas::share_out(home, made.idle, state_.tenants.of(handle));
     if (made.load != nullptr) {
         state_.flights.owe_load(*made.load, sequence, admission.hit_pages, *transfers);
     }

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 namespace {
@@ -40,6 +41,7 @@ const CacheConfig& checked(const CacheConfig& config) {
             detail::concat("host_pages is ", config.host_pages,
                            ", must be 0 with groups: the host tier does not know them"));
     }
+    quotas::check(config);
     return config;
 }
 

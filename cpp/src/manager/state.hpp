@@ -10,6 +10,7 @@
 #include "manager/owed_copies.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
+#include "manager/sequence_tenants.hpp"
 #include "manager/terms.hpp"
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
@@ -62,6 +63,7 @@ struct ManagerState {
     TierFlights flights;
     TokenCounts counts;
     Terms terms;
+    SequenceTenants tenants;
 
    private:
     const std::int64_t most_pooled_tokens_;  // of one request
