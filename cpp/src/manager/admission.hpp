@@ -56,6 +56,7 @@ struct Reservation {
     WindowHold source;
     RowCut cut;                        // where the row is written again
     std::unique_ptr<TierFlight> load;  // what comes from the host tier
+    TreePosition partial;              // where the page is that the hit copies from
     std::vector<BlockId> idle;         // with quotas: evictable pages that the hit holds
 };
 

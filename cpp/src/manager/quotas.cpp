@@ -200,7 +200,10 @@ std::int32_t longest_held(const Replica& home, TreePosition at) {
     return cut(home, at, fits).depth;
 }
 
-void shorten(const Replica& home, FoundHit& hit, std::int64_t taken) {
+void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {
+    if (!hit.shares()) return;
+    hit.match.at.node = home.tree.split(hit.match.at);
+    if (hit.is_partial()) hit.match.partial.node = home.tree.split(hit.match.partial);
     std::vector<BlockId> idle;
     find_idle(home, hit, idle);
     QuotaTrial trial(home);
@@ -208,7 +211,7 @@ void shorten(const Replica& home, FoundHit& hit, std::int64_t taken) {
     if (trial.is_lawful()) return;
     const std::int32_t depth = longest_held(home, hit.match.at);
     FoundHit shorter;
-    shorter.match.at = PrefixTree::position(hit.match.at.node, depth);
+    shorter.match.at = {home.tree.split({hit.match.at.node, depth}), depth};
     shorter.tokens = std::int64_t{depth} * home.tree.page_size();
     hit = shorter.tokens > taken ? shorter : FoundHit();
 }

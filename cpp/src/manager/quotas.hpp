@@ -107,8 +107,9 @@ void for_each_returned(const Replica& home, const PageRow& row, const Admission&
 }
 /// Pages [n] that were evictable are held now, by `taker` where their owners have no room.
 void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) noexcept;
-/// A hit of more than `taken` tokens, cut to what may be held before it is allocated.
-void shorten(const Replica& home, FoundHit& hit, std::int64_t taken);
+/// A hit of more than `taken` tokens, cut to what may be held before it is allocated; runs end where
+/// it does, so that no more is held. Throws std::bad_alloc.
+void shorten(Replica& home, FoundHit& hit, std::int64_t taken);
 /// The longest part of a cached prefix that may be held for its own sake, in columns; 0: none.
 [[nodiscard]] std::int32_t longest_held(const Replica& home, TreePosition at);
 
