@@ -84,10 +84,11 @@ class TenantWorld {
 
     void operate() {
         const std::int64_t verb = random_.below(100);
-        act(verb);
+        verb_ = verb;
         try {
+            act(verb);
             check_state();
-        } catch (const kvcore::IntegrityError& error) {
+        } catch (const std::exception& error) {
             check::fail(__FILE__, __LINE__,
                         std::string(error.what()) + ", behind verb " + std::to_string(verb));
         }
@@ -223,7 +224,9 @@ class TenantWorld {
         }
         if (batch.empty()) return;
         if (!fetch(batch)) return release();
+        check::verb = "fetch ";
         check_state();
+        check::verb = "";
         std::vector<kvcore::RequestView> views;
         for (Row* row : batch) {
             Request& request = row->request;
@@ -329,8 +332,10 @@ class TenantWorld {
         } catch (const kvcore::PendingTransfersError&) {
             return;
         }
-        if (n == 0) return drop(row);
-        if (n < row.request.start) row.request.rewind(n);
+        if (n >= row.request.start) return;
+        row.request.start = n;
+        row.request.rewind(n + 1);
+        row.request.start = n;
     }
     void pin() {
         const std::vector<TokenId> wanted = prompt();
@@ -439,7 +444,20 @@ class TenantWorld {
         return item(cached_, r).count(page) > 0;
     }
     void check_state() {
-        manager_.check_integrity();
+        try {
+            manager_.check_integrity();
+        } catch (const kvcore::IntegrityError& error) {
+            std::string held;
+            for (std::int32_t r = 0; r < config().num_replicas; ++r) {
+                for (const auto& each : manager_.tenant_stats(r)) {
+                    held += " " + std::to_string(each.held_pages);
+                }
+                held += " of " + std::to_string(manager_.stats(r).available_pages());
+            }
+            check::fail(__FILE__, __LINE__,
+                        std::string(error.what()) + ", held" + held + " available, behind " +
+                            check::verb + std::to_string(verb_));
+        }
         std::vector<std::set<BlockId>> cached;
         if (cached_.empty()) cached_.resize(static_cast<std::size_t>(config().num_replicas));
         for (std::int32_t r = 0; r < config().num_replicas; ++r) {
@@ -458,6 +476,7 @@ class TenantWorld {
     kvcore::CacheManager manager_;
     Random random_;
     bool copies_later_;
+    std::int64_t verb_ = 0;
     std::uint32_t lengths_[kRows] = {};
     std::vector<std::vector<TokenId>> prompts_;
     std::vector<Row> live_;

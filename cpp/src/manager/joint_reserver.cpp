@@ -16,7 +16,8 @@ bool JointReserver::reserve(const BatchRows& rows, const RequestBatch& batch,
     sort(call);
     if (joining_.empty()) {
         if (!find_supply(call, result)) return false;
-        if (!state_.config.quotas.empty() && !heed_quotas(call, {}, result)) return false;
+        std::vector<Reservation> none;
+        if (!state_.config.quotas.empty() && !heed_quotas(call, none, result)) return false;
         prepare_growth(call);
         grow(call);
         return true;
@@ -199,11 +200,15 @@ std::vector<Reservation> JointReserver::prepare(const Call& call,
 }
 
 // Whether quotas allow what the batch takes, in the order in which it is applied; all hits are held
-// by now. If not, the row from which on they do not.
-bool JointReserver::heed_quotas(const Call& call, const std::vector<Reservation>& made,
+// by now, pages that are copied from are not yet. If not, the row from which on they do not.
+bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made,
                                 FetchResult& result) {
     std::vector<QuotaTrial> trials;
     for (const auto& replica : state_.replicas) trials.emplace_back(*replica);
+    for (std::size_t k = 0; k < made.size(); ++k) {
+        const auto home = static_cast<std::size_t>(call.rows[joining_[k]].replica);
+        trials[home].hold_once(made[k].idle);
+    }
     std::int64_t refused = -1;
     const auto take = [&](std::int64_t row, std::int64_t pages, const Reservation* reservation) {
         const Sequence& sequence = call.rows[row];

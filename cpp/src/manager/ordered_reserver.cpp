@@ -5,6 +5,7 @@
 #include <new>
 
 #include "manager/joint_reserver.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 
@@ -71,6 +72,9 @@ ReservePlan OrderedReserver::plan(const RequestView& request, std::int64_t num_s
     rules::require_namespace(state_.config, sequence, request, 0);
     rules::require_windows(state_, sequence, request, 0);
     if (request.end > state_.most_tokens(num_steps)) return {};
+    if (!state_.config.quotas.empty() && quotas::exceeds_ceiling(state_, sequence, request)) {
+        return {};
+    }
     const std::int32_t frozen = sequence.pages.frozen();
     state_.freeze_read_pages(sequence, request.start);
     const Admission admission = admitter_.admit(sequence, request, num_steps);

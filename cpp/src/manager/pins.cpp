@@ -21,12 +21,13 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
     WindowHold windows;
     if (root != nullptr) {
         TreePosition at = tree.match(root, tokens, n).at;
-        if (home.owners != nullptr)
-            at = PrefixTree::position(at.node, quotas::longest_held(home, at));
         if (home.columns != nullptr) {
             at = PrefixTree::position(at.node, home.columns->longest_hit(at));
-            windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
         }
+        if (home.owners != nullptr) {
+            at = PrefixTree::position(at.node, quotas::longest_held(home, at));
+        }
+        windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
         place = TreePin(tree, tree.split(at));
     }
     const std::uint32_t index = free_.back();

@@ -15,6 +15,14 @@ std::int64_t QuotaTrial::room(Owner taker, std::int64_t n) const noexcept {
     return std::max<std::int64_t>(0, n + std::min(below, beyond));
 }
 
+void QuotaTrial::hold_once(std::vector<BlockId>& pages) {
+    const auto is_known = [this](BlockId page) { return !seen_.insert(page).second; };
+    pages.erase(std::remove_if(pages.begin(), pages.end(), is_known), pages.end());
+    for (const BlockId page : pages) {
+        if (!owners_.is_held(page)) hold(page);
+    }
+}
+
 namespace quotas {
 namespace {
 
@@ -32,30 +40,37 @@ std::int64_t ceiling_of(const Replica& home, Owner owner) {
     return std::min(home.num_pages() - of_others, quota.max_pages);
 }
 
-template <class Visit>
-void for_each_page(const Replica& home, BlockId column, const Visit& visit) {
-    if (home.columns == nullptr) return visit(column);
-    home.columns->for_each_page(column, visit);
+std::int64_t pages_of(const ManagerState& state, const RequestView& request) {
+    return state.grouping.is_plain() ? ceil_div(request.end, state.config.page_size)
+                                     : state.grouping.least_pages(request.end);
 }
 
-// Pages of the first `columns` of a row, and of what the cache has of a prompt, that count for
-// others.
-std::int64_t count_others(const Replica& home, const Sequence& sequence, const RequestView& request,
-                          Owner owner) {
-    std::int64_t in_row = 0;
-    std::int64_t cached = 0;
-    const auto count = [&](BlockId column, std::int64_t& sum) {
-        for_each_page(home, column,
-                      [&](BlockId page) { sum += home.owners->owner(page) != owner ? 1 : 0; });
+// Of the pages that a request needs those that its row has, or else those of its prompt that are
+// cached: what it would share. With groups those of windows are counted alone, for they change.
+struct Shared {
+    std::vector<BlockId> pages;
+    std::int64_t in_windows = 0;
+};
+
+Shared shared_pages(const Replica& home, const Sequence& sequence, const RequestView& request) {
+    Shared shared;
+    const auto add = [&](BlockId column) {
+        if (home.columns == nullptr) return shared.pages.push_back(column);
+        const auto before = static_cast<std::int64_t>(shared.pages.size());
+        home.columns->for_each_full_page(column,
+                                         [&](BlockId page) { shared.pages.push_back(page); });
+        const std::int64_t in_full = static_cast<std::int64_t>(shared.pages.size()) - before;
+        shared.in_windows += home.columns->count_pages(column) - in_full;
     };
-    for (std::int32_t c = 0; c < sequence.pages.size(); ++c) count(sequence.pages[c], in_row);
     TreeNode* root = home.tree.find_namespace(request.name_space);
-    if (sequence.is_sealed() || root == nullptr) return in_row;
+    if (sequence.is_sealed() || root == nullptr) {
+        for (const BlockId column : sequence.pages.ids()) add(column);
+        return shared;
+    }
     const TreePosition at = home.tree.match(root, request.tokens, request.end - 1).at;
-    if (at.depth == 0) return in_row;
     ColumnsUp columns(at, home.tree.page_size());
-    for (std::int32_t c = at.depth - 1; c >= 0; --c) count(columns[c], cached);
-    return std::max(in_row, cached);
+    for (std::int32_t c = at.depth - 1; c >= 0; --c) add(columns[c]);
+    return shared;
 }
 
 bool is_held(const Replica& home, BlockId column) {
@@ -141,17 +156,28 @@ Owner owner_of(const CacheConfig& config, std::int32_t tenant) {
     return static_cast<Owner>(tenant + 1);
 }
 
-void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t row) {
+bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
+                     const RequestView& request) {
     const Replica& home = state.home_of(sequence);
     const Owner owner = state.tenants.of(request.sequence);
-    const std::int64_t ceiling = ceiling_of(home, owner);
-    const std::int64_t pages = state.grouping.is_plain()
-                                   ? ceil_div(request.end, state.config.page_size)
-                                   : state.grouping.least_pages(request.end);
-    if (pages <= ceiling || pages - count_others(home, sequence, request, owner) <= ceiling) return;
+    const std::int64_t pages = pages_of(state, request);
+    if (pages <= ceiling_of(home, owner)) return false;
+    const Shared shared = shared_pages(home, sequence, request);
+    QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(state.config.quotas));
+    for (const BlockId page : shared.pages) alone.hold(page);
+    const auto known = static_cast<std::int64_t>(shared.pages.size()) + shared.in_windows;
+    alone.take(owner, std::max<std::int64_t>(0, pages - known));
+    for (const BlockId page : shared.pages) alone.share_out(page, owner);
+    return !alone.is_lawful();
+}
+
+void refuse_ceiling(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+                    std::int64_t row) {
+    const Replica& home = state.home_of(sequence);
     throw InRow<CapacityError>(
-        row, detail::concat(request.end, " tokens need ", pages, " pages, more than the ", ceiling,
+        row, detail::concat(request.end, " tokens need ", pages_of(state, request),
+                            " pages, more than the ",
+                            ceiling_of(home, state.tenants.of(request.sequence)),
                             " that quotas leave its tenant; raise its max_pages, or reserve less "
                             "for others"));
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,9 @@ class QuotaTrial {
     /// `home` has quotas.
     explicit QuotaTrial(const Replica& home)
         : owners_(*home.owners), available_(home.num_available()), counts_(owners_.counts()) {}
+    /// Begins with these counts.
+    QuotaTrial(const PageOwners& owners, std::int64_t available, HeldCounts counts)
+        : owners_(owners), available_(available), counts_(std::move(counts)) {}
 
     /// So many pages are taken.
     void take(Owner taker, std::int64_t n) noexcept {
@@ -30,6 +35,9 @@ class QuotaTrial {
     }
     /// A page that is evictable is held.
     void hold(BlockId page) noexcept { take(owners_.owner(page), 1); }
+    /// The pages of several hits, of which those are held already that they take over whole. Pages
+    /// of a hit before are no more in the list of this one. Throws std::bad_alloc.
+    void hold_once(std::vector<BlockId>& pages);
     /// A page that is held is free.
     void give_back(BlockId page) noexcept { take(owners_.owner(page), -1); }
     /// The owner of a page that begins to be held may be the taker from now on: see HeldCounts.
@@ -47,6 +55,7 @@ class QuotaTrial {
     const PageOwners& owners_;
     std::int64_t available_;  // asked first: that tells of pins since
     HeldCounts counts_;
+    std::set<BlockId> seen_;  // by hold_once
 };
 
 /// Pages that a commit finds in the tree already, of which nobody held any: they are held from then
@@ -79,10 +88,17 @@ void check(const CacheConfig& config);
 /// The owner that a number of a tenant stands for. Throws std::invalid_argument for one that is
 /// none.
 [[nodiscard]] Owner owner_of(const CacheConfig& config, std::int32_t tenant);
-/// Throws CapacityError for a request that can never fit: with what others hold of its prefix
-/// counted out. O(1) where it is short, else the match of its prompt.
-void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t row);
+/// Quotas leave no room for a request, were it alone: with what it shares now counted for those it
+/// shares it with. O(1) where it is short, else the match of its prompt.
+[[nodiscard]] bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
+                                   const RequestView& request);
+/// Throws CapacityError.
+[[noreturn]] void refuse_ceiling(const ManagerState& state, const Sequence& sequence,
+                                 const RequestView& request, std::int64_t row);
+inline void require_ceiling(const ManagerState& state, const Sequence& sequence,
+                            const RequestView& request, std::int64_t row) {
+    if (exceeds_ceiling(state, sequence, request)) refuse_ceiling(state, sequence, request, row);
+}
 
 /// Evictable pages that a hit will hold go to `pages`, each with those it is read with.
 void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages);
@@ -107,8 +123,8 @@ void for_each_returned(const Replica& home, const PageRow& row, const Admission&
 }
 /// Pages [n] that were evictable are held now, by `taker` where their owners have no room.
 void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) noexcept;
-/// A hit of more than `taken` tokens, cut to what may be held before it is allocated; runs end where
-/// it does, so that no more is held. Throws std::bad_alloc.
+/// A hit of more than `taken` tokens, cut to what may be held before it is allocated; runs end
+/// where it does, so that no more is held. Throws std::bad_alloc.
 void shorten(Replica& home, FoundHit& hit, std::int64_t taken);
 /// The longest part of a cached prefix that may be held for its own sake, in columns; 0: none.
 [[nodiscard]] std::int32_t longest_held(const Replica& home, TreePosition at);
