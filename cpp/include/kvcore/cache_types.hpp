@@ -207,6 +207,7 @@ struct FetchResult {
     std::int64_t needed = 0;     // pages
     std::int64_t available = 0;  // pages
     bool has_moved = false;      // start or active of a request changed
+    bool is_over_quota = false;  // there is no space since quotas of tenants keep it
 };
 
 /// Names a pinned prefix; `num_tokens` of it, whole pages, are kept. Recognised as stale once it

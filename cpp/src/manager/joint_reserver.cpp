@@ -49,7 +49,8 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     const Admission admission = admitter_.admit(sequence, request, call.num_steps);
     if (!admission.fits) {
         if (admission.is_over_quota) count_refusal(call, row);
-        result = {FetchStatus::kNoSpace, row, admission.new_pages(), admission.available, false};
+        result = {FetchStatus::kNoSpace, row,   admission.new_pages(),
+                  admission.available,   false, admission.is_over_quota};
         return false;
     }
     Reservation made = reserver_.prepare(admission, sequence, request, call.transfers);
@@ -225,7 +226,7 @@ bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made
         }
         if (trial.is_lawful() || refused >= 0) return;
         refused = row;
-        result = {FetchStatus::kNoSpace, row, pages, trial.room(owner, pages), false};
+        result = {FetchStatus::kNoSpace, row, pages, trial.room(owner, pages), false, true};
     };
     for (std::size_t k = 0; k < made.size(); ++k) {
         take(joining_[k], made[k].admission.new_pages(), &made[k]);

@@ -93,7 +93,11 @@ class TextGenerationContext:
         ttl: float | None = None,
         retention: Iterable[tuple[int, int | None, int, float | None]] | None = None,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        tenant: str | None = None,
     ) -> Self: ...
+    @property
+    def tenant(self) -> str | None:
+        """Whose its pages are; None without."""
     @property
     def priority(self) -> int:
         """Priority of its cached pages, 0 .. 100."""
