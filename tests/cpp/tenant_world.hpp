@@ -223,6 +223,7 @@ class TenantWorld {
             if (random_.chance(60)) batch.push_back(&row);
         }
         if (batch.empty()) return;
+        check_state();
         if (!fetch(batch)) return release();
         check::verb = "fetch ";
         check_state();
