@@ -211,6 +211,8 @@ class CacheManager:
     reserve_chunks : bool
     max_draft_tokens : int
         As for PagedKVCacheManager.
+    quotas : list of (reserved_pages, max_pages)
+        Of tenants, which are their numbers here; max_pages is None for no ceiling.
 
     Raises
     ------
@@ -403,8 +405,10 @@ class CacheManager:
         """Forget every cached page that nobody holds, on every replica."""
     def group_stats(self, replica: int = 0) -> list[GroupStats]:
         """Return the GroupStats of each group of a replica, in their order; none without groups. O(pages)."""
-    def set_tenant(self, sequence: SequenceHandle, tenant: int | None) -> None: ...
-    def tenant_stats(self, replica: int = 0) -> list[TenantStats]: ...
+    def set_tenant(self, sequence: SequenceHandle, tenant: int | None) -> None:
+        """Have the pages that a sequence takes from now on count for a tenant: one of ``quotas``, or None."""
+    def tenant_stats(self, replica: int = 0) -> list[TenantStats]:
+        """Return the TenantStats of each quota of a replica, in their order; none without quotas. O(tenants)."""
     def stats(self, replica: int = 0) -> PoolStats:
         """Count the pages of a replica.
 

@@ -2,9 +2,9 @@
 """Which requests run in the next step of an engine, and what becomes of memory that is short.
 
 A step runs the next token of every sequence that generates and, in what is left of its tokens, the
-prompts that are not computed yet, in chunks, oldest first. Requests are admitted in the order in
-which they came. When the next tokens do not fit the pool, the request that came last goes back to
-the front of the queue and its pages go; it comes back with what is still cached.
+prompts that are not computed yet, in chunks, oldest first. Requests are admitted as they came. When
+the next tokens do not fit, the request that came last goes back to the front of the queue and its
+pages go; it comes back with what is still cached. With quotas each tenant has a queue of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcore.context import update_batch
 from kvcore.errors import CapacityError, InsufficientBlocksError
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
-from kvcore.requests import Batch, Request
+from kvcore.requests import Batch, Request, most_tokens, rivals, tenant_of
 
 __all__ = ["Batch", "Request", "Scheduler"]
 
@@ -131,11 +131,12 @@ class Scheduler:
             each.rank = next(self._ranks)
             self._live[each.rank] = each
         self.waiting.append(request)
+        self._may_admit |= bool(self._manager.quotas)
 
     def _check(self, request: Request) -> None:
         if request.rank >= 0:
             raise ValueError(f"request {request.rank} was added before; it is served once")
-        pool = self._manager.total_num_pages * self._manager.params.page_size
+        pool = most_tokens(self._manager, request)
         tokens = request.num_prompt + request.left - 1  # the last one is not written
         if tokens > pool or tokens + self._num_steps - 1 > self._manager.max_seq_len:
             raise CapacityError(
@@ -236,8 +237,8 @@ class Scheduler:
                 self._fork(request, sibling)
             request.siblings = []
         # The last row first, for each hole is filled with one that stays; a sibling may have none.
-        rows = (self.decodes.index(request) for request in ended if request in self.decodes)
-        for row in sorted(rows, reverse=True):
+        rows = sorted(self.decodes.index(each) for each in ended if each in self.decodes)
+        for row in reversed(rows):
             self._release(self.decodes[row])
         for request in ended:
             del self._live[request.rank]
@@ -253,8 +254,7 @@ class Scheduler:
             fitting = self._manager.maybe_reserve_batch(contexts)
             if fitting == len(contexts):
                 break
-            replica = running[fitting].replica
-            request = max((r for r in running if r.replica == replica), key=_rank)
+            request = max(rivals(running, running[fitting], self._manager.quotas), key=_rank)
             request.written = request.context.start_idx
             self._release(request)
             insort(self.waiting, request, key=_rank)
@@ -267,18 +267,22 @@ class Scheduler:
     def _admit(self, admitted: list[Request]) -> bool:
         """Admit in order while there is room in the step, the batch and the pool."""
         budget = self._prompt_budget() - sum(request.unwritten for request in self.prefills)
-        place = 0
+        place, quotas, short = 0, self._manager.quotas, set[str | None]()
         while place < len(self.waiting) and budget > 0 and self.num_running < self._max_running:
             request = self.waiting[place]
-            if self._hold is not None and self.num_running and self._hold(request):
+            is_held = self._hold is not None and self.num_running and self._hold(request)
+            if is_held or tenant_of(request, quotas) in short:
                 place += 1
                 continue
             self._may_admit = self._claim(request)
-            if not self._may_admit:
+            if self._may_admit:
+                self.prefills.append(self.waiting.pop(place))
+                admitted.append(request)
+                budget -= request.unwritten
+            elif quotas:
+                short.add(tenant_of(request, quotas))  # others may fit
+            else:
                 break
-            self.prefills.append(self.waiting.pop(place))
-            admitted.append(request)
-            budget -= request.unwritten
         return bool(self.prefills)
 
     def _claim(self, request: Request) -> bool:
@@ -336,8 +340,7 @@ class Scheduler:
     # -- rows and tokens ---------------------------------------------------------------------
 
     def _prompt_budget(self) -> int:
-        of_all, of_prompts = self._budgets
-        return min(of_all - len(self.decodes), of_prompts)
+        return min(self._budgets[0] - len(self.decodes), self._budgets[1])
 
     def _cut_chunks(self) -> list[Request]:
         """Share the step's tokens among the prompts, oldest first."""

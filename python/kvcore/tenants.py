@@ -47,9 +47,9 @@ class TenantMetrics:
         )
 
 
-def _pages(tenant: str, quota: object) -> tuple[int, int | None]:
+def _pages(tenant: str, quota: Any) -> tuple[int, int | None]:
     try:
-        reserved, most = quota  # type: ignore[misc]
+        reserved, most = quota
     except (TypeError, ValueError):
         raise ValueError(
             f"quotas[{tenant!r}] is {quota!r}, must be (reserved_pages, max_pages)"

@@ -17,6 +17,7 @@ from kvcore import (
     TextGenerationContext,
 )
 from kvcore.groups import FullAttention, SlidingWindow
+from kvcore.scheduler import Request, Scheduler
 
 PAGES = 16
 
@@ -83,7 +84,10 @@ def test_nobody_exceeds_a_ceiling() -> None:
     assert manager.tenant_metrics["a"].refused == 1
     manager.reset_metrics()
     assert manager.tenant_metrics["a"].refused == 0
-    assert (manager.tenant_metrics["b"].reserved_pages, manager.tenant_metrics["b"].max_pages) == (2, 3)
+    assert (manager.tenant_metrics["b"].reserved_pages, manager.tenant_metrics["b"].max_pages) == (
+        2,
+        3,
+    )
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:
@@ -313,7 +317,7 @@ def test_a_ceiling_beyond_the_pool_is_none() -> None:
 
 @pytest.mark.parametrize("tenant", [1, b"a", ["a"], object()])
 def test_a_tenant_is_a_string(tenant: Any) -> None:
-    with pytest.raises(TypeError, match="tenant is .*, must be a string or None"):
+    with pytest.raises(TypeError, match=r"tenant is .*, must be a string or None"):
         context_of("1", range(3), tenant)
 
 
@@ -352,3 +356,25 @@ def test_eight_threads_stay_within_quotas() -> None:
         assert sum(pool.map(serve, range(8))) > 0
     assert held(manager) == {"a": 0, "b": 0, "c": 0}
     manager.check_integrity()
+
+
+def test_a_scheduler_admits_others_and_preempts_the_same_tenant() -> None:
+    manager = manager_of({"a": (4, 6), "b": (0, 6)})
+    scheduler = Scheduler(manager)
+    blocked = [Request(context_of(f"a{i}", range(i * 20, i * 20 + 7), "a"), 5) for i in range(3)]
+    other = Request(context_of("b", range(100, 105), "b"), 5)
+    for request in (*blocked, other):
+        scheduler.add(request)
+    with pytest.raises(CapacityError):
+        scheduler.add(Request(context_of("never", range(12), "a"), 2))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert batch.admitted == [blocked[0], other]
+    ended: list[Request] = []
+    while batch is not None:
+        assert held(manager)["a"] <= 6
+        assert other not in batch.preempted
+        ended += scheduler.update(batch, np.arange(len(batch.requests)))
+        batch = scheduler.next_batch()
+    assert {each.finish_reason for each in ended} == {"length"}
+    assert len(ended) == 4
