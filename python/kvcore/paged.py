@@ -174,7 +174,7 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
             runtime_checks=enable_runtime_checks,
             tenants=tuple(limits),
         )
-        self.quotas = MappingProxyType(limits)
+        self._quotas = MappingProxyType(limits)
         self.params = params
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
@@ -234,6 +234,11 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         """Pages of each attention group, in their order; empty without groups. O(pages)."""
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
         return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
+
+    @property
+    def quotas(self) -> Mapping[str, tuple[int, int | None]]:
+        """Reserved and most pages of each tenant, of each replica; read-only."""
+        return self._quotas
 
     @property
     def tenant_metrics(self) -> dict[str, TenantMetrics]:

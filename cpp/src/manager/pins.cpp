@@ -52,7 +52,7 @@ void Pins::unpin(PinHandle pin) {
     }
     Seat& seat = seats_[pin.index];
     ++seat.generation;
-    seat.windows = WindowHold();
+    seat.windows.reset();
     seat.place.end_use();
     if (seat.generation != 0) free_.push_back(pin.index);  // 0: used up, never taken again
 }
