@@ -247,8 +247,7 @@ class TenantWorld {
     bool fetch(const std::vector<Row*>& batch) {
         std::vector<kvcore::RequestView> views;
         for (const Row* row : batch) views.push_back(row->request.view());
-        std::vector<kvcore::FetchTarget> targets(
-            static_cast<std::size_t>(config().num_replicas));
+        std::vector<kvcore::FetchTarget> targets(static_cast<std::size_t>(config().num_replicas));
         for (kvcore::FetchTarget& target : targets) target.cache_lengths = lengths_;
         kvcore::FetchResult result;
         try {
@@ -363,8 +362,8 @@ class TenantWorld {
             kvcore::RequestView view = row.request.view();
             kvcore::Transfers transfers;
             try {
-                const auto status = manager_.allocate(*hit_, view, view.end,
-                                                      copies_later_ ? &transfers : nullptr);
+                const auto status =
+                    manager_.allocate(*hit_, view, view.end, copies_later_ ? &transfers : nullptr);
                 if (status != kvcore::ReserveStatus::kOk) break;
                 row.request.start = view.start;
                 row.request.active = view.active;
