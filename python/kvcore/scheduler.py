@@ -2,9 +2,9 @@
 """Which requests run in the next step of an engine, and what becomes of memory that is short.
 
 A step runs the next token of every sequence that generates and, in what is left of its tokens, the
-prompts that are not computed yet, in chunks, oldest first. Requests are admitted as they came. When
-the next tokens do not fit, the request that came last goes back to the front of the queue and its
-pages go; it comes back with what is still cached. With quotas each tenant has a queue of its own.
+prompts that are not computed yet, in chunks, oldest first. Requests are admitted as they came, with
+quotas those of each tenant. When the next tokens do not fit, the request that came last goes back to
+the front of the queue and its pages go; it comes back with what is still cached.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ class Scheduler:
     Attributes
     ----------
     waiting, prefills, decodes : list of Request
-        Where requests are, to be read only: in the queue, without pages; with a prompt that is not
-        computed, whose siblings are nowhere yet; generating, in rows that keep their places: the
-        last one fills a hole, so that one row of the page table changes.
+        To be read only: in the queue, without pages; with a prompt that is not computed, whose
+        siblings are nowhere yet; generating, in rows of which the last one fills a hole.
     num_preemptions, recomputed_tokens : int
         How often a request was sent back to the queue, and the tokens run again for that.
 
@@ -236,9 +235,9 @@ class Scheduler:
             for sibling in request.siblings:
                 self._fork(request, sibling)
             request.siblings = []
-        # The last row first, for each hole is filled with one that stays; a sibling may have none.
-        rows = sorted(self.decodes.index(each) for each in ended if each in self.decodes)
-        for row in reversed(rows):
+        # The last row first: holes are filled with one that stays. A sibling may have none.
+        rows = [self.decodes.index(each) for each in ended if each in self.decodes]
+        for row in sorted(rows, reverse=True):
             self._release(self.decodes[row])
         for request in ended:
             del self._live[request.rank]
@@ -270,8 +269,8 @@ class Scheduler:
         place, quotas, short = 0, self._manager.quotas, set[str | None]()
         while place < len(self.waiting) and budget > 0 and self.num_running < self._max_running:
             request = self.waiting[place]
-            is_held = self._hold is not None and self.num_running and self._hold(request)
-            if is_held or tenant_of(request, quotas) in short:
+            holds = self._hold is not None and self.num_running and self._hold(request)
+            if holds or tenant_of(request, quotas) in short:
                 place += 1
                 continue
             self._may_admit = self._claim(request)

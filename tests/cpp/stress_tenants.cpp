@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
             for (std::int64_t k = 0; k < operations; ++k) world.operate();
             fits += world.num_fits;
             refused += world.num_refused;
-            given += world.num_given;
+            given += world.num_given();
             world.end();
         }
     }

@@ -3,72 +3,17 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <optional>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "group_probe.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
 #include "random.hpp"
 #include "request.hpp"
-
-/// Pages that are held, counted from scratch: what is neither free nor evictable.
-class HeldPages {
-   public:
-    HeldPages(const kvcore::CacheManager& manager, std::int32_t index)
-        : replica_(kvcore::CacheManagerProbe::replica(manager, index)) {
-        for (const std::string name : {"", "other"}) {
-            const kvcore::TreeNode* root = replica_.tree.find_namespace(name);
-            if (root != nullptr) walk(root);
-        }
-        const kvcore::BlockPool& pool = replica_.pool;
-        for (std::int64_t id = 0; id < pool.num_blocks(); ++id) {
-            add_column(static_cast<BlockId>(id), pool.ref_count(static_cast<BlockId>(id)) > 0);
-        }
-    }
-    [[nodiscard]] const std::set<BlockId>& pages() const { return held_; }
-    [[nodiscard]] bool is_cached(BlockId page) const { return cached_.count(page) > 0; }
-
-   private:
-    // Whether it, or a run behind it, is pinned.
-    bool walk(const kvcore::TreeNode* node) {
-        bool is_protected = node->pins > 0;
-        kvcore::for_each_child(node, [&](kvcore::TreeNode* child) { is_protected |= walk(child); });
-        for (std::int32_t p = 0; !node->is_root() && p < node->num_pages; ++p) {
-            columns_[node->ids(replica_.tree.page_size())[p]] = is_protected;
-        }
-        return is_protected;
-    }
-    void add_column(BlockId column, bool is_live) {
-        if (!is_live) return;
-        const auto found = columns_.find(column);
-        const bool is_cached = found != columns_.end();
-        // A copy may have a reference to what the tree has as well.
-        const bool is_held = !is_cached || found->second;
-        const auto add = [&](BlockId page, bool held) {
-            if (held) held_.insert(page);
-            if (is_cached) cached_.insert(page);
-        };
-        if (replica_.columns == nullptr) return add(column, is_held);
-        replica_.columns->for_each_full_page(column, [&](BlockId page) { add(page, is_held); });
-        for (std::size_t w = 0; w < replica_.columns->grouping().windows().size(); ++w) {
-            const bool is_read = !replica_.columns->is_idle(column, w);
-            replica_.columns->for_each_window_page(column, w,
-                                                   [&](BlockId page) { add(page, is_read); });
-        }
-    }
-
-    const kvcore::Replica& replica_;
-    std::map<BlockId, bool> columns_;  // of the tree: whether protected
-    std::set<BlockId> held_;
-    std::set<BlockId> cached_;
-};
+#include "tenant_oracle.hpp"
 
 /// Random traffic of several tenants. After every call the pages that each holds are counted from
 /// scratch; nobody is above its ceiling, and every reservation can be filled. A page changes its
@@ -79,7 +24,6 @@ class TenantWorld {
         : manager_(config), random_(seed), copies_later_(copies_later) {
         live_.reserve(16);  // rows of a batch stay where they are while others are forked
         for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 40)));
-        note_owners();
     }
 
     void operate() {
@@ -96,7 +40,8 @@ class TenantWorld {
     [[nodiscard]] const kvcore::CacheManager& manager() const { return manager_; }
     std::int64_t num_fits = 0;
     std::int64_t num_refused = 0;
-    std::int64_t num_given = 0;  // pages that another tenant took over
+    // Pages that another tenant took over.
+    [[nodiscard]] std::int64_t num_given() const { return oracle_.num_given; }
     void end() {
         hit_.reset();
         while (!open_.empty()) finish();
@@ -386,94 +331,10 @@ class TenantWorld {
         row.request.start = 0;
     }
 
-    // ---- the oracle ----------------------------------------------------------------------------
-
-    void note_owners() {
-        owners_.clear();
-        held_.clear();
-        for (std::int32_t r = 0; r < config().num_replicas; ++r) {
-            const HeldPages held(manager_, r);
-            const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager_, r);
-            std::map<BlockId, kvcore::Owner>& owners = owners_.emplace_back();
-            for (std::int64_t p = 0; p < config().num_pages; ++p) {
-                owners[static_cast<BlockId>(p)] = replica.owners->owner(static_cast<BlockId>(p));
-            }
-            held_.push_back(held.pages());
-        }
-    }
-    void check_counts(std::int32_t r, const HeldPages& held) const {
-        const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager_, r);
-        std::vector<std::int64_t> counts(config().quotas.size() + 1);
-        for (const BlockId page : held.pages()) {
-            CHECK(replica.owners->is_held(page));
-            ++counts[replica.owners->owner(page)];
-        }
-        std::int64_t lacking = 0;
-        const std::vector<kvcore::TenantStats> stats = manager_.tenant_stats(r);
-        for (std::size_t i = 0; i < stats.size(); ++i) {
-            const kvcore::TenantQuota& quota = config().quotas[i];
-            CHECK_EQ(stats[i].held_pages, counts[i + 1]);
-            CHECK(counts[i + 1] <= quota.max_pages);
-            lacking += std::max<std::int64_t>(0, quota.reserved_pages - counts[i + 1]);
-        }
-        const std::int64_t available = config().num_pages - count_of(held.pages());
-        CHECK_EQ(manager_.stats(r).available_pages(), available);
-        CHECK(available >= lacking);
-    }
-    static std::int64_t count_of(const std::set<BlockId>& pages) {
-        return static_cast<std::int64_t>(pages.size());
-    }
-    // A page that was held before is its owner's still; one that is new is a request's.
-    void check_owners(std::int32_t r, const HeldPages& held) {
-        const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager_, r);
-        std::set<BlockId> rows;
-        for (const Row& row : live_) {
-            if (row.replica != r) continue;
-            for (const BlockId page : manager_.pages_of(row.request.sequence)) rows.insert(page);
-        }
-        for (const BlockId page : held.pages()) {
-            const kvcore::Owner now = replica.owners->owner(page);
-            const kvcore::Owner before = item(owners_, r).at(page);
-            if (now == before) continue;
-            const bool was_cached_then = held.is_cached(page) && cached_before(r, page);
-            CHECK(item(held_, r).count(page) == 0 || !was_cached_then);
-            if (was_cached_then) ++num_given;
-        }
-    }
-    [[nodiscard]] bool cached_before(std::int32_t r, BlockId page) const {
-        return item(cached_, r).count(page) > 0;
-    }
-    void check_state() {
-        try {
-            manager_.check_integrity();
-        } catch (const kvcore::IntegrityError& error) {
-            std::string held;
-            for (std::int32_t r = 0; r < config().num_replicas; ++r) {
-                for (const auto& each : manager_.tenant_stats(r)) {
-                    held += " " + std::to_string(each.held_pages);
-                }
-                held += " of " + std::to_string(manager_.stats(r).available_pages());
-            }
-            check::fail(__FILE__, __LINE__,
-                        std::string(error.what()) + ", held" + held + " available, behind " +
-                            check::verb + std::to_string(verb_));
-        }
-        std::vector<std::set<BlockId>> cached;
-        if (cached_.empty()) cached_.resize(static_cast<std::size_t>(config().num_replicas));
-        for (std::int32_t r = 0; r < config().num_replicas; ++r) {
-            const HeldPages held(manager_, r);
-            check_counts(r, held);
-            check_owners(r, held);
-            std::set<BlockId>& now = cached.emplace_back();
-            for (std::int64_t p = 0; p < config().num_pages; ++p) {
-                if (held.is_cached(static_cast<BlockId>(p))) now.insert(static_cast<BlockId>(p));
-            }
-        }
-        cached_ = std::move(cached);
-        note_owners();
-    }
+    void check_state() { oracle_.check(verb_); }
 
     kvcore::CacheManager manager_;
+    TenantOracle oracle_{manager_};
     Random random_;
     bool copies_later_;
     std::int64_t verb_ = 0;
@@ -484,7 +345,4 @@ class TenantWorld {
     std::optional<kvcore::PrefixHit> hit_;
     kvcore::SequenceHandle hit_of_;
     std::vector<kvcore::Transfers> open_;
-    std::vector<std::map<BlockId, kvcore::Owner>> owners_;  // as of the call before
-    std::vector<std::set<BlockId>> held_;
-    std::vector<std::set<BlockId>> cached_;
 };
