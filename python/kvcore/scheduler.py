@@ -3,8 +3,8 @@
 
 A step runs the next token of every sequence that generates and, in what is left of its tokens, the
 prompts that are not computed yet, in chunks, oldest first. Requests are admitted as they came, with
-quotas those of each tenant. When the next tokens do not fit, the request that came last goes back to
-the front of the queue and its pages go; it comes back with what is still cached.
+quotas those of each tenant. When the next tokens do not fit, the request that came last goes back
+to the front of the queue and its pages go; it comes back with what is still cached.
 """
 
 from __future__ import annotations
