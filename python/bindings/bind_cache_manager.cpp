@@ -189,7 +189,8 @@ void bind_values(py::module_& module) {
         .def_readonly("held_pages", &kvcore::GroupStats::held_pages)
         .def_readonly("cached_pages", &kvcore::GroupStats::cached_pages)
         .def_readonly("holes", &kvcore::GroupStats::holes)
-        .def_readonly("given_back", &kvcore::GroupStats::given_back);
+        .def_readonly("given_back", &kvcore::GroupStats::given_back)
+        .def_readonly("filled", &kvcore::GroupStats::filled);
     py::class_<kvcore::TenantStats>(module, "TenantStats",
                                     "Pages of one tenant in one replica at one moment.")
         .def_readonly("held_pages", &kvcore::TenantStats::held_pages)
