@@ -31,6 +31,9 @@ using Key = std::optional<std::string>;
 /// Kind, span in tokens, bundles, tokens of a page.
 using Group = std::tuple<std::string, std::int64_t, std::int32_t, std::int32_t>;
 
+/// Reserved pages, most pages.
+using Quota = std::pair<std::int64_t, std::optional<std::int64_t>>;
+
 kvcore::GroupKind group_kind(const std::string& name) {
     if (name == "full") return kvcore::GroupKind::kFull;
     if (name == "sliding") return kvcore::GroupKind::kSliding;
@@ -44,8 +47,12 @@ CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            std::int32_t num_replicas, bool prefix_caching, bool dedup,
                            std::int32_t partial_page_reuse, std::int64_t host_pages,
                            const py::object& eviction, const std::vector<Group>& groups,
-                           bool reserve_chunks, std::int64_t max_draft_tokens) {
+                           bool reserve_chunks, std::int64_t max_draft_tokens,
+                           const std::vector<Quota>& quotas) {
     kvcore::CacheConfig config;
+    for (const auto& [reserved, most] : quotas) {
+        config.quotas.push_back({reserved, most.value_or(kvcore::TenantQuota::kNoCeiling)});
+    }
     for (const auto& [kind, span, num_bundles, page] : groups) {
         config.groups.push_back({group_kind(kind), span, num_bundles, page});
     }
@@ -132,6 +139,13 @@ PinHandle pin(CacheManager& manager, const py::object& tokens, std::int32_t repl
                        arg.size());
 }
 
+void set_tenant(CacheManager& manager, SequenceHandle sequence,
+                std::optional<std::int32_t> tenant) {
+    kvcore::RequestTerms terms;
+    terms.tenant = tenant.value_or(kvcore::RequestTerms::kNoTenant);
+    manager.set_terms(sequence, terms);
+}
+
 py::array_t<std::int32_t> take_copies(CacheManager& manager) {
     const std::vector<kvcore::PageMove> copies = manager.take_copies();
     py::array_t<std::int32_t> out({static_cast<py::ssize_t>(copies.size()), py::ssize_t{4}});
@@ -177,6 +191,17 @@ void bind_values(py::module_& module) {
         .def_readonly("holes", &kvcore::GroupStats::holes)
         .def_readonly("given_back", &kvcore::GroupStats::given_back)
         .def_readonly("filled", &kvcore::GroupStats::filled);
+    py::class_<kvcore::TenantStats>(module, "TenantStats",
+                                    "Pages of one tenant in one replica at one moment.")
+        .def_readonly("held_pages", &kvcore::TenantStats::held_pages)
+        .def_readonly("reserved_pages", &kvcore::TenantStats::reserved_pages)
+        .def_property_readonly("max_pages",
+                               [](const kvcore::TenantStats& stats) {
+                                   std::optional<std::int64_t> most = stats.max_pages;
+                                   if (most == kvcore::TenantQuota::kNoCeiling) most.reset();
+                                   return most;
+                               })
+        .def_readonly("refused", &kvcore::TenantStats::refused);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
@@ -197,7 +222,8 @@ void bind_cache_manager(py::module_& module) {
              py::arg("prefix_caching") = true, py::arg("dedup") = true,
              py::arg("partial_page_reuse") = 1, py::arg("host_pages") = 0,
              py::arg("eviction") = "lru", py::arg("groups") = std::vector<Group>(),
-             py::arg("reserve_chunks") = false, py::arg("max_draft_tokens") = 0)
+             py::arg("reserve_chunks") = false, py::arg("max_draft_tokens") = 0,
+             py::arg("quotas") = std::vector<Quota>())
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)
@@ -226,6 +252,9 @@ void bind_cache_manager(py::module_& module) {
         .def("reset_prefix_cache", &CacheManager::reset_prefix_cache, docs::kResetPrefixCache)
         .def("stats", &CacheManager::stats, py::arg("replica") = 0, docs::kStats)
         .def("group_stats", &CacheManager::group_stats, py::arg("replica") = 0, docs::kGroupStats)
+        .def("set_tenant", &set_tenant, py::arg("sequence"), py::arg("tenant"), docs::kSetTenant)
+        .def("tenant_stats", &CacheManager::tenant_stats, py::arg("replica") = 0,
+             docs::kTenantStats)
         .def_property_readonly(
             "metrics", &CacheManager::metrics,
             "Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, "

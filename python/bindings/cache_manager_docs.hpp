@@ -36,6 +36,8 @@ groups : list of (kind, span, bundles, page_size)
 reserve_chunks : bool
 max_draft_tokens : int
     As for PagedKVCacheManager.
+quotas : list of (reserved_pages, max_pages)
+    Of tenants, which are their numbers here; max_pages is None for no ceiling.
 
 Raises
 ------
@@ -95,6 +97,16 @@ constexpr const char* kGroupStats = R"(group_stats(self, replica=0)
 --
 
 Return the GroupStats of each group of a replica, in their order; none without groups. O(pages).)";
+
+constexpr const char* kSetTenant = R"(set_tenant(self, sequence, tenant)
+--
+
+Have the pages that a sequence takes from now on count for a tenant: one of ``quotas``, or None.)";
+
+constexpr const char* kTenantStats = R"(tenant_stats(self, replica=0)
+--
+
+Return the TenantStats of each quota of a replica, in their order; none without quotas. O(tenants).)";
 
 constexpr const char* kRelease = R"(release(self, sequence)
 --

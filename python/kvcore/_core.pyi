@@ -122,6 +122,18 @@ class Metrics:
     @property
     def loaded_pages(self) -> int: ...
 
+class TenantStats:
+    """Pages of one tenant in one replica at one moment."""
+
+    @property
+    def held_pages(self) -> int: ...
+    @property
+    def reserved_pages(self) -> int: ...
+    @property
+    def max_pages(self) -> int | None: ...
+    @property
+    def refused(self) -> int: ...
+
 class GroupStats:
     """Pages of one group of layers in one replica at one moment."""
 
@@ -201,6 +213,8 @@ class CacheManager:
     reserve_chunks : bool
     max_draft_tokens : int
         As for PagedKVCacheManager.
+    quotas : list of (reserved_pages, max_pages)
+        Of tenants, which are their numbers here; max_pages is None for no ceiling.
 
     Raises
     ------
@@ -239,6 +253,7 @@ class CacheManager:
         groups: Sequence[tuple[str, int, int, int]] = ...,
         reserve_chunks: bool = False,
         max_draft_tokens: int = 0,
+        quotas: Sequence[tuple[int, int | None]] = ...,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.
@@ -392,6 +407,10 @@ class CacheManager:
         """Forget every cached page that nobody holds, on every replica."""
     def group_stats(self, replica: int = 0) -> list[GroupStats]:
         """Return the GroupStats of each group of a replica, in their order; none without groups. O(pages)."""
+    def set_tenant(self, sequence: SequenceHandle, tenant: int | None) -> None:
+        """Have the pages that a sequence takes from now on count for a tenant: one of ``quotas``, or None."""
+    def tenant_stats(self, replica: int = 0) -> list[TenantStats]:
+        """Return the TenantStats of each quota of a replica, in their order; none without quotas. O(tenants)."""
     def stats(self, replica: int = 0) -> PoolStats:
         """Count the pages of a replica.
 

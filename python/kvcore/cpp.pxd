@@ -225,6 +225,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int32_t priority
         int64_t duration
         vector[RetainedTokens] ranges
+        int32_t tenant
     cdef cppclass RequestBatch:
         RequestBatch(RequestView* views, int64_t n)
         RequestBatch(RequestView** rows, int64_t n)
@@ -284,6 +285,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t needed
         int64_t available
         cbool has_moved
+        cbool is_over_quota
     cdef cppclass PinHandle:
         uint32_t index
         uint32_t generation

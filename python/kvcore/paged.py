@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +24,11 @@ from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.symbols import InputSymbols, input_symbols
+from kvcore.tenants import TenantMetrics, checked_quotas
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvcore.metrics import KVCacheMetrics
     from kvcore.policies import EvictionPolicy
@@ -79,6 +81,9 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
     max_draft_tokens : int
         Where layers have windows or chunks: so many of the tokens written last may be truncated.
         Pages are given back that much later.
+    quotas : dict of str to (reserved_pages, max_pages), optional
+        What requests of a ``tenant=`` may hold of each replica: other tenants, and requests without
+        one, leave it the reserved pages; it never holds more than `max_pages`, None for no ceiling.
 
     Raises
     ------
@@ -123,6 +128,7 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         clock: Callable[[], float] = time.monotonic,
         reserve_chunks: bool = False,
         max_draft_tokens: int = 0,
+        quotas: Mapping[str, tuple[int, int | None]] | None = None,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
@@ -131,6 +137,7 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
+        limits = checked_quotas(quotas, pages)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         shards = make_shards(params, places, pages, blocks)
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params)
@@ -149,6 +156,7 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
                 groups=core_groups(params),
                 reserve_chunks=flag("reserve_chunks", reserve_chunks),
                 max_draft_tokens=max_draft_tokens,
+                quotas=list(limits.values()),
             ),
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
@@ -164,7 +172,9 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
             layers=LayerMap.of(params),
             pages_per_column=pages_per_column(params),
             runtime_checks=enable_runtime_checks,
+            tenants=tuple(limits),
         )
+        self._quotas = MappingProxyType(limits)
         self.params = params
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
@@ -224,6 +234,18 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         """Pages of each attention group, in their order; empty without groups. O(pages)."""
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
         return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
+
+    @property
+    def quotas(self) -> Mapping[str, tuple[int, int | None]]:
+        """Reserved and most pages of each tenant, of each replica; read-only."""
+        return self._quotas
+
+    @property
+    def tenant_metrics(self) -> dict[str, TenantMetrics]:
+        """Pages of each tenant that has a quota; empty without quotas. O(tenants)."""
+        each = [self._core.tenant_stats(r) for r in range(self.num_replicas)]
+        summed = [TenantMetrics.summed(of_tenant) for of_tenant in zip(*each, strict=True)]
+        return dict(zip(self.quotas, summed, strict=True))
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""

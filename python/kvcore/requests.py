@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
+from kvcore.sizing import longest_sequence
 
 __all__ = ["Batch", "Request"]
 
@@ -70,6 +72,33 @@ class Request:
     def unwritten(self) -> int:
         """Tokens of the context that the model has not run yet."""
         return int(self.context.end_idx - self.context.start_idx)
+
+
+def tenant_of(request: Request, quotas: Collection[str]) -> str | None:
+    """Return whose pages a request takes, where that one has a quota."""
+    tenant = getattr(request.context, "tenant", None) if quotas else None
+    return tenant if tenant in quotas else None
+
+
+def most_tokens(manager: PagedKVCacheManager, request: Request, most_at_once: int) -> int:
+    """Return the tokens that a request could have, were it alone; so many run in one step."""
+    pages, quotas = manager.total_num_pages, manager.quotas
+    if quotas and not callable(request.context):
+        tenant = tenant_of(request, quotas)
+        pages -= sum(quota[0] for other, quota in quotas.items() if other != tenant)
+        most = None if tenant is None else quotas[tenant][1]
+        pages = pages if most is None else min(pages, most)
+    return longest_sequence(manager.params, max(pages, 0), most_at_once)
+
+
+def rivals(
+    requests: Iterable[Request], short: Request, quotas: Collection[str]
+) -> Iterator[Request]:
+    """Yield those whose pages would serve one that is short: of its replica and tenant."""
+    tenant = tenant_of(short, quotas)
+    for request in requests:
+        if request.replica == short.replica and tenant_of(request, quotas) == tenant:
+            yield request
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -2,9 +2,9 @@
 """Which requests run in the next step of an engine, and what becomes of memory that is short.
 
 A step runs the next token of every sequence that generates and, in what is left of its tokens, the
-prompts that are not computed yet, in chunks, oldest first. Requests are admitted in the order in
-which they came. When the next tokens do not fit the pool, the request that came last goes back to
-the front of the queue and its pages go; it comes back with what is still cached.
+prompts that are not computed yet, in chunks, oldest first. Requests are admitted as they came, with
+quotas those of each tenant. When the next tokens do not fit, the request that came last goes back
+to the front of the queue and its pages go; it comes back with what is still cached.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from kvcore.errors import CapacityError, InsufficientBlocksError
 from kvcore.groups.layers import has_windows
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
-from kvcore.requests import Batch, Request
-from kvcore.sizing import longest_sequence
+from kvcore.requests import Batch, Request, most_tokens, rivals, tenant_of
 
 __all__ = ["Batch", "Request", "Scheduler"]
 
@@ -53,9 +52,8 @@ class Scheduler:
     Attributes
     ----------
     waiting, prefills, decodes : list of Request
-        Where requests are, to be read only: in the queue, without pages; with a prompt that is not
-        computed, whose siblings are nowhere yet; generating, in rows that keep their places: the
-        last one fills a hole, so that one row of the page table changes.
+        To be read only: in the queue, without pages; with a prompt that is not computed, whose
+        siblings are nowhere yet; generating, in rows of which the last one fills a hole.
     num_preemptions, recomputed_tokens : int
         How often a request was sent back to the queue, and the tokens run again for that.
 
@@ -91,10 +89,8 @@ class Scheduler:
         self._max_running = min(max_running, manager.max_batch_size, max_batch_tokens)
         self._budgets = max_batch_tokens, max_prompts
         self._num_steps = num_steps
-        most_at_once = max(min(self._budgets), num_steps)
-        pages, params = manager.total_num_pages, manager.params
-        self._pool_tokens = longest_sequence(params, pages, most_at_once)
-        self._has_windows = has_windows(params)  # which get pages for what runs next
+        self._most_at_once = max(min(self._budgets), num_steps)
+        self._has_windows = has_windows(manager.params)  # which get pages for what runs next
         self._hold = hold
         self._update = update
         self._live: dict[int, Request] = {}  # by rank
@@ -137,11 +133,12 @@ class Scheduler:
             each.rank = next(self._ranks)
             self._live[each.rank] = each
         self.waiting.append(request)
+        self._may_admit |= bool(self._manager.quotas)
 
     def _check(self, request: Request) -> None:
         if request.rank >= 0:
             raise ValueError(f"request {request.rank} was added before; it is served once")
-        pool = self._pool_tokens
+        pool = most_tokens(self._manager, request, self._most_at_once)
         tokens = request.num_prompt + request.left - 1  # the last one is not written
         if tokens > pool or tokens + self._num_steps - 1 > self._manager.max_seq_len:
             raise CapacityError(
@@ -241,8 +238,8 @@ class Scheduler:
             for sibling in request.siblings:
                 self._fork(request, sibling)
             request.siblings = []
-        # The last row first, for each hole is filled with one that stays; a sibling may have none.
-        rows = (self.decodes.index(request) for request in ended if request in self.decodes)
+        # The last row first: holes are filled with one that stays. A sibling may have none.
+        rows = [self.decodes.index(each) for each in ended if each in self.decodes]
         for row in sorted(rows, reverse=True):
             self._release(self.decodes[row])
         for request in ended:
@@ -262,8 +259,7 @@ class Scheduler:
             fitting = self._manager.maybe_reserve_batch(contexts)
             if fitting == len(contexts):
                 break
-            replica = running[fitting].replica
-            request = max((r for r in running if r.replica == replica), key=_rank)
+            request = max(rivals(running, running[fitting], self._manager.quotas), key=_rank)
             request.written = request.context.start_idx
             self._release(request)
             insort(self.waiting, request, key=_rank)
@@ -276,18 +272,22 @@ class Scheduler:
     def _admit(self, admitted: list[Request]) -> bool:
         """Admit in order while there is room in the step, the batch and the pool."""
         budget = self._prompt_budget() - sum(request.unwritten for request in self.prefills)
-        place = 0
+        place, quotas, short = 0, self._manager.quotas, set[str | None]()
         while place < len(self.waiting) and budget > 0 and self.num_running < self._max_running:
             request = self.waiting[place]
-            if self._hold is not None and self.num_running and self._hold(request):
+            holds = self._hold is not None and self.num_running and self._hold(request)
+            if holds or tenant_of(request, quotas) in short:
                 place += 1
                 continue
             self._may_admit = self._claim(request, budget)
-            if not self._may_admit:
+            if self._may_admit:
+                self.prefills.append(self.waiting.pop(place))
+                admitted.append(request)
+                budget -= request.unwritten
+            elif quotas:
+                short.add(tenant_of(request, quotas))  # others may fit
+            else:
                 break
-            self.prefills.append(self.waiting.pop(place))
-            admitted.append(request)
-            budget -= request.unwritten
         return bool(self.prefills)
 
     def _claim(self, request: Request, budget: int) -> bool:
@@ -348,8 +348,7 @@ class Scheduler:
     # -- rows and tokens ---------------------------------------------------------------------
 
     def _prompt_budget(self) -> int:
-        of_all, of_prompts = self._budgets
-        return min(of_all - len(self.decodes), of_prompts)
+        return min(self._budgets[0] - len(self.decodes), self._budgets[1])
 
     def _cut_chunks(self) -> list[Request]:
         """Share the step's tokens among the prompts, oldest first."""

@@ -31,6 +31,7 @@ struct Mode {
     std::int64_t host_pages;
     bool prefix_caching = true;
     std::int64_t window = 0;  // tokens of a second group of layers; 0: there is but one, of all
+    bool has_quotas = false;  // of a tenant that asks for nothing: all pages are counted
 };
 
 inline constexpr Mode kList{"list", false, true, 0};
@@ -309,6 +310,7 @@ class ManagerScene {
         if (mode.window > 0) {
             config.groups = {{}, {kvcore::GroupKind::kSliding, mode.window, 1, 0}};
         }
+        if (mode.has_quotas) config.quotas.emplace_back();
         return config;
     }
 };

@@ -37,7 +37,7 @@ PUBLIC = {
     },
     "index": {
         *("block_pool", "eviction", "eviction_policies", "prefix_tree", "stand_ins"),
-        "tree_listener",
+        *("tenants", "tree_listener"),
     },
     "groups": {"cache_groups"},
     "tiers": {"host_store", "page_copier", "tier_index"},

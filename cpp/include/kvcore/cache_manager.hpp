@@ -48,10 +48,10 @@ class CacheManager {
     /// Registers a sequence; takes no pages. Throws std::out_of_range for a replica that does not
     /// exist and CapacityError when the replica is full.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica = 0);
-    /// What a sequence asks for its pages from now on, which a policy that goes by priority heeds;
-    /// those cached before keep what they had. Throws RequestNotFoundError, and
-    /// std::invalid_argument for a priority outside 0 .. 100, a duration below 1, or ranges that
-    /// are not in order. O(ranges).
+    /// What a sequence asks for its pages from now on: of a policy that goes by priority, and whose
+    /// they are; those that it has, or that are cached, keep what they had. Throws
+    /// RequestNotFoundError, and std::invalid_argument for a priority outside 0 .. 100, a duration
+    /// below 1, ranges that are not in order, or a tenant without a quota. O(ranges).
     void set_terms(SequenceHandle sequence, const RequestTerms& terms);
     /// It is `now`, in a unit of the caller's: priorities whose time is over end. A time before is
     /// no news. O(log n) for each run whose priority ends.
@@ -192,6 +192,9 @@ class CacheManager {
     /// Of each group of a replica, in the order of the configuration; none without groups. Throws
     /// std::out_of_range. O(columns of the replica).
     [[nodiscard]] std::vector<GroupStats> group_stats(std::int32_t replica) const;
+    /// Of each quota in a replica, in the order of the configuration. Throws std::out_of_range.
+    /// O(tenants), and as `stats`.
+    [[nodiscard]] std::vector<TenantStats> tenant_stats(std::int32_t replica) const;
     /// Summed over replicas. O(replicas).
     [[nodiscard]] Metrics metrics() const;
     /// Counts from 0 again; the peak from what is in use. O(replicas).

@@ -12,6 +12,7 @@
 #include "kvcore/eviction_policies.hpp"
 #include "kvcore/lookup_table.hpp"
 #include "kvcore/page_moves.hpp"
+#include "kvcore/tenants.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
@@ -36,6 +37,8 @@ struct CacheConfig {
     bool reserve_chunks = false;
     // With groups: so many tokens of those written last may be truncated.
     std::int64_t max_draft_tokens = 0;
+    // Of tenants, by number: see RequestTerms. Reservations are no more than the pages in all.
+    std::vector<TenantQuota> quotas;
     EvictionConfig eviction;  // of cached pages, in each replica; a host tier has LRU
 };
 
@@ -66,13 +69,19 @@ struct RetainedTokens {
     std::int64_t duration = Retention::kForever;
 };
 
-/// What a request asks for its pages, for a policy that goes by priority. Durations count from the
-/// last use, a release among them, in the unit of CacheManager::advance.
+/// What a request asks for its pages: of a policy that goes by priority, and whose quota they count
+/// against. Durations count from the last use, a release among them, in the unit of
+/// CacheManager::advance.
 struct RequestTerms {
+    static constexpr std::int32_t kNoTenant = -1;
+    static constexpr std::int32_t kSameTenant = -2;  // of a fork its parent's, else none
+
     std::int32_t priority = kDefaultPriority;  // 0 .. 100
     std::int64_t duration = Retention::kForever;
     // Ascending, none overlaps another. A page is in the range that its first token is in.
     std::vector<RetainedTokens> ranges;
+    // Whose its pages are that it takes from now on: one of CacheConfig::quotas, by its number.
+    std::int32_t tenant = kSameTenant;
 };
 
 /// The requests of a call: an array of views, or of pointers to views that lie elsewhere. Owns
@@ -199,6 +208,7 @@ struct FetchResult {
     std::int64_t needed = 0;     // pages
     std::int64_t available = 0;  // pages
     bool has_moved = false;      // start or active of a request changed
+    bool is_over_quota = false;  // there is no space since quotas of tenants keep it
 };
 
 /// Names a pinned prefix; `num_tokens` of it, whole pages, are kept. Recognised as stale once it

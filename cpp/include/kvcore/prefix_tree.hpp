@@ -19,6 +19,7 @@ namespace kvcore {
 struct TreeNode;
 class NodeArena;
 class Protection;
+class ProtectionListener;
 class OrderArena;
 class ChildIndex;
 
@@ -85,6 +86,8 @@ class PrefixTree {
     /// Whom to tell from now on what enters and leaves; nullptr for nobody. The tree does not own
     /// it.
     void set_listener(TreeListener* listener) noexcept { listener_ = listener; }
+    /// The same for which pages are protected, told when that is counted.
+    void set_protection_listener(ProtectionListener* listener) noexcept;
     /// It is `now` for the priorities of runs, in a unit of the caller's; a time before is no news.
     void advance(std::int64_t now) noexcept;
     /// What decides the order of eviction.

@@ -113,6 +113,7 @@ bool ColumnPages::can_serve_part(TreePosition at, TreePosition source,
 void ColumnPages::take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept {
     BlockId* ids = &ids_[slot(column, first_lane)];
     detail::require_law(pages_.allocate(num_lanes, ids), "reserve: admitted pages are there");
+    if (owners_ != nullptr) owners_->take(ids, num_lanes);
     for (std::int32_t i = 0; i < num_lanes; ++i) ++ids[i];
 }
 
@@ -120,6 +121,7 @@ void ColumnPages::give_back(std::int32_t first_lane, std::int32_t num_lanes,
                             BlockId column) noexcept {
     BlockId* ids = &ids_[slot(column, first_lane)];
     for (std::int32_t i = 0; i < num_lanes; ++i) --ids[i];
+    if (owners_ != nullptr) owners_->let_go(ids, num_lanes);
     pages_.free(ids, num_lanes);
     std::fill_n(ids, num_lanes, 0);
 }
@@ -136,7 +138,10 @@ void ColumnPages::fill(BlockId column, std::size_t window) noexcept {
 }
 
 void ColumnPages::enter(BlockId column, std::size_t window) noexcept {
-    if (is_idle(column, window)) num_idle_ -= grouping_.windows()[window].num_lanes;
+    if (is_idle(column, window)) {
+        num_idle_ -= grouping_.windows()[window].num_lanes;
+        tell_window(column, window, true);
+    }
     ++readers_[entry(column, window)];
 }
 
@@ -149,6 +154,7 @@ void ColumnPages::leave(BlockId column, std::size_t window, Departure how) noexc
         return give_back(rule.first_lane, rule.num_lanes, column);
     }
     num_idle_ += rule.num_lanes;
+    tell_window(column, window, false);
     if (how == Departure::kPassed) {
         idle_.pass(e);
     } else if (how == Departure::kKept || !idle_.contains(e)) {
@@ -197,6 +203,7 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         filled_[w] += rule.num_lanes;
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
+        tell_window(cached, w, false);
         idle_.keep(entry(cached, w));
     }
 }
@@ -242,6 +249,33 @@ void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
         policy_.condemn(run, legal, num_filled_);
     } else {
         policy_.pardon(run->id);
+    }
+}
+
+void ColumnPages::protect(const BlockId* ids, std::int32_t n, bool is_protected) noexcept {
+    for (std::int32_t i = 0; i < n; ++i) {
+        for_each_full_page(ids[i], [&](BlockId page) {
+            is_protected ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
+        });
+    }
+}
+
+void ColumnPages::tell_window(BlockId column, std::size_t window, bool is_held) const noexcept {
+    if (owners_ == nullptr) return;
+    for_each_window_page(column, window, [&](BlockId page) {
+        is_held ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
+    });
+}
+
+// Nothing that could be evicted is left in the tree but idle pages of windows.
+void ColumnPages::tell_held() const noexcept {
+    for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
+        const auto column = static_cast<BlockId>(c);
+        if (columns_.ref_count(column) == 0) continue;
+        for_each_full_page(column, [&](BlockId page) { owners_->hold(&page, 1); });
+        for (std::size_t w = 0; w < num_windows_; ++w) {
+            if (!is_idle(column, w)) tell_window(column, w, true);
+        }
     }
 }
 

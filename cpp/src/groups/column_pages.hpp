@@ -9,6 +9,7 @@
 #include "groups/grouping.hpp"
 #include "groups/idle_pages.hpp"
 #include "groups/window_policy.hpp"
+#include "index/page_owners.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_groups.hpp"
@@ -53,7 +54,7 @@ class ColumnsUp {
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: O(lanes) per column and verb; eviction O(1) per column or page. No memory after
 /// construction, but for `make_room_to_cache`.
-class ColumnPages final : public PoolListener {
+class ColumnPages final : public PoolListener, public ProtectionListener {
    public:
     /// Why a reader leaves, which says how long the tree keeps the pages.
     enum class Departure {
@@ -67,6 +68,9 @@ class ColumnPages final : public PoolListener {
     /// Throws std::invalid_argument for more pages than can be numbered.
     ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
                 PrefixTree& tree, WindowPolicy& policy);
+
+    /// Who is told from now on which pages are held; nullptr for nobody. Not owned.
+    void set_owners(PageOwners* owners) noexcept { owners_ = owners; }
 
     [[nodiscard]] const Grouping& grouping() const noexcept { return grouping_; }
     [[nodiscard]] const BlockPool& pages() const noexcept { return pages_; }
@@ -148,6 +152,27 @@ class ColumnPages final : public PoolListener {
 
     /// Columns that are free again have no pages.
     void freed(const BlockId* ids, std::int64_t n) noexcept override;
+    /// Pages of groups that keep everything are held as long as their column is.
+    void protect(const BlockId* ids, std::int32_t n, bool is_protected) noexcept override;
+    /// Calls visit(page) for the pages that a column has: those of full groups, or of a window.
+    template <class Visit>
+    void for_each_full_page(BlockId column, const Visit& visit) const {
+        for (const Grouping::Bundle& bundle : grouping_.bundles()) {
+            if (bundle.window < 0)
+                visit_lanes(column, bundle.first_lane, bundle.pages_per_column, visit);
+        }
+    }
+    template <class Visit>
+    void for_each_window_page(BlockId column, std::size_t window, const Visit& visit) const {
+        const Grouping::Window& rule = grouping_.windows()[window];
+        visit_lanes(column, rule.first_lane, rule.num_lanes, visit);
+    }
+    template <class Visit>
+    void for_each_page(BlockId column, const Visit& visit) const {
+        visit_lanes(column, 0, grouping_.num_lanes(), visit);
+    }
+    /// Tells again what is held.
+    void tell_held() const noexcept;
 
     /// In the order of the groups. O(columns).
     [[nodiscard]] std::vector<GroupStats> stats() const;
@@ -177,6 +202,15 @@ class ColumnPages final : public PoolListener {
     [[nodiscard]] Entry entry(BlockId column, std::size_t window) const noexcept {
         return static_cast<Entry>(static_cast<std::size_t>(column) * num_windows_ + window);
     }
+    template <class Visit>
+    void visit_lanes(BlockId column, std::int32_t first_lane, std::int32_t n,
+                     const Visit& visit) const {
+        for (std::int32_t i = 0; i < n; ++i) {
+            const BlockId id = page(column, first_lane + i);
+            if (id != kNoPage) visit(id);
+        }
+    }
+    void tell_window(BlockId column, std::size_t window, bool is_held) const noexcept;
     void take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept;
     void give_back(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept;
     [[nodiscard]] std::int32_t longest_hit(std::size_t window, TreePosition at) const noexcept;
@@ -196,6 +230,7 @@ class ColumnPages final : public PoolListener {
     BlockPool& columns_;
     PrefixTree& tree_;
     WindowPolicy& policy_;
+    PageOwners* owners_ = nullptr;
     BlockPool pages_;
     std::size_t num_lanes_;
     std::size_t num_windows_;

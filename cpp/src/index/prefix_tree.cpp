@@ -76,8 +76,12 @@ PrefixTree::PrefixTree(std::int32_t page_size, std::unique_ptr<EvictionPolicy> p
       arena_(std::make_unique<NodeArena>(*policy_)),
       order_arena_(std::make_unique<OrderArena>()),
       index_(std::make_unique<ChildIndex>(page_size)),
-      protection_(std::make_unique<Protection>()),
+      protection_(std::make_unique<Protection>(page_size_)),
       default_root_(arena_->allocate()) {}
+
+void PrefixTree::set_protection_listener(ProtectionListener* listener) noexcept {
+    protection_->set_listener(listener);
+}
 
 TreeNode* PrefixTree::find_namespace(std::string_view name) const noexcept {
     if (name.empty()) return default_root_;

@@ -15,6 +15,8 @@ void Protection::settle() noexcept {
         for (; !node->is_root(); node = node->parent) {
             if (pinned ? node->protectors++ != 0 : --node->protectors != 0) break;
             num_protected_ += pinned ? node->num_pages : -node->num_pages;
+            if (listener_ != nullptr)
+                listener_->protect(node->ids(page_size_), node->num_pages, pinned);
         }
     }
     num_unsettled_ = 0;

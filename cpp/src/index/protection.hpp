@@ -9,6 +9,18 @@
 
 namespace kvcore {
 
+/// Told which pages begin to be protected, or cease to be.
+class ProtectionListener {
+   public:
+    ProtectionListener() = default;
+    ProtectionListener(const ProtectionListener&) = delete;
+    ProtectionListener& operator=(const ProtectionListener&) = delete;
+    virtual ~ProtectionListener() = default;
+
+    /// Pages [n] of a run.
+    virtual void protect(const BlockId* pages, std::int32_t n, bool is_protected) noexcept = 0;
+};
+
 /// Which pages of a tree pins protect: a pin on a node protects its run and all above it.
 ///
 ///     root --- A (2 pages) --- B (3) --- C (1)    C is pinned
@@ -29,6 +41,11 @@ namespace kvcore {
 /// next one that stays protected. Allocates nothing.
 class Protection {
    public:
+    explicit Protection(std::int32_t page_size) noexcept : page_size_(page_size) {}
+
+    /// Whom to tell from now on; nullptr for nobody. Pages that join a protected run are protected
+    /// without a word.
+    void set_listener(ProtectionListener* listener) noexcept { listener_ = listener; }
     /// One more pin on a node.
     void pin(TreeNode* node) noexcept {
         if (node->pins++ == 0) wait(node);
@@ -75,6 +92,8 @@ class Protection {
         node->is_unsettled = true;
     }
 
+    ProtectionListener* listener_ = nullptr;
+    std::int32_t page_size_;  // tokens
     std::int64_t num_protected_ = 0;
     std::size_t num_unsettled_ = 0;
     std::array<TreeNode*, kMaxUnsettled> unsettled_;

@@ -41,6 +41,7 @@ struct Admission {
     std::int64_t evicted = 0;    // pages to evict
     std::int64_t available = 0;  // pages that could be had
     bool fits = false;
+    bool is_over_quota = false;     // all that is in the way are quotas of tenants
     bool declines_partial = false;  // a page to copy from was there, but had to be evicted
 
     [[nodiscard]] std::int64_t new_pages() const noexcept { return pages; }
@@ -56,6 +57,8 @@ struct Reservation {
     WindowHold source;
     RowCut cut;                        // where the row is written again
     std::unique_ptr<TierFlight> load;  // what comes from the host tier
+    TreePosition partial;              // where the page is that the hit copies from
+    std::vector<BlockId> idle;         // with quotas: evictable pages that the hit holds
 };
 
 }  // namespace kvcore

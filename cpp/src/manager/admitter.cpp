@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "groups/hit_search.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 namespace {
@@ -160,6 +161,9 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
     count_pages(admission, sequence, request, num_steps);
     count_available(admission, sequence);
+    if (state_.home_of(sequence).owners != nullptr) {
+        quotas::heed(state_, sequence, request, admission);
+    }
 }
 
 // What is needed and what falls back to the pool.

@@ -11,6 +11,7 @@
 #include "manager/housekeeping.hpp"
 #include "manager/impl.hpp"
 #include "manager/look_up.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 namespace {
@@ -51,8 +52,13 @@ SequenceHandle CacheManager::claim(std::int32_t replica) {
 
 void CacheManager::set_terms(SequenceHandle sequence, const RequestTerms& terms) {
     const Lock lock(impl_->mutex);
-    static_cast<void>(impl_->state.sequences.at(sequence));
-    impl_->state.terms.set(sequence, terms);
+    ManagerState& state = impl_->state;
+    static_cast<void>(state.sequences.at(sequence));
+    const bool has_tenant = terms.tenant != RequestTerms::kSameTenant;
+    const Owner owner = has_tenant ? quotas::owner_of(state.config, terms.tenant) : Owner{0};
+    if (owner != 0) state.tenants.make_room(sequence);
+    state.terms.set(sequence, terms);
+    if (has_tenant) state.tenants.set(sequence, owner);
 }
 
 void CacheManager::advance(std::int64_t now) {
@@ -232,6 +238,11 @@ std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
     const Replica& asked = impl_->state.replica_at(replica);
     return asked.columns == nullptr ? std::vector<GroupStats>{} : asked.columns->stats();
+}
+
+std::vector<TenantStats> CacheManager::tenant_stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    return look_up::tenant_stats(impl_->state.replica_at(replica));
 }
 
 Metrics CacheManager::metrics() const {

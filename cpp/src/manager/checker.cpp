@@ -119,6 +119,21 @@ void check_columns(const ManagerState& state, std::int32_t index) {
     replica.columns->check_integrity(readers);
 }
 
+// A page is held exactly where it is neither free nor evictable, and quotas are kept.
+void check_owners(const Replica& replica) {
+    if (replica.owners == nullptr) return;
+    const std::int64_t available = replica.num_available();
+    const PageOwners& owners = *replica.owners;
+    owners.check_integrity();
+    std::int64_t held = 0;
+    for (std::size_t i = 0; i < owners.counts().num_owners(); ++i) {
+        held += owners.counts().held(static_cast<Owner>(i));
+    }
+    require_law(held + available == replica.num_pages(), "tenants: held + available == total");
+    require_law(owners.counts().is_lawful(available),
+                "tenants: nobody is above its ceiling, and every reservation can be filled");
+}
+
 // Both pages of a copy are held until it is over.
 void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
     require_law(copy.source.page() == copy.copy.source &&
@@ -169,6 +184,7 @@ void check_integrity(const ManagerState& state) {
         state.replica_at(i).tree.check_integrity();
         check_counts(state, i);
         check_columns(state, i);
+        check_owners(state.replica_at(i));
     }
     state.flights.check_integrity();
 }

@@ -41,6 +41,7 @@ bool Claims::release(SequenceHandle handle) {
         state_.terms.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
     }
     state_.terms.forget(handle);
+    state_.tenants.set(handle, 0);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);
     state_.flights.forget(handle);

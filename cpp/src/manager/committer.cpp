@@ -50,8 +50,8 @@ void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) n
 }
 
 // Puts the columns from the committed ones to `end` into the tree; of these only the last one may
-// be others' too: `is_shared`.
-void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
+// be others' too: `is_shared`. False where quotas leave no room for what would be held then.
+bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
                            std::int32_t end, bool is_shared, const Retention& retention,
                            std::int32_t row) {
     Replica& home = state_.home_of(sequence);
@@ -61,6 +61,12 @@ void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
         for_each_other_holder(sequence, end - 1, [&](PageRow& other) {
             other.make_room_for_twins(static_cast<std::size_t>(end - 1 - other.committed()));
         });
+    }
+    if (home.owners != nullptr) {
+        const std::int64_t n = std::int64_t{end - first} * state_.config.page_size;
+        const TokenId* from = tokens + std::ptrdiff_t{first} * state_.config.page_size;
+        const TreePosition known = home.tree.match(pages.node(), from, n).at;
+        if (!owned_.begin(state_, sequence, handle, known, first)) return false;
     }
     duplicates_.clear();
     const auto lanes = static_cast<std::size_t>(std::max(1, state_.grouping.num_lanes()));
@@ -74,6 +80,16 @@ void Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     pages.commit(home.tree, tokens, end, duplicates_, retention);
     // Nothing below can fail.
     if (home.columns != nullptr) cache_columns(home, pages, first, end);
+    settle_run(sequence, handle, first, end, is_shared, row);
+    if (home.owners != nullptr) owned_.end();
+    return true;
+}
+
+// The columns of a run have a place in the tree, which had some of them already.
+void Committer::settle_run(Sequence& sequence, SequenceHandle handle, std::int32_t first,
+                           std::int32_t end, bool is_shared, std::int32_t row) noexcept {
+    Replica& home = state_.home_of(sequence);
+    PageRow& pages = sequence.pages;
     const auto num_duplicates = static_cast<std::int32_t>(duplicates_.size());
     if (is_shared && num_duplicates < end - first) entrust_to_tree(sequence, end - 1);
     if (num_duplicates == 0) return;
@@ -175,8 +191,10 @@ void Committer::commit_pages(Sequence& sequence, const RequestView& request, std
         if (home.keeps_by_priority)
             kept = state_.terms.segment(request.sequence, pages.committed());
         const std::int32_t piece = std::min({shared + 1, written, kept.end});
-        commit_run(sequence, request.sequence, request.tokens, piece, shared < piece,
-                   kept.retention, row);
+        if (!commit_run(sequence, request.sequence, request.tokens, piece, shared < piece,
+                        kept.retention, row)) {
+            return;
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "manager/quotas.hpp"
 #include "manager/rules.hpp"
 #include "manager/undo_log.hpp"
 
@@ -28,8 +29,11 @@ class Committer {
     }
     void find_new_pages(const RequestBatch& given);
     void commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row);
-    void commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
-                    std::int32_t end, bool is_shared, const Retention& retention, std::int32_t row);
+    [[nodiscard]] bool commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
+                                  std::int32_t end, bool is_shared, const Retention& retention,
+                                  std::int32_t row);
+    void settle_run(Sequence& sequence, SequenceHandle handle, std::int32_t first, std::int32_t end,
+                    bool is_shared, std::int32_t row) noexcept;
     void cache_columns(Replica& home, const PageRow& pages, std::int32_t first,
                        std::int32_t end) const noexcept;
     void keep_what_others_read(Replica& home, SequenceHandle handle, PageRow& pages,
@@ -47,6 +51,7 @@ class Committer {
     std::vector<DuplicatePage> duplicates_;
     std::vector<PageSwap> swapped_;
     std::vector<BlockId> replaced_;  // columns that were swapped
+    OwnedCommit owned_;              // with quotas
 };
 
 }  // namespace kvcore

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "manager/quotas.hpp"
+
 namespace kvcore {
 namespace {
 
@@ -117,6 +119,9 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
     const std::int64_t i = late.batch_row;
     rules::require_namespace(state_.config, sequence, request, i);
     rules::require_windows(state_, sequence, request, i);
+    if (!has_pages && !state_.config.quotas.empty()) {
+        quotas::require_ceiling(state_, sequence, request, i);
+    }
     if (sequence.num_pending > 0 && result.status == FetchStatus::kOk) {
         result.status = FetchStatus::kPending;
         result.row = i;

@@ -62,6 +62,7 @@ class Forker::Brood {
     void add(std::int32_t replica, SequenceHandle parent) {
         handles_.push_back(state_.sequences.claim(replica));
         if (!state_.grouping.is_plain()) state_.windows.make_room(handles_.back());
+        if (!state_.config.quotas.empty()) state_.tenants.make_room(handles_.back());
         Sequence& child = state_.sequences.at(handles_.back());
         child.pages.make_room_to_share(state_.sequences.at(parent).pages, num_pages_);
     }
@@ -118,6 +119,7 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children) {
         Sequence& child = *state_.sequences.find(handle);
         state_.copy_list.inherit(parent.sequence, handle, child.pages);
         child.written = written;
+        state_.tenants.set(handle, state_.tenants.of(parent.sequence));
         state_.counts.begin(child, written);
         RequestView& view = children[i];
         view.sequence = handle;

@@ -6,6 +6,7 @@
 
 #include "kvcore/errors.hpp"
 #include "manager/admission.hpp"
+#include "manager/quotas.hpp"
 #include "manager/rules.hpp"
 
 namespace kvcore {
@@ -24,17 +25,20 @@ class HeldHit {
     HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
             const RequestView& request)
         : found_(found), asked_(standing(sequence, request)) {
-        if (found.shares()) {
-            Replica& home = state.home_of(sequence);
-            windows_ = WindowHold(home, found.match.at, found.tokens);
-            if (found.is_partial()) source_ = WindowHold(home, found.match.partial, found.tokens);
+        Replica& home = state.home_of(sequence);
+        if (home.owners != nullptr) quotas::shorten(home, found_, sequence.hit_tokens);
+        if (found_.shares()) {
+            windows_ = WindowHold(home, found_.match.at, found_.tokens);
+            if (found_.is_partial()) {
+                source_ = WindowHold(home, found_.match.partial, found_.tokens);
+            }
         }
-        const bool has_records = found.below.node != nullptr && !state.grouping.is_plain();
+        const bool has_records = found_.below.node != nullptr && !state.grouping.is_plain();
         if (has_records) {
-            const Replica& home = state.home_of(sequence);
-            records_ = WindowHold(*home.host_columns, home.host->tree(), found.below, found.tokens);
+            records_ =
+                WindowHold(*home.host_columns, home.host->tree(), found_.below, found_.tokens);
         }
-        hold(state.home_of(sequence));
+        hold(home);
     }
 
     [[nodiscard]] const FoundHit& found() const noexcept { return found_; }

@@ -5,6 +5,19 @@
 
 namespace kvcore::housekeeping {
 
+namespace {
+
+// Copies hold pages by references now that the tree held for them before.
+void tell_held(Replica& replica) noexcept {
+    if (replica.columns != nullptr) return replica.columns->tell_held();
+    for (std::int64_t i = 0; i < replica.pool.num_blocks(); ++i) {
+        const auto page = static_cast<BlockId>(i);
+        if (replica.pool.ref_count(page) > 0) replica.owners->hold(&page, 1);
+    }
+}
+
+}  // namespace
+
 bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done) {
     const bool has_copies = state.copies.finish(ticket, done);
     const bool has_flights = state.flights.finish(
@@ -32,6 +45,7 @@ void reset_prefix_cache(ManagerState& state) noexcept {
             n = replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
             replica->pool.free(evicted.data(), n);
         }
+        if (replica->owners != nullptr) tell_held(*replica);
         if (replica->host != nullptr) replica->host->reset();
     }
 }
@@ -40,6 +54,7 @@ void reset_metrics(ManagerState& state) noexcept {
     state.counts.reset();
     for (const auto& replica : state.replicas) {
         replica->metrics = {};
+        if (replica->owners != nullptr) replica->owners->reset_refusals();
         if (replica->columns != nullptr) replica->columns->reset_counts();
         replica->note_peak();
     }

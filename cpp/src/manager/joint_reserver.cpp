@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/joint_reserver.hpp"
 
+#include <algorithm>
 #include <utility>
 
+#include "manager/quotas.hpp"
 #include "support/make_room.hpp"
 
 namespace kvcore {
@@ -14,6 +16,8 @@ bool JointReserver::reserve(const BatchRows& rows, const RequestBatch& batch,
     sort(call);
     if (joining_.empty()) {
         if (!find_supply(call, result)) return false;
+        std::vector<Reservation> none;
+        if (!state_.config.quotas.empty() && !heed_quotas(call, none, result)) return false;
         prepare_growth(call);
         grow(call);
         return true;
@@ -44,7 +48,9 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     RequestView& request = call.batch[row];
     const Admission admission = admitter_.admit(sequence, request, call.num_steps);
     if (!admission.fits) {
-        result = {FetchStatus::kNoSpace, row, admission.new_pages(), admission.available, false};
+        if (admission.is_over_quota) count_refusal(call, row);
+        result = {FetchStatus::kNoSpace, row,   admission.new_pages(),
+                  admission.available,   false, admission.is_over_quota};
         return false;
     }
     Reservation made = reserver_.prepare(admission, sequence, request, call.transfers);
@@ -108,6 +114,9 @@ void JointReserver::grow(const Call& call) noexcept {
         Sequence& sequence = call.rows[row];
         std::size_t& given = supply_[static_cast<std::size_t>(sequence.replica)].given;
         const std::int64_t pages = missing_pages(call, row);
+        if (PageOwners* owners = state_.home_of(sequence).owners.get()) {
+            owners->give(taken_.data() + given, pages, state_.tenants.of(call.batch[row].sequence));
+        }
         sequence.pages.append(taken_.data() + given, pages);
         given += static_cast<std::size_t>(pages);
     }
@@ -191,6 +200,49 @@ std::vector<Reservation> JointReserver::prepare(const Call& call,
     return made;
 }
 
+// Whether quotas allow what the batch takes, in the order in which it is applied; all hits are held
+// by now, pages that are copied from are not yet. If not, the row from which on they do not.
+bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made,
+                                FetchResult& result) {
+    std::vector<QuotaTrial> trials;
+    for (const auto& replica : state_.replicas) trials.emplace_back(*replica);
+    for (std::size_t k = 0; k < made.size(); ++k) {
+        const auto home = static_cast<std::size_t>(call.rows[joining_[k]].replica);
+        trials[home].hold_once(made[k].idle);
+    }
+    std::int64_t refused = -1;
+    const auto take = [&](std::int64_t row, std::int64_t pages, const Reservation* reservation) {
+        const Sequence& sequence = call.rows[row];
+        const Owner owner = state_.tenants.of(call.batch[row].sequence);
+        QuotaTrial& trial = trials[static_cast<std::size_t>(sequence.replica)];
+        if (reservation != nullptr) {
+            quotas::for_each_returned(state_.home_of(sequence), sequence.pages,
+                                      reservation->admission,
+                                      [&](BlockId page) { trial.give_back(page); });
+        }
+        trial.take(owner, pages);
+        if (reservation != nullptr) {
+            for (const BlockId page : reservation->idle) trial.share_out(page, owner);
+        }
+        if (trial.is_lawful() || refused >= 0) return;
+        refused = row;
+        result = {FetchStatus::kNoSpace, row, pages, trial.room(owner, pages), false, true};
+    };
+    for (std::size_t k = 0; k < made.size(); ++k) {
+        take(joining_[k], made[k].admission.new_pages(), &made[k]);
+    }
+    for (const std::int64_t row : growing_) take(row, missing_pages(call, row), nullptr);
+    const bool is_lawful = std::all_of(trials.begin(), trials.end(),
+                                       [](const QuotaTrial& trial) { return trial.is_lawful(); });
+    if (!is_lawful) count_refusal(call, refused);
+    return is_lawful;
+}
+
+void JointReserver::count_refusal(const Call& call, std::int64_t row) noexcept {
+    const Owner owner = state_.tenants.of(call.batch[row].sequence);
+    state_.home_of(call.rows[row]).owners->count_refusal(owner);
+}
+
 // Several rows against one state, so that the batch gets its pages as a whole or not at all. All
 // hits are pinned first: what is evictable then is exactly what the batch may evict. Partial hits
 // are dropped where something must be evicted, for one row's victim could be another's source.
@@ -212,6 +264,7 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
         }
     }
     if (!has_columns(call, admissions, result)) return false;
+    if (!state_.config.quotas.empty() && !heed_quotas(call, made, result)) return false;
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         const std::int64_t row = joining_[k];
         result.has_moved |=

@@ -116,6 +116,20 @@ PoolStats stats(const ManagerState& state, std::int32_t replica) {
             asked.num_stored()};
 }
 
+std::vector<TenantStats> tenant_stats(const Replica& replica) {
+    std::vector<TenantStats> stats;
+    if (replica.owners == nullptr) return stats;
+    static_cast<void>(replica.num_evictable());  // tells of pins since
+    const HeldCounts& counts = replica.owners->counts();
+    for (std::size_t i = 1; i < counts.num_owners(); ++i) {
+        const auto owner = static_cast<Owner>(i);
+        const TenantQuota& quota = counts.quota(owner);
+        stats.push_back({counts.held(owner), quota.reserved_pages, quota.max_pages,
+                         replica.owners->num_refused(owner)});
+    }
+    return stats;
+}
+
 Metrics metrics(const ManagerState& state) noexcept {
     Metrics sum;
     for (const auto& replica : state.replicas) sum += replica->metrics;

@@ -24,6 +24,7 @@ namespace kvcore::look_up {
 [[nodiscard]] std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest);
 [[nodiscard]] std::int64_t first_uncached(const ManagerState& state, SequenceHandle sequence);
 [[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);
+[[nodiscard]] std::vector<TenantStats> tenant_stats(const Replica& replica);
 [[nodiscard]] Metrics metrics(const ManagerState& state) noexcept;
 /// In shared_prefixes.cpp.
 [[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const ManagerState& state,

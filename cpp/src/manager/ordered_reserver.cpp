@@ -5,15 +5,22 @@
 #include <new>
 
 #include "manager/joint_reserver.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 
 ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequence,
                                     RequestView& request, std::int64_t row, Transfers* transfers) {
     // What the rows before copy from is held: it may be what this one has to evict.
-    const bool waits = admission.evicted > 0 && transfers != nullptr && !transfers->empty();
+    const bool waits = (admission.evicted > 0 || admission.is_over_quota) && transfers != nullptr &&
+                       !transfers->empty();
     if (waits) return ReserveStatus::kPending;
-    if (!admission.fits) return ReserveStatus::kNoSpace;
+    if (!admission.fits) {
+        if (admission.is_over_quota) {
+            state_.home_of(sequence).owners->count_refusal(state_.tenants.of(request.sequence));
+        }
+        return ReserveStatus::kNoSpace;
+    }
     Reservation made = reserver_.prepare(admission, sequence, request, transfers);
     reserver_.apply(made, sequence, request, row, transfers);
     return ReserveStatus::kOk;
@@ -65,6 +72,9 @@ ReservePlan OrderedReserver::plan(const RequestView& request, std::int64_t num_s
     rules::require_namespace(state_.config, sequence, request, 0);
     rules::require_windows(state_, sequence, request, 0);
     if (request.end > state_.most_tokens(num_steps)) return {};
+    if (!state_.config.quotas.empty() && quotas::exceeds_ceiling(state_, sequence, request)) {
+        return {};
+    }
     const std::int32_t frozen = sequence.pages.frozen();
     state_.freeze_read_pages(sequence, request.start);
     const Admission admission = admitter_.admit(sequence, request, num_steps);

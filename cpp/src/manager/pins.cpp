@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 
@@ -23,6 +24,10 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
         if (home.columns != nullptr) {
             at = PrefixTree::position(at.node, home.columns->longest_hit(at));
         }
+        if (home.owners != nullptr) {
+            at = PrefixTree::position(at.node, quotas::longest_held(home, at));
+        }
+        windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
         place = TreePin(tree, tree.split(at));
         windows =
             WindowHold(home, {place.node(), at.depth}, std::int64_t{at.depth} * tree.page_size());

@@ -8,6 +8,7 @@
 
 #include "groups/column_pages.hpp"
 #include "groups/grouping.hpp"
+#include "index/page_owners.hpp"
 #include "index/policies/lru.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_types.hpp"
@@ -39,6 +40,7 @@ struct Replica {
             columns =
                 std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *windows_);
         }
+        if (!config.quotas.empty()) watch_owners(config);
         if (config.host_pages > 0) make_host(config, grouping);
     }
 
@@ -50,6 +52,7 @@ struct Replica {
     PrefixTree tree;
     const bool keeps_by_priority = tree.policy().interest().retention;
     std::unique_ptr<ColumnPages> columns;  // none where a column is a page
+    std::unique_ptr<PageOwners> owners;    // none without quotas
     std::int64_t num_sequences = 0;        // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // none without a host tier
@@ -80,10 +83,12 @@ struct Replica {
     void take_pages(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept {
         const std::int64_t free = std::min(n, pool.num_free());
         detail::require_law(pool.allocate(free, out), "reserve: admitted pages are there");
-        if (free == n) return;
-        const std::int64_t evicted = tree.evict(n - free, out + free, guard);
-        detail::require_law(evicted == n - free, "reserve: admitted pages are there");
-        metrics.evicted_pages += evicted;
+        if (free != n) {
+            const std::int64_t evicted = tree.evict(n - free, out + free, guard);
+            detail::require_law(evicted == n - free, "reserve: admitted pages are there");
+            metrics.evicted_pages += evicted;
+        }
+        if (owners != nullptr && columns == nullptr) owners->take(out, n);
     }
     /// So many pages in so many columns are free from now on: the caller knows that they can be
     /// had.
@@ -104,6 +109,16 @@ struct Replica {
     }
 
    private:
+    void watch_owners(const CacheConfig& config) {
+        owners = std::make_unique<PageOwners>(config.num_pages, config.quotas);
+        if (columns != nullptr) {
+            columns->set_owners(owners.get());
+            tree.set_protection_listener(columns.get());
+        } else {
+            pool.set_listener(owners.get());
+            tree.set_protection_listener(owners.get());
+        }
+    }
     void make_host(const CacheConfig& config, const Grouping& grouping) {
         if (grouping.is_plain()) {
             host = std::make_unique<TierIndex>(config.host_pages, config.page_size);

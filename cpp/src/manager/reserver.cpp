@@ -4,15 +4,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "manager/quotas.hpp"
 #include "support/make_room.hpp"
 
 namespace kvcore {
 namespace {
 
 // The page that a hit copies from is the first behind it; no other page may be needed instead.
-EvictionGuard guard_of(const FoundHit& hit, const Sequence& sequence) noexcept {
-    if (!hit.is_partial()) return {};
-    const TreePosition& source = hit.match.partial;
+EvictionGuard guard_of(const Reservation& made, const Sequence& sequence) noexcept {
+    if (!made.admission.hit.is_partial()) return {};
+    const TreePosition& source = made.partial;
     return {PrefixTree::position(source.node, source.depth).node,
             source.depth - PrefixTree::depth_of(sequence.pages.node())};
 }
@@ -106,10 +107,11 @@ void append_columns(ManagerState& state, const Admission& admission, SequenceHan
     state.windows.fill(home, handle, row, admission.hit_pages, end);
 }
 
-void copy_partial_page(ManagerState& state, const FoundHit& hit, SequenceHandle handle,
+void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHandle handle,
                        Sequence& sequence, Transfers* transfers) noexcept {
+    const FoundHit& hit = made.admission.hit;
     Replica& home = state.home_of(sequence);
-    const TreePosition& source = hit.match.partial;
+    const TreePosition& source = made.partial;
     BlockId page = 0;
     home.tree.copy_pages(source, source.depth - 1, &page);
     if (transfers != nullptr) ++sequence.num_pending;
@@ -151,10 +153,16 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     const FoundHit& hit = admission.hit;
     const std::int32_t length = std::max(admission.hit_pages, admission.needed);
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
-    Reservation made{admission, {}, {}, {}, {}, nullptr};
+    Reservation made{admission, {}, {}, {}, {}, nullptr, hit.match.partial, {}};
+    const Replica& owned = state_.home_of(sequence);
+    if (owned.owners != nullptr) quotas::find_idle(owned, hit, made.idle);
     if (hit.shares()) {
         made.place = TreePin(tree, tree.split(hit.match.at));
         Replica& home = state_.home_of(sequence);
+        // What holds the page that is copied holds its run.
+        if (home.owners != nullptr && hit.is_partial()) {
+            made.partial.node = tree.split(hit.match.partial);
+        }
         made.windows = WindowHold(home, hit.match.at, hit.tokens);
         if (hit.is_partial()) made.source = WindowHold(home, hit.match.partial, hit.tokens);
     } else if (row.node() == nullptr) {
@@ -185,6 +193,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
     const SequenceHandle handle = request.sequence;
+    if (home.owners != nullptr) home.owners->set_taker(state_.tenants.of(handle));
     if (admission.hit.shares()) {
         const TreePosition& hit = admission.hit.match.at;
         const std::int32_t columns = admission.hit_pages;
@@ -206,22 +215,23 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         if (is_all_below) state_.windows.take_hit(home, handle, pages, 0, admission.start);
     }
     if (home.columns != nullptr) {
-        append_columns(state_, admission, handle, sequence, guard_of(admission.hit, sequence));
+        append_columns(state_, admission, handle, sequence, guard_of(made, sequence));
         if (!sequence.is_sealed()) {
             state_.windows.of(handle).prompt_end =
                 static_cast<std::int32_t>(request.end / state_.config.page_size);
         }
     } else if (admission.appended > 0) {
         home.take_pages(admission.appended, pages.extend(admission.appended),
-                        guard_of(admission.hit, sequence));
+                        guard_of(made, sequence));
     }
     if (pages.frozen() > admission.start / state_.config.page_size) {
         copy_on_write(state_, departures_, made, handle, sequence, transfers);
     }
     home.note_peak();  // before a copy holds its source for a moment
     if (admission.hit.is_partial()) {
-        copy_partial_page(state_, admission.hit, handle, sequence, transfers);
+        copy_partial_page(state_, made, handle, sequence, transfers);
     }
+    if (!made.idle.empty()) quotas::share_out(home, made.idle, state_.tenants.of(handle));
     if (made.load != nullptr) {
         state_.flights.owe_load(*made.load, sequence, admission.hit_pages, *transfers);
     }

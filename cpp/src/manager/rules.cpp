@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 namespace rules {
@@ -111,6 +112,9 @@ void BatchRows::check(const RequestBatch& batch, std::int64_t num_steps) {
         Sequence& sequence = known.checked(batch[row], row);
         rules::require_namespace(state_.config, sequence, batch[row], row);
         rules::require_windows(state_, sequence, batch[row], row);
+        if (!state_.config.quotas.empty()) {
+            quotas::require_ceiling(state_, sequence, batch[row], row);
+        }
         set(row, sequence);
     }
 }

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
+#include "manager/quotas.hpp"
 
 namespace kvcore {
 namespace {
@@ -35,6 +36,7 @@ const CacheConfig& checked(const CacheConfig& config) {
             detail::concat("host_pages is ", config.host_pages,
                            ", must be 0 without prefix_caching: the host tier holds cached pages"));
     }
+    quotas::check(config);
     return config;
 }
 

@@ -10,6 +10,7 @@
 #include "manager/owed_copies.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
+#include "manager/sequence_tenants.hpp"
 #include "manager/terms.hpp"
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
@@ -65,6 +66,7 @@ struct ManagerState {
     TierFlights flights;
     TokenCounts counts;
     Terms terms;
+    SequenceTenants tenants;
 
    private:
     [[noreturn]] void throw_no_replica(std::int32_t index) const;

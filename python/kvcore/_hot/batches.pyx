@@ -36,7 +36,7 @@ cdef class BatchReader:
         if not is_claimed(<PyObject*>own, self.claims.manager_uid, self.claims.slots.data()):
             own._request.sequence = self.claims.find(own.request_id)
             if own._terms is not None:
-                self.claims.native.set_terms(own._request.sequence, own._terms.native)
+                self.claims.tell_terms(own._request.sequence, own._terms)
             if own._keys is not None:
                 self.claims.expect_keys()
             elif self.claims.trees.is_keyed:

@@ -7,6 +7,7 @@ from libcpp.vector cimport vector
 
 from kvcore._hot.contexts cimport TextGenerationContext, is_own
 from kvcore._hot.extra_keys cimport KeyedTrees
+from kvcore._hot.terms cimport Terms
 from kvcore.cpp cimport CacheManager, RequestView, SequenceHandle
 
 
@@ -47,8 +48,10 @@ cdef class ClaimTable:
     cdef list by_slot  # the claims, or None
     cdef vector[ClaimSlot] slots
     cdef KeyedTrees trees
+    cdef dict tenants  # the number of each that has a quota
 
     cdef int expect_keys(self) except -1
+    cdef int tell_terms(self, SequenceHandle sequence, Terms terms) except -1
     cdef Claim lookup(self, object request_id)
     cdef Claim claim_of(self, object request_id)
     cdef SequenceHandle find(self, object request_id) except *

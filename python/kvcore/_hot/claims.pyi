@@ -26,7 +26,7 @@ class ClaimTable:
     ``require_unclaimed`` alone.
     """
 
-    def __new__(cls, core: CacheManager) -> Self: ...
+    def __new__(cls, core: CacheManager, tenants: tuple[str, ...] = ()) -> Self: ...
 
 @final
 class RowClaims:

@@ -12,7 +12,8 @@ from libcpp.vector cimport vector
 from kvcore._hot.arguments cimport as_int
 from kvcore._hot.contexts cimport PyList_GET_ITEM, TextGenerationContext, change_contexts_epoch
 from kvcore._hot.extra_keys cimport trees_of_manager
-from kvcore.cpp cimport BlockId, CacheManager, SequenceHandle, string_view
+from kvcore._hot.terms cimport Terms
+from kvcore.cpp cimport BlockId, CacheManager, RequestTerms, SequenceHandle, string_view
 
 from kvcore.errors import (
     AlreadyClaimedError,
@@ -82,9 +83,10 @@ cdef class ClaimTable:
     ``require_unclaimed`` alone.
     """
 
-    def __cinit__(self, object core):
+    def __cinit__(self, object core, tuple tenants not None=()):
         global next_manager_uid
         self.core = core
+        self.tenants = {tenant: i for i, tenant in enumerate(tenants)}
         self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
         self.manager_uid = next_manager_uid
         next_manager_uid += 1
@@ -102,6 +104,14 @@ cdef class ClaimTable:
         self.manager_uid = next_manager_uid
         next_manager_uid += 1
         change_contexts_epoch()
+        return 0
+
+    cdef int tell_terms(self, SequenceHandle sequence, Terms terms) except -1:
+        """Say what a request asks for its pages; a tenant without a quota is none."""
+        cdef RequestTerms native = terms.native
+        if terms.tenant is not None:
+            native.tenant = <int32_t>self.tenants.get(terms.tenant, -1)
+        self.native.set_terms(sequence, native)
         return 0
 
     cdef Claim lookup(self, object request_id):

@@ -54,6 +54,9 @@ class TextGenerationContext:
         contents apart, a digest for example. A key counts from its start on: pages in front of it
         are shared whatever it is, pages with it or behind it only with requests that have equal
         keys at equal places. In any order; ranges may overlap.
+    tenant : str, optional
+        Whose its pages are, for the quotas of the manager. One that has no quota there is as none;
+        a fork without one is of its parent's.
 
     Raises
     ------
@@ -62,8 +65,8 @@ class TextGenerationContext:
         a priority or a time that is none, ranges that overlap or are not in order, an extra
         key that is empty or outside the tokens.
     TypeError
-        Tokens of another dtype, a namespace that is not a string, a priority or time that is no
-        number, an extra key that is not (int, int, bytes).
+        Tokens of another dtype, a namespace or tenant that is not a string, a priority or time that
+        is no number, an extra key that is not (int, int, bytes).
 
     Notes
     -----
@@ -93,7 +96,11 @@ class TextGenerationContext:
         ttl: float | None = None,
         retention: Iterable[tuple[int, int | None, int, float | None]] | None = None,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        tenant: str | None = None,
     ) -> Self: ...
+    @property
+    def tenant(self) -> str | None:
+        """Whose its pages are; None without."""
     @property
     def priority(self) -> int:
         """Priority of its cached pages, 0 .. 100."""

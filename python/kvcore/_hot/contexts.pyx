@@ -74,6 +74,9 @@ cdef class TextGenerationContext:
         contents apart, a digest for example. A key counts from its start on: pages in front of it
         are shared whatever it is, pages with it or behind it only with requests that have equal
         keys at equal places. In any order; ranges may overlap.
+    tenant : str, optional
+        Whose its pages are, for the quotas of the manager. One that has no quota there is as none;
+        a fork without one is of its parent's.
 
     Raises
     ------
@@ -82,8 +85,8 @@ cdef class TextGenerationContext:
         a priority or a time that is none, ranges that overlap or are not in order, an extra
         key that is empty or outside the tokens.
     TypeError
-        Tokens of another dtype, a namespace that is not a string, a priority or time that is no
-        number, an extra key that is not (int, int, bytes).
+        Tokens of another dtype, a namespace or tenant that is not a string, a priority or time that
+        is no number, an extra key that is not (int, int, bytes).
 
     Notes
     -----
@@ -101,15 +104,17 @@ cdef class TextGenerationContext:
     # Not __init__, which need not run and may run twice: then what a batch points to would move.
     def __cinit__(self, object request_id, object tokens, *, object active_idx=None,
                   object extra_key=None, object cache_salt=None, object priority=50,
-                  object ttl=None, object retention=None, object extra_keys=None):
+                  object ttl=None, object retention=None, object extra_keys=None,
+                  object tenant=None):
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef int64_t n = cnp.PyArray_DIM(source, 0)
         if n < 1:
             raise ValueError("a context has 0 tokens, must have at least 1")
         hash(request_id)
         cdef tuple keys = as_extra_keys(extra_keys, n, True)
-        if priority is not USUAL_PRIORITY or ttl is not None or retention is not None:
-            self._terms = make_terms(priority, ttl, retention)
+        if (priority is not USUAL_PRIORITY or ttl is not None or retention is not None
+                or tenant is not None):
+            self._terms = make_terms(priority, ttl, retention, tenant)
         self._name = namespace_of(extra_key, cache_salt)
         self._request.name_space = name_view(self._name)
         self.request_id = request_id
@@ -209,6 +214,11 @@ cdef class TextGenerationContext:
     def retention(self):
         """Ranges of the prompt with a priority of their own, a tuple."""
         return () if self._terms is None else self._terms.retention
+
+    @property
+    def tenant(self):
+        """Whose its pages are; None without."""
+        return None if self._terms is None else self._terms.tenant
 
     @property
     def extra_keys(self):

@@ -40,6 +40,7 @@ class StepEngine:
         pages_per_column: tuple[int, ...] = (1,),
         runtime_checks: bool,
         clock: Callable[[], float] | None = None,
+        tenants: tuple[str, ...] = (),
     ) -> None: ...
     @property
     def _core(self) -> CacheManager: ...

@@ -34,11 +34,12 @@ cdef class StepEngine:
 
     def __init__(self, object core, *, list shards not None, object copier, object mover,
                  object gpus, object listener, object layers=None,
-                 tuple pages_per_column=(1,), bint runtime_checks, object clock=None):
+                 tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
+                 tuple tenants=()):
         require_new(self)
         self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
         self._core = core
-        self._claims = ClaimTable(core)
+        self._claims = ClaimTable(core, tenants)
         self._reader = BatchReader(self._claims)
         self._settler = Settler(core, copier, mover)
         self._maker = InputMaker(

@@ -196,7 +196,7 @@ cdef class Fork:
         if type(child) is TextGenerationContext:
             own = <TextGenerationContext>child
             if own._terms is not None:
-                self.table.native.set_terms(sequence, own._terms.native)
+                self.table.tell_terms(sequence, own._terms)
         return 0
 
     cdef int disown(self, list claims, Batch* requests) except -1:

@@ -224,6 +224,12 @@ cdef list fetch(
     fetch.result.status = FetchStatus.kGrow  # from no buffers to the first ones
     try:
         contexts = settler.carry_out(fetch_once, &fetch.call, contexts, taken)
+        if fetch.result.status == FetchStatus.kNoSpace and fetch.result.is_over_quota:
+            raise InsufficientBlocksError(
+                f"request {contexts[fetch.result.row].request_id!r} needs {fetch.result.needed} "
+                f"more pages, quotas leave its tenant {fetch.result.available} of "
+                f"{maker.total_pages}; release one of its requests first"
+            )
         if fetch.result.status == FetchStatus.kNoSpace:
             raise InsufficientBlocksError(
                 f"request {contexts[fetch.result.row].request_id!r} needs {fetch.result.needed} "

@@ -12,8 +12,9 @@ cdef class Terms:
     cdef object priority
     cdef object ttl
     cdef tuple retention
+    cdef object tenant  # a str, or None
 
 
 # None where all is as it is without.
-cdef Terms make_terms(object priority, object ttl, object retention)
+cdef Terms make_terms(object priority, object ttl, object retention, object tenant)
 cdef int64_t nanoseconds(object seconds, str name) except? -1

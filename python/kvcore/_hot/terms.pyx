@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What a request asks for its cached pages: priorities, and for how long."""
+"""What a request asks for its pages: priorities, for how long, and whose they are."""
 
 cimport cython
 from libc.math cimport floor
@@ -71,7 +71,7 @@ cdef class Terms:
     """What a context says of its pages, as C++ takes it."""
 
 
-cdef Terms make_terms(object priority, object ttl, object retention):
+cdef Terms make_terms(object priority, object ttl, object retention, object tenant):
     cdef int64_t last = 0
     cdef int32_t wanted = checked_priority(priority, "priority")
     cdef Terms terms = Terms.__new__(Terms)
@@ -79,10 +79,14 @@ cdef Terms make_terms(object priority, object ttl, object retention):
     terms.native.duration = duration(ttl, "ttl")
     terms.priority = terms.native.priority
     terms.ttl = ttl
+    if tenant is not None:
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant is {tenant!r}, must be a string or None")
+        terms.tenant = str.__str__(tenant)  # so that looking it up runs no code
     terms.retention = () if retention is None else tuple(retention)
     for i, given in enumerate(terms.retention):
         terms.native.ranges.push_back(retained(given, i, last))
         last = terms.native.ranges.back().end
-    if terms.native.priority == 50 and ttl is None and not terms.retention:
+    if terms.native.priority == 50 and ttl is None and not terms.retention and tenant is None:
         return None
     return terms

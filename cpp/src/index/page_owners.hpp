@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "index/protection.hpp"
+#include "kvcore/block_pool.hpp"
+#include "kvcore/tenants.hpp"
+#include "kvcore/types.hpp"
+
+namespace kvcore {
+
+/// Who a page counts for: 0 for no tenant, else the number of its quota + 1.
+using Owner = std::uint16_t;
+
+/// How many pages each owner holds, against what it may.
+///
+/// Owns: a count per owner. Threads: none of its own. Cost: O(1) per verb, O(owners) to copy.
+class HeldCounts {
+   public:
+    explicit HeldCounts(const std::vector<TenantQuota>& quotas);
+
+    void add(Owner owner, std::int64_t n) noexcept {
+        Share& share = shares_[owner];
+        leave(share);
+        share.held += n;
+        enter(share);
+    }
+    [[nodiscard]] std::int64_t held(Owner owner) const noexcept { return shares_[owner].held; }
+    [[nodiscard]] const TenantQuota& quota(Owner owner) const noexcept {
+        return shares_[owner].quota;
+    }
+    [[nodiscard]] std::size_t num_owners() const noexcept { return shares_.size(); }
+    /// Pages that are reserved, for all together.
+    [[nodiscard]] std::int64_t num_reserved() const noexcept { return num_reserved_; }
+    /// Pages that reservations lack: so many are to stay available.
+    [[nodiscard]] std::int64_t unfilled() const noexcept { return unfilled_; }
+    /// Nobody is above its ceiling, and reservations can be filled with what is available.
+    [[nodiscard]] bool is_lawful(std::int64_t available) const noexcept {
+        return num_over_ == 0 && available >= unfilled_;
+    }
+    /// A page that begins to be held counts for `taker` instead of its owner: for that one there
+    /// is no room, or it would take from the taker's own reservation.
+    [[nodiscard]] bool is_for_taker(Owner owner, Owner taker,
+                                    std::int64_t available) const noexcept {
+        const Share& share = shares_[owner];
+        const Share& takes = shares_[taker];
+        if (owner == taker) return false;
+        if (share.held > share.quota.max_pages) return true;
+        return available < unfilled_ && share.held > share.quota.reserved_pages &&
+               takes.held < takes.quota.reserved_pages;
+    }
+
+   private:
+    struct Share {
+        TenantQuota quota;
+        std::int64_t held = 0;
+    };
+
+    [[nodiscard]] static std::int64_t lacks(const Share& share) noexcept {
+        const std::int64_t lacking = share.quota.reserved_pages - share.held;
+        return lacking > 0 ? lacking : 0;
+    }
+    void leave(const Share& share) noexcept {
+        unfilled_ -= lacks(share);
+        num_over_ -= share.held > share.quota.max_pages ? 1 : 0;
+    }
+    void enter(const Share& share) noexcept {
+        unfilled_ += lacks(share);
+        num_over_ += share.held > share.quota.max_pages ? 1 : 0;
+    }
+
+    std::vector<Share> shares_;
+    std::int64_t num_reserved_ = 0;
+    std::int64_t unfilled_ = 0;
+    std::int64_t num_over_ = 0;  // owners above their ceiling
+};
+
+/// Whose each page of a replica is, and which are held: neither free nor evictable.
+///
+///     free  -- allocated: the taker's, held -->  a request's own
+///       ^                                           | cached
+///       |                                           v
+///       +---- evicted -- cached, not held <-- cached, held
+///
+/// Where a column is a page it is told of all that by the pool and by what protects runs of the
+/// tree; else by ColumnPages. Both know of pins late (see Protection): so whoever reads counts asks
+/// first what is evictable.
+///
+/// Owns: two bytes per page, a count per owner. Invariant: a count is the number of its owner's
+/// pages that are held. Threads: none of its own; CacheManager locks around it.
+/// Cost: O(1) per page; no memory after construction.
+class PageOwners final : public PoolListener, public ProtectionListener {
+   public:
+    /// Most tenants.
+    static constexpr std::size_t kMaxTenants = 0x7ffe;
+
+    PageOwners(std::int64_t num_pages, const std::vector<TenantQuota>& quotas)
+        : states_(static_cast<std::size_t>(num_pages)),
+          counts_(quotas),
+          refused_(quotas.size() + 1) {}
+
+    [[nodiscard]] const HeldCounts& counts() const noexcept { return counts_; }
+    [[nodiscard]] Owner owner(BlockId page) const noexcept {
+        return static_cast<Owner>(state(page) & ~kHeld);
+    }
+    [[nodiscard]] bool is_held(BlockId page) const noexcept { return (state(page) & kHeld) != 0; }
+
+    /// Whose the pages are that are taken from now on.
+    void set_taker(Owner taker) noexcept { taker_ = taker; }
+    /// Pages [n] were taken from the pool, or evicted for somebody.
+    void take(const BlockId* pages, std::int64_t n) noexcept {
+        let_go(pages, n);
+        for (std::int64_t i = 0; i < n; ++i) {
+            states_[static_cast<std::size_t>(pages[i])] = static_cast<Owner>(taker_ | kHeld);
+        }
+        counts_.add(taker_, n);
+    }
+    /// They are held, or not any more; nothing where it is so already.
+    void hold(const BlockId* pages, std::int64_t n) noexcept;
+    void let_go(const BlockId* pages, std::int64_t n) noexcept;
+    /// A page that was evictable may be the taker's from now on: see HeldCounts.
+    void share_out(BlockId page, Owner taker, std::int64_t available) noexcept {
+        if (!is_held(page) || !counts_.is_for_taker(owner(page), taker, available)) return;
+        give(&page, 1, taker);
+    }
+    /// They count for another owner from now on.
+    void give(const BlockId* pages, std::int64_t n, Owner owner) noexcept;
+    /// Nothing is held: before everything is told again.
+    void clear() noexcept;
+
+    /// A reservation of that owner's was refused for a quota.
+    void count_refusal(Owner owner) noexcept { ++refused_[owner]; }
+    [[nodiscard]] std::int64_t num_refused(Owner owner) const noexcept { return refused_[owner]; }
+    void reset_refusals() noexcept { refused_.assign(refused_.size(), 0); }
+
+    void freed(const BlockId* pages, std::int64_t n) noexcept override { let_go(pages, n); }
+    void protect(const BlockId* pages, std::int32_t n, bool is_protected) noexcept override {
+        is_protected ? hold(pages, n) : let_go(pages, n);
+    }
+
+    /// Throws IntegrityError unless the counts are those of the pages.
+    void check_integrity() const;
+
+   private:
+    static constexpr Owner kHeld = 0x8000;
+
+    [[nodiscard]] Owner state(BlockId page) const noexcept {
+        return states_[static_cast<std::size_t>(page)];
+    }
+
+    std::vector<Owner> states_;  // of each page its owner, with a bit where it is held
+    HeldCounts counts_;
+    std::vector<std::int64_t> refused_;
+    Owner taker_ = 0;
+};
+
+}  // namespace kvcore

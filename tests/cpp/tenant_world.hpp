@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvcore/cache_manager.hpp"
+#include "kvcore/errors.hpp"
+#include "random.hpp"
+#include "request.hpp"
+#include "tenant_oracle.hpp"
+
+/// Random traffic of several tenants. After every call the pages that each holds are counted from
+/// scratch; nobody is above its ceiling, and every reservation can be filled. A page changes its
+/// owner only where nobody held it before.
+class TenantWorld {
+   public:
+    TenantWorld(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed)
+        : manager_(config), random_(seed), copies_later_(copies_later) {
+        live_.reserve(16);  // rows of a batch stay where they are while others are forked
+        for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 40)));
+    }
+
+    void operate() {
+        const std::int64_t verb = random_.below(100);
+        verb_ = verb;
+        try {
+            act(verb);
+            check_state();
+        } catch (const std::exception& error) {
+            check::fail(__FILE__, __LINE__,
+                        std::string(error.what()) + ", behind verb " + std::to_string(verb));
+        }
+    }
+    [[nodiscard]] const kvcore::CacheManager& manager() const { return manager_; }
+    std::int64_t num_fits = 0;
+    std::int64_t num_refused = 0;
+    // Pages that another tenant took over.
+    [[nodiscard]] std::int64_t num_given() const { return oracle_.num_given; }
+    void end() {
+        hit_.reset();
+        while (!open_.empty()) finish();
+        while (!live_.empty()) drop(live_.back());
+        while (!pins_.empty()) unpin();
+        check_state();
+        for (std::int32_t r = 0; r < config().num_replicas; ++r) {
+            for (const kvcore::TenantStats& stats : manager_.tenant_stats(r)) {
+                CHECK_EQ(stats.held_pages, 0);
+            }
+        }
+    }
+
+   private:
+    struct Row {
+        Request request;
+        std::int32_t replica;
+        std::int32_t tenant;  // -1: none
+    };
+    static constexpr std::int64_t kRows = 16;
+
+    void act(std::int64_t verb) {
+        if (verb < 18) return claim();
+        if (verb < 42) return step();
+        if (verb < 50) return release();
+        if (verb < 56) return fork();
+        if (verb < 61) return truncate();
+        if (verb < 65) return pin();
+        if (verb < 68) return unpin();
+        if (verb < 71) return hold();
+        if (verb < 74) return allocate();
+        if (verb < 75) return manager_.reset_prefix_cache();
+        if (verb < 79) return finish();
+        if (verb < 81) return begin_again();
+        if (!live_.empty()) reserve(random_.pick(live_));
+    }
+
+    [[nodiscard]] const kvcore::CacheConfig& config() const { return manager_.config(); }
+    [[nodiscard]] bool is_plain() const {
+        return kvcore::CacheManagerProbe::grouping(manager_).is_plain();
+    }
+    std::vector<TokenId> tokens(std::int64_t n) {
+        std::vector<TokenId> tokens;
+        while (count(tokens) < n) tokens.push_back(static_cast<TokenId>(random_.below(2)));
+        return tokens;
+    }
+    std::vector<TokenId> prompt() {
+        std::vector<TokenId> prompt = random_.pick(prompts_);
+        prompt.resize(static_cast<std::size_t>(random_.between(1, count(prompt))));
+        for (const TokenId token : tokens(random_.below(10))) prompt.push_back(token);
+        return prompt;
+    }
+    std::int32_t any_tenant() {
+        return static_cast<std::int32_t>(random_.below(count(config().quotas) + 1)) - 1;
+    }
+    void tell(Row& row, std::int32_t tenant) {
+        kvcore::RequestTerms terms;
+        terms.tenant = row.tenant = tenant;
+        manager_.set_terms(row.request.sequence, terms);
+    }
+    void claim() {
+        if (live_.size() >= 6) return release();
+        const auto replica = static_cast<std::int32_t>(random_.below(config().num_replicas));
+        live_.push_back({Request(random_.chance(10) ? "other" : "", prompt()), replica, -1});
+        Row& row = live_.back();
+        row.request.sequence = manager_.claim(replica);
+        if (random_.chance(90)) tell(row, any_tenant());
+        if (random_.chance(40)) {
+            row.request.active = random_.between(row.request.start + 1, row.request.end());
+        }
+    }
+
+    [[nodiscard]] kvcore::TenantStats stats(const Row& row) const {
+        if (row.tenant < 0) return {};
+        return item(manager_.tenant_stats(row.replica), row.tenant);
+    }
+    // Who keeps within his reservation is never refused, nor who is alone.
+    void check_refusal(const Row& row, std::int64_t steps, const kvcore::TenantStats& before) {
+        const std::int64_t lanes =
+            std::max(1, kvcore::CacheManagerProbe::grouping(manager_).num_lanes());
+        const std::int64_t pages =
+            kvcore::ceil_div(row.request.end() + steps - 1, config().page_size) * lanes;
+        CHECK(before.held_pages + pages > before.reserved_pages);
+        const bool is_alone = live_.size() == 1 && pins_.empty() && open_.empty() && !hit_;
+        CHECK(!is_alone || steps > 1 || !is_plain());
+    }
+    void reserve(Row& row) {
+        const std::int64_t steps = random_.chance(80) ? 1 : random_.between(2, 5);
+        kvcore::RequestView view = row.request.view();
+        if (random_.chance(20)) view.reserve_to = random_.between(0, view.end);
+        const kvcore::TenantStats before = stats(row);
+        kvcore::Transfers transfers;
+        const kvcore::ReservePlan plan = manager_.plan(view, steps);
+        try {
+            const kvcore::ReserveStatus status =
+                manager_.reserve(view, steps, copies_later_ ? &transfers : nullptr);
+            if (status == kvcore::ReserveStatus::kPending) return;
+            CHECK_EQ(plan.fits, status == kvcore::ReserveStatus::kOk);
+            if (!plan.fits) {
+                ++num_refused;
+                CHECK_EQ(stats(row).held_pages, before.held_pages);
+                return check_refusal(row, steps, before);
+            }
+            ++num_fits;
+            row.request.start = view.start;
+            row.request.active = view.active;
+            settle(transfers);
+        } catch (const kvcore::CapacityError&) {
+            CHECK(!plan.fits);
+            drop(row);
+        }
+    }
+    void settle(const kvcore::Transfers& transfers) {
+        if (!copies_later_) return static_cast<void>(manager_.take_copies());
+        if (!transfers.empty()) open_.push_back(transfers);
+    }
+
+    // Some rows run.
+    void step() {
+        while (!open_.empty()) finish(100);
+        std::vector<Row*> batch;
+        for (Row& row : live_) {
+            take_owed(row);
+            if (random_.chance(60)) batch.push_back(&row);
+        }
+        if (batch.empty()) return;
+        check_state();
+        if (!fetch(batch)) return release();
+        check::verb = "fetch ";
+        check_state();
+        check::verb = "";
+        std::vector<kvcore::RequestView> views;
+        for (Row* row : batch) {
+            Request& request = row->request;
+            request.start = request.active;
+            if (request.start == request.end()) {
+                request.append(static_cast<TokenId>(random_.below(2)));
+            }
+            request.active = random_.chance(40) ? random_.between(request.start + 1, request.end())
+                                                : request.end();
+            views.push_back(request.view());
+        }
+        std::vector<kvcore::PageSwap> swaps;
+        kvcore::Transfers stores;
+        manager_.commit({views.data(), count(views)}, swaps, copies_later_ ? &stores : nullptr);
+        if (!stores.empty()) open_.push_back(stores);
+    }
+    bool fetch(const std::vector<Row*>& batch) {
+        std::vector<kvcore::RequestView> views;
+        for (const Row* row : batch) views.push_back(row->request.view());
+        std::vector<kvcore::FetchTarget> targets(static_cast<std::size_t>(config().num_replicas));
+        for (kvcore::FetchTarget& target : targets) target.cache_lengths = lengths_;
+        kvcore::FetchResult result;
+        try {
+            do {
+                kvcore::Transfers transfers;
+                result = manager_.fetch({views.data(), count(views)}, 1, targets.data(),
+                                        copies_later_ ? &transfers : nullptr);
+                settle(transfers);
+                while (!open_.empty()) finish(100);
+                for (Row* row : batch) take_owed(*row);
+            } while (result.status == kvcore::FetchStatus::kPending);
+        } catch (const kvcore::CapacityError&) {
+            return false;
+        }
+        // Without tables there is no room for rows: all pages are reserved by then.
+        if (result.status == kvcore::FetchStatus::kNoSpace) return false;
+        CHECK_EQ(result.status, kvcore::FetchStatus::kGrow);
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            batch[i]->request.start = views[i].start;
+            batch[i]->request.active = views[i].active;
+        }
+        return true;
+    }
+    void take_owed(Row& row) {
+        kvcore::Transfers transfers;
+        const auto status = manager_.take_owed(row.request.sequence, transfers);
+        if (status == kvcore::OwedStatus::kTaken) manager_.finish(transfers.ticket);
+    }
+    // Copies that were given out are done, or fail.
+    void finish(int done = 70) {
+        if (open_.empty()) return;
+        const std::int64_t i = random_.below(count(open_));
+        const kvcore::Transfers transfers = item(open_, i);
+        const bool is_done = random_.chance(done);
+        manager_.finish(transfers.ticket, is_done);
+        open_.erase(open_.begin() + i);
+        for (Row& row : live_) {
+            const bool is_gone = !is_done && manager_.pages_of(row.request.sequence).empty();
+            if (is_gone) row.request.start = 0;
+        }
+    }
+
+    void drop(Row& row) {
+        manager_.release(row.request.sequence);
+        live_.erase(live_.begin() + (&row - live_.data()));
+    }
+    void release() {
+        if (!live_.empty()) drop(random_.pick(live_));
+    }
+    void fork() {
+        if (live_.empty() || live_.size() >= 7) return;
+        const Row& parent = random_.pick(live_);
+        const kvcore::Sequence& sequence =
+            kvcore::CacheManagerProbe::sequence(manager_, parent.request.sequence);
+        const std::int64_t n = std::min(sequence.written, parent.request.start);
+        const auto end = parent.request.tokens().begin() + n;
+        std::vector<TokenId> all(parent.request.tokens().begin(), end);
+        for (const TokenId token : tokens(random_.between(1, 6))) all.push_back(token);
+        Row child{Request(parent.request.name_space(), all), parent.replica, parent.tenant};
+        kvcore::RequestView view = child.request.view();
+        try {
+            manager_.fork(parent.request.view(), {&view, 1});
+        } catch (const std::invalid_argument&) {
+            return;
+        } catch (const kvcore::PendingTransfersError&) {
+            return;
+        }
+        child.request.sequence = view.sequence;
+        child.request.start = view.start;
+        child.request.active = view.active;
+        live_.push_back(child);
+        if (random_.chance(40)) tell(live_.back(), any_tenant());
+    }
+    void truncate() {
+        if (live_.empty()) return;
+        Row& row = random_.pick(live_);
+        const std::int64_t n = random_.below(row.request.start + 1);
+        try {
+            manager_.truncate(row.request.sequence, n);
+        } catch (const std::invalid_argument&) {
+            return;
+        } catch (const kvcore::PendingTransfersError&) {
+            return;
+        }
+        if (n >= row.request.start) return;
+        row.request.start = n;
+        row.request.rewind(n + 1);
+        row.request.start = n;
+    }
+    void pin() {
+        const std::vector<TokenId> wanted = prompt();
+        const auto replica = static_cast<std::int32_t>(random_.below(config().num_replicas));
+        pins_.push_back(manager_.pin(replica, "", wanted.data(), count(wanted)));
+        CHECK(pins_.back().num_tokens <= count(wanted));
+    }
+    void unpin() {
+        if (pins_.empty()) return;
+        manager_.unpin(pins_.back());
+        pins_.pop_back();
+    }
+    void hold() {
+        if (live_.empty()) return;
+        const Row& row = random_.pick(live_);
+        hit_.reset();
+        hit_ = manager_.match(row.request.view());
+        hit_of_ = row.request.sequence;
+    }
+    void allocate() {
+        if (!hit_) return;
+        for (Row& row : live_) {
+            if (row.request.sequence != hit_of_) continue;
+            kvcore::RequestView view = row.request.view();
+            kvcore::Transfers transfers;
+            try {
+                const auto status =
+                    manager_.allocate(*hit_, view, view.end, copies_later_ ? &transfers : nullptr);
+                if (status != kvcore::ReserveStatus::kOk) break;
+                row.request.start = view.start;
+                row.request.active = view.active;
+                settle(transfers);
+            } catch (const std::logic_error&) {  // it has moved since
+            } catch (const kvcore::CapacityError&) {
+            }
+            break;
+        }
+        hit_.reset();
+    }
+    void begin_again() {
+        if (live_.empty()) return;
+        Row& row = random_.pick(live_);
+        try {
+            manager_.begin_again(row.request.sequence);
+        } catch (const kvcore::PendingTransfersError&) {
+            return;
+        }
+        row.request.start = 0;
+    }
+
+    void check_state() { oracle_.check(verb_); }
+
+    kvcore::CacheManager manager_;
+    TenantOracle oracle_{manager_};
+    Random random_;
+    bool copies_later_;
+    std::int64_t verb_ = 0;
+    std::uint32_t lengths_[kRows] = {};
+    std::vector<std::vector<TokenId>> prompts_;
+    std::vector<Row> live_;
+    std::vector<kvcore::PinHandle> pins_;
+    std::optional<kvcore::PrefixHit> hit_;
+    kvcore::SequenceHandle hit_of_;
+    std::vector<kvcore::Transfers> open_;
+};
