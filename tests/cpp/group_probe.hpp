@@ -26,6 +26,9 @@ struct CacheManagerProbe {
                                                   SequenceHandle handle) {
         return manager.impl_->state.sequences.at(handle);
     }
+    [[nodiscard]] static const StateRow& state(const CacheManager& manager, SequenceHandle handle) {
+        return manager.impl_->state.states.of(handle);
+    }
     [[nodiscard]] static const std::vector<OwedCopies::Copy>& copies(const CacheManager& manager) {
         return manager.impl_->state.copies.all();
     }
@@ -39,6 +42,7 @@ struct CachedColumn {
     std::vector<TokenId> tokens;  // its own
     std::vector<BlockId> pages;   // by lane; -1: none
     BlockId id = 0;
+    std::int32_t state = -1;  // the slot of its checkpoint
 };
 using Cached = std::map<Digest, CachedColumn>;
 
@@ -63,6 +67,9 @@ inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
                 for (const TokenId token : column.tokens) digest = digest_after(digest, token);
                 for (std::int32_t lane = 0; lane < lanes; ++lane) {
                     column.pages.push_back(replica.columns->page(column.id, lane));
+                }
+                if (replica.states != nullptr && replica.states->has(column.id)) {
+                    column.state = replica.states->find(column.id);
                 }
                 cached.emplace(digest, std::move(column));
             }

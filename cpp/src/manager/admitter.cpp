@@ -22,6 +22,18 @@ void shorten(PrefixMatch& match, const ColumnPages& columns) {
     match.partial_tokens = 0;
 }
 
+// To what all groups can serve, for which a page in part is too short where some keep states. Where
+// whole pages go on behind that, prompts branch: remembered, so that a checkpoint is made there.
+void shorten(FoundHit& hit, const Replica& home) {
+    PrefixMatch& match = hit.match;
+    if (home.states == nullptr) {
+        if (home.columns != nullptr) shorten(match, *home.columns);
+        return;
+    }
+    hit.branch = std::int64_t{match.at.depth} * home.tree.page_size();
+    match.at = PrefixTree::position(match.at.node, home.longest_hit(match.at));
+}
+
 // Pages that are idle as long as nobody takes the hit, nor copies from where it ends.
 std::int64_t count_idle(const Replica& home, const FoundHit& hit) {
     const Grouping& grouping = home.columns->grouping();
@@ -73,7 +85,8 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     PrefixMatch& match = hit.match;
     if (root != nullptr) {
         // At least one token is left to run.
-        match = home.tree.match(root, request.tokens, request.end - 1, allow_partial && fewest > 0);
+        const bool may_copy = allow_partial && fewest > 0 && home.states == nullptr;
+        match = home.tree.match(root, request.tokens, request.end - 1, may_copy);
         // What was declined stays declined, so that reserving again changes nothing.
         const bool is_declined =
             sequence.reuse == Reuse::kDeclined && match.at.depth <= sequence.pages.committed();
@@ -81,11 +94,14 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             match.partial = {};
             match.partial_tokens = 0;
         }
-        if (home.columns != nullptr) shorten(match, *home.columns);
+        shorten(hit, home);
     }
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
     if (home.host != nullptr) find_below(hit, *home.host, request);
-    if (hit.tokens <= sequence.hit_tokens) hit = {};
+    if (hit.tokens > sequence.hit_tokens) return;
+    const std::int64_t branch = hit.branch;
+    hit = {};
+    hit.branch = branch;
 }
 
 // Where the tier has whole pages beyond the hit so far, it goes on there: nothing is left to copy
@@ -128,10 +144,23 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     if (hit.tokens >= request.active) {
         admission.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
+    if (state_.states.exist()) cut_at_checkpoint(admission, sequence, request);
     const std::int64_t tokens = state_.tokens_to_hold(request, admission.active, num_steps);
     count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
     count_pages(admission, sequence, request, num_steps);
     count_available(admission, sequence);
+}
+
+void Admitter::cut_at_checkpoint(Admission& admission, const Sequence& sequence,
+                                 const RequestView& request) const {
+    StateRow row = state_.states.of(request.sequence);
+    if (!sequence.is_sealed()) row.prompt_end = state_.states.prompt_end(request.end);
+    if (admission.hit.branch >= 0) row.branch = admission.hit.branch;
+    const std::int64_t due = state_.states.next_due(row, admission.start);
+    admission.is_cut = due < admission.active;
+    if (admission.is_cut) admission.active = due;
+    admission.lacks_slot =
+        row.slot == ColumnStates::kNone && state_.home_of(sequence).states->num_available() == 0;
 }
 
 // What is needed and what falls back to the pool.
@@ -192,7 +221,7 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
     const std::int64_t free = home.num_free() + admission.returned;
     admission.available = free;
     admission.evicted = std::max<std::int64_t>(0, admission.new_pages() - free);
-    const bool has_room = has_columns(home, admission);
+    const bool has_room = !admission.lacks_slot && has_columns(home, admission);
     admission.fits = has_room && admission.evicted == 0;
     if (admission.fits) return;
     std::int64_t evictable = home.num_evictable();

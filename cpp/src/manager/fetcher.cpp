@@ -96,6 +96,7 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
         target->width = 0;
     }
     new_input_.assign(static_cast<std::size_t>(end - targets), 0);
+    if (state_.states.exist()) next_row_.resize(new_input_.size());
     missing_.clear();
     late_.clear();
 }
@@ -125,6 +126,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
     const std::int64_t page_size = state_.config.page_size;
     const bool is_copying = !state_.copies.empty();
     const bool is_plain = state_.grouping.is_plain();
+    const bool has_states = state_.states.exist();
     const bool in_chunks = state_.config.reserve_chunks;
     rows_.resize(n);
     std::int32_t replica = 0;
@@ -149,7 +151,8 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
             (is_plain ||
              (state_.windows.has_reserved(request.sequence, request.active + num_steps - 1) &&
-              state_.windows.can_read(request.sequence, request.start)));
+              state_.windows.can_read(request.sequence, request.start))) &&
+            (!has_states || state_.states.is_ready(request));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
         if (!has_pages || !is_settled) {
@@ -187,6 +190,20 @@ void Fetcher::count(const RequestBatch& batch) noexcept {
     }
 }
 
+// Where each row has its state, which runs on from now on.
+void Fetcher::write_states(const RequestBatch& batch, std::int64_t num_steps,
+                           FetchTarget* targets) {
+    std::fill(next_row_.begin(), next_row_.end(), 0);
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+        const RequestView& request = batch[i];
+        const auto replica = state_.sequences.find(request.sequence)->replica;
+        const std::int64_t row = next_row_[static_cast<std::size_t>(replica)]++;
+        state_.states.note_run(request, num_steps);
+        if (targets[replica].states == nullptr) continue;
+        targets[replica].states[row] = state_.states.of(request.sequence).slot;
+    }
+}
+
 FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, FetchTarget* targets,
                            Transfers* transfers) {
     if (transfers != nullptr || state_.config.host_pages > 0) {
@@ -214,6 +231,7 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
     }
     counted.keep();
     count(batch);
+    if (state_.states.exist()) write_states(batch, num_steps, targets);
     for (FetchTarget* target = targets; target != end; ++target) {
         if (target->rows > 0) pad(state_.grouping, *target);
     }

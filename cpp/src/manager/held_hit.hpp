@@ -27,6 +27,7 @@ class HeldHit {
         if (found.shares()) {
             Replica& home = state.home_of(sequence);
             windows_ = WindowHold(home, found.match.at, found.tokens);
+            checkpoint_ = home.hold_state(found.match.at);
             if (found.is_partial()) source_ = WindowHold(home, found.match.partial, found.tokens);
         }
         hold(state.home_of(sequence));
@@ -48,6 +49,7 @@ class HeldHit {
         };
         windows_.enter();
         source_.enter();
+        checkpoint_.enter();
         place_ = pin(home.tree, found_.match.at);
         partial_ = pin(home.tree, found_.match.partial);
         if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
@@ -61,6 +63,7 @@ class HeldHit {
         below_.reset();
         windows_.leave();
         source_.leave();
+        checkpoint_.leave();
     }
 
    private:
@@ -98,6 +101,7 @@ class HeldHit {
     TreePin below_;
     WindowHold windows_;
     WindowHold source_;
+    StateHold checkpoint_;
 };
 
 }  // namespace kvcore

@@ -67,6 +67,8 @@ class JointReserver {
     [[nodiscard]] std::vector<Admission> admit_together(const Call& call, bool allow_partial);
     [[nodiscard]] bool has_columns(const Call& call, const std::vector<Admission>& admissions,
                                    FetchResult& result) const;
+    [[nodiscard]] bool has_slots(const Call& call, const std::vector<Reservation>& made,
+                                 FetchResult& result) const;
     [[nodiscard]] FetchResult share_out(std::vector<std::int64_t> left, const Call& call,
                                         const std::vector<Admission>& admissions) const;
     [[nodiscard]] std::vector<Reservation> prepare(const Call& call,

@@ -18,11 +18,13 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
     }
     TreePin place;
     WindowHold windows;
+    StateHold checkpoint;
     if (root != nullptr) {
         TreePosition at = tree.match(root, tokens, n).at;
-        if (home.columns != nullptr) {
-            at = PrefixTree::position(at.node, home.columns->longest_hit(at));
+        if (home.narrows_hits()) {
+            at = PrefixTree::position(at.node, home.longest_hit(at));
             windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
+            checkpoint = home.hold_state(at);
         }
         place = TreePin(tree, tree.split(at));
     }
@@ -31,6 +33,7 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
     Seat& seat = seats_[index];
     seat.place = std::move(place);
     seat.windows = std::move(windows);
+    seat.checkpoint = std::move(checkpoint);
     PinHandle handle{index, seat.generation, 0};
     if (seat.place) {
         const std::int64_t depth = PrefixTree::depth_of(seat.place.node());
@@ -49,6 +52,7 @@ void Pins::unpin(PinHandle pin) {
     Seat& seat = seats_[pin.index];
     ++seat.generation;
     seat.windows = WindowHold();
+    seat.checkpoint.end_use();
     seat.place.end_use();
     if (seat.generation != 0) free_.push_back(pin.index);  // 0: used up, never taken again
 }

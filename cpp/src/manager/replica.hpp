@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "groups/column_pages.hpp"
+#include "groups/column_states.hpp"
 #include "groups/grouping.hpp"
 #include "index/policies/lru.hpp"
 #include "kvcore/block_pool.hpp"
@@ -39,6 +40,9 @@ struct Replica {
             columns =
                 std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *times_);
         }
+        if (!config.states.empty()) {
+            states = std::make_unique<ColumnStates>(config.num_state_slots, pool, columns.get());
+        }
         if (config.host_pages == 0) return;
         host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
     }
@@ -51,6 +55,7 @@ struct Replica {
     PrefixTree tree;
     const bool keeps_by_priority = tree.policy().interest().retention;
     std::unique_ptr<ColumnPages> columns;  // none where a column is a page
+    std::unique_ptr<ColumnStates> states;  // none without layers that keep a state
     std::int64_t num_sequences = 0;        // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // none without a host tier
@@ -73,6 +78,32 @@ struct Replica {
     [[nodiscard]] std::int64_t num_available() const noexcept {
         return num_free() + num_evictable();
     }
+    /// What is in the tree need not be what a hit can take.
+    [[nodiscard]] bool narrows_hits() const noexcept {
+        return columns != nullptr || states != nullptr;
+    }
+    /// Columns of the longest prefix of that one which all groups can serve: narrowed by one after
+    /// the other until nothing shrinks.
+    [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept {
+        std::int32_t before = -1;
+        while (at.depth != before) {
+            before = at.depth;
+            if (columns != nullptr) at.depth = columns->longest_hit(at);
+            if (states != nullptr) at.depth = states->longest_hit(at, tree.page_size());
+        }
+        return at.depth;
+    }
+    /// The checkpoint where a hit ends; kNone without states.
+    [[nodiscard]] StateHold hold_state(TreePosition at) noexcept {
+        if (states == nullptr || at.depth == 0) return {};
+        const ColumnStates::Slot slot = states->find(last_column(at));
+        return slot == ColumnStates::kNone ? StateHold() : StateHold(*states, slot);
+    }
+    [[nodiscard]] BlockId last_column(TreePosition at) const noexcept {
+        BlockId column = 0;
+        tree.copy_pages(at, at.depth - 1, &column);
+        return column;
+    }
     /// Free pages first, then evicted ones: those change hands without a detour through the pool.
     /// The caller has made sure that there are enough. Of columns the ids alone: there is room.
     void take_pages(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept {
@@ -81,6 +112,7 @@ struct Replica {
         if (free == n) return;
         const std::int64_t evicted = tree.evict(n - free, out + free, guard);
         detail::require_law(evicted == n - free, "reserve: admitted pages are there");
+        if (states != nullptr) states->forget_columns(out + free, evicted);
         metrics.evicted_pages += evicted;
     }
     /// So many pages in so many columns are free from now on: the caller knows that they can be

@@ -10,6 +10,8 @@
 #include "manager/owed_copies.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
+#include "manager/state_copies.hpp"
+#include "manager/state_rows.hpp"
 #include "manager/terms.hpp"
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
@@ -56,9 +58,11 @@ struct ManagerState {
     std::vector<std::unique_ptr<Replica>> replicas;
     SequenceTable sequences;
     WindowRows windows;
+    StateRows states;
     Tickets tickets;
     OwedCopies copies;
     CopyList copy_list;
+    StateCopies state_copies;
     TierFlights flights;
     TokenCounts counts;
     Terms terms;
