@@ -17,11 +17,12 @@ from kvcore.cache_sizing import CacheSizing
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
-from kvcore.metrics import GroupMetrics
-from kvcore.params import KVCacheParams, require_count, require_no_states
+from kvcore.metrics import GroupMetrics, StateMetrics
+from kvcore.params import KVCacheParams, require_count
 from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.splits import by_replica, data_parallel_splits
+from kvcore.states import StateArrays, chosen_states, intervals
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.zmq_reset import ResetListener
 
@@ -79,6 +80,9 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
     max_draft_tokens : int
         Where layers have windows or chunks: so many of the tokens written last may be truncated.
         Pages are given back that much later.
+    num_states : int, optional
+        Where layers keep a state: its slots in each replica, at least one for each request. Those
+        beyond are checkpoints, from which other requests begin. By default two for each request.
 
     Raises
     ------
@@ -123,16 +127,19 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         clock: Callable[[], float] = time.monotonic,
         reserve_chunks: bool = False,
         max_draft_tokens: int = 0,
+        num_states: int | None = None,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
-        require_no_states(params)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+        slots = chosen_states(params, max_batch_size, num_states)
         places = checked_devices(devices, params.n_devices)
-        pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
+        pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         shards = make_shards(params, places, pages, blocks)
+        has_arrays = slots > 0 and blocks is not None
+        states = StateArrays(params, places, slots, gpus) if has_arrays else None
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params)
         super().__init__(
             CacheManager(
@@ -149,6 +156,8 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
                 groups=core_groups(params),
                 reserve_chunks=flag("reserve_chunks", reserve_chunks),
                 max_draft_tokens=max_draft_tokens,
+                states=intervals(params),
+                num_states=slots,
             ),
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
@@ -164,7 +173,10 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
             layers=LayerMap.of(params),
             pages_per_column=pages_per_column(params),
             runtime_checks=enable_runtime_checks,
+            state_groups=len(params.state_groups),
+            states=states,
         )
+        self._states = () if states is None else states.arrays
         self.params = params
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
@@ -224,6 +236,20 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         """Pages of each attention group, in their order; empty without groups. O(pages)."""
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
         return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
+
+    @property
+    def states(self) -> tuple[dict[str, list[Any]], ...]:
+        """The arrays of each State group by name, [num_states, layers, ...] on each device.
+
+        () without such groups, and with ``blocks=None``. What is in a slot is the model's: the
+        manager copies slots, and clears none.
+        """
+        return self._states
+
+    @property
+    def state_metrics(self) -> StateMetrics:
+        """Slots of states, and hits of their checkpoints; zeros without State groups. O(1)."""
+        return StateMetrics.summed(self._core.state_stats(r) for r in range(self.num_replicas))
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""

@@ -145,6 +145,25 @@ void test_a_cut_chunk_runs_alone() {
     CHECK_EQ(scene.manager.reserve(views[0], 2), kvcore::ReserveStatus::kOk);
 }
 
+// Several steps run past a boundary: the state in the slot is not that of the boundary any more.
+void test_no_checkpoint_of_a_state_that_went_on() {
+    GroupScene scene(config(8, {{16}}));
+    Request request = scene.claim(count_up(0, 15));
+    run_prompt(scene, request);
+    std::vector<std::uint32_t> cells(64);
+    std::uint32_t length = 0;
+    kvcore::LookupTable table(cells.data(), 1, 64, ~0U);
+    kvcore::FetchTarget target;
+    target.table = &table;
+    target.cache_lengths = &length;
+    kvcore::RequestView view = request.view();
+    CHECK_EQ(scene.manager.fetch({&view, 1}, 3, &target).status, kvcore::FetchStatus::kOk);
+    scene.step({&request}, 7);
+    CHECK_EQ(request.start, 16);
+    CHECK_EQ(scene.match(request.tokens()), 0);
+    CHECK_EQ(scene.manager.state_stats(0).checkpoints, 0);
+}
+
 // Without a slot to spare there is no checkpoint, and all goes on.
 void test_no_slot_no_checkpoint() {
     GroupScene scene(config(1, {{16}}, 1));
@@ -324,6 +343,7 @@ int main() {
     test_a_checkpoint_is_made_where_prompts_branch();
     test_intervals();
     test_a_cut_chunk_runs_alone();
+    test_no_checkpoint_of_a_state_that_went_on();
     test_no_slot_no_checkpoint();
     test_a_request_takes_the_checkpoint_over();
     test_pins_hold_checkpoints();

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
-from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bundles
+from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles
 
 
 def params_of(*groups: Any, **options: Any) -> KVCacheParams:
@@ -151,14 +151,13 @@ def test_what_never_fits_is_refused() -> None:
 @pytest.mark.parametrize(
     ("groups", "options", "text"),
     [
-        ((FullAttention([0]), State([1], {"s": ((2,), "float32")})), {}, "State groups"),
         (
             (FullAttention([0]), SlidingWindow([1], 4)),
             {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001},
             "0 with groups",
         ),
     ],
-    ids=["states", "host tier"],
+    ids=["host tier"],
 )
 def test_what_is_not_kept_is_refused(groups: Any, options: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):

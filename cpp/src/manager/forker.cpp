@@ -117,9 +117,10 @@ StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
         if (home.states->has(home.last_column(at))) found = home.hold_state(at);
     }
     if (!found) {
-        throw std::invalid_argument(detail::concat(
-            "a fork begins with ", written, " written tokens, but the parent's state ",
-            "is that of token ", row.run, "; fork it between step and fetch"));
+        throw InRow<std::invalid_argument>(
+            -1,  // of no child's row
+            detail::concat("a fork begins with ", written, " written tokens, but the parent's ",
+                           "state is that of token ", row.run, "; fork it between step and fetch"));
     }
     const std::int64_t available = home.states->num_available();
     if (available >= num_children) return found;
