@@ -22,15 +22,15 @@ import kvcore
 from harness import Row, main, make_row, percentile, plain_row, undisturbed
 from workload import PAGE, Context, Tokens, fill, manager, prompts
 
-_ROWS = 256
+ROWS = 256
 _PART = 32
 
 
-def _start(
+def start_batch(
     mgr: kvcore.PagedKVCacheManager, context: int, tag: str
 ) -> tuple[list[Context], list[Hashable]]:
     """Prefill 256 requests whose lengths are spread over one page."""
-    rows = prompts(_ROWS, context + PAGE, 11)
+    rows = prompts(ROWS, context + PAGE, 11)
     batch: list[Context] = []
     names: list[Hashable] = []
     for i, row in enumerate(rows):
@@ -46,7 +46,7 @@ def _start(
     return batch, names
 
 
-def _decode(
+def decode_steps(
     mgr: kvcore.PagedKVCacheManager, batch: list[Context], tokens: list[Tokens]
 ) -> list[float]:
     """Run one step per row of ``tokens`` and return the us of each."""
@@ -84,14 +84,14 @@ def _replace(
     fetch, step, update_batch = mgr.fetch, mgr.step, kvcore.update_batch
     claim, release = mgr.claim, mgr.release
     waiting = iter(fresh)
-    holes = cycle(range(0, 37 * _ROWS, 37))
+    holes = cycle(range(0, 37 * ROWS, 37))
     inputs = fetch(batch)
 
     def timed(part: list[Tokens]) -> list[float]:
         nonlocal inputs
         spent = []
         for row in part:
-            item, hole = next(waiting), next(holes) % _ROWS
+            item, hole = next(waiting), next(holes) % ROWS
             name, leaving = item.request_id, names[hole]
             start = perf_counter_ns()
             release(leaving)
@@ -107,14 +107,14 @@ def _replace(
     return _in_parts(timed, tokens)
 
 
-def _tokens(steps: int, seed: int) -> list[Tokens]:
+def step_tokens(steps: int, seed: int) -> list[Tokens]:
     rng = np.random.default_rng(seed)
-    return list(rng.integers(0, 128_256, (steps, _ROWS), dtype=np.int32))
+    return list(rng.integers(0, 128_256, (steps, ROWS), dtype=np.int32))
 
 
 def _full_manager(context: int, steps: int) -> kvcore.PagedKVCacheManager:
     """Build a manager whose pool is full of cached pages and a quarter larger than needed."""
-    held = _ROWS * (context // PAGE + steps // PAGE + 4)
+    held = ROWS * (context // PAGE + steps // PAGE + 4)
     mgr = manager(held + held // 4)
     fill(mgr, 128, seed=context)
     return mgr
@@ -122,17 +122,17 @@ def _full_manager(context: int, steps: int) -> kvcore.PagedKVCacheManager:
 
 def _title(context: int) -> str:
     size = f"{context // 1024}k" if context >= 1024 else str(context)
-    return f"decode step, {_ROWS} requests, {size} context"
+    return f"decode step, {ROWS} requests, {size} context"
 
 
 def _steady(context: int, steps: int) -> Row:
     mgr = _full_manager(context, steps)
-    batch, _ = _start(mgr, context, "start")
-    _decode(mgr, batch, _tokens(32, 1))
+    batch, _ = start_batch(mgr, context, "start")
+    decode_steps(mgr, batch, step_tokens(32, 1))
     before = mgr.metrics.evicted_pages
-    spent = _decode(mgr, batch, _tokens(steps, 2))
+    spent = decode_steps(mgr, batch, step_tokens(steps, 2))
     evicted = mgr.metrics.evicted_pages - before
-    assert evicted == steps * _ROWS // PAGE, f"{evicted} pages evicted"
+    assert evicted == steps * ROWS // PAGE, f"{evicted} pages evicted"
     p99 = percentile(spent, 0.99)
     return make_row(f"decode.{context}", _title(context), spent, p99=p99)
 
@@ -140,13 +140,13 @@ def _steady(context: int, steps: int) -> Row:
 def _replaced(context: int, length: int, steps: int) -> Row:
     """Decode at ``context`` while one request per step gives way to one of ``length`` tokens."""
     mgr = _full_manager(context, steps)
-    batch, names = _start(mgr, context, "start")
+    batch, names = start_batch(mgr, context, "start")
     fresh = [
         Context(f"fresh-{i}", row) for i, row in enumerate(prompts(steps, length, context + 1))
     ]
-    _decode(mgr, batch, _tokens(32, 1))
+    decode_steps(mgr, batch, step_tokens(32, 1))
     before = mgr.metrics.evicted_pages
-    spent = _replace(mgr, batch, names, fresh, _tokens(steps, 3))
+    spent = _replace(mgr, batch, names, fresh, step_tokens(steps, 3))
     evicted = mgr.metrics.evicted_pages - before
     assert evicted >= steps * length // PAGE, f"{evicted} pages evicted"
     return make_row(

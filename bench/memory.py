@@ -79,13 +79,13 @@ def _cache_one(mgr: kvcore.PagedKVCacheManager, name: str, row: Tokens, grown: i
     mgr.release(name)
 
 
-def _measure_here(length: int, grown: int, total: int) -> dict[str, float]:
-    """Fill a pool with prompts of ``length`` tokens; return bytes per token."""
+def _measure_here(length: int, grown: int, total: int, bundles: int) -> dict[str, float]:
+    """Fill a pool with prompts of ``length`` tokens; return bytes per token and bundle."""
     count = total // length
     for row in prompts(1, length, 99):  # whatever a process allocates once
-        _cache_one(manager(length // PAGE), "first", row, grown)
+        _cache_one(manager(bundles * length // PAGE, bundles=bundles), "first", row, grown)
     resident, allocated = _resident(), _allocated()
-    mgr = manager(count * length // PAGE)
+    mgr = manager(bundles * count * length // PAGE, bundles=bundles)
     share = max(1, (1 << 20) // length)
     for i, start in enumerate(range(0, count, share)):
         rows = prompts(min(share, count - start), length, 100 + i)
@@ -95,16 +95,21 @@ def _measure_here(length: int, grown: int, total: int) -> dict[str, float]:
     allocated, resident = _allocated() - allocated, _resident() - resident
     assert mgr.metrics.evicted_pages == 0
     assert mgr.metrics.copied_tokens == mgr.metrics.cache_tokens
-    tokens = count * length
+    tokens = count * length * bundles
     return {"allocated": allocated / tokens, "resident": resident / tokens}
+
+
+def _measured(*case: int) -> dict[str, float]:
+    """Run ``_measure_here`` in a fresh process."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--case", *map(str, case)]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found: dict[str, float] = json.loads(answer)
+    return found
 
 
 def _case(length: int, grown: int, total: int) -> Row:
     """Measure one case in a fresh process."""
-    case = ["--case", str(length), str(grown), str(total)]
-    command = [sys.executable, str(Path(__file__).resolve()), *case]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = json.loads(answer)
+    found = _measured(length, grown, total, 1)
     how = f", {grown} of them generated" if grown else ""
     return plain_row(
         f"memory.{length}{'.grown' if grown else ''}",
@@ -118,15 +123,29 @@ def _case(length: int, grown: int, total: int) -> Row:
     )
 
 
+def _bundles(bundles: int, total: int) -> Row:
+    """Measure layers that slide, all pages of which are cached."""
+    found = _measured(2048, 0, total, bundles)
+    return plain_row(
+        f"memory.bundles.{bundles}",
+        f"metadata per cached token and bundle, {bundles} bundles, 2,048 tokens",
+        found["allocated"],
+        "B",
+        n=total // 2048,
+        note=f"resident {found['resident']:.2f} B",
+    )
+
+
 def measure(options: Namespace) -> list[Row]:
-    """Measure prompts of 256 tokens and longer, and sequences that grew."""
+    """Measure prompts of 256 tokens and longer, sequences that grew, and several bundles."""
     total = 1 << (20 if options.quick else 26)
     rows = [_case(length, 0, total) for length in (256, 1024, 8192, 32_768)]
-    return [*rows, _case(512, 256, total // 16)]
+    grown = _case(512, 256, total // 16)
+    return [*rows, grown, *(_bundles(n, total // 16) for n in (2, 4))]
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--case"]:
-        print(json.dumps(_measure_here(*map(int, sys.argv[2:5]))))
+        print(json.dumps(_measure_here(*map(int, sys.argv[2:6]))))
         raise SystemExit(0)
     raise SystemExit(main(measure, __doc__))

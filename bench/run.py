@@ -39,6 +39,7 @@ SUITES = {
         "pin",
         "evict",
         "policies",
+        "groups",
         "alloc",
         "decode",
         "memory",

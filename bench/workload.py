@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvcore
+from kvcore.groups import FullAttention, SlidingWindow
 
 PAGE = 16
 _VOCABULARY = 128_256
@@ -19,24 +20,35 @@ Context = kvcore.TextGenerationContext
 Admission = tuple[str, Context, list[Context]]
 
 
-def params() -> kvcore.KVCacheParams:
-    """Return the parameters of an 8B model with GQA, page size 16, prefix caching on."""
+def params(bundles: int = 1, window: int = 1024) -> kvcore.KVCacheParams:
+    """Return the parameters of an 8B model with GQA, page size 16, prefix caching on.
+
+    With several bundles, one of 8 layers keeps everything, the others slide.
+    """
+    sliding = range(8, 8 * bundles)
     return kvcore.KVCacheParams(
         dtype="bfloat16",
         n_kv_heads=8,
         head_dim=128,
-        num_layers=32,
+        num_layers=32 if bundles == 1 else 8 * bundles,
         page_size=PAGE,
         enable_prefix_caching=True,
+        groups=None if bundles == 1 else [FullAttention(range(8)), SlidingWindow(sliding, window)],
     )
 
 
 def manager(
-    pages: int, *, requests: int = 256, partial_page_reuse: bool = True, eviction: str = "lru"
+    pages: int,
+    *,
+    requests: int = 256,
+    partial_page_reuse: bool = True,
+    eviction: str = "lru",
+    bundles: int = 1,
+    window: int = 1024,
 ) -> kvcore.PagedKVCacheManager:
     """Build a manager of page ids only, defaults otherwise."""
     return kvcore.PagedKVCacheManager(
-        params(),
+        params(bundles, window),
         max_batch_size=requests,
         max_seq_len=1 << 20,
         num_pages=pages,

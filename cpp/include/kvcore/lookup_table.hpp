@@ -16,13 +16,20 @@ struct RowPages {
     std::uint32_t version = 0;
 };
 
+/// What a row's pages of all bundles follow from: where nothing of it has changed, they have not.
+struct RowState {
+    std::uint32_t version = 0;  // as of RowPages, of the columns
+    std::int32_t columns = 0;   // in all
+    std::uint32_t windows = 0;  // changes with `first` and `n` of any bundle
+};
+
 /// The same of one bundle, where a row's ids are columns that have pages of each: read are those of
 /// columns first .. n - 1, the others have none.
 struct BundlePages {
     const BlockId* columns = nullptr;  // [n]
     std::int32_t n = 0;
     std::int32_t first = 0;
-    std::uint32_t version = 0;
+    RowState state;
     const BlockId* pages = nullptr;  // + 1, 0: none; of a column from [column * stride] on
     std::int32_t stride = 1;
     std::int32_t per_column = 1;
@@ -57,6 +64,14 @@ class LookupTable {
         if (is_same && known.filled == pages.n) return;
         rewrite_row(row, occupant, pages, is_same);
     }
+    /// True when row `row` shows the pages that a bundle has for an occupant in such a state.
+    [[nodiscard]] bool shows(std::int64_t row, SequenceHandle occupant,
+                             const RowState& state) const noexcept {
+        if (row >= max_rows_) return false;
+        const Row& known = rows_[static_cast<std::size_t>(row)];
+        return known.occupant == occupant && known.version == state.version &&
+               known.columns == state.columns && known.windows == state.windows;
+    }
     /// The same for a bundle. They must have room: n * per_column <= stride. O(pages changed).
     void write_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages);
     /// Takes nothing for known of what the memory holds, which somebody else has written.
@@ -75,6 +90,8 @@ class LookupTable {
         std::int32_t first = 0;
         std::int32_t filled = 0;
         std::int32_t padded = 0;
+        std::int32_t columns = 0;  // of a bundle, as of RowState
+        std::uint32_t windows = 0;
     };
 
     void rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages, bool is_same);

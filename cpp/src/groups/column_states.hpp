@@ -154,7 +154,9 @@ class StateHold {
         leave();
     }
     void leave() noexcept {
-        if (std::exchange(is_held_, false)) states_->let_go(slot_);
+        if (!is_held_) return;
+        is_held_ = false;
+        states_->let_go(slot_);
     }
     void enter() noexcept {
         if (states_ != nullptr && !std::exchange(is_held_, true)) states_->hold(slot_);

@@ -41,16 +41,17 @@ void pad(const Grouping& grouping, const FetchTarget& target) {
 // A replica's part of the batch, in locals for as long as rows of that replica follow each other.
 struct Fetcher::Part {
     FetchTarget target;
-    const ManagerState* groups = nullptr;  // where columns have pages of several bundles
     std::int64_t new_input = 0;
 
-    void write(const RequestView& request, const Sequence& sequence, std::int64_t row) {
+    // `groups`: the state, where columns have pages of several bundles.
+    void write(const RequestView& request, const Sequence& sequence, std::int64_t row,
+               const ManagerState* groups) {
         const RowPages pages = sequence.pages.view();
         target.width = std::max(target.width, pages.n);
         target.longest_new = std::max(target.longest_new, request.active - request.start);
         target.longest_active = std::max(target.longest_active, request.active);
         if (groups != nullptr) {
-            if (!write_bundles(request, sequence, row)) return;
+            if (!write_bundles(request, sequence, row, *groups)) return;
         } else {
             if (target.table == nullptr || !target.table->has_room(row, pages)) return;
             target.table->write_row(row, request.sequence, pages);
@@ -61,31 +62,41 @@ struct Fetcher::Part {
     }
 
     // False where a table has no room.
-    bool write_bundles(const RequestView& request, const Sequence& sequence, std::int64_t row) {
+    bool write_bundles(const RequestView& request, const Sequence& sequence, std::int64_t row,
+                       const ManagerState& groups) {
         const PageRow& columns = sequence.pages;
-        const WindowRow& reader = groups->windows.of(request.sequence);
-        const Grouping& grouping = groups->grouping;
-        const ColumnPages& pages = *groups->home_of(sequence).columns;
-        for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
-            const Grouping::Bundle& bundle = grouping.bundles()[b];
+        const WindowRow& reader = groups.windows.of(request.sequence);
+        const RowState state{columns.version(), columns.size(), reader.version};
+        const std::size_t num_bundles = groups.grouping.bundles().size();
+        for (std::size_t b = 0; b < num_bundles; ++b) {
             LookupTable* table = table_of(target, b);
-            BundlePages view;
-            view.pages = pages.lane(bundle.first_lane);
-            view.stride = grouping.num_lanes();
-            view.per_column = bundle.pages_per_column;
-            view.columns = columns.ids().data();
-            view.version = columns.version();
-            view.n = columns.size();
-            if (bundle.window >= 0) {
-                view.n = std::min(view.n, reader.reserved);
-                view.first = reader.first[static_cast<std::size_t>(bundle.window)];
-            }
-            const std::int64_t cells = std::int64_t{columns.size()} * view.per_column;
-            const bool has_room =
-                table != nullptr && row < table->max_rows() && cells <= table->stride();
-            if (!has_room) return false;
-            table->write_row(row, request.sequence, view);
+            if (table == nullptr) return false;
+            if (table->shows(row, request.sequence, state)) continue;
+            if (!write_bundle(*table, b, request, sequence, row, state, groups)) return false;
         }
+        return true;
+    }
+
+    static bool write_bundle(LookupTable& table, std::size_t b, const RequestView& request,
+                             const Sequence& sequence, std::int64_t row, const RowState& state,
+                             const ManagerState& groups) {
+        const PageRow& columns = sequence.pages;
+        const Grouping::Bundle& bundle = groups.grouping.bundles()[b];
+        BundlePages view;
+        view.pages = groups.home_of(sequence).columns->lane(bundle.first_lane);
+        view.stride = groups.grouping.num_lanes();
+        view.per_column = bundle.pages_per_column;
+        view.columns = columns.ids().data();
+        view.state = state;
+        view.n = columns.size();
+        if (bundle.window >= 0) {
+            const WindowRow& reader = groups.windows.of(request.sequence);
+            view.n = std::min(view.n, reader.reserved);
+            view.first = reader.first[static_cast<std::size_t>(bundle.window)];
+        }
+        const std::int64_t cells = std::int64_t{columns.size()} * view.per_column;
+        if (row >= table.max_rows() || cells > table.stride()) return false;
+        table.write_row(row, request.sequence, view);
         return true;
     }
 };
@@ -117,7 +128,8 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
 }
 
 // Rows that have all they need are done with here. Those of missing_ still need pages, those of
-// late_ are to be written when they have.
+// late_ are to be written when they have. `kIsPlain`: there are neither groups nor states.
+template <bool kIsPlain>
 void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
                                FetchTarget* targets, InputCount& counted, FetchResult& result) {
     const BatchRules rules = rows_.begin(num_steps);
@@ -125,13 +137,13 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
     const std::int64_t n = batch.size();
     const std::int64_t page_size = state_.config.page_size;
     const bool is_copying = !state_.copies.empty();
-    const bool is_plain = state_.grouping.is_plain();
-    const bool has_states = state_.states.exist();
     const bool in_chunks = state_.config.reserve_chunks;
     rows_.resize(n);
     std::int32_t replica = 0;
-    const ManagerState* groups = is_plain ? nullptr : &state_;
-    Part part{targets[0], groups};
+    const bool has_groups = !kIsPlain && !state_.grouping.is_plain();
+    const bool has_states = !kIsPlain && state_.states.exist();
+    const ManagerState* groups = has_groups ? &state_ : nullptr;
+    Part part{targets[0]};
     const auto finish_part = [&] {
         targets[replica] = part.target;
         new_input_[static_cast<std::size_t>(replica)] += part.new_input;
@@ -143,13 +155,13 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         if (sequence.replica != replica) {
             finish_part();
             replica = sequence.replica;
-            part = {targets[replica], groups};
+            part = {targets[replica]};
         }
         const std::int64_t row = part.target.rows++;
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
-            (is_plain ||
+            (!has_groups ||
              (state_.windows.has_reserved(request.sequence, request.active + num_steps - 1) &&
               state_.windows.can_read(request.sequence, request.start))) &&
             (!has_states || state_.states.is_ready(request));
@@ -159,7 +171,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
             note_late_row(request, sequence, {i, row}, has_pages, result);
             continue;
         }
-        part.write(request, sequence, row);
+        part.write(request, sequence, row, groups);
         if (request.active <= sequence.counted_end) continue;
         part.new_input += request.active - std::max(request.start, sequence.counted_end);
         counted.set(sequence, request.active);
@@ -170,8 +182,9 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
 void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) const {
     for (const LateRow& late : late_) {
         const Sequence& sequence = rows_[late.batch_row];
-        Part part{targets[sequence.replica], state_.grouping.is_plain() ? nullptr : &state_};
-        part.write(batch[late.batch_row], sequence, late.row);
+        Part part{targets[sequence.replica]};
+        part.write(batch[late.batch_row], sequence, late.row,
+                   state_.grouping.is_plain() ? nullptr : &state_);
         targets[sequence.replica] = part.target;
     }
 }
@@ -214,7 +227,11 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
     begin(targets, end);
     InputCount counted(undo_, batch.size());
     FetchResult result;
-    write_ready_rows(batch, num_steps, targets, counted, result);
+    if (state_.grouping.is_plain() && !state_.states.exist()) {
+        write_ready_rows<true>(batch, num_steps, targets, counted, result);
+    } else {
+        write_ready_rows<false>(batch, num_steps, targets, counted, result);
+    }
     if (result.status != FetchStatus::kOk) return result;
     if (!missing_.empty() &&
         !reserver_.reserve(rows_, batch, missing_, num_steps, transfers, result)) {

@@ -32,6 +32,7 @@ class Fetcher {
     struct Part;
 
     void begin(FetchTarget* targets, const FetchTarget* end);
+    template <bool kIsPlain>
     void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
                           InputCount& counted, FetchResult& result);
     void note_late_row(const RequestView& request, Sequence& sequence, LateRow late, bool has_pages,

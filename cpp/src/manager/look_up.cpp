@@ -13,8 +13,8 @@ namespace kvcore::look_up {
 namespace {
 
 // depth 0, and no node where the namespace has no page.
-TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
-                  std::int64_t n, std::vector<BlockId>* pages) {
+inline TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
+                         std::int64_t n, std::vector<BlockId>* pages) {
     TreeNode* root = replica.tree.find_namespace(name_space);
     TreePosition at;
     if (root != nullptr) at = replica.tree.match(root, tokens, n).at;

@@ -33,9 +33,11 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPage
 
 void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages) {
     Row& known = rows_[static_cast<std::size_t>(row)];
-    const bool is_same = known.occupant == occupant && known.version == pages.version;
+    const bool is_same = known.occupant == occupant && known.version == pages.state.version;
     const std::int32_t first = pages.first * pages.per_column;
     const std::int32_t end = pages.n * pages.per_column;
+    known.columns = pages.state.columns;
+    known.windows = pages.state.windows;
     if (is_same && known.filled == end && known.first == first) return;
     std::uint32_t* cells = data_ + row * stride_;
     const std::int32_t passed = is_same ? known.first : 0;
@@ -48,7 +50,7 @@ void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const Bun
     if (end < known.filled) std::fill(cells + end, cells + known.filled, unassigned_);
     known.padded = std::max({known.padded, known.filled, end});
     known.occupant = occupant;
-    known.version = pages.version;
+    known.version = pages.state.version;
     known.first = first;
     known.filled = end;
 }

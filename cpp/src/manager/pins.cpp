@@ -33,7 +33,7 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
     Seat& seat = seats_[index];
     seat.place = std::move(place);
     seat.windows = std::move(windows);
-    seat.checkpoint = std::move(checkpoint);
+    if (checkpoint) seat.checkpoint = std::move(checkpoint);
     PinHandle handle{index, seat.generation, 0};
     if (seat.place) {
         const std::int64_t depth = PrefixTree::depth_of(seat.place.node());
@@ -51,8 +51,11 @@ void Pins::unpin(PinHandle pin) {
     }
     Seat& seat = seats_[pin.index];
     ++seat.generation;
-    seat.windows = WindowHold();
-    seat.checkpoint.end_use();
+    seat.windows.reset();
+    if (seat.checkpoint) {
+        seat.checkpoint.end_use();
+        seat.checkpoint = StateHold();
+    }
     seat.place.end_use();
     if (seat.generation != 0) free_.push_back(pin.index);  // 0: used up, never taken again
 }

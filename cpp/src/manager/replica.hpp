@@ -43,12 +43,14 @@ struct Replica {
         if (!config.states.empty()) {
             states = std::make_unique<ColumnStates>(config.num_state_slots, pool, columns.get());
         }
+        narrows_hits_ = columns != nullptr || states != nullptr;
         if (config.host_pages == 0) return;
         host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
     }
 
    private:
     const TimedPolicy* times_ = nullptr;  // the tree's, where there are columns
+    bool narrows_hits_ = false;
 
    public:
     BlockPool pool;
@@ -79,9 +81,7 @@ struct Replica {
         return num_free() + num_evictable();
     }
     /// What is in the tree need not be what a hit can take.
-    [[nodiscard]] bool narrows_hits() const noexcept {
-        return columns != nullptr || states != nullptr;
-    }
+    [[nodiscard]] bool narrows_hits() const noexcept { return narrows_hits_; }
     /// Columns of the longest prefix of that one which all groups can serve: narrowed by one after
     /// the other until nothing shrinks.
     [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept {

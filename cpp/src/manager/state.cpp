@@ -92,10 +92,7 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
       most_pooled_tokens_(grouping.is_plain() ? config.num_pages * config.page_size
                                               : grouping.most_tokens(config.num_pages)) {}
 
-Replica& ManagerState::replica_at(std::int32_t index) const {
-    if (index >= 0 && index < config.num_replicas) {
-        return *replicas[static_cast<std::size_t>(index)];
-    }
+void ManagerState::throw_no_replica(std::int32_t index) const {
     throw std::out_of_range(detail::concat("replica ", index, " does not exist, there are ",
                                            config.num_replicas, ", counted from 0"));
 }

@@ -32,7 +32,10 @@ struct ManagerState {
         return *replicas[static_cast<std::size_t>(sequence.replica)];
     }
     /// Throws std::out_of_range for a replica that does not exist.
-    [[nodiscard]] Replica& replica_at(std::int32_t index) const;
+    [[nodiscard]] Replica& replica_at(std::int32_t index) const {
+        if (index < 0 || index >= config.num_replicas) throw_no_replica(index);
+        return *replicas[static_cast<std::size_t>(index)];
+    }
     /// Longest request that the pool and max_seq_len allow to run so many steps.
     [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept;
     /// Tokens that a request needs pages for once it is active up to `at`.
@@ -68,6 +71,8 @@ struct ManagerState {
     Terms terms;
 
    private:
+    [[noreturn]] void throw_no_replica(std::int32_t index) const;
+
     const std::int64_t most_pooled_tokens_;  // of one request
 };
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -24,70 +25,74 @@ class WindowHold {
     WindowHold() noexcept = default;
     /// Holds nothing where a column is a page.
     WindowHold(Replica& home, TreePosition at, std::int64_t tokens) {
-        if (home.columns == nullptr || at.depth == 0) return;
-        const Grouping& grouping = home.columns->grouping();
-        first_column_ = at.depth;
-        for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-            first_[w] = grouping.first_column(grouping.windows()[w], tokens);
-            first_column_ = std::min(first_column_, first_[w]);
-        }
-        columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
-        home.tree.copy_pages(at, first_column_, columns_.data());
-        home_ = &home;
-        enter();
+        if (home.columns != nullptr && at.depth > 0)
+            held_ = std::make_unique<Held>(home, at, tokens);
     }
-    WindowHold(WindowHold&& other) noexcept
-        : home_(std::exchange(other.home_, nullptr)),
-          is_reader_(std::exchange(other.is_reader_, false)),
-          first_column_(other.first_column_),
-          first_(other.first_),
-          columns_(std::move(other.columns_)) {}
-    WindowHold& operator=(WindowHold&& other) noexcept {
-        WindowHold moved(std::move(other));
-        std::swap(home_, moved.home_);
-        std::swap(is_reader_, moved.is_reader_);
-        std::swap(first_column_, moved.first_column_);
-        std::swap(first_, moved.first_);
-        std::swap(columns_, moved.columns_);
-        return *this;
-    }
-    ~WindowHold() { leave(); }
 
     /// Between these, the pages may go.
     void leave() noexcept {
-        if (!std::exchange(is_reader_, false)) return;
-        home_->columns->begin_departure();
-        for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
-            columns.leave(column, window, ColumnPages::Departure::kUnused);
-            columns.count_holds(-1);
-        });
+        if (held_ != nullptr) held_->leave();
     }
     void enter() noexcept {
-        if (home_ == nullptr || std::exchange(is_reader_, true)) return;
-        for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
-            columns.enter(column, window);
-            columns.count_holds(1);
-        });
+        if (held_ != nullptr) held_->enter();
     }
 
-    /// Calls visit(columns, column, window) for what is held.
-    template <class Visit>
-    void for_each(const Visit& visit) const {
-        if (home_ == nullptr) return;
-        for (std::size_t w = 0; w < home_->columns->grouping().windows().size(); ++w) {
-            const auto begin = static_cast<std::size_t>(first_[w] - first_column_);
-            for (std::size_t i = begin; i < columns_.size(); ++i) {
-                visit(*home_->columns, columns_[i], w);
-            }
-        }
-    }
+    /// Holds nothing from now on.
+    void reset() noexcept { held_.reset(); }
 
    private:
-    Replica* home_ = nullptr;  // nullptr: holds nothing
-    bool is_reader_ = false;
-    std::int32_t first_column_ = 0;
-    std::array<std::int32_t, Grouping::kMaxWindows> first_{};
-    std::vector<BlockId> columns_;  // from first_column_ on
+    class Held {
+       public:
+        Held(Replica& home, TreePosition at, std::int64_t tokens) : home_(home) {
+            const Grouping& grouping = home.columns->grouping();
+            first_column_ = at.depth;
+            for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+                first_[w] = grouping.first_column(grouping.windows()[w], tokens);
+                first_column_ = std::min(first_column_, first_[w]);
+            }
+            columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
+            home.tree.copy_pages(at, first_column_, columns_.data());
+            enter();
+        }
+        Held(const Held&) = delete;
+        Held& operator=(const Held&) = delete;
+        ~Held() { leave(); }
+
+        void leave() noexcept {
+            if (!std::exchange(is_reader_, false)) return;
+            home_.columns->begin_departure();
+            for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
+                columns.leave(column, window, ColumnPages::Departure::kUnused);
+                columns.count_holds(-1);
+            });
+        }
+        void enter() noexcept {
+            if (std::exchange(is_reader_, true)) return;
+            for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
+                columns.enter(column, window);
+                columns.count_holds(1);
+            });
+        }
+
+       private:
+        template <class Visit>
+        void for_each(const Visit& visit) const {
+            for (std::size_t w = 0; w < home_.columns->grouping().windows().size(); ++w) {
+                const auto begin = static_cast<std::size_t>(first_[w] - first_column_);
+                for (std::size_t i = begin; i < columns_.size(); ++i) {
+                    visit(*home_.columns, columns_[i], w);
+                }
+            }
+        }
+
+        Replica& home_;
+        bool is_reader_ = false;
+        std::int32_t first_column_ = 0;
+        std::array<std::int32_t, Grouping::kMaxWindows> first_{};
+        std::vector<BlockId> columns_;  // from first_column_ on
+    };
+
+    std::unique_ptr<Held> held_;  // none: what moves most, and holds nothing, is a pointer
 };
 
 }  // namespace kvcore

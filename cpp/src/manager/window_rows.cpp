@@ -9,8 +9,9 @@
 namespace kvcore {
 
 void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-                       std::int32_t to) const noexcept {
-    const WindowRow& reader = of(handle);
+                       std::int32_t to) noexcept {
+    WindowRow& reader = of(handle);
+    ++reader.version;
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         for (std::int32_t c = std::max(from, reader.first[w]); c < to; ++c) {
             home.columns->enter(row[c], w);
@@ -49,6 +50,7 @@ void WindowRows::leave_one(Replica& home, SequenceHandle handle, std::int32_t in
 void WindowRows::fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                       std::int32_t end) noexcept {
     WindowRow& reader = of(handle);
+    ++reader.version;
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         for (std::int32_t c = std::max(from, reader.first[w]); c < end; ++c) {
             if (!home.columns->has(row[c], w)) home.columns->fill(row[c], w);
@@ -60,8 +62,9 @@ void WindowRows::fill(Replica& home, SequenceHandle handle, const PageRow& row, 
 void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
                      std::int32_t from) noexcept {
     leave(home, handle, row, from, row.size());
-    std::int32_t& reserved = of(handle).reserved;
-    reserved = std::min(reserved, from);
+    WindowRow& reader = of(handle);
+    ++reader.version;
+    reader.reserved = std::min(reader.reserved, from);
 }
 
 // A row that kept columns of its own beside the tree's leaves those what they miss.
@@ -87,7 +90,9 @@ void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row)
         if (first > 0 && first <= row.size()) home.columns->keep(row[first - 1], w);
     }
     leave(home, handle, row, 0, row.size());
+    const std::uint32_t version = reader.version;
     reader = {};
+    reader.version = version + 1;
 }
 
 void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& row,
@@ -139,6 +144,7 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
 }
 
 void WindowRows::note_first(WindowRow& reader) const noexcept {
+    ++reader.version;
     reader.least_tokens = 0;
     reader.passes_at = std::numeric_limits<std::int64_t>::max();
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {

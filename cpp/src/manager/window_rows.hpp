@@ -21,6 +21,7 @@ namespace kvcore {
 struct WindowRow {
     std::int32_t reserved = 0;    // columns up to here have pages of all windows that read them
     std::int32_t prompt_end = 0;  // whole columns of its prompt
+    std::uint32_t version = 0;    // changes with `reserved`, with `first`, and with its columns
     // What follows from `first`, so that a decode step has to divide nothing: with fewer tokens
     // written than these, a window reads what it has left, and none leaves another column.
     std::int64_t least_tokens = 0;
@@ -66,7 +67,7 @@ class WindowRows {
 
     /// The sequence reads columns `from` .. `to` - 1 of its row, which are new to it.
     void enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-               std::int32_t to) const noexcept;
+               std::int32_t to) noexcept;
     /// The sequence is about to lose its columns `from` .. `to` - 1.
     void leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                std::int32_t to) const noexcept;

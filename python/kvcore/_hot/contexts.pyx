@@ -23,6 +23,8 @@ from kvcore.cpp cimport RequestView
 
 cnp.import_array()
 
+cdef object USUAL_PRIORITY = 50  # one object in CPython, whoever writes it
+
 cdef extern from "Python.h":
     # Of a borrowed pointer: an object argument would count the argument itself.
     Py_ssize_t Py_REFCNT(PyObject* o)
@@ -103,7 +105,8 @@ cdef class TextGenerationContext:
             raise ValueError("a context has 0 tokens, must have at least 1")
         hash(request_id)
         cdef tuple keys = as_extra_keys(extra_keys, n, True)
-        self._terms = make_terms(priority, ttl, retention)
+        if priority is not USUAL_PRIORITY or ttl is not None or retention is not None:
+            self._terms = make_terms(priority, ttl, retention)
         self._name = namespace_of(extra_key, cache_salt)
         self._request.name_space = name_view(self._name)
         self.request_id = request_id

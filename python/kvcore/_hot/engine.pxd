@@ -11,6 +11,7 @@ from kvcore.cpp cimport CacheManager
 cdef class StepEngine:
     cdef bint _is_made
     cdef bint _checks
+    cdef bint _is_alone  # neither a listener nor a clock: no code of the caller's runs
     cdef CacheManager* _native  # of `_core`
     cdef ClaimTable _claims
     cdef BatchReader _reader
@@ -45,6 +46,10 @@ cdef inline int tell_time(StepEngine engine) except -1:
 
 # Before the cache is read: forget it where somebody asks for that.
 cdef inline int listen(StepEngine engine) except -1:
+    return 0 if engine._is_alone else ask_others(engine)
+
+
+cdef inline int ask_others(StepEngine engine) except -1:
     require_made(engine)
     if engine._listener is not None and engine._listener.is_asked():
         engine.reset_prefix_cache()

@@ -17,7 +17,7 @@ from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
 from kvcore._hot.contexts cimport id_of
-from kvcore._hot.extra_keys cimport as_extra_keys
+from kvcore._hot.extra_keys cimport shown_of
 from kvcore._hot.settler cimport Settler, copies_array, grouped_copies_array
 from kvcore._hot.steps cimport InputMaker
 from kvcore.cpp cimport CacheManager
@@ -56,6 +56,7 @@ cdef class StepEngine:
         self._copier, self._mover, self._gpus = copier, mover, gpus
         self._listener, self._clock = listener, clock
         self._checks = runtime_checks
+        self._is_alone = listener is None and clock is None
         self._is_made = True
 
     # ---- claims ------------------------------------------------------------------------------
@@ -386,13 +387,13 @@ cdef class StepEngine:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
-        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
-        found = prefixes.match(
-            self._claims, replica_idx, source, keys, name, return_pages, touch
-        )
-        if touch:
-            check(self)
+        cdef int32_t replica = self._claims.replica(replica_idx)
+        source = shown_of(self._claims.trees, extra_keys, source)
+        if not touch:
+            return prefixes.match(self._native, replica, source, name, return_pages)
+        found = prefixes.touch(self._native, replica, source, name, return_pages)
+        check(self)
         return found
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):
@@ -409,9 +410,10 @@ cdef class StepEngine:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
-        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
         listen(self)
-        return prefixes.pin(self, self._claims, replica_idx, source, keys, name, self._checks)
+        cdef int32_t replica = self._claims.replica(replica_idx)
+        source = shown_of(self._claims.trees, extra_keys, source)
+        return prefixes.pin(self, self._native, replica, source, name, self._checks)
 
     def reset_prefix_cache(self):
         """Forget every cached page that nobody holds, on every replica and in its host tier."""

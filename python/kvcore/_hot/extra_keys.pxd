@@ -55,13 +55,13 @@ cdef tuple keys_in_front(tuple keys, int64_t end)
 # The tokens of a request with such keys; `capacity` for what comes behind them.
 cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t capacity)
 # Of a question: up to the first key that these trees have nothing behind.
-cdef inline cnp.ndarray shown_of(KeyedTrees trees, tuple keys, cnp.ndarray tokens):
-    if keys is None and not trees.is_keyed:
+cdef inline cnp.ndarray shown_of(KeyedTrees trees, object extra_keys, cnp.ndarray tokens):
+    if extra_keys is None and not trees.is_keyed:
         return tokens
-    return look_up_keys(trees, keys, tokens)
+    return look_up_keys(trees, extra_keys, tokens)
 
 
-cdef cnp.ndarray look_up_keys(KeyedTrees trees, tuple keys, cnp.ndarray tokens)
+cdef cnp.ndarray look_up_keys(KeyedTrees trees, object extra_keys, cnp.ndarray tokens)
 # No token from `first` on may be mistaken for a stand-in.
 cdef bint is_plain(const int32_t* tokens, int64_t first, int64_t end) noexcept
 # ValueError where one may.

@@ -247,10 +247,11 @@ cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t
     return made
 
 
-cdef cnp.ndarray look_up_keys(KeyedTrees trees, tuple keys, cnp.ndarray tokens):
+cdef cnp.ndarray look_up_keys(KeyedTrees trees, object extra_keys, cnp.ndarray tokens):
     """From here on until the tree is read no other code may run."""
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
     cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
+    cdef tuple keys = as_extra_keys(extra_keys, n, False)
     cdef Py_ssize_t first = 0
     cdef Py_ssize_t end
     cdef int64_t start

@@ -20,6 +20,19 @@ cdef class RaggedKVCacheInputs:
     cdef cnp.ndarray _row_offsets  # once asked for
 
 
+# As the class makes them, without reading arguments.
+cdef inline RaggedKVCacheInputs new_inputs(
+    object blocks, object cache_lengths, object lookup_table, object max_lengths, object kv_scales
+):
+    cdef RaggedKVCacheInputs inputs = RaggedKVCacheInputs.__new__(RaggedKVCacheInputs)
+    inputs.blocks = blocks
+    inputs.cache_lengths = cache_lengths
+    inputs.lookup_table = lookup_table
+    inputs.max_lengths = max_lengths
+    inputs.kv_scales = kv_scales
+    return inputs
+
+
 @cython.final
 cdef class TableMemory:
     cdef cnp.ndarray array

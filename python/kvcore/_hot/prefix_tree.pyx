@@ -171,8 +171,7 @@ cdef class PrefixTree:
         """
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
-        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(source, 0), False)
-        source = shown_of(self._trees, keys, source)
+        source = shown_of(self._trees, extra_keys, source)
         cdef TreeNode* root = self._native.find_namespace(name_view(name))
         cdef TreePosition at
         cdef PrefixHandle handle = PrefixHandle.__new__(PrefixHandle)

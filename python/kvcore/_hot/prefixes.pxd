@@ -18,11 +18,14 @@ cdef class PinnedPrefix:
 
 cdef object counters(CacheManager* native)
 cdef int32_t recommend_replica(ClaimTable claims, object context) except -1
+# Tokens as the prefix tree is shown them.
 cdef object match(
-    ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys, bytes name,
-    bint return_pages, bint touch
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+)
+cdef object touch(
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
 )
 cdef PinnedPrefix pin(
-    object manager, ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys,
-    bytes name, bint checks
+    object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
+    bint checks
 )

@@ -10,7 +10,7 @@ from libcpp.vector cimport vector
 from kvcore._hot.arguments cimport as_tokens, name_view, namespace_of
 from kvcore._hot.claims cimport ClaimTable
 from kvcore._hot.contexts cimport TextGenerationContext, no_context
-from kvcore._hot.extra_keys cimport as_extra_keys, shown_of
+from kvcore._hot.extra_keys cimport shown_of
 from kvcore.cpp cimport BlockId, RequestView
 
 import numpy as np
@@ -46,35 +46,39 @@ cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:
     cdef bytes name = namespace_of(
         getattr(context, "extra_key", None), getattr(context, "cache_salt", None)
     )
-    cdef tuple keys = as_extra_keys(
-        getattr(context, "extra_keys", None), cnp.PyArray_DIM(tokens, 0), False
-    )
-    tokens = shown_of(claims.trees, keys, tokens)
+    tokens = shown_of(claims.trees, getattr(context, "extra_keys", None), tokens)
     return claims.native.recommend_replica(
         name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens), cnp.PyArray_DIM(tokens, 0)
     )
 
 
 cdef object match(
-    ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys, bytes name,
-    bint return_pages, bint touch
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
 ):
     """The tokens of a prefix that are cached in whole pages, with the pages if asked for."""
     cdef vector[BlockId] pages
-    cdef vector[BlockId]* out = &pages if return_pages else NULL
-    cdef int32_t replica = claims.replica(replica_idx)
-    cdef cnp.ndarray tokens = shown_of(claims.trees, keys, given)
-    cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
-    cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
-    cdef CacheManager* native = claims.native
-    cdef int64_t depth
-    if touch:
-        depth = native.touch(replica, name_view(name), data, n, out)
-    else:
-        depth = native.match(replica, name_view(name), data, n, out)
+    cdef int64_t depth = native.match(
+        replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
+        cnp.PyArray_DIM(tokens, 0), &pages if return_pages else NULL,
+    )
     cdef int64_t num_tokens = depth * native.config().page_size
-    if not return_pages:
-        return num_tokens
+    return with_pages(native, num_tokens, pages) if return_pages else num_tokens
+
+
+cdef object touch(
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+):
+    """The same, and they are used."""
+    cdef vector[BlockId] pages
+    cdef int64_t depth = native.touch(
+        replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
+        cnp.PyArray_DIM(tokens, 0), &pages if return_pages else NULL,
+    )
+    cdef int64_t num_tokens = depth * native.config().page_size
+    return with_pages(native, num_tokens, pages) if return_pages else num_tokens
+
+
+cdef tuple with_pages(CacheManager* native, int64_t num_tokens, const vector[BlockId]& pages):
     ids = np.array(pages, dtype=np.int32)
     ids[ids < 0] = native.config().num_pages  # with groups: no layer of the bundle has a page
     return num_tokens, ids
@@ -121,21 +125,19 @@ cdef class PinnedPrefix:
 
 
 cdef PinnedPrefix pin(
-    object manager, ClaimTable claims, object replica_idx, cnp.ndarray given, tuple keys,
-    bytes name, bint checks
+    object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
+    bint checks
 ):
     """Pin what a manager has of some tokens."""
     cdef PinnedPrefix pinned = PinnedPrefix.__new__(PinnedPrefix)
-    cdef int32_t replica = claims.replica(replica_idx)
-    cdef cnp.ndarray tokens = shown_of(claims.trees, keys, given)
-    pinned._pin = claims.native.pin(
+    pinned._pin = native.pin(
         replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
         cnp.PyArray_DIM(tokens, 0),
     )
     pinned._manager = manager
-    pinned._native = claims.native
+    pinned._native = native
     pinned._checks = checks
     pinned.num_tokens = pinned._pin.num_tokens
     if checks:
-        claims.native.check_integrity()
+        native.check_integrity()
     return pinned

@@ -19,7 +19,7 @@ cdef class InputMaker:
     cdef int32_t num_replicas
     cdef FetchBuffers buffers
     cdef object layers  # where layers lie, with groups; else None
-    cdef tuple pages_per_column  # of each bundle
+    cdef vector[int64_t] pages_per_column  # of each bundle
     cdef int32_t num_bundles
     cdef int32_t state_groups
     cdef object states
@@ -28,8 +28,10 @@ cdef class InputMaker:
         self, list taken, vector[FetchTarget]& targets, vector[LookupTable*]& more
     ) except -1
     cdef list pages_of(self, CacheManager* native, SequenceHandle sequence, int64_t bundle)
-    cdef cnp.ndarray table(self, FetchBuffer buffer, FetchTarget target, int32_t bundle)
-    cdef list more_tables(self, list buffers, FetchTarget target, int32_t shard)
+    cdef cnp.ndarray table(self, FetchBuffer buffer, const FetchTarget& target, int32_t bundle)
+    cdef tuple more_tables(
+        self, list taken, Py_ssize_t first, const FetchTarget& target, int32_t shard
+    )
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps)
 
 

@@ -16,6 +16,7 @@ from kvcore._hot.inputs cimport (
     RaggedKVCacheInputs,
     lengths_of,
     make_max_lengths,
+    new_inputs,
     table_of,
 )
 from kvcore._hot.reservations cimport expect_moves
@@ -98,20 +99,17 @@ cdef class InputMaker:
         cdef int32_t r, b
         cdef int32_t others = self.num_bundles - 1
         cdef int64_t pages
-        more.resize(self.num_replicas * others)
+        if others > 0:
+            more.resize(self.num_replicas * others)
         for r in range(self.num_replicas):
             for b in range(1, self.num_bundles):
-                pages = self.pages_per_column[b]
-                buffer = self.buffers.take(
-                    r * self.num_bundles + b, targets[r].rows, targets[r].width * pages
-                )
+                pages = targets[r].width * self.pages_per_column[b]
+                buffer = self.buffers.take(r * self.num_bundles + b, targets[r].rows, pages)
                 taken.append(buffer)
                 more[r * others + b - 1] = buffer.rows
             targets[r].more = more.data() + r * others
-            pages = self.pages_per_column[0]
-            buffer = self.buffers.take(
-                r * self.num_bundles, targets[r].rows, targets[r].width * pages
-            )
+            pages = targets[r].width * self.pages_per_column[0]
+            buffer = self.buffers.take(r * self.num_bundles, targets[r].rows, pages)
             taken.append(buffer)
             targets[r].table = buffer.rows
             targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
@@ -129,17 +127,18 @@ cdef class InputMaker:
             return pages
         return [page if page >= 0 else self.total_pages for page in pages]
 
-    cdef cnp.ndarray table(self, FetchBuffer buffer, FetchTarget target, int32_t bundle):
-        cdef int64_t pages = self.pages_per_column[bundle]
+    cdef cnp.ndarray table(self, FetchBuffer buffer, const FetchTarget& target, int32_t bundle):
         cdef cnp.npy_intp shape[2]
         cdef cnp.npy_intp strides[2]
         shape[0] = target.rows
-        shape[1] = target.width * pages
+        shape[1] = target.width * self.pages_per_column[bundle]
         strides[0] = buffer.rows.stride() * sizeof(uint32_t)
         strides[1] = sizeof(uint32_t)
         return table_of(buffer, shape, strides)
 
-    cdef list more_tables(self, list buffers, FetchTarget target, int32_t shard):
+    cdef tuple more_tables(
+        self, list taken, Py_ssize_t first, const FetchTarget& target, int32_t shard
+    ):
         """The tables of all bundles but the first, on the device of a shard."""
         cdef list tables = []
         cdef FetchBuffer buffer
@@ -149,12 +148,12 @@ cdef class InputMaker:
         shape[0] = target.rows
         strides[0] = sizeof(uint32_t)
         for b in range(1, self.num_bundles):
-            buffer = <FetchBuffer>buffers[b - 1]
+            buffer = <FetchBuffer>taken[first + b - 1]
             table = self.table(buffer, target, b)
             if self.gpus is not None:
                 table = self.gpus.stage(shard, lengths_of(buffer, shape, strides), table)[1]
             tables.append(table)
-        return tables
+        return tuple(tables)
 
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps):
         """The inputs of every device over the buffers that were taken last."""
@@ -165,25 +164,24 @@ cdef class InputMaker:
         cdef cnp.npy_intp strides[2]
         cdef Py_ssize_t first = len(taken) - self.num_replicas * self.num_bundles
         cdef int32_t r
-        cdef list others
         cdef int32_t shard = 0
         strides[1] = sizeof(uint32_t)
         for r in range(self.num_replicas):
-            others = taken[first + r * self.num_bundles:first + (r + 1) * self.num_bundles]
-            buffer = <FetchBuffer>others.pop()
+            buffer = <FetchBuffer>taken[first + self.num_bundles - 1]
             table = self.table(buffer, targets[r], 0)
             shape[0] = targets[r].rows
             lengths = lengths_of(buffer, shape, strides + 1)
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
             for blocks, scales in <list>self.shards[r]:
                 if self.gpus is None:
-                    each = RaggedKVCacheInputs(blocks, lengths, table, limits, scales)
+                    each = new_inputs(blocks, lengths, table, limits, scales)
                 else:
-                    staged = self.gpus.stage(shard, lengths, table)
-                    each = RaggedKVCacheInputs(blocks, *staged, limits, scales)
+                    on_device, pages = self.gpus.stage(shard, lengths, table)
+                    each = new_inputs(blocks, on_device, pages, limits, scales)
                 if self.layers is not None:
                     each._layers = self.layers
-                    each._tables = (each.lookup_table, *self.more_tables(others, targets[r], shard))
+                    more = self.more_tables(taken, first, targets[r], shard)
+                    each._tables = (each.lookup_table, *more)
                 if self.state_groups > 0:
                     slots = buffer.states[:targets[r].rows]
                     if self.gpus is not None:
@@ -192,6 +190,7 @@ cdef class InputMaker:
                 shard += 1
                 each._new_lengths = buffer.new_lengths
                 inputs.append(each)
+            first += self.num_bundles
         return inputs
 
 

@@ -74,8 +74,6 @@ cdef class Terms:
 cdef Terms make_terms(object priority, object ttl, object retention):
     cdef int64_t last = 0
     cdef int32_t wanted = checked_priority(priority, "priority")
-    if wanted == 50 and ttl is None and retention is None:  # nearly every request
-        return None
     cdef Terms terms = Terms.__new__(Terms)
     terms.native.priority = wanted
     terms.native.duration = duration(ttl, "ttl")
