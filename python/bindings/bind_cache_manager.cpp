@@ -189,7 +189,8 @@ void bind_values(py::module_& module) {
         .def_readonly("held_pages", &kvcore::GroupStats::held_pages)
         .def_readonly("cached_pages", &kvcore::GroupStats::cached_pages)
         .def_readonly("holes", &kvcore::GroupStats::holes)
-        .def_readonly("given_back", &kvcore::GroupStats::given_back);
+        .def_readonly("given_back", &kvcore::GroupStats::given_back)
+        .def_readonly("filled", &kvcore::GroupStats::filled);
     py::class_<kvcore::StateStats>(module, "StateStats",
                                    "Slots of states of one replica at one moment.")
         .def_readonly("total_slots", &kvcore::StateStats::total_slots)

@@ -25,12 +25,15 @@ class GroupMetrics:
         evicted.
     given_back : int
         That requests gave back behind their windows, since the metrics were reset.
+    filled : int
+        Holes that have pages again, since the metrics were reset: a request computed their tokens.
     """
 
     held_pages: int
     cached_pages: int
     holes: int
     given_back: int
+    filled: int
 
     @classmethod
     def summed(cls, stats: Iterable[Any]) -> GroupMetrics:

@@ -9,6 +9,7 @@ from kvcore.arguments import integer
 from kvcore.errors import CapacityError
 from kvcore.groups import bundles
 from kvcore.groups.kinds import MAX_CHUNK_TOKENS
+from kvcore.groups.layers import column_tokens, pages_per_column
 from kvcore.params import KVCacheParams, require_count, require_params
 
 __all__ = [
@@ -137,9 +138,11 @@ def pages_per_sequence(
 def _pages_of(params: KVCacheParams, tokens: int, max_chunk_tokens: int) -> int:
     if params.groups is None:
         return -(-tokens // params.page_size)
+    # Where bundles have pages of several sizes, a request takes what the largest one covers.
+    run = column_tokens(params)
     return sum(
-        bundle.group.max_pages(tokens, bundle.page_size, max_chunk_tokens)
-        for bundle in bundles(params)
+        pages * bundle.group.max_pages(tokens, run, max_chunk_tokens)
+        for pages, bundle in zip(pages_per_column(params), bundles(params), strict=True)
     )
 
 

@@ -13,8 +13,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from kvcore import KVCacheParams
 from kvcore.cli.comparison_page import comparison_page, comparison_picture
 from kvcore.cli.main import main
+from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.replay import (
     POLICIES,
     Comparison,
@@ -226,3 +228,29 @@ def test_chat_draws_curves_over_simulated_time() -> None:
     text = comparison_page(online, "")
     assert "simulated seconds" in text
     assert "Time in the manager per step, p99" in text
+
+
+def test_a_page_with_groups_has_two_curves_for_each_policy() -> None:
+    model = KVCacheParams(
+        "float16",
+        *(1, 1, 3),
+        page_size=128,
+        groups=[FullAttention([0]), SlidingWindow([1, 2], 600)],
+    )
+    workload = chat_workload(seed=2, limit=80)
+    pools = [PoolSettings(page_size=128, pages=pages) for pages in (200, 400, 900)]
+    for engine in (None, EngineSettings()):
+        found = compare(workload, pools, ["lru", "lfu"], engine=engine, model=model, chunk=512)
+        text = comparison_page(found, "")
+        assert_needs_nothing_else(text)
+        data = data_of(text)
+        names = ["lru flat", "lru groups", "lfu flat", "lfu groups"]
+        more = ["flat optimum"] * (engine is None)
+        assert [line["name"] for line in data["capacity"]["lines"]] == names + more
+        lines = {line["name"]: line["points"] for line in data["concurrency"]["lines"]}
+        assert list(lines) == names
+        for name in names:
+            rates = [run.report.concurrency for run in found.of(name)]
+            assert [y for _, y in lines[name]] == pytest.approx(rates, rel=1e-4)
+        assert "has 128 tokens of all 3 layers" in text
+        assert '<td class="left">2 window 600</td>' in text

@@ -337,6 +337,11 @@ def test_pages_of_groups_are_counted() -> None:
     assert manager.reserve(other)  # 48 pages and 4: 18 are cached, 46 are free
     full, window = manager.group_metrics
     assert (window.holes, window.cached_pages) == (6, 6)
+    manager.release("b")
+    again = claimed(manager, "c", [*range(6), 50])  # computes the tokens of the holes
+    run(manager, again)
+    full, window = manager.group_metrics
+    assert (full.filled, window.filled) == (0, 6)
     manager.reset_metrics()
-    assert manager.group_metrics[1].given_back == 0
+    assert (manager.group_metrics[1].given_back, manager.group_metrics[1].filled) == (0, 0)
     assert manager_of(params_of(FullAttention([0]))).group_metrics == ()

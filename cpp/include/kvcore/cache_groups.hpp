@@ -47,6 +47,7 @@ struct GroupStats {
     std::int64_t cached_pages = 0;  // that the prefix tree has
     std::int64_t holes = 0;         // that the tree lacks for tokens that it has
     std::int64_t given_back = 0;    // since construction or the last reset: behind windows
+    std::int64_t filled = 0;        // since then: holes of the tree that have pages again
 
     /// Adds another replica's.
     GroupStats& operator+=(const GroupStats& other) noexcept {
@@ -54,6 +55,7 @@ struct GroupStats {
         cached_pages += other.cached_pages;
         holes += other.holes;
         given_back += other.given_back;
+        filled += other.filled;
         return *this;
     }
 };

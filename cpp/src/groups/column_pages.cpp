@@ -177,6 +177,7 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         std::copy_n(from, rule.num_lanes, &ids_[slot(cached, rule.first_lane)]);
         std::fill_n(from, rule.num_lanes, 0);
         num_cached_ += rule.num_lanes;
+        filled_[w] += rule.num_lanes;
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
         idle_.renew(entry(cached, w), true, policy_.now());
@@ -258,6 +259,7 @@ std::vector<GroupStats> ColumnPages::stats() const {
         GroupStats& each = stats.emplace_back();
         if (group.window >= 0) {
             each.given_back = given_back_[static_cast<std::size_t>(group.window)];
+            each.filled = filled_[static_cast<std::size_t>(group.window)];
         }
         for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
             const auto column = static_cast<BlockId>(c);

@@ -137,8 +137,11 @@ class ColumnPages final : public PoolListener {
 
     /// In the order of the groups. O(columns).
     [[nodiscard]] std::vector<GroupStats> stats() const;
-    /// Counts from 0 what is given back.
-    void reset_counts() noexcept { given_back_.fill(0); }
+    /// Counts from 0 what is given back and filled.
+    void reset_counts() noexcept {
+        given_back_.fill(0);
+        filled_.fill(0);
+    }
     /// A request has left a column behind.
     void pass(BlockId column, std::size_t window, Departure how) noexcept {
         if (has(column, window)) given_back_[window] += grouping_.windows()[window].num_lanes;
@@ -185,6 +188,7 @@ class ColumnPages final : public PoolListener {
     std::int64_t num_cached_ = 0;  // pages of windows that columns of the tree have
     std::int64_t num_holds_ = 0;   // of readers_
     std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
+    std::array<std::int64_t, Grouping::kMaxWindows> filled_{};
 };
 
 }  // namespace kvcore

@@ -15,6 +15,9 @@ cdef int64_t as_int(object value, str name) except? -1
 cdef int32_t narrow_token(object token, Py_ssize_t position) except? -1
 cdef cnp.ndarray as_tokens(object tokens)
 cdef bytes namespace_of(object extra_key, object cache_salt)
+# Of contexts and objects like them, whose code may run.
+cdef object no_context(object item)
+cdef object id_of(object context)
 
 
 # What C++ reads of a name, for as long as `name` lives.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What callers pass, as C values: integers, contiguous int32 tokens, names of namespaces."""
+"""What callers pass, as C values: integers, contiguous int32 tokens, names of namespaces, ids."""
 
 # Before anything that such an interpreter waits for without end. The other modules need this one,
 # and so are refused as well.
@@ -157,3 +157,17 @@ cdef bytes namespace_of(object extra_key, object cache_salt):
         extra is not None, b"" if extra is None else extra, salt is not None,
         b"" if salt is None else salt,
     )
+
+
+cdef object no_context(object item):
+    return TypeError(
+        f"a {type(item).__name__} ({item!r}) is no context: request_id, tokens, start_idx, "
+        f"active_idx, end_idx and update are needed"
+    )
+
+
+cdef object id_of(object context):
+    try:
+        return context.request_id
+    except AttributeError:
+        raise no_context(context) from None

@@ -13,6 +13,8 @@ cdef extern from "Python.h":
     # Borrowed, without counting references per row of a batch.
     PyObject* PyList_GET_ITEM(object list, Py_ssize_t i)
     void* Py_TYPE(PyObject* o)
+    # Of a borrowed pointer: an object argument would count the argument itself.
+    Py_ssize_t Py_REFCNT(PyObject* o)
 
 cdef extern from *:
     """
@@ -74,6 +76,7 @@ cdef inline void prefetch_context(PyObject* item) noexcept:
     KVCORE_PREFETCH(<const char*>item + 64)
 
 
-# Of other objects, whose code may run and change whatever was read: see foreign.pxd.
-cdef object no_context(object item)
-cdef object id_of(object context)
+# Where its next token goes.
+cdef inline void prefetch_tail(PyObject* item) noexcept:
+    cdef RequestView* request = &(<TextGenerationContext>item)._request
+    KVCORE_PREFETCH(request.tokens + request.end)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""The contexts of requests: their tokens, and how far they are computed; and objects like them."""
+"""The contexts of requests: their tokens, and how far they are computed."""
 
 cimport cython
 cimport numpy as cnp
@@ -9,7 +9,14 @@ from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
-from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, narrow_token
+from kvcore._hot.arguments cimport (
+    as_int,
+    as_tokens,
+    name_view,
+    namespace_of,
+    narrow_token,
+    no_context,
+)
 from kvcore._hot.extra_keys cimport (
     ExtraKeys,
     as_extra_keys,
@@ -24,10 +31,6 @@ from kvcore.cpp cimport RequestView
 cnp.import_array()
 
 cdef object USUAL_PRIORITY = 50  # one object in CPython, whoever writes it
-
-cdef extern from "Python.h":
-    # Of a borrowed pointer: an object argument would count the argument itself.
-    Py_ssize_t Py_REFCNT(PyObject* o)
 
 cdef uint64_t contexts_epoch = 1
 
@@ -308,12 +311,6 @@ cdef class TextGenerationContext:
         )
 
 
-cdef inline void prefetch_tail(PyObject* item) noexcept:
-    """Ask for where the next token goes."""
-    cdef RequestView* request = &(<TextGenerationContext>item)._request
-    KVCORE_PREFETCH(request.tokens + request.end)
-
-
 cdef bint all_own(list contexts) noexcept:
     cdef Py_ssize_t i
     for i in range(len(contexts)):
@@ -391,19 +388,3 @@ def update_batch(object batch, object tokens):
             raise no_context(context)
     for i in range(n):
         contexts[i].update(data[i])
-
-
-# ---- objects that are like contexts --------------------------------------------------------------
-
-cdef object no_context(object item):
-    return TypeError(
-        f"a {type(item).__name__} ({item!r}) is no context: request_id, tokens, start_idx, "
-        f"active_idx, end_idx and update are needed"
-    )
-
-
-cdef object id_of(object context):
-    try:
-        return context.request_id
-    except AttributeError:
-        raise no_context(context) from None

@@ -37,6 +37,24 @@ cdef inline int require_made(StepEngine engine) except -1:
     return 0
 
 
+cdef inline int require_new(StepEngine engine) except -1:
+    if engine._is_made:
+        raise RuntimeError(
+            f"this {type(engine).__name__} is initialised already; make another one"
+        )
+    return 0
+
+
+# What is given back is written by nobody before work on a GPU is done; code of the caller's runs.
+cdef inline int reuse_after(StepEngine engine, object after) except -1:
+    if engine._gpus is None:
+        raise ValueError(
+            f"after is {after!r}, but this manager has no pool on a GPU; leave it out"
+        )
+    engine._gpus.reuse_after(after)
+    return 0
+
+
 # Before what depends on the order of eviction; code of the caller's runs.
 cdef inline int tell_time(StepEngine engine) except -1:
     if engine._clock is not None:
@@ -62,3 +80,9 @@ cdef inline int check(StepEngine engine) except -1:
     if engine._checks:
         engine._native.check_integrity()
     return 0
+
+
+# The same, behind what the call returns.
+cdef inline object checked(StepEngine engine, object result):
+    check(engine)
+    return result

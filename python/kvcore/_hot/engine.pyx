@@ -13,10 +13,9 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore._hot cimport forks, prefixes, reservations, steps
-from kvcore._hot.arguments cimport as_int, as_tokens, namespace_of
+from kvcore._hot.arguments cimport as_int, as_tokens, id_of, namespace_of
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
-from kvcore._hot.contexts cimport id_of
 from kvcore._hot.extra_keys cimport shown_of
 from kvcore._hot.settler cimport Settler, copies_array, grouped_copies_array
 from kvcore._hot.steps cimport InputMaker
@@ -37,10 +36,7 @@ cdef class StepEngine:
                  object gpus, object listener, object layers=None,
                  tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
                  int32_t state_groups=0, object states=None):
-        if self._is_made:
-            raise RuntimeError(
-                f"this {type(self).__name__} is initialised already; make another one"
-            )
+        require_new(self)
         self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
         self._core = core
         self._claims = ClaimTable(core)
@@ -106,11 +102,7 @@ cdef class StepEngine:
         tell_time(self)
         cdef Claim claim = self._claims.claim_of(request_id)
         if after is not None:
-            if self._gpus is None:
-                raise ValueError(
-                    f"after is {after!r}, but this manager has no pool on a GPU; leave it out"
-                )
-            self._gpus.reuse_after(after)
+            reuse_after(self, after)
             if not claim.is_live:
                 raise not_found(request_id)
         self._claims.release(claim)
@@ -198,9 +190,7 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        cdef int64_t done = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
-        check(self)
-        return done
+        return checked(self, reservations.reserve_batch(self._reader, self._settler, batch, ahead))
 
     def plan(self, ctx, num_steps=1):
         """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
@@ -307,9 +297,7 @@ cdef class StepEngine:
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
-        check(self)
-        return inputs
+        return checked(self, steps.fetch(self._reader, self._settler, self._maker, batch, ahead))
 
     def step(self, batch):
         """Commit every page whose tokens are all written to the prefix cache.
@@ -336,9 +324,7 @@ cdef class StepEngine:
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
         listen(self)  # a page written now must not be swapped for one to be forgotten
-        swaps = steps.commit(self._reader, self._settler, batch)
-        check(self)
-        return swaps
+        return checked(self, steps.commit(self._reader, self._settler, batch))
 
     def take_copies(self):
         """Hand out the page copies that a manager without a pool of its own owes.
@@ -392,9 +378,7 @@ cdef class StepEngine:
         source = shown_of(self._claims.trees, extra_keys, source)
         if not touch:
             return prefixes.match(self._native, replica, source, name, return_pages)
-        found = prefixes.touch(self._native, replica, source, name, return_pages)
-        check(self)
-        return found
+        return checked(self, prefixes.touch(self._native, replica, source, name, return_pages))
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):
         """Keep the cached whole pages of a prefix from eviction.

@@ -6,8 +6,8 @@
 cimport numpy as cnp
 from libc.stdint cimport int32_t
 
-from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of
-from kvcore._hot.contexts cimport TextGenerationContext, no_context
+from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, no_context
+from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore._hot.extra_keys cimport ExtraKeys, as_extra_keys, show_tokens
 from kvcore.cpp cimport RequestView
 

@@ -7,9 +7,9 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from kvcore._hot.arguments cimport as_tokens, name_view, namespace_of
+from kvcore._hot.arguments cimport as_tokens, name_view, namespace_of, no_context
 from kvcore._hot.claims cimport ClaimTable
-from kvcore._hot.contexts cimport TextGenerationContext, no_context
+from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore._hot.extra_keys cimport shown_of
 from kvcore.cpp cimport BlockId, RequestView
 

@@ -9,13 +9,20 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 import kvcore
+from kvcore.cli.group_figures import (
+    GROUP_HEAD,
+    NAMES,
+    POOL_HEAD,
+    group_rows,
+    page_units,
+    pool_rows,
+)
 from kvcore.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
 from kvcore.cli.svg_chart import Axis, Chart, Line, linear_axis, log_axis
 from kvcore.replay import Comparison
 
 __all__ = ["comparison_page", "comparison_picture"]
 
-_OPTIMUM = "optimum"
 _NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -35,12 +42,14 @@ def comparison_page(comparison: Comparison, command: str) -> str:
         HTML with style, script and pictures in it; it refers to nothing else.
     """
     main = _capacity_chart(comparison)
+    wide = [main] if comparison.model is None else [main, _concurrency_chart(comparison)]
     panels = [_time_charts(comparison, i) for i in range(len(comparison.pages))]
-    charts = [main, *(chart for panel in panels for chart in panel)]
+    charts = [*wide, *(chart for panel in panels for chart in panel)]
     data = json.dumps({chart.key: chart.data() for chart in charts}).replace("<", "\\u003c")
     parts = (
         _header(comparison),
         _capacity_section(comparison, main),
+        *(_concurrency_section(comparison, chart) for chart in wide[1:]),
         _time_section(comparison, panels),
         _figures_section(comparison),
         f"<h2>Command</h2><pre>{escape(command)}</pre>",
@@ -70,32 +79,56 @@ def _colour(index: int) -> str:
 def _capacity_chart(comparison: Comparison) -> Chart:
     pages = [float(each) for each in comparison.pages]
     lines = [
-        Line(
-            policy, _colour(i), pages, [run.report.token_hit_rate for run in comparison.of(policy)]
-        )
-        for i, policy in enumerate(comparison.policies)
+        Line(curve, _colour(i), pages, [run.report.token_hit_rate for run in comparison.of(curve)])
+        for i, curve in enumerate(comparison.curves)
     ]
     if comparison.optima:
         rates = [each.token_hit_rate for each in comparison.optima]
-        lines.append(Line(_OPTIMUM, "limit", pages, rates))
+        lines.append(Line(comparison.optimum_name, "limit", pages, rates))
     highest = max(max(line.ys) for line in lines)
-    each = " on each replica" if comparison.replicas > 1 else ""
     return Chart(
         key="capacity",
         title="Token hit rate over capacity, for each eviction policy",
         lines=tuple(lines),
-        x=log_axis(f"pages of {comparison.page_size:,} tokens{each}", pages, kind="pages"),
+        x=_capacity_axis(comparison),
         y=linear_axis("token hit rate", 0.0, highest, _percent, kind="share"),
+        is_labelled=True,
+    )
+
+
+def _capacity_axis(comparison: Comparison) -> Axis:
+    name = f"pages of {comparison.page_size:,} tokens"
+    if comparison.model is not None:
+        name += f" of all {comparison.model.num_layers} layers"
+    if comparison.replicas > 1:
+        name += " on each replica"
+    return log_axis(name, [float(each) for each in comparison.pages], kind="pages")
+
+
+def _concurrency_chart(comparison: Comparison) -> Chart:
+    pages = [float(each) for each in comparison.pages]
+    lines = tuple(
+        Line(curve, _colour(i), pages, [run.report.concurrency for run in comparison.of(curve)])
+        for i, curve in enumerate(comparison.curves)
+    )
+    highest = max(max(line.ys) for line in lines) or 1.0
+    return Chart(
+        key="concurrency",
+        title="Requests at a time over capacity, for each cache",
+        lines=lines,
+        x=_capacity_axis(comparison),
+        y=linear_axis("requests at a time", 0.0, highest, _plain, kind="count"),
         is_labelled=True,
     )
 
 
 def _time_charts(comparison: Comparison, pool: int) -> list[Chart]:
     """Draw how it went in one pool: hits, occupancy, and the manager's time."""
-    bins = [comparison.of(policy)[pool].timeline for policy in comparison.policies]
-    total = comparison.pages[pool] * comparison.replicas
+    runs = [comparison.of(curve)[pool] for curve in comparison.curves]
+    bins = [run.timeline for run in runs]
+    totals = [run.report.total_pages for run in runs]
     step = "step" if comparison.mode == "online" else "request"
-    shares = [[pages / total for pages in each.cached_pages] for each in bins]
+    shares = [[p / total for p in e.cached_pages] for e, total in zip(bins, totals, strict=True)]
     rows = [
         ("Token hit rate", "token hit rate", "share", [each.hit_rates for each in bins]),
         ("Occupancy: cached pages", "share of the pool", "share", shares),
@@ -103,7 +136,7 @@ def _time_charts(comparison: Comparison, pool: int) -> list[Chart]:
         (f"Time in the manager per {step}, p99", "µs", "us", [e.step_us_p99 for e in bins]),
     ]
     if comparison.mode == "online":
-        held = [[pages / total for pages in each.used_pages] for each in bins]
+        held = [[p / total for p in e.used_pages] for e, total in zip(bins, totals, strict=True)]
         rows.append(("Occupancy: pages that requests hold", "share of the pool", "share", held))
     ends = [each.ends for each in bins]
     return [_time_chart(comparison, f"{pool}-{i}", row, ends) for i, row in enumerate(rows)]
@@ -116,7 +149,7 @@ def _time_chart(
     ends: list[list[float]],
 ) -> Chart:
     title, unit, kind, series = row
-    policies = enumerate(zip(comparison.policies, ends, series, strict=True))
+    policies = enumerate(zip(comparison.curves, ends, series, strict=True))
     lines = tuple(Line(name, _colour(i), xs, ys) for i, (name, xs, ys) in policies)
     found = [y for ys in series for y in ys if not math.isnan(y)]
     write = _percent if kind == "share" else _plain
@@ -143,16 +176,22 @@ def _time_axis(title: str, last: float, kind: str) -> Axis:
 
 def _header(comparison: Comparison) -> str:
     report = comparison.runs[0].report
-    best = max(comparison.runs, key=lambda run: run.report.token_hit_rate).report
+    rate, curve, pages = max(
+        (run.report.token_hit_rate, curve, pages)
+        for curve in comparison.curves
+        for run, pages in zip(comparison.of(curve), comparison.pages, strict=True)
+    )
     tiles = [
         ("requests", f"{report.requests + report.refused:,}"),
         ("prompt tokens", _short(report.prompt_tokens)),
         ("tokens per page", f"{comparison.page_size:,}"),
-        (f"best hit rate: {best.policy}, {best.pages:,} pages", f"{best.token_hit_rate:.2%}"),
+        (f"best hit rate: {curve}, {pages:,} pages", f"{rate:.2%}"),
     ]
     if comparison.optima:
         most = comparison.optima[-1]
-        tiles.append((f"optimum, {most.pages:,} pages", f"{most.token_hit_rate:.2%}"))
+        tiles.append(
+            (f"{comparison.optimum_name}, {most.pages:,} pages", f"{most.token_hit_rate:.2%}")
+        )
     shown = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in tiles
@@ -181,9 +220,24 @@ def _capacity_section(comparison: Comparison, chart: Chart) -> str:
         if comparison.optima
         else ""
     )
+    if comparison.model is not None:
+        limit += " It is that of the flat cache: groups may find more." * bool(comparison.optima)
+        limit += f" {page_units(comparison)} Both have the same memory."
     return (
         f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens that a request finds in the "
-        f'cache, over the pages of the pool. {limit}</p><div class="legend">{buttons}</div>'
+        f'cache, over the pages of the pool. {escape(limit)}</p><div class="legend">{buttons}</div>'
+        f'<div class="card wide">{chart.svg()}</div>'
+    )
+
+
+def _concurrency_section(comparison: Comparison, chart: Chart) -> str:
+    how = (
+        "The mean over simulated time."
+        if comparison.mode == "online"
+        else "How many would fit that share nothing, with their prompts computed."
+    )
+    return (
+        f"<h2>Requests at a time over capacity</h2><p>{how}</p>"
         f'<div class="card wide">{chart.svg()}</div>'
     )
 
@@ -218,8 +272,13 @@ def _choice_style(count: int) -> str:
 
 
 def _figures_section(comparison: Comparison) -> str:
-    head = ["pages", "tokens", *comparison.policies, *([_OPTIMUM] * bool(comparison.optima))]
-    columns = [comparison.of(policy) for policy in comparison.policies]
+    head = [
+        "pages",
+        "tokens",
+        *comparison.curves,
+        *([comparison.optimum_name] * bool(comparison.optima)),
+    ]
+    columns = [comparison.of(policy) for policy in comparison.curves]
     rows = []
     for i, pages in enumerate(comparison.pages):
         rates = [column[i].report.token_hit_rate for column in columns]
@@ -230,20 +289,37 @@ def _figures_section(comparison: Comparison) -> str:
         rows.append(cells)
     return (
         "<h2>Figures</h2><p>Token hit rate; the best policies of each pool are bold.</p>"
-        f"{_table(head, rows)}<details><summary>Every replay</summary>{_runs(comparison)}</details>"
+        f"{_table(head, rows)}{_groups_figures(comparison)}"
+        f"<details><summary>Every replay</summary>{_runs(comparison)}</details>"
     )
 
 
+def _groups_figures(comparison: Comparison) -> str:
+    """Write who was served in the same memory, and what was kept of each group."""
+    if comparison.model is None:
+        return ""
+    parts = []
+    for title, head, rows in (
+        ("The same memory without and with groups", POOL_HEAD, pool_rows(comparison)),
+        ("What groups keep", GROUP_HEAD, group_rows(comparison)),
+    ):
+        kinds = ["left" if name in NAMES else "" for name in head]
+        cells = [[_cell(text, kind) for text, kind in zip(row, kinds, strict=True)] for row in rows]
+        parts.append(f"<h3>{title}</h3>{_table(head, cells)}")
+    return "".join(parts)
+
+
 def _runs(comparison: Comparison) -> str:
-    head = ["policy", "pages", "served", "refused", "token hits", "of those served", "page hits"]
+    head = ["cache", "pages", "served", "refused", "token hits", "of those served", "page hits"]
     head += ["evicted pages", "peak pages", "µs, median", "µs, p99", "M tokens/s"]
     rows = []
-    for each in (run.report for run in comparison.runs):
+    found = [(curve, run.report) for curve in comparison.curves for run in comparison.of(curve)]
+    for curve, each in found:
         counts = (each.pages, each.requests, each.refused)
         rates = (each.token_hit_rate, each.served_token_hit_rate, each.page_hit_rate)
         rows.append(
             [
-                _cell(each.policy, "left"),
+                _cell(curve, "left"),
                 *(_cell(f"{count:,}") for count in counts),
                 *(_cell(f"{rate:.2%}") for rate in rates),
                 *(_cell(f"{count:,}") for count in (each.evicted_pages, each.peak_used_pages)),

@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcore.cli.curves import COLOURS, Curve, draw_curves
+from kvcore.cli.group_figures import GROUP_HEAD, NAMES, POOL_HEAD, group_rows, page_units, pool_rows
+from kvcore.cli.sizes import format_size
 from kvcore.replay import Comparison
 
-__all__ = ["OPTIMUM", "print_comparison"]
-
-OPTIMUM = "optimum"
+__all__ = ["print_comparison"]
 
 _NARROWEST_PLOT = 60
 _WIDER_THAN_ANY = 10_000
@@ -25,6 +25,8 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         f"{comparison.workload}, {comparison.mode}: token hit rate by pages of "
         f"{comparison.page_size:,} tokens"
     )
+    if comparison.model is not None:
+        title += f" of all {comparison.model.num_layers} layers"
     if comparison.replicas > 1:
         title += f" on each of {comparison.replicas:,} replicas"
     console.print(Text(title, style="italic"))
@@ -34,48 +36,69 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
             console.print(line, no_wrap=True)
     table = _wide(comparison)
     unbounded = console.options.update(max_width=_WIDER_THAN_ANY)
-    fits = console.measure(table, options=unbounded).minimum <= console.width
+    fits = console.measure(table, options=unbounded).maximum <= console.width
     console.print(table if fits else _long(comparison))
+    if comparison.model is not None:
+        _print_groups(comparison, console)
+
+
+def _print_groups(comparison: Comparison, console: Console) -> None:
+    """Print who was served in the same memory, and what was kept of each group."""
+    console.print(Text(page_units(comparison), style="italic"))
+    for title, head, rows in (
+        ("the same memory without and with groups", POOL_HEAD, pool_rows(comparison)),
+        ("what groups keep", GROUP_HEAD, group_rows(comparison)),
+    ):
+        table = Table(title=Text(title), title_justify="left")
+        for name in head:
+            table.add_column(name, justify="left" if name in NAMES else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 def _curves(comparison: Comparison) -> list[Curve]:
     curves = [
-        Curve(policy, [run.report.token_hit_rate for run in comparison.of(policy)], colour)
-        for policy, colour in zip(comparison.policies, COLOURS, strict=False)
+        Curve(curve, [run.report.token_hit_rate for run in comparison.of(curve)], colour)
+        for curve, colour in zip(comparison.curves, COLOURS, strict=False)
     ]
     if comparison.optima:
-        curves.append(Curve(OPTIMUM, [each.token_hit_rate for each in comparison.optima], "dim"))
+        rates = [each.token_hit_rate for each in comparison.optima]
+        curves.append(Curve(comparison.optimum_name, rates, "dim"))
     return curves
 
 
 def _wide(comparison: Comparison) -> Table:
-    """Make a table with a row for each pool and a column for each policy; the best are bold."""
+    """Make a table with a row for each pool and a column for each curve; the best are bold."""
     table = Table()
     table.add_column("pages", justify="right", no_wrap=True)
-    for policy in comparison.policies:
-        table.add_column(policy, justify="right", no_wrap=True)
+    if comparison.model is not None:
+        table.add_column("memory", justify="right", no_wrap=True)
+    for curve in comparison.curves:
+        table.add_column(curve, justify="right", no_wrap=True)
     if comparison.optima:
-        table.add_column(OPTIMUM, justify="right", style="dim", no_wrap=True)
-    columns = [comparison.of(policy) for policy in comparison.policies]
+        table.add_column(comparison.optimum_name, justify="right", style="dim", no_wrap=True)
+    columns = [comparison.of(curve) for curve in comparison.curves]
     for i, pages in enumerate(comparison.pages):
         rates = [column[i].report.token_hit_rate for column in columns]
         best = [comparison.optima[i].token_hit_rate] if comparison.optima else []
         shown = [Text(f"{rate:.2%}", style="bold" * (rate == max(rates))) for rate in rates]
-        table.add_row(f"{pages:,}", *shown, *(f"{rate:.2%}" for rate in best))
+        memory = [format_size(each) for each in comparison.memory[i : i + 1]]
+        table.add_row(f"{pages:,}", *memory, *shown, *(f"{rate:.2%}" for rate in best))
     return table
 
 
 def _long(comparison: Comparison) -> Table:
-    """Make a table with a row for each pool and policy, for a console without room for more."""
+    """Make a table with a row for each pool and curve, for a console without room for more."""
     table = Table()
-    for name in ("pages", "policy", "hit rate"):
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    for name in ("pages", "cache", "hit rate"):
+        table.add_column(name, justify="left" if name == "cache" else "right", no_wrap=True)
     for i, pages in enumerate(comparison.pages):
-        for policy in comparison.policies:
-            rate = comparison.of(policy)[i].report.token_hit_rate
-            table.add_row(f"{pages:,}", policy, f"{rate:.2%}")
+        for curve in comparison.curves:
+            rate = comparison.of(curve)[i].report.token_hit_rate
+            table.add_row(f"{pages:,}", curve, f"{rate:.2%}")
         if comparison.optima:
             rate = comparison.optima[i].token_hit_rate
-            table.add_row(f"{pages:,}", OPTIMUM, f"{rate:.2%}", style="dim")
+            table.add_row(f"{pages:,}", comparison.optimum_name, f"{rate:.2%}", style="dim")
         table.add_section()
     return table

@@ -103,6 +103,7 @@ const write = {
   share: v => (v * 100).toFixed(2) + ' %',
   us: v => (v < 10 ? v.toFixed(2) : v.toFixed(1)) + ' µs',
   pages: v => v.toLocaleString('en') + ' pages',
+  count: v => v.toFixed(1),
   requests: v => 'request ' + Math.round(v).toLocaleString('en'),
   seconds: v => v.toFixed(1) + ' s',
 };

@@ -15,8 +15,10 @@ from kvcore.cli.plan_table import print_plan
 from kvcore.cli.presets import PRESETS, find_model
 from kvcore.cli.sizes import parse_size, parse_tokens
 from kvcore.dtypes import itemsize
-from kvcore.groups import AttentionGroup, ChunkedLocal, SlidingWindow, State, bundles
+from kvcore.groups import State, bundles
 from kvcore.groups.kinds import MAX_CHUNK_TOKENS
+from kvcore.groups.layers import column_tokens
+from kvcore.groups.names import kept_tokens, kind_of
 from kvcore.groups.packing import row_widths
 from kvcore.replay import PoolSettings
 from kvcore.sizing import (
@@ -200,8 +202,9 @@ def _pages(
 def _grouping(params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int) -> dict[str, Any]:
     """Tell which layers keep what, and what one sequence holds of it."""
     packed = bundles(params)
+    run = column_tokens(params)
     groups: list[dict[str, Any]] = [
-        {"kind": _kind(group), "layers": len(group.layers), "keeps": _keeps(group)}
+        {"kind": kind_of(group), "layers": len(group.layers), "keeps": kept_tokens(group)}
         for group in params.groups or ()
     ]
     for told, group in zip(groups, params.groups or (), strict=True):
@@ -209,10 +212,10 @@ def _grouping(params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int) ->
             told["bytes_per_slot"] = group.bytes_per_slot * params.tensor_parallel_degree
             continue
         mine = [bundle for bundle in packed if bundle.group == group]
-        most = group.max_pages(max_seq_len, mine[0].page_size, max_chunk_tokens)
+        runs = group.max_pages(max_seq_len, run, max_chunk_tokens)
         told["page_size"] = mine[0].page_size
         told["bundles"] = len(mine)
-        told["pages_per_sequence"] = len(mine) * most
+        told["pages_per_sequence"] = len(mine) * runs * (run // mine[0].page_size)
     return {
         "max_chunk_tokens": max_chunk_tokens,
         "layers_per_page": params.layers_per_page,
@@ -221,18 +224,3 @@ def _grouping(params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int) ->
         "pages_per_sequence": pages_per_sequence(params, max_seq_len, max_chunk_tokens),
         "groups": groups,
     }
-
-
-def _kind(group: AttentionGroup | State) -> str:
-    if isinstance(group, State):
-        return "state"
-    if isinstance(group, SlidingWindow):
-        return "window"
-    return "chunk" if isinstance(group, ChunkedLocal) else "full"
-
-
-def _keeps(group: AttentionGroup | State) -> int | None:
-    """Return the tokens of a window or chunk."""
-    if isinstance(group, SlidingWindow):
-        return group.window
-    return group.chunk if isinstance(group, ChunkedLocal) else None

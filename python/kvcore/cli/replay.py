@@ -6,17 +6,20 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import typer
 
+from kvcore import KVCacheParams
 from kvcore.cli import replay_options as options
 from kvcore.cli.comparison_page import comparison_page
 from kvcore.cli.comparison_table import print_comparison
 from kvcore.cli.options import AsJson, PageSize, checked, fitting_pages, listed
 from kvcore.cli.options import pages as read_pages
 from kvcore.cli.output_file import check_writable
-from kvcore.cli.presets import model_params
+from kvcore.cli.page_style import SLOTS
+from kvcore.cli.presets import find_model, model_params
 from kvcore.cli.progress import progress_bar
 from kvcore.cli.replay_table import print_report
 from kvcore.cli.sizes import parse_size
@@ -36,6 +39,9 @@ from kvcore.replay import (
     replay_admission,
     replay_online,
 )
+from kvcore.replay.pool import flat, require_windows
+
+_MOST_GROUPED = SLOTS // 2  # two curves each
 
 
 def replay(
@@ -48,6 +54,7 @@ def replay(
     pages: options.Pages = None,
     memory: options.Memory = None,
     model: options.Model = None,
+    groups: options.Groups = None,
     replicas: options.Replicas = PoolSettings.replicas,
     seed: options.Seed = 0,
     limit: options.Limit = None,
@@ -64,20 +71,27 @@ def replay(
     No model runs and no pool is allocated. Online mode simulates the clock of an engine that
     batches continuously; admission mode releases each request before the next one claims, which
     shows what the cache keeps and nothing else. Several policies or numbers of pages are compared
-    with each other and, in admission mode, with the optimum that no policy exceeds.
+    with each other and, in admission mode, with the optimum that no policy exceeds. --groups
+    compares a cache that gives every layer every token with one that serves a model's windows and
+    chunks, in the same memory; pages are those of all layers.
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
 
     Example: kvcore replay --memory 80GiB --model llama-3.1-70b --json
 
     Example: kvcore replay --policy lru,lfu --pages 1000,3000,10000 --html replay.html
+
+    Example: kvcore replay --groups gemma-3-27b --memory 8GiB,32GiB
     """
     names = checked("--policy", listed, policy, _policy)
-    counts = _pages(pages, memory, model, page_size, replicas)
+    grouped = None if groups is None else _grouped(groups, page_size, len(names))
+    if grouped is not None and model is not None:
+        raise typer.BadParameter("expected --model or --groups, which names the model too")
+    counts = _pages(pages, memory, grouped or model, page_size, replicas)
     pools = [PoolSettings(page_size=page_size, pages=n, replicas=replicas) for n in counts]
     if html is not None:
         checked("--html", check_writable, html, trace)
-    is_one = len(names) * len(pools) == 1
+    is_one = len(names) * len(pools) == 1 and grouped is None
     engine = EngineSettings(
         concurrency=concurrency,
         prefill_rate=prefill_rate,
@@ -92,7 +106,7 @@ def replay(
     if is_one and html is None:
         _show(_run(workload, pools[0].with_policy(names[0]), pace), read_seconds, as_json=as_json)
         return
-    comparison = _compare(workload, pools, names, pace)
+    comparison = _compare(workload, pools, names, pace, grouped, chunk)
     if html is not None:
         command = shlex.join(["kvcore", *context.obj])
         page = comparison_page(comparison, command)
@@ -107,17 +121,36 @@ def _policy(name: str) -> str:
     return name
 
 
+def _grouped(model: str, page_size: int, policies: int) -> KVCacheParams:
+    """Find a model with groups that can be replayed."""
+    if policies > _MOST_GROUPED:
+        raise typer.BadParameter(
+            f"expected at most {_MOST_GROUPED} policies with --groups, got {policies}",
+            param_hint="'--policy'",
+        )
+    found = checked("--groups", find_model, model)
+    params = checked("--groups", partial(found.params, groups=True), page_size)
+    checked("--groups", require_windows, params)
+    return params
+
+
 def _pages(
-    pages: str | None, memory: str | None, model: str | None, page_size: int, replicas: int
+    pages: str | None,
+    memory: str | None,
+    model: KVCacheParams | str | None,
+    page_size: int,
+    replicas: int,
 ) -> tuple[int | None, ...]:
     """Return the numbers of pages per replica that the options ask for, None for the default."""
-    if memory is None and model is None:
+    if memory is None and not isinstance(model, str):
         return (None,) if pages is None else checked("--pages", listed, pages, read_pages)
     if pages is not None or memory is None or model is None:
-        raise typer.BadParameter("expected --pages, or --memory together with --model")
-    size = checked("--memory", parse_size, memory)
-    page_bytes = checked("--model", model_params, model, page_size).bytes_per_page
-    return (fitting_pages(size, replicas, page_bytes),)
+        raise typer.BadParameter("expected --pages, or --memory together with --model or --groups")
+    sizes = checked("--memory", listed, memory, parse_size)
+    if isinstance(model, str):
+        model = checked("--model", model_params, model, page_size)
+    page_bytes = flat(model).bytes_per_page
+    return tuple(dict.fromkeys(fitting_pages(size, replicas, page_bytes) for size in sizes))
 
 
 def _workload(trace: Path | None, seed: int, limit: int | None) -> Workload:
@@ -141,11 +174,22 @@ def _compare(
     pools: Sequence[PoolSettings],
     policies: Sequence[str],
     engine: EngineSettings | None,
+    model: KVCacheParams | None,
+    chunk: int,
 ) -> Comparison:
-    replays = len(pools) * len(policies) + (engine is None)
+    kinds = 1 if model is None else 2
+    replays = len(pools) * len(policies) * kinds + (engine is None)
     largest = max(pools, key=lambda pool: pool.total_pages)
     with _told(workload, largest), progress_bar("requests", len(workload) * replays) as on_progress:
-        return compare(workload, pools, policies, engine=engine, on_progress=on_progress)
+        return compare(
+            workload,
+            pools,
+            policies,
+            engine=engine,
+            model=model,
+            chunk=None if model is None else chunk,
+            on_progress=on_progress,
+        )
 
 
 @contextmanager

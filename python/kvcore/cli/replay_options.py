@@ -63,11 +63,22 @@ Html = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Pool over all replicas, such as 80GiB; needs --model."),
+    typer.Option(
+        metavar="SIZE[,SIZE...]",
+        help="Instead of --pages: memory over all replicas, such as 80GiB; needs --model or "
+        "--groups.",
+    ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(metavar="PRESET|config.json", help="Says how large a page of --memory is."),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PRESET|config.json",
+        help="A model with windows or chunks: replay with its groups too, in the same memory.",
+    ),
 ]
 Replicas = Annotated[
     int,
@@ -102,7 +113,9 @@ DecodeRate = Annotated[
 ]
 Chunk = Annotated[
     int,
-    typer.Option(metavar="N", callback=count, help="Online: most prompt tokens per step."),
+    typer.Option(
+        metavar="N", callback=count, help="Online and with --groups: most prompt tokens per step."
+    ),
 ]
 DecodeSteps = Annotated[
     int,

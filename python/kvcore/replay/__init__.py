@@ -11,6 +11,7 @@ from kvcore.replay.admission import replay_admission
 from kvcore.replay.belady import Optimum, optimum
 from kvcore.replay.chat import ChatSettings, chat_workload
 from kvcore.replay.comparison import Comparison, ComparisonRun, compare
+from kvcore.replay.groups import GroupReport
 from kvcore.replay.online import EngineSettings, replay_online
 from kvcore.replay.pool import (
     DEFAULT_POOL_TOKENS,
@@ -33,6 +34,7 @@ __all__ = [
     "Comparison",
     "ComparisonRun",
     "EngineSettings",
+    "GroupReport",
     "Optimum",
     "PageUses",
     "PageUsesError",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from kvcore import CapacityError, KVCacheError, TextGenerationContext
+from kvcore import KVCacheError, TextGenerationContext
 from kvcore.replay.report import ReplayReport, Tally, summarize
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ANY_TOKEN = 0
 _REFUSED = -1
 _PROGRESS_EVERY = 64
+_FEWEST_TOKENS = 2  # with one alone a request looks for no hit
 
 
 def replay_admission(
@@ -29,12 +30,14 @@ def replay_admission(
     pool: PoolSettings,
     *,
     timeline: Timeline | None = None,
+    chunk: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> ReplayReport:
     """Admit every request in order, each released before the next one claims.
 
     Only prompts count; no output is generated. A request claims, reserves, marks its prompt as
-    written, steps (which commits its pages) and is released.
+    written, steps (which commits its pages) and is released. One that might not fit the empty pool
+    is refused.
 
     Parameters
     ----------
@@ -44,6 +47,9 @@ def replay_admission(
         The pool to admit them to.
     timeline : Timeline, optional
         Takes down how it went; its time is the number of requests.
+    chunk : int, optional
+        Most prompt tokens per step: windows need pages for those beside their own. By default a
+        prompt runs in one step.
     on_progress : callable, optional
         Called now and then with the number of requests done.
 
@@ -53,7 +59,7 @@ def replay_admission(
         With mode "admission".
     """
     started = perf_counter_ns()
-    replay = _AdmissionReplay(workload, pool, timeline)
+    replay = _AdmissionReplay(workload, pool, timeline, chunk)
     for index in range(len(workload)):
         replay.run(index, workload.prompt(index))
         if on_progress is not None and index % _PROGRESS_EVERY == 0:
@@ -64,25 +70,32 @@ def replay_admission(
 class _AdmissionReplay:
     """Serve one request at a time and count."""
 
-    def __init__(self, workload: Workload, pool: PoolSettings, timeline: Timeline | None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        pool: PoolSettings,
+        timeline: Timeline | None,
+        chunk: int | None,
+    ) -> None:
         self._workload = workload
         self._pool = pool
         self._timeline = timeline
         longest = int(workload.prompt_lengths.max())
+        self._chunk = max(chunk or longest, _FEWEST_TOKENS)
         self._manager = pool.build_manager(max_batch_size=1, max_seq_len=longest + 1)
+        self._groups = pool.samples(self._manager, len(workload))
         self._tally = Tally()
-        self._held_pages = 0
+        self._held = 0  # pages, by the request that runs
+        self._held_pages = 0  # the sum of those
 
     def run(self, index: int, tokens: NDArray[np.int32]) -> None:
         """Admit and release one request."""
         tally = self._tally
-        started = perf_counter_ns()
+        before = tally.manager_ns
         hit = self._admit(index, tokens)
-        spent = perf_counter_ns() - started
-        tally.manager_ns += spent
-        tally.step_ns.append(spent)
+        tally.step_ns.append(tally.manager_ns - before)
         if self._timeline is not None:
-            self._record(index, len(tokens), hit, spent)
+            self._record(index, len(tokens), hit, tally.step_ns[-1])
         if hit == _REFUSED:
             tally.refused += 1
             return
@@ -90,32 +103,60 @@ class _AdmissionReplay:
         tally.served_prompt_tokens += len(tokens)
         tally.cached_tokens += hit
         tally.cached_pages += hit // self._pool.page_size
-        self._held_pages += -(-len(tokens) // self._pool.page_size)
+        self._held_pages += self._held
 
     def _record(self, index: int, prompt: int, hit: int, spent_ns: int) -> None:
         assert self._timeline is not None
-        held = 0 if hit == _REFUSED else -(-prompt // self._pool.page_size)
+        held = 0 if hit == _REFUSED else self._held
         self._timeline.add_request(index, prompt, max(hit, 0))
         self._timeline.add_step(index, spent_ns)
         self._timeline.add_pages(index, held, self._manager.num_cached_blocks)
 
     def _admit(self, index: int, tokens: NDArray[np.int32]) -> int:
-        manager = self._manager
+        """Return the tokens that it found in the cache, or `_REFUSED`."""
+        manager, tally = self._manager, self._tally
+        hit = _REFUSED
+        started = perf_counter_ns()
         context = TextGenerationContext(index, tokens)
         manager.claim(index, self._choose_replica(context))
         try:
-            if not manager.maybe_reserve(context):
-                raise KVCacheError(f"request {index} does not fit an idle pool of {self._pool}")
-            hit: int = context.start_idx
-            if hit % self._pool.page_size:
-                manager.take_copies()
-            context.update(_ANY_TOKEN)
-            manager.step([context])
-        except CapacityError:
-            hit = _REFUSED
+            if self._pool.most_pages(len(tokens), self._chunk) <= self._pool.pages_per_replica:
+                hit = self._compute(context, len(tokens))
+            tally.manager_ns += perf_counter_ns() - started
+            if hit != _REFUSED:
+                self._look(index, len(tokens))
+            started = perf_counter_ns()
         finally:
             manager.release(index)
+        tally.manager_ns += perf_counter_ns() - started
         return hit
+
+    def _compute(self, context: TextGenerationContext, prompt: int) -> int:
+        """Run a prompt chunk by chunk; return the tokens of it that were cached."""
+        hit = _REFUSED
+        while context.start_idx < prompt:
+            self._reserve(context)
+            hit = context.start_idx if hit == _REFUSED else hit
+            context.update(_ANY_TOKEN)
+            self._manager.step([context])
+        return hit
+
+    def _reserve(self, context: TextGenerationContext) -> None:
+        if self._chunk < context.active_length:
+            context.active_idx = context.start_idx + self._chunk
+        if not self._manager.maybe_reserve(context):
+            raise KVCacheError(
+                f"request {context.request_id} does not fit an idle pool of {self._pool}"
+            )
+        if context.start_idx % self._pool.hit_tokens:
+            self._manager.take_copies()
+
+    def _look(self, index: int, prompt: int) -> None:
+        """See what a request holds whose prompt is computed; no time counts meanwhile."""
+        self._held = -(-prompt // self._pool.page_size)
+        if self._groups is not None:
+            self._held = self._pool.total_pages - self._manager.num_free_blocks
+            self._groups.look(index)
 
     def _choose_replica(self, context: TextGenerationContext) -> int:
         if self._pool.replicas == 1:
@@ -124,13 +165,16 @@ class _AdmissionReplay:
 
     def report(self, wall_seconds: float) -> ReplayReport:
         """Sum up."""
+        mean = self._held_pages / max(1, self._tally.served)
         return summarize(
             "admission",
             self._workload,
             self._pool,
             self._manager,
             self._tally,
-            mean_used_pages=self._held_pages / max(1, self._tally.served),
+            mean_used_pages=mean,
+            concurrency=self._pool.total_pages / mean if mean else 0.0,
+            groups=self._groups.reports() if self._groups is not None else (),
             wall_seconds=wall_seconds,
             virtual_seconds=0.0,
         )

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from kvcore.replay.admission import replay_admission
 from kvcore.replay.belady import Optimum, optimum
 from kvcore.replay.online import replay_online
-from kvcore.replay.pool import PoolSettings
+from kvcore.replay.pool import PoolSettings, flat
 from kvcore.replay.timeline import Timeline, TimelineBins
 from kvcore.replay.uses import page_uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvcore import KVCacheParams
     from kvcore.replay.online import EngineSettings
     from kvcore.replay.report import ReplayReport
     from kvcore.replay.workload import Workload
@@ -38,6 +39,9 @@ class ComparisonRun:
 class Comparison:
     """Return what each policy found in each pool.
 
+    With a `model` each policy has two curves: that of the flat cache, whose pages have all layers,
+    and that of the model's groups in as many bytes.
+
     Attributes
     ----------
     mode, workload : str
@@ -49,10 +53,12 @@ class Comparison:
     pages : tuple of int
         Pages per replica, rising.
     runs : tuple of ComparisonRun
-        Policy by policy, each in the order of `pages`.
+        Curve by curve, each in the order of `pages`.
     optima : tuple of Optimum
-        In the order of `pages`; empty in online mode, where the order of the requests depends on
-        the policy, so that there is no one optimum.
+        Of the flat cache, in the order of `pages`; empty in online mode, where the order of the
+        requests depends on the policy, so that there is no one optimum.
+    model : KVCacheParams or None
+        With the groups that were replayed; `pages` are those of the flat cache all the same.
     optimum_seconds, wall_seconds : float
         Time that the optimum took, and everything.
     """
@@ -65,19 +71,47 @@ class Comparison:
     pages: tuple[int, ...]
     runs: tuple[ComparisonRun, ...]
     optima: tuple[Optimum, ...]
+    model: KVCacheParams | None
     optimum_seconds: float
     wall_seconds: float
 
-    def of(self, policy: str) -> tuple[ComparisonRun, ...]:
-        """Return the runs of a policy, in the order of `pages`."""
-        first = self.policies.index(policy) * len(self.pages)
+    @property
+    def curves(self) -> tuple[str, ...]:
+        """Names of the curves: those of the policies, with groups twice as many."""
+        if self.model is None:
+            return self.policies
+        return tuple(f"{each} {kind}" for each in self.policies for kind in ("flat", "groups"))
+
+    @property
+    def optimum_name(self) -> str:
+        """Name of the curve of `optima`, which say nothing about groups."""
+        return "optimum" if self.model is None else "flat optimum"
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """Bytes of each pool's replica, in the order of `pages`; empty without a model."""
+        if self.model is None:
+            return ()
+        return tuple(pages * flat(self.model).bytes_per_page for pages in self.pages)
+
+    def of(self, curve: str) -> tuple[ComparisonRun, ...]:
+        """Return the runs of one of `curves`, in the order of `pages`."""
+        first = self.curves.index(curve) * len(self.pages)
         return self.runs[first : first + len(self.pages)]
 
     def to_dict(self) -> dict[str, Any]:
         """List everything but the timelines by name, ready for JSON."""
         names = ("mode", "workload", "page_size", "replicas", "policies", "pages")
         told = {name: getattr(self, name) for name in names}
-        told["results"] = [run.report.to_dict() for run in self.runs]
+        if self.model is not None:
+            told["memory"] = self.memory
+            told["flat_page_bytes"] = flat(self.model).bytes_per_page
+            told["group_page_bytes"] = self.model.bytes_per_page
+        told["results"] = [
+            run.report.to_dict() | ({} if self.model is None else {"curve": curve})
+            for curve in self.curves
+            for run in self.of(curve)
+        ]
         told["optimum"] = [each.to_dict() for each in self.optima]
         seconds = ("optimum_seconds", "wall_seconds")
         return told | {name: getattr(self, name) for name in seconds}
@@ -89,9 +123,13 @@ def compare(
     policies: Sequence[str],
     *,
     engine: EngineSettings | None = None,
+    model: KVCacheParams | None = None,
+    chunk: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Comparison:
     """Replay a workload once for each policy and pool, one manager at a time.
+
+    With a model twice: with pages that have all layers, and with its groups in as many bytes.
 
     Parameters
     ----------
@@ -104,6 +142,10 @@ def compare(
     engine : EngineSettings, optional
         Replay online, with this pace; without one each request is released before the next one
         claims.
+    model : KVCacheParams, optional
+        With windows or chunks, and pages as large as the pools'.
+    chunk : int, optional
+        As for `replay_admission`; an engine has its own.
     on_progress : callable, optional
         Called now and then with the number of requests done, all replays together; the optimum
         counts as one.
@@ -115,22 +157,26 @@ def compare(
     Raises
     ------
     PoolError
-        The manager refuses a pool.
+        The manager refuses a pool, or the model has no windows or a state.
     PageUsesError
         There are too many pages to compute an optimum of; nothing was replayed.
     """
     started = perf_counter()
     pools = sorted(pools, key=lambda pool: pool.total_pages)
+    kinds = [pools] if model is None else [pools, [pool.with_groups(model) for pool in pools]]
     progress = _Progress(on_progress, len(workload))
     optima = () if engine is not None else _optima(workload, pools, progress)
     optimum_seconds = perf_counter() - started
+
+    def run(pool: PoolSettings) -> ComparisonRun:
+        return _run(workload, pool, engine, chunk, progress)
+
     # The largest pool first: what there is no memory for is told before the others have run.
     runs = tuple(
-        run
+        found
         for policy in policies
-        for run in reversed(
-            [_run(workload, pool.with_policy(policy), engine, progress) for pool in pools[::-1]]
-        )
+        for kind in kinds
+        for found in reversed([run(pool.with_policy(policy)) for pool in kind[::-1]])
     )
     return Comparison(
         mode=runs[0].report.mode,
@@ -141,6 +187,7 @@ def compare(
         pages=tuple(pool.pages_per_replica for pool in pools),
         runs=runs,
         optima=optima,
+        model=model,
         optimum_seconds=optimum_seconds,
         wall_seconds=perf_counter() - started,
     )
@@ -174,12 +221,16 @@ def _optima(
 
 
 def _run(
-    workload: Workload, pool: PoolSettings, engine: EngineSettings | None, progress: _Progress
+    workload: Workload,
+    pool: PoolSettings,
+    engine: EngineSettings | None,
+    chunk: int | None,
+    progress: _Progress,
 ) -> ComparisonRun:
     timeline = Timeline()
     tell = progress.current
     if engine is None:
-        report = replay_admission(workload, pool, timeline=timeline, on_progress=tell)
+        report = replay_admission(workload, pool, timeline=timeline, chunk=chunk, on_progress=tell)
     else:
         report = replay_online(workload, pool, engine, timeline=timeline, on_progress=tell)
     progress.finish()

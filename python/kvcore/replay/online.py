@@ -147,6 +147,8 @@ class _OnlineReplay:
         self._unsampled_seconds = 0.0
         self._sampled_seconds = 0.0
         self._used_page_seconds = 0.0
+        self._running_seconds = 0.0
+        self._groups = pool.samples(self._manager, len(workload))
 
     def run(self) -> None:
         """Step until every request was served or refused."""
@@ -199,6 +201,7 @@ class _OnlineReplay:
             seconds = (tokens - decodes) / self._engine.prefill_rate + seconds
         self._now += seconds
         self._unsampled_seconds += seconds
+        self._running_seconds += seconds * self._scheduler.num_running
         if len(self._tally.step_ns) % _SAMPLE_EVERY == 0:
             self._sample_occupancy()
 
@@ -208,6 +211,8 @@ class _OnlineReplay:
         self._sampled_seconds += self._unsampled_seconds
         if self._timeline is not None:
             self._timeline.add_pages(self._now, used, self._manager.num_cached_blocks)
+        if self._groups is not None:
+            self._groups.look(self._tally.served + self._tally.refused)
         self._unsampled_seconds = 0.0
 
     def _next_tokens(self, batch: Batch) -> NDArray[np.int32]:
@@ -246,6 +251,8 @@ class _OnlineReplay:
             self._manager,
             self._tally,
             mean_used_pages=self._used_page_seconds / max(self._sampled_seconds, 1e-9),
+            concurrency=self._running_seconds / max(self._now, 1e-9),
+            groups=self._groups.reports() if self._groups is not None else (),
             wall_seconds=wall_seconds,
             virtual_seconds=self._now,
         )

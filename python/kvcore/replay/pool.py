@@ -6,15 +6,46 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvcore import KVCacheParams, PagedKVCacheManager
+from kvcore.groups import FullAttention
+from kvcore.groups.layers import column_tokens
 from kvcore.policies import ARC, FIFO, LFU, LRU, SLRU, Cost, Priority
+from kvcore.replay.groups import GroupSamples
+from kvcore.sizing import pages_per_sequence
 
 DEFAULT_POOL_TOKENS = 524_288
 POLICIES = tuple(each.name for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC))
-MOST_REPLICAS = 2**15 - 1  # the manager's own bound
+_MOST_PAGES = 2**31 - 1  # both the manager's own bounds
+MOST_REPLICAS = 2**15 - 1
 
 
 class PoolError(ValueError):
-    """Say what of a simulated pool is too large."""
+    """Say what of a simulated pool is too large, or no pool at all."""
+
+
+def flat(model: KVCacheParams) -> KVCacheParams:
+    """Return the same model with every layer in every page."""
+    return replace(model, groups=None, shared=None)
+
+
+def require_windows(model: KVCacheParams) -> None:
+    """Check that a replay with the groups of a model tells something.
+
+    Raises
+    ------
+    PoolError
+        A layer keeps a state, which replays do not serve, or all keep every token.
+    """
+    if model.state_groups:
+        layers = sum(len(group.layers) for group in model.state_groups)
+        raise PoolError(
+            f"{layers} of {model.num_layers} layers keep a state, which a replay does not serve; "
+            f"expected a model of attention layers alone"
+        )
+    if all(isinstance(group, FullAttention) for group in model.attention_groups):
+        raise PoolError(
+            f"all {model.num_layers} layers keep every token; expected a model some of whose "
+            f"layers have a window or chunks"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +62,16 @@ class PoolSettings:
         Data-parallel replicas.
     policy : str
         Name of the eviction policy, one of `POLICIES`.
+    model : KVCacheParams, optional
+        Whose groups of layers the manager serves; then `pages` are those of its bundles. None: a
+        page has all layers.
     """
 
     page_size: int = 16
     pages: int | None = None
     replicas: int = 1
     policy: str = POLICIES[0]
+    model: KVCacheParams | None = None
 
     @property
     def pages_per_replica(self) -> int:
@@ -51,6 +86,50 @@ class PoolSettings:
     def with_policy(self, policy: str) -> PoolSettings:
         """Return the same pool with another eviction policy."""
         return replace(self, policy=policy)
+
+    def with_groups(self, model: KVCacheParams) -> PoolSettings:
+        """Return a pool in the same memory whose manager serves the groups of a model.
+
+        Parameters
+        ----------
+        model : KVCacheParams
+            With groups and the `page_size` of this pool, whose own pages have all layers.
+
+        Raises
+        ------
+        PoolError
+            The model has no windows or chunks, a state, or another page size; more pages than can
+            be numbered.
+        """
+        require_windows(model)
+        if model.page_size != self.page_size:
+            raise PoolError(
+                f"the model has pages of {model.page_size} tokens and the pool of "
+                f"{self.page_size}; expected the same"
+            )
+        memory = self.pages_per_replica * flat(model).bytes_per_page
+        pages = memory // model.bytes_per_page
+        if pages > _MOST_PAGES:
+            raise PoolError(
+                f"{self.pages_per_replica} pages of all layers are {pages} of the groups; "
+                f"expected at most {_MOST_PAGES} of those"
+            )
+        return replace(self, pages=pages, model=model)
+
+    def most_pages(self, tokens: int, chunk: int) -> int:
+        """Return the most pages that a request takes, `chunk` of its tokens in a step at most."""
+        if self.model is None:
+            return -(-tokens // self.page_size)
+        return pages_per_sequence(self.model, tokens, chunk)
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that whole hits are multiples of: those of the largest page."""
+        return self.page_size if self.model is None else column_tokens(self.model)
+
+    def samples(self, manager: PagedKVCacheManager, requests: int) -> GroupSamples | None:
+        """Return what looks at a manager's groups during a replay; None without groups."""
+        return None if self.model is None else GroupSamples(manager, self.model, requests)
 
     def build_manager(self, *, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
         """Build a manager without a pool; `max_batch_size` is per replica.
@@ -75,12 +154,9 @@ class PoolSettings:
         return f"a pool of {pages} on each of {self.replicas:,} replicas"
 
     def _build(self, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
-        params = KVCacheParams(
-            dtype="float16",
-            n_kv_heads=1,
-            head_dim=1,
-            num_layers=1,
-            page_size=self.page_size,
+        one_layer = KVCacheParams("float16", 1, 1, 1, page_size=self.page_size)
+        params = replace(
+            self.model or one_layer,
             enable_prefix_caching=True,
             n_devices=self.replicas,
             data_parallel_degree=self.replicas,

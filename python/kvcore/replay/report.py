@@ -13,6 +13,7 @@ from kvcore.replay.rates import HIT_RATES, HitRates
 
 if TYPE_CHECKING:
     from kvcore import PagedKVCacheManager
+    from kvcore.replay.groups import GroupReport
     from kvcore.replay.pool import PoolSettings
     from kvcore.replay.workload import Workload
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport(HitRates):
     """Return what a replay saw.
+
+    With groups of layers pages are those of bundles, which are smaller than pages of all layers.
 
     Attributes
     ----------
@@ -51,7 +54,12 @@ class ReplayReport(HitRates):
         Cached pages dropped to make room, and requests sent back to the queue.
     peak_used_pages, mean_used_pages : int, float
         Pages that requests held, over all replicas; the mean is over virtual time (online) or
-        over requests (admission).
+        over requests whose prompt is computed (admission).
+    concurrency : float
+        Requests that ran at a time, the mean over virtual time (online); or how many would fit,
+        ``total_pages / mean_used_pages`` (admission).
+    groups : tuple of GroupReport
+        What was seen of each group of layers; empty without groups.
     steps : int
         Engine steps; in admission mode one per request.
     manager_seconds, wall_seconds, virtual_seconds : float
@@ -86,6 +94,8 @@ class ReplayReport(HitRates):
     preemptions: int
     peak_used_pages: int
     mean_used_pages: float
+    concurrency: float
+    groups: tuple[GroupReport, ...]
     steps: int
     manager_seconds: float
     wall_seconds: float
@@ -111,7 +121,8 @@ class ReplayReport(HitRates):
     def to_dict(self) -> dict[str, Any]:
         """List every field and rate by name, ready for JSON."""
         rates = ("total_pages", *HIT_RATES, "tokens_per_second")
-        return vars(self) | {name: getattr(self, name) for name in rates}
+        groups = {"groups": [each.to_dict() for each in self.groups]}
+        return vars(self) | groups | {name: getattr(self, name) for name in rates}
 
 
 @dataclass
@@ -140,6 +151,8 @@ def summarize(
     tally: Tally,
     *,
     mean_used_pages: float,
+    concurrency: float,
+    groups: tuple[GroupReport, ...],
     wall_seconds: float,
     virtual_seconds: float,
 ) -> ReplayReport:
@@ -168,6 +181,8 @@ def summarize(
         preemptions=tally.preemptions,
         peak_used_pages=metrics.peak_used_pages,
         mean_used_pages=mean_used_pages,
+        concurrency=concurrency,
+        groups=groups,
         steps=len(tally.step_ns),
         manager_seconds=tally.manager_ns / 1e9,
         wall_seconds=wall_seconds,

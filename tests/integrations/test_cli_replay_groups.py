@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kvcore replay --groups``: JSON, tables, bad values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcore.cli.main import main
+from replay_runs import refused, replay_json
+from trace_files import random_rows, write_trace
+
+GROUPS = ("--groups", "gemma-3-1b")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return str(write_trace(tmp_path, *random_rows(7, requests=60, depth=6, fan_out=2)))
+
+
+def test_the_same_memory_is_replayed_twice(capsys: pytest.CaptureFixture[str], trace: str) -> None:
+    answer = replay_json(capsys, trace, *GROUPS, "--pages", "300,900", "--policy", "lru,lfu")
+    # 26 layers of 4 full ones and 22 with a window; bundles of 2.
+    assert answer["flat_page_bytes"] == 13 * answer["group_page_bytes"] == 26 * 16 * 256 * 2 * 2
+    assert answer["memory"] == [pages * answer["flat_page_bytes"] for pages in (300, 900)]
+    assert (answer["pages"], answer["policies"]) == ([300, 900], ["lru", "lfu"])
+    names = [(each["curve"], each["policy"], each["pages"]) for each in answer["results"]]
+    assert names == [
+        (f"{policy} {kind}", policy, pages * times)
+        for policy in ("lru", "lfu")
+        for kind, times in (("flat", 1), ("groups", 13))
+        for pages in (300, 900)
+    ]
+    assert len(answer["optimum"]) == 2
+    for each in answer["results"]:
+        assert each["leaked_pages"] == 0
+        kinds = [(group["kind"], group["layers"], group["bundles"]) for group in each["groups"]]
+        is_flat = each["curve"].endswith("flat")
+        assert kinds == ([] if is_flat else [("full", 4, 2), ("window", 22, 11)])
+    for flat, grouped in zip(answer["results"][:2], answer["results"][2:4], strict=True):
+        assert grouped["concurrency"] > flat["concurrency"]
+        assert grouped["refused"] <= flat["refused"]
+
+
+def test_an_engine_serves_groups_too(capsys: pytest.CaptureFixture[str], trace: str) -> None:
+    mode = ("--mode", "online", "--concurrency", "8", "--chunk", "1024")
+    answer = replay_json(capsys, trace, *GROUPS, "--pages", "250,800", *mode)
+    assert (answer["mode"], answer["optimum"]) == ("online", [])
+    for each in answer["results"]:
+        assert each["leaked_pages"] == 0
+        assert each["requests"] + each["refused"] == 60
+        assert 0 < each["concurrency"] <= 8
+
+
+def test_memory_names_the_pools_of_both(capsys: pytest.CaptureFixture[str], trace: str) -> None:
+    answer = replay_json(capsys, trace, *GROUPS, "--memory", "416MiB,104MiB,104.1MiB")
+    assert answer["pages"] == [256, 1024]
+    both = ("--memory", "104MiB,416MiB", "--model", "gemma-3-1b")
+    assert replay_json(capsys, trace, *both)["pages"] == [256, 1024]
+
+
+def test_a_config_file_names_a_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: str
+) -> None:
+    config = {
+        "model_type": "mistral",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 512,
+        "dtype": "float16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    answer = replay_json(capsys, trace, "--groups", str(tmp_path), "--pages", "300")
+    (window,) = answer["results"][1]["groups"]
+    assert (window["kind"], window["keeps"], window["bundles"]) == ("window", 512, 1)
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_tables_tell_of_the_same_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: str, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["replay", trace, *GROUPS, "--pages", "300,900", "--policy", "lru,lfu"]) == 0
+    shown = capsys.readouterr().out
+    assert "token hit rate by pages of 16 tokens of all 26 layers" in shown.replace("\n", " ")
+    assert "A flat page has 16 tokens of all 26 layers: 416 KiB." in shown
+    for name in ("lfu groups", "flat optimum", "a request holds", "121.88", "22", "filled"):
+        assert name in shown
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--groups", "gemma-9"], "'--groups': expected the path of a config.json or one of"),
+        (["--groups", ""], "'--groups': "),
+        (["--groups", "x" * 5000], "'--groups': "),
+        (["--groups", "llama-3.1-8b"], "'--groups': all 32 layers keep every token; expected a"),
+        (["--groups", "qwen3-next-80b-a3b"], "'--groups': 36 of 48 layers keep a state, which a"),
+        ([*GROUPS, "--model", "gemma-3-1b"], "expected --model or --groups, which names the model"),
+        ([*GROUPS, "--policy", "lru,lfu,slru,fifo,arc"], "'--policy': expected at most 4 policies"),
+        ([*GROUPS, "--pages", "9", "--memory", "1GiB"], "expected --pages, or --memory together"),
+        ([*GROUPS, "--memory", "1GiB,1GiB"], "'--memory': expected each value once"),
+        ([*GROUPS, "--memory", "1GiB,much"], "'--memory': expected a size such as 80GiB"),
+        ([*GROUPS, "--memory", "1GiB,1"], "room for 1 to 2147483647 pages of 425984 bytes"),
+        ([*GROUPS, "--page-size", "0"], "'--page-size': expected 1 to 2147483647, got 0"),
+    ],
+)
+def test_bad_value_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    # The trace is not there either: what is told is found before anything is read.
+    line = refused(capsys, "no-such-trace", *arguments)
+    assert line.startswith("kvcore: error: ")
+    assert told in line
+
+
+def test_more_pages_than_can_be_numbered_are_told(
+    capsys: pytest.CaptureFixture[str], trace: str
+) -> None:
+    told = refused(capsys, trace, *GROUPS, "--pages", "10,2147483647")
+    assert "expected at most 2147483647 of those" in told
+
+
+def test_a_pool_without_room_refuses_everything(
+    capsys: pytest.CaptureFixture[str], trace: str
+) -> None:
+    answer = replay_json(capsys, trace, *GROUPS, "--pages", "1", "--page-size", "1")
+    for each in answer["results"]:
+        assert each["refused"] > 50
+        assert (each["requests"], each["leaked_pages"]) == (60 - each["refused"], 0)

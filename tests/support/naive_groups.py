@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefix cache of a model with groups, one request at a time: plain dicts, page by page.
+
+A run of `page_size` tokens is named by all tokens up to its end. Evicted are the least recently
+used; what order that is with windows says ``docs/groups.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from kvcore import KVCacheParams
+from kvcore.groups import AttentionGroup, FullAttention, bundles
+from kvcore.groups.names import kept_tokens
+
+__all__ = ["NaiveGroups"]
+
+_BATCH = 64  # runs that are evicted before windows have their turn again
+
+
+@dataclass
+class Run:
+    """Tokens that are cached, with all full pages; `has` are the windows with pages."""
+
+    name: bytes
+    parent: bytes
+    has: set[int] = field(default_factory=set)
+    last: int = 0  # release of the last request that had them
+
+
+Entry = tuple[bytes, int]
+
+
+class NaiveGroups:
+    """Serve prompts one after the other; count hits and evictions."""
+
+    def __init__(self, params: KVCacheParams, pages: int, chunk: int) -> None:
+        self.size, self.pages, self.chunk = params.page_size, pages, chunk
+        lanes = [sum(b.group == g for b in bundles(params)) for g in params.attention_groups]
+        pairs = list(zip(params.attention_groups, lanes, strict=True))
+        self.full = sum(n for group, n in pairs if isinstance(group, FullAttention))
+        self.windows: list[tuple[AttentionGroup, int]] = [
+            pair for pair in pairs if not isinstance(pair[0], FullAttention)
+        ]
+        self.lanes = sum(lanes)
+        self.runs: dict[bytes, Run] = {}
+        self.queues: tuple[dict[Entry, tuple[int, int]], ...] = ({}, {})  # passed, kept
+        self.departure, self.broken = 1, 0
+        self.now = 1
+        self.evicted = 0
+        self.given_back = [0] * len(self.windows)
+        self.filled = [0] * len(self.windows)
+        # Of the request that is served:
+        self.own: dict[bytes, set[int]] = {}
+        self.own_full = 0
+        self.held: set[bytes] = set()
+        self.read: set[Entry] = set()
+        self.guard = b""
+
+    # -- pages ---------------------------------------------------------------------------
+
+    def cost(self, windows: set[int]) -> int:
+        return sum(self.windows[w][1] for w in windows)
+
+    def free(self) -> int:
+        cached = sum(self.full + self.cost(run.has) for run in self.runs.values())
+        own = self.own_full * self.full + sum(self.cost(has) for has in self.own.values())
+        return self.pages - cached - own
+
+    def idle(self) -> list[Entry]:
+        return [
+            (run.name, w)
+            for run in self.runs.values()
+            for w in run.has
+            if (run.name, w) not in self.read
+        ]
+
+    def leaf(self, guard: bytes = b"") -> Run | None:
+        """Find the run that goes next; a guarded one never does."""
+        parents = {run.parent for run in self.runs.values()}
+        leaves = [
+            run
+            for name, run in self.runs.items()
+            if name not in parents and name not in self.held and name != guard
+        ]
+        return min(leaves, key=lambda run: run.last, default=None)
+
+    def make_room(self, pages: int) -> None:
+        while (missing := pages - self.free()) > 0:
+            before = self.free()
+            leaf = self.leaf()
+            entry = self.next_idle(leaf.last if leaf else math.inf) if self.idle() else None
+            if entry is not None:
+                self.drop(entry)
+            else:
+                for _ in range(min(max(missing // self.lanes, 1), _BATCH)):
+                    if (run := self.leaf(self.guard)) is None:
+                        break
+                    for w in run.has:
+                        for queue in self.queues:
+                            queue.pop((run.name, w), None)
+                    del self.runs[run.name]
+            self.evicted += self.free() - before
+
+    def next_idle(self, others: float) -> Entry | None:
+        passed, kept = (next(iter(queue), None) for queue in self.queues)
+        if kept is not None and self.queues[1][kept][1] == self.broken:
+            return kept
+        if passed is not None:
+            return passed
+        return kept if kept is not None and self.queues[1][kept][0] <= others else None
+
+    def drop(self, entry: Entry) -> None:
+        queue = self.queues[entry in self.queues[1]]
+        _, departure = queue.pop(entry)
+        if entry in self.read:
+            return
+        if queue is self.queues[1]:
+            self.broken = departure
+        self.runs[entry[0]].has.remove(entry[1])
+
+    def leave(self, entry: Entry, *, kept: bool) -> None:
+        """Nobody reads a page of the cache any more."""
+        self.read.discard(entry)
+        for queue in self.queues:
+            queue.pop(entry, None)
+        self.queues[kept][entry] = (self.now, self.departure)
+
+    # -- a request -----------------------------------------------------------------------
+
+    def serve(self, tokens: bytes, count: int) -> int:
+        """Return the hit of a prompt of `count` tokens; 0 too where it is refused."""
+        width = len(tokens) // count
+        names = [tokens[: end * width] for end in range(self.size, count + 1, self.size)]
+        most = self.full * -(-count // self.size)
+        most += sum(n * g.max_pages(count, self.size, self.chunk) for g, n in self.windows)
+        if most > self.pages:
+            return 0
+        hit, source = self.find(tokens, count, names, width)
+        active = self.first_chunk(count, hit)
+        if source is not None and not self.fits(names, count, hit, active, source):
+            hit, source = self.shorten(names, hit // self.size) * self.size, None
+            active = self.first_chunk(count, hit)
+        first = self.take(names, count, hit, active, source)
+        while True:
+            self.commit(names, active)
+            self.advance(names, count, active, first)
+            if active == count:
+                break
+            start, active = active, min(count, active + self.chunk)
+            self.reserve(names, start, active, first)
+        self.release(names, first)
+        return hit
+
+    def first_chunk(self, count: int, hit: int) -> int:
+        """Return where it ends: where it does without a hit, unless that is longer."""
+        return min(count, self.chunk if hit < min(count, self.chunk) else hit + self.chunk)
+
+    def find(
+        self, tokens: bytes, count: int, names: list[bytes], width: int
+    ) -> tuple[int, bytes | None]:
+        depth = 0
+        while depth < (count - 1) // self.size and names[depth] in self.runs:
+            depth += 1
+        rest = tokens[: min((depth + 1) * self.size, count - 1) * width]
+        sources = [
+            name
+            for name in self.runs
+            if len(name) == (depth + 1) * self.size * width and name.startswith(rest)
+        ]
+        n = len(rest) // width
+        if n > depth * self.size and sources:
+            (source,) = sources
+            if all(self.has_part(names, depth, source, w, n) for w in range(len(self.windows))):
+                return n, source
+        return self.shorten(names, depth) * self.size, None
+
+    def has_part(self, names: list[bytes], depth: int, source: bytes, w: int, n: int) -> bool:
+        skipped = self.windows[w][0].skipped_tokens(n)
+        read = [*names[skipped // self.size : depth], source]
+        return skipped == n or all(w in self.runs[name].has for name in read)
+
+    def shorten(self, names: list[bytes], depth: int) -> int:
+        """Find what full groups and windows agree on."""
+        before = -1
+        while before != depth:
+            before = depth
+            for w, (group, _) in enumerate(self.windows):
+                present = [w in self.runs[name].has for name in names[:depth]]
+                depth = group.longest_hit(present, self.size)[0]
+        return depth
+
+    def first_of(self, n: int) -> list[int]:
+        return [group.skipped_tokens(n) // self.size for group, _ in self.windows]
+
+    def needed(self, count: int, hit: int, active: int) -> int:
+        """Count the pages that a request takes beside its hit."""
+        depth, ends = hit // self.size, -(-active // self.size)
+        pages = (-(-count // self.size) - depth) * self.full
+        firsts = self.first_of(hit)
+        for first, (_, lanes) in zip(firsts, self.windows, strict=True):
+            pages += max(0, ends - max(depth, first)) * lanes
+        return pages
+
+    def fits(self, names: list[bytes], count: int, hit: int, active: int, source: bytes) -> bool:
+        depth = hit // self.size
+        available = self.free() + (len(self.runs) - depth - 1) * self.full
+        available += sum(self.windows[w][1] for _, w in self.idle())
+        for w, first in enumerate(self.first_of(hit)):
+            for name in [*names[first:depth], source]:
+                available -= self.windows[w][1] * (w in self.runs[name].has)
+        return self.needed(count, hit, active) <= available
+
+    def take(
+        self, names: list[bytes], count: int, hit: int, active: int, source: bytes | None
+    ) -> list[int]:
+        depth = hit // self.size
+        first = self.first_of(hit)
+        self.held = set(names[:depth])
+        self.read = {(name, w) for w, at in enumerate(first) for name in names[at:depth]}
+        if source is not None:
+            self.guard = source
+            self.read |= {(source, w) for w in self.runs[source].has}
+        self.make_room(self.needed(count, hit, active))
+        self.own_full = -(-count // self.size) - depth
+        self.fill(names, depth, active, first)
+        if source is not None:
+            self.departure += 1
+            for w in self.runs[source].has:
+                self.read.discard((source, w))
+                if not any((source, w) in queue for queue in self.queues):
+                    self.leave((source, w), kept=True)
+            self.guard = b""
+        return first
+
+    def fill(self, names: list[bytes], begin: int, active: int, first: list[int]) -> None:
+        rest = b"the page that is not whole"
+        for column in range(begin, -(-active // self.size)):
+            name = names[column] if column < len(names) else rest
+            mine = {w for w, at in enumerate(first) if column >= at}
+            if name not in self.held:
+                self.own.setdefault(name, set()).update(mine)
+
+    def reserve(self, names: list[bytes], start: int, active: int, first: list[int]) -> None:
+        ends, begin = -(-active // self.size), -(-start // self.size)
+        missing = zip(first, self.windows, strict=True)
+        self.make_room(sum(max(0, ends - max(begin, at)) * n for at, (_, n) in missing))
+        self.fill(names, begin, active, first)
+
+    def commit(self, names: list[bytes], active: int) -> None:
+        for column, name in enumerate(names[: active // self.size]):
+            if name in self.held:
+                continue
+            mine = self.own.pop(name)
+            self.own_full -= 1
+            self.held.add(name)
+            if name not in self.runs:
+                parent = names[column - 1] if column else b""
+                self.runs[name] = Run(name, parent, mine)
+            for w in mine - self.runs[name].has:
+                self.runs[name].has.add(w)
+                self.filled[w] += self.windows[w][1]
+            self.read |= {(name, w) for w in mine}
+
+    def is_kept(self, names: list[bytes], count: int, column: int, w: int) -> bool:
+        """Say whether a next turn, or another branch, may come back to a page behind the window."""
+        span = kept_tokens(self.windows[w][0]) or 0
+        reach = -(-(span - 1) // self.size) + 1
+        if column < count // self.size <= column + reach:
+            return True
+        near = [name for name in names[column : column + reach] if name in self.held]
+        return any(sum(run.parent == name for run in self.runs.values()) > 1 for name in near)
+
+    def advance(self, names: list[bytes], count: int, n: int, first: list[int]) -> None:
+        self.departure += 1
+        for w, end in enumerate(self.first_of(n)):
+            for column in range(first[w], max(first[w], end)):
+                kept = self.is_kept(names, count, column, w)
+                self.given_back[w] += self.windows[w][1] * (w in self.runs[names[column]].has)
+                self.leave((names[column], w), kept=kept)
+            first[w] = max(first[w], end)
+
+    def release(self, names: list[bytes], first: list[int]) -> None:
+        self.departure += 1
+        for w, at in enumerate(first):
+            entry = (names[at - 1], w) if at else (b"", w)
+            if entry in self.queues[0]:
+                del self.queues[0][entry]
+                self.queues[1][entry] = (self.now, self.departure)
+        self.departure += 1
+        for w, at in enumerate(first):
+            for name in names[at:]:
+                self.leave((name, w), kept=True)
+        for name in self.held:
+            self.runs[name].last = self.now
+        self.own, self.own_full, self.held, self.read = {}, 0, set(), set()
+        self.now += 1
