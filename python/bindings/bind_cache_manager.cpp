@@ -48,8 +48,11 @@ CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            std::int32_t partial_page_reuse, std::int64_t host_pages,
                            const py::object& eviction, const std::vector<Group>& groups,
                            bool reserve_chunks, std::int64_t max_draft_tokens,
-                           const std::vector<Quota>& quotas) {
+                           const std::vector<Quota>& quotas,
+                           const std::vector<std::int64_t>& states, std::int64_t num_states) {
     kvcore::CacheConfig config;
+    for (const std::int64_t interval : states) config.states.push_back({interval});
+    config.num_state_slots = num_states;
     for (const auto& [reserved, most] : quotas) {
         config.quotas.push_back({reserved, most.value_or(kvcore::TenantQuota::kNoCeiling)});
     }
@@ -158,6 +161,17 @@ py::array_t<std::int32_t> take_copies(CacheManager& manager) {
     return out;
 }
 
+py::array_t<std::int32_t> take_state_copies(CacheManager& manager) {
+    const std::vector<kvcore::StateMove> copies = manager.take_state_copies();
+    py::array_t<std::int32_t> out({static_cast<py::ssize_t>(copies.size()), py::ssize_t{3}});
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+        out.mutable_at(i, 0) = copies[i].replica;
+        out.mutable_at(i, 1) = copies[i].source;
+        out.mutable_at(i, 2) = copies[i].destination;
+    }
+    return out;
+}
+
 void bind_values(py::module_& module) {
     py::class_<SequenceHandle>(module, "SequenceHandle",
                                "A claimed sequence; stale once it is released.")
@@ -202,12 +216,21 @@ void bind_values(py::module_& module) {
                                    return most;
                                })
         .def_readonly("refused", &kvcore::TenantStats::refused);
+    py::class_<kvcore::StateStats>(module, "StateStats",
+                                   "Slots of states of one replica at one moment.")
+        .def_readonly("total_slots", &kvcore::StateStats::total_slots)
+        .def_readonly("used_slots", &kvcore::StateStats::used_slots)
+        .def_readonly("checkpoints", &kvcore::StateStats::checkpoints)
+        .def_readonly("available_slots", &kvcore::StateStats::available_slots)
+        .def_readonly("checkpoint_hits", &kvcore::StateStats::checkpoint_hits)
+        .def_readonly("checkpoints_made", &kvcore::StateStats::checkpoints_made);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
         .def_readonly("evicted_pages", &kvcore::ReservePlan::evicted_pages)
         .def_readonly("copied_tokens", &kvcore::ReservePlan::copied_tokens)
-        .def_readonly("fits", &kvcore::ReservePlan::fits);
+        .def_readonly("fits", &kvcore::ReservePlan::fits)
+        .def_readonly("active", &kvcore::ReservePlan::active);
 }
 
 }  // namespace
@@ -223,7 +246,8 @@ void bind_cache_manager(py::module_& module) {
              py::arg("partial_page_reuse") = 1, py::arg("host_pages") = 0,
              py::arg("eviction") = "lru", py::arg("groups") = std::vector<Group>(),
              py::arg("reserve_chunks") = false, py::arg("max_draft_tokens") = 0,
-             py::arg("quotas") = std::vector<Quota>())
+             py::arg("quotas") = std::vector<Quota>(),
+             py::arg("states") = std::vector<std::int64_t>(), py::arg("num_states") = 0)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)
@@ -249,6 +273,9 @@ void bind_cache_manager(py::module_& module) {
              py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kPin)
         .def("unpin", &CacheManager::unpin, py::arg("pin"), docs::kUnpin)
         .def("take_copies", &take_copies, docs::kTakeCopies)
+        .def("take_state_copies", &take_state_copies, docs::kTakeStateCopies)
+        .def("state_of", &CacheManager::state_of, py::arg("sequence"), docs::kStateOf)
+        .def("state_stats", &CacheManager::state_stats, py::arg("replica") = 0, docs::kStateStats)
         .def("reset_prefix_cache", &CacheManager::reset_prefix_cache, docs::kResetPrefixCache)
         .def("stats", &CacheManager::stats, py::arg("replica") = 0, docs::kStats)
         .def("group_stats", &CacheManager::group_stats, py::arg("replica") = 0, docs::kGroupStats)

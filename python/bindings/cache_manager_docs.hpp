@@ -38,6 +38,11 @@ max_draft_tokens : int
     As for PagedKVCacheManager.
 quotas : list of (reserved_pages, max_pages)
     Of tenants, which are their numbers here; max_pages is None for no ceiling.
+states : list of int
+    For each group of layers with a state the tokens between its checkpoints; 0: none but at ends of
+    prompts and at branches.
+num_states : int
+    Slots of states of each replica, at least max_sequences where there are such groups.
 
 Raises
 ------
@@ -218,6 +223,26 @@ Returns
 -------
 int32 [n, 4]
     Replica, source page, destination page, tokens.)";
+
+constexpr const char* kTakeStateCopies = R"(take_state_copies(self)
+--
+
+Hand out the copies of state slots owed since the last call, to be done before the next kernels run.
+
+Returns
+-------
+int32 [n, 3]
+    Replica, source slot, destination slot: in all groups, in this order.)";
+
+constexpr const char* kStateOf = R"(state_of(self, sequence)
+--
+
+Return the slot of a sequence's state; -1 before it is reserved, and without states.)";
+
+constexpr const char* kStateStats = R"(state_stats(self, replica=0)
+--
+
+Count the slots of states of a replica; zeros without states.)";
 
 constexpr const char* kResetPrefixCache = R"(reset_prefix_cache(self)
 --

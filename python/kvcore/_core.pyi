@@ -168,6 +168,22 @@ class PoolStats:
     @property
     def available_pages(self) -> int: ...
 
+class StateStats:
+    """Slots of states of one replica at one moment."""
+
+    @property
+    def total_slots(self) -> int: ...
+    @property
+    def used_slots(self) -> int: ...
+    @property
+    def checkpoints(self) -> int: ...
+    @property
+    def available_slots(self) -> int: ...
+    @property
+    def checkpoint_hits(self) -> int: ...
+    @property
+    def checkpoints_made(self) -> int: ...
+
 class ReservePlan:
     """What a reservation would do now."""
 
@@ -181,6 +197,8 @@ class ReservePlan:
     def copied_tokens(self) -> int: ...
     @property
     def fits(self) -> bool: ...
+    @property
+    def active(self) -> int: ...
 
 class CacheManager:
     """Keep the books of pages for sequences: ids only, one sequence per call.
@@ -215,6 +233,11 @@ class CacheManager:
         As for PagedKVCacheManager.
     quotas : list of (reserved_pages, max_pages)
         Of tenants, which are their numbers here; max_pages is None for no ceiling.
+    states : list of int
+        For each group of layers with a state the tokens between its checkpoints; 0: none but at ends of
+        prompts and at branches.
+    num_states : int
+        Slots of states of each replica, at least max_sequences where there are such groups.
 
     Raises
     ------
@@ -254,6 +277,8 @@ class CacheManager:
         reserve_chunks: bool = False,
         max_draft_tokens: int = 0,
         quotas: Sequence[tuple[int, int | None]] = ...,
+        states: Sequence[int] = ...,
+        num_states: int = 0,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.
@@ -403,6 +428,18 @@ class CacheManager:
         int32 [n, 4]
             Replica, source page, destination page, tokens.
         """
+    def take_state_copies(self) -> _Ids:
+        """Hand out the copies of state slots owed since the last call, to be done before the next kernels run.
+
+        Returns
+        -------
+        int32 [n, 3]
+            Replica, source slot, destination slot: in all groups, in this order.
+        """
+    def state_of(self, sequence: SequenceHandle) -> int:
+        """Return the slot of a sequence's state; -1 before it is reserved, and without states."""
+    def state_stats(self, replica: int = 0) -> StateStats:
+        """Count the slots of states of a replica; zeros without states."""
     def reset_prefix_cache(self) -> None:
         """Forget every cached page that nobody holds, on every replica."""
     def group_stats(self, replica: int = 0) -> list[GroupStats]:

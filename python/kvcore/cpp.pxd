@@ -194,6 +194,22 @@ cdef extern from "kvcore/page_moves.hpp" namespace "kvcore" nogil:
         cbool is_load()
 
 
+cdef extern from "kvcore/cache_states.hpp" namespace "kvcore" nogil:
+    cdef cppclass StateGroup:
+        int64_t interval
+    cdef cppclass StateMove:
+        int32_t replica
+        int32_t source
+        int32_t destination
+    cdef cppclass StateStats:
+        int64_t total_slots
+        int64_t used_slots
+        int64_t checkpoints
+        int64_t available_slots
+        int64_t checkpoint_hits
+        int64_t checkpoints_made
+
+
 cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheConfig:
         int64_t num_pages
@@ -208,6 +224,8 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         EvictionConfig eviction
         cbool reserve_chunks
         int64_t max_draft_tokens
+        vector[StateGroup] states
+        int64_t num_state_slots
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -242,6 +260,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t evicted_pages
         int64_t copied_tokens
         cbool fits
+        int64_t active
     cdef cppclass MovedRequest:
         int64_t row
         int64_t start
@@ -250,6 +269,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         uint64_t ticket
         vector[PageMove] copies
         vector[PageMove] tier_moves
+        vector[StateMove] state_copies
         vector[MovedRequest] moved
         void clear()
     cdef enum class OwedStatus:
@@ -274,6 +294,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t longest_new
         int64_t longest_active
         LookupTable** more  # of other bundles, with groups
+        int32_t* states  # slots, with states
     cdef enum class FetchStatus:
         kOk
         kNoSpace
@@ -286,6 +307,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t available
         cbool has_moved
         cbool is_over_quota
+        cbool lacks_slot
     cdef cppclass PinHandle:
         uint32_t index
         uint32_t generation
@@ -341,7 +363,13 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         void fork(
             const RequestView& parent, const RequestBatch& children
         ) except +translate_exception
+        void fork(
+            const RequestView& parent, const RequestBatch& children, Transfers* transfers
+        ) except +translate_exception
         void truncate(SequenceHandle sequence, int64_t n) except +translate_exception
+        void truncate(
+            SequenceHandle sequence, int64_t n, Transfers* transfers
+        ) except +translate_exception
         vector[SharedPrefix] shared_prefixes(
             const RequestBatch& batch
         ) except +translate_exception
@@ -369,6 +397,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         void wait(SequenceHandle sequence) except +translate_exception
         vector[PageMove] take_copies() except +translate_exception
+        vector[StateMove] take_state_copies() except +translate_exception
+        int32_t state_of(SequenceHandle sequence) except +translate_exception
+        StateStats state_stats(int32_t replica) except +translate_exception
         PoolStats stats(int32_t replica) except +translate_exception
         Metrics metrics() except +translate_exception
         void reset_metrics() except +translate_exception

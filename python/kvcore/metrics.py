@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["GroupMetrics", "KVCacheMetrics"]
+__all__ = ["GroupMetrics", "KVCacheMetrics", "StateMetrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,41 @@ class GroupMetrics:
     @classmethod
     def summed(cls, stats: Iterable[Any]) -> GroupMetrics:
         """Sum the GroupStats of one group over replicas."""
+        found = tuple(stats)
+        return cls(
+            **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetrics:
+    """Count the slots of states at one moment, summed over replicas.
+
+    Attributes
+    ----------
+    total_slots : int
+    used_slots : int
+        Of requests, and those that only a copy under way still holds.
+    checkpoints : int
+        Of cached prefixes. The rest of the slots is free.
+    available_slots : int
+        That a request could get: free ones, and checkpoints that nobody holds.
+    checkpoint_hits : int
+        Requests that began with a checkpoint, since the metrics were reset.
+    checkpoints_made : int
+        Since then.
+    """
+
+    total_slots: int
+    used_slots: int
+    checkpoints: int
+    available_slots: int
+    checkpoint_hits: int
+    checkpoints_made: int
+
+    @classmethod
+    def summed(cls, stats: Iterable[Any]) -> StateMetrics:
+        """Sum the StateStats of all replicas."""
         found = tuple(stats)
         return cls(
             **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}

@@ -18,11 +18,12 @@ from kvcore.cache_sizing import CacheSizing
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
-from kvcore.metrics import GroupMetrics
-from kvcore.params import KVCacheParams, require_count, require_no_states
+from kvcore.metrics import GroupMetrics, StateMetrics
+from kvcore.params import KVCacheParams, require_count
 from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.splits import by_replica, data_parallel_splits
+from kvcore.states import StateArrays, chosen_states, intervals
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.tenants import TenantMetrics, checked_quotas
 from kvcore.zmq_reset import ResetListener
@@ -84,6 +85,9 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
     quotas : dict of str to (reserved_pages, max_pages), optional
         What requests of a ``tenant=`` may hold of each replica: other tenants, and requests without
         one, leave it the reserved pages; it never holds more than `max_pages`, None for no ceiling.
+    num_states : int, optional
+        Where layers keep a state: its slots in each replica, at least one for each request. Those
+        beyond are checkpoints, from which other requests begin. By default two for each request.
 
     Raises
     ------
@@ -129,17 +133,20 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         reserve_chunks: bool = False,
         max_draft_tokens: int = 0,
         quotas: Mapping[str, tuple[int, int | None]] | None = None,
+        num_states: int | None = None,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
-        require_no_states(params)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+        slots = chosen_states(params, max_batch_size, num_states)
         places = checked_devices(devices, params.n_devices)
-        pages = sizing.chosen_pages(params, available_cache_memory, num_pages)
+        pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots)
         limits = checked_quotas(quotas, pages)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         shards = make_shards(params, places, pages, blocks)
+        has_arrays = slots > 0 and blocks is not None
+        states = StateArrays(params, places, slots, gpus) if has_arrays else None
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params)
         super().__init__(
             CacheManager(
@@ -157,6 +164,8 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
                 reserve_chunks=flag("reserve_chunks", reserve_chunks),
                 max_draft_tokens=max_draft_tokens,
                 quotas=list(limits.values()),
+                states=intervals(params),
+                num_states=slots,
             ),
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
@@ -173,8 +182,11 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
             pages_per_column=pages_per_column(params),
             runtime_checks=enable_runtime_checks,
             tenants=tuple(limits),
+            state_groups=len(params.state_groups),
+            states=states,
         )
         self._quotas = MappingProxyType(limits)
+        self._states = () if states is None else states.arrays
         self.params = params
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
@@ -246,6 +258,20 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         each = [self._core.tenant_stats(r) for r in range(self.num_replicas)]
         summed = [TenantMetrics.summed(of_tenant) for of_tenant in zip(*each, strict=True)]
         return dict(zip(self.quotas, summed, strict=True))
+
+    @property
+    def states(self) -> tuple[dict[str, list[Any]], ...]:
+        """The arrays of each State group by name, [num_states, layers, ...] on each device.
+
+        () without such groups, and with ``blocks=None``. What is in a slot is the model's: the
+        manager copies slots, and clears none.
+        """
+        return self._states
+
+    @property
+    def state_metrics(self) -> StateMetrics:
+        """Slots of states, and hits of their checkpoints; zeros without State groups. O(1)."""
+        return StateMetrics.summed(self._core.state_stats(r) for r in range(self.num_replicas))
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""

@@ -19,7 +19,6 @@ from kvcore.hf_config import cache_shape
 __all__ = [
     "KVCacheParams",
     "require_count",
-    "require_no_states",
     "require_one_group",
     "require_params",
 ]
@@ -59,16 +58,6 @@ def require_one_group(params: KVCacheParams) -> None:
         f"the params have groups ({kinds}), must have one FullAttention over all "
         f"{params.num_layers} layers: managers keep every token in every layer; pass groups=None, "
         f"and from_hf_config groups=False"
-    )
-
-
-def require_no_states(params: KVCacheParams) -> None:
-    """Raise ValueError for params with State groups, which managers do not keep."""
-    if not params.state_groups:
-        return
-    raise ValueError(
-        f"the params have {len(params.state_groups)} State groups, must have none: managers keep K "
-        f"and V of attention layers; leave the states to the engine"
     )
 
 

@@ -24,6 +24,9 @@ class ReservePlan:
         Of `hit_tokens`, those copied out of a page that is equal in part.
     fits : bool
         False when the pages cannot be had, now or ever.
+    active_idx : int or None
+        Where layers keep a state: the end of what would run next, which is cut where a checkpoint
+        is due. None without such layers.
     """
 
     hit_tokens: int
@@ -31,6 +34,7 @@ class ReservePlan:
     evicted_pages: int
     copied_tokens: int
     fits: bool
+    active_idx: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,6 +265,8 @@ class Scheduler:
             insort(self.waiting, request, key=_rank)
             preempted.append(request)
             self.num_preemptions += 1
+        if self.prefills and self._manager.params.state_groups:
+            return 1  # a prompt that is cut for its state runs one step
         if num_steps > 1 and self._manager.maybe_reserve_batch(contexts, num_steps) < fitting:
             return 1
         return num_steps
@@ -380,7 +382,8 @@ class Scheduler:
         requests, rows = running, np.arange(len(running))
         completed = [r for r in chunks if r.context.active_idx == r.context.end_idx]
         if chunks:
-            going_on = chunks[len(completed) :]
+            # Where layers keep a state a chunk may be cut in front of one that is not.
+            going_on = [r for r in chunks if r.context.active_idx < r.context.end_idx]
             families = [() if r in going_on else (r, *r.siblings) for r in running]
             requests = [request for family in families for request in family]
             rows = np.repeat(rows, [len(family) for family in families])

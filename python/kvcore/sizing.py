@@ -83,9 +83,14 @@ def host_pages(params: KVCacheParams) -> int:
 
 
 def chosen_pages(
-    params: KVCacheParams, available_cache_memory: int | None, num_pages: int | None
+    params: KVCacheParams,
+    available_cache_memory: int | None,
+    num_pages: int | None,
+    num_states: int = 0,
 ) -> int:
     """Return the pages of one replica, of which exactly one size is given.
+
+    The memory has to hold `num_states` slots for states as well.
 
     Raises
     ------
@@ -101,12 +106,14 @@ def chosen_pages(
     if num_pages is not None:
         require_count(num_pages=num_pages)
         return num_pages
-    pages = pages_per_replica(params, available_cache_memory or 0)
+    pages = pages_per_replica(params, available_cache_memory or 0, num_states)
     if pages < 1:
+        beside = num_states * params.bytes_per_state_slot
+        states = f", {num_states} slots for states {beside} bytes beside it" if num_states else ""
         raise CapacityError(
             f"available_cache_memory is {available_cache_memory} bytes for "
             f"{params.data_parallel_degree} replicas, one page needs {params.bytes_per_page} bytes "
-            f"in each"
+            f"in each{states}"
         )
     return pages
 

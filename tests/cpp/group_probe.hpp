@@ -26,6 +26,9 @@ struct CacheManagerProbe {
                                                   SequenceHandle handle) {
         return manager.impl_->state.sequences.at(handle);
     }
+    [[nodiscard]] static const StateRow& state(const CacheManager& manager, SequenceHandle handle) {
+        return manager.impl_->state.states.of(handle);
+    }
     [[nodiscard]] static const std::vector<OwedCopies::Copy>& copies(const CacheManager& manager) {
         return manager.impl_->state.copies.all();
     }
@@ -42,14 +45,15 @@ struct CachedColumn {
     std::vector<TokenId> tokens;  // its own
     std::vector<BlockId> pages;   // by lane; -1: none
     BlockId id = 0;
+    std::int32_t state = -1;  // the slot of its checkpoint
 };
 using Cached = std::map<Digest, CachedColumn>;
 
 /// All that a tree has.
-inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPages& columns,
-                        const std::vector<std::string>& names) {
+inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPages* columns,
+                        const kvcore::ColumnStates* states, const std::vector<std::string>& names) {
     const std::int32_t page_size = tree.page_size();
-    const std::int32_t lanes = columns.grouping().num_lanes();
+    const std::int32_t lanes = columns == nullptr ? 0 : columns->grouping().num_lanes();
     Cached cached;
     for (const std::string& name : names) {
         std::vector<std::pair<const kvcore::TreeNode*, Digest>> nodes;
@@ -64,7 +68,10 @@ inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPage
                 column.id = node->ids(page_size)[p];
                 for (const TokenId token : column.tokens) digest = digest_after(digest, token);
                 for (std::int32_t lane = 0; lane < lanes; ++lane) {
-                    column.pages.push_back(columns.page(column.id, lane));
+                    column.pages.push_back(columns->page(column.id, lane));
+                }
+                if (states != nullptr && states->has(column.id)) {
+                    column.state = states->find(column.id);
                 }
                 cached.emplace(digest, std::move(column));
             }
@@ -80,12 +87,12 @@ inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPage
 inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
                         const std::vector<std::string>& names) {
     const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
-    return cached_of(replica.tree, *replica.columns, names);
+    return cached_of(replica.tree, replica.columns.get(), replica.states.get(), names);
 }
 /// All that its host tier has, where there is one.
 inline Cached records_of(const kvcore::CacheManager& manager, std::int32_t index,
                          const std::vector<std::string>& names) {
     const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
     if (replica.host == nullptr) return {};
-    return cached_of(replica.host->tree(), *replica.host_columns, names);
+    return cached_of(replica.host->tree(), replica.host_columns.get(), nullptr, names);
 }

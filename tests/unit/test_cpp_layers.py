@@ -39,7 +39,7 @@ PUBLIC = {
         *("block_pool", "eviction", "eviction_policies", "prefix_tree", "stand_ins"),
         *("tenants", "tree_listener"),
     },
-    "groups": {"cache_groups"},
+    "groups": {"cache_groups", "cache_states"},
     "tiers": {"host_store", "page_copier", "tier_index"},
     "manager": {
         *("cache_manager", "cache_types", "lookup_table", "metrics", "name_space", "prefix_hit"),

@@ -139,14 +139,13 @@ def test_what_never_fits_is_refused() -> None:
 @pytest.mark.parametrize(
     ("groups", "options", "text"),
     [
-        ((FullAttention([0]), State([1], {"s": ((2,), "float32")})), {}, "State groups"),
         (
             (FullAttention([0]), State([1], {"s": ((2,), "float32")})),
             {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001},
             "State groups",
         ),
     ],
-    ids=["states", "states and a host tier"],
+    ids=["host tier"],
 )
 def test_what_is_not_kept_is_refused(groups: Any, options: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):

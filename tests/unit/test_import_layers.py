@@ -26,7 +26,7 @@ LAYERS = (
     ("_core", "_cuda", "cpp", "_hot", "context", "extra_keys"),
     ("arrays", "backends", "cuda"),
     ("ops",),
-    ("pools", "symbols", "increment", "compat", "functional"),
+    ("pools", "states", "symbols", "increment", "compat", "functional"),
     ("ipc_claim", "zmq_reset", "manager", "paged"),
     ("requests", "scheduler"),
     ("",),

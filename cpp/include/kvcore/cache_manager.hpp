@@ -128,13 +128,18 @@ class CacheManager {
     /// parent's namespace; CapacityError when the replica cannot take all of them;
     /// RequestNotFoundError and PendingTransfersError. Takes no pages. O(children * (pages + tokens
     /// compared)).
-    void fork(const RequestView& parent, const RequestBatch& children);
+    /// With states each child has a slot from then on, into which the parent's is copied:
+    /// CapacityError where there are not as many, std::invalid_argument where the parent was
+    /// fetched since its last commit.
+    void fork(const RequestView& parent, const RequestBatch& children,
+              Transfers* transfers = nullptr);
     /// Forgets written tokens from `n` on, and pages that hold none any more, those reserved ahead
     /// among them; the caller sets the request's indices back. The tree's pages are not rewritten:
     /// one that is cut is copied when it is written next. Throws RequestNotFoundError,
     /// PendingTransfersError, and std::invalid_argument unless 0 <= n <= what was fetched or
-    /// written. O(pages dropped).
-    void truncate(SequenceHandle sequence, std::int64_t n);
+    /// written. With states, `n` must be 0, where the request's state stands, or a token with a
+    /// checkpoint, which is copied then. O(pages dropped).
+    void truncate(SequenceHandle sequence, std::int64_t n, Transfers* transfers = nullptr);
     /// Groups of rows with common leading pages, nested ones too, longest first; pages, not tokens,
     /// are compared. Throws RequestNotFoundError. O(rows * runs * log(rows * runs)).
     [[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const RequestBatch& batch) const;
@@ -186,6 +191,13 @@ class CacheManager {
     /// Page copies on the list since the last call, of sequences still claimed; to be done in this
     /// order, before the next kernels run.
     [[nodiscard]] std::vector<PageMove> take_copies();
+    /// The same of slots of states. Whoever makes both lists may begin with either.
+    [[nodiscard]] std::vector<StateMove> take_state_copies();
+    /// The slot of a sequence's state; -1 before it was reserved, and without states. Throws
+    /// RequestNotFoundError. O(1).
+    [[nodiscard]] std::int32_t state_of(SequenceHandle sequence) const;
+    /// Of a replica; zeros without states. Throws std::out_of_range. O(1).
+    [[nodiscard]] StateStats state_stats(std::int32_t replica) const;
 
     /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvcore/cache_groups.hpp"
+#include "kvcore/cache_states.hpp"
 #include "kvcore/eviction_policies.hpp"
 #include "kvcore/lookup_table.hpp"
 #include "kvcore/page_moves.hpp"
@@ -39,6 +40,10 @@ struct CacheConfig {
     std::int64_t max_draft_tokens = 0;
     // Of tenants, by number: see RequestTerms. Reservations are no more than the pages in all.
     std::vector<TenantQuota> quotas;
+    // Layers with a state beside those with pages, and how many slots they share in each replica:
+    // one for each sequence at least, those beyond are checkpoints.
+    std::vector<StateGroup> states;
+    std::int64_t num_state_slots = 0;
     EvictionConfig eviction;  // of cached pages, in each replica; a host tier has LRU
 };
 
@@ -126,6 +131,7 @@ struct ReservePlan {
     std::int64_t evicted_pages = 0;  // evicted for that
     std::int64_t copied_tokens = 0;  // of hit_tokens, copied out of a partly equal page
     bool fits = false;
+    std::int64_t active = 0;  // where what runs next would end
 };
 
 /// A request that a call moved, and where it stood before.
@@ -143,7 +149,8 @@ struct Transfers {
     std::uint64_t ticket = 0;          // what CacheManager::finish ends; 0: there is nothing to do
     std::vector<PageMove> copies;      // within the device's pool
     std::vector<PageMove> tier_moves;  // between it and the tiers below: whole pages
-    std::vector<MovedRequest> moved;   // to be set back should a load fail
+    std::vector<StateMove> state_copies;  // between slots of states, in all their groups
+    std::vector<MovedRequest> moved;      // to be set back should a load fail
 
     [[nodiscard]] bool empty() const noexcept { return ticket == 0; }
     /// Ready for the next call; keeps the memory.
@@ -151,6 +158,7 @@ struct Transfers {
         ticket = 0;
         copies.clear();
         tier_moves.clear();
+        state_copies.clear();
         moved.clear();
     }
 };
@@ -188,6 +196,7 @@ struct FetchTarget {
     std::int64_t longest_new = 0;            // out: longest active - start
     std::int64_t longest_active = 0;         // out: longest active
     LookupTable* const* more = nullptr;      // [num_bundles - 1], with groups: of other bundles
+    std::int32_t* states = nullptr;          // [table->max_rows()], with states: slots
 };
 
 /// Whether a batch can run now.
@@ -209,6 +218,7 @@ struct FetchResult {
     std::int64_t available = 0;  // pages
     bool has_moved = false;      // start or active of a request changed
     bool is_over_quota = false;  // there is no space since quotas of tenants keep it
+    bool lacks_slot = false;     // what `row` did not find is a slot for its state
 };
 
 /// Names a pinned prefix; `num_tokens` of it, whole pages, are kept. Recognised as stale once it

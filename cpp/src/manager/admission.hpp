@@ -18,6 +18,8 @@ struct FoundHit {
     PrefixMatch match;
     TreePosition below;       // in the host tier, where the hit goes on there
     std::int64_t tokens = 0;  // all of it; 0: no longer one than the claim has
+    // With states: whole pages went on up to this token without a checkpoint; -1: not looked for.
+    std::int64_t branch = -1;
 
     [[nodiscard]] bool is_taken() const noexcept { return tokens > 0; }
     /// It takes over pages of the tree.
@@ -41,7 +43,9 @@ struct Admission {
     std::int64_t evicted = 0;    // pages to evict
     std::int64_t available = 0;  // pages that could be had
     bool fits = false;
-    bool is_over_quota = false;     // all that is in the way are quotas of tenants
+    bool is_over_quota = false;  // all that is in the way are quotas of tenants
+    bool is_cut = false;      // `active` is where a checkpoint is due, in front of what was asked
+    bool lacks_slot = false;  // there is none for its state
     bool declines_partial = false;  // a page to copy from was there, but had to be evicted
 
     [[nodiscard]] std::int64_t new_pages() const noexcept { return pages; }
@@ -55,6 +59,7 @@ struct Reservation {
     TreePin place;               // of the hit's end, or of an opened namespace
     WindowHold windows;          // of the hit, and of the page that it copies from
     WindowHold source;
+    StateHold checkpoint;              // where the hit ends
     RowCut cut;                        // where the row is written again
     std::unique_ptr<TierFlight> load;  // what comes from the host tier
     TreePosition partial;              // where the page is that the hit copies from

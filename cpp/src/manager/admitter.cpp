@@ -66,7 +66,7 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     TreePosition whole;  // what the tree has, be it that windows miss some of it
     if (root != nullptr) {
         // At least one token is left to run.
-        const bool wants_part = allow_partial && fewest > 0;
+        const bool wants_part = allow_partial && fewest > 0 && home.states == nullptr;
         match = home.tree.match(root, request.tokens, request.end - 1, wants_part);
         // What was declined stays declined, so that reserving again changes nothing.
         const bool is_declined =
@@ -75,7 +75,11 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             match.partial = {};
             match.partial_tokens = 0;
         }
-        if (home.columns != nullptr) {
+        if (home.states != nullptr) {
+            // Where whole pages go on without a checkpoint, prompts branch: one is made there.
+            hit.branch = std::int64_t{match.at.depth} * state_.config.page_size;
+            match.at = PrefixTree::position(match.at.node, home.longest_hit(match.at));
+        } else if (home.columns != nullptr) {
             whole = match.at;
             const HitSearch search(*home.columns, home.tree, request.tokens, request.end - 1);
             const bool has_declined = sequence.reuse == Reuse::kDeclined;
@@ -90,7 +94,10 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             find_columns_below(hit, whole, home, request);
         }
     }
-    if (hit.tokens <= sequence.hit_tokens) hit = {};
+    if (hit.tokens > sequence.hit_tokens) return;
+    const std::int64_t branch = hit.branch;
+    hit = {};
+    hit.branch = branch;
 }
 
 // Where the tier has whole pages beyond the hit so far, it goes on there: nothing is left to copy
@@ -157,6 +164,7 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     if (hit.tokens >= request.active) {
         admission.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
+    if (state_.states.exist()) cut_at_checkpoint(admission, sequence, request);
     const std::int64_t tokens = state_.tokens_to_hold(request, admission.active, num_steps);
     count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
     count_pages(admission, sequence, request, num_steps);
@@ -164,6 +172,18 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     if (state_.home_of(sequence).owners != nullptr) {
         quotas::heed(state_, sequence, request, admission);
     }
+}
+
+void Admitter::cut_at_checkpoint(Admission& admission, const Sequence& sequence,
+                                 const RequestView& request) const {
+    StateRow row = state_.states.of(request.sequence);
+    if (!sequence.is_sealed()) row.prompt_end = state_.states.prompt_end(request.end);
+    if (admission.hit.branch >= 0) row.branch = admission.hit.branch;
+    const std::int64_t due = state_.states.next_due(row, admission.start);
+    admission.is_cut = due < admission.active;
+    if (admission.is_cut) admission.active = due;
+    admission.lacks_slot =
+        row.slot == ColumnStates::kNone && state_.home_of(sequence).states->num_available() == 0;
 }
 
 // What is needed and what falls back to the pool.
@@ -231,7 +251,7 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
     const std::int64_t free = home.num_free() + admission.returned;
     admission.available = free;
     admission.evicted = std::max<std::int64_t>(0, admission.new_pages() - free);
-    const bool has_room = has_columns(home, admission);
+    const bool has_room = !admission.lacks_slot && has_columns(home, admission);
     admission.fits = has_room && admission.evicted == 0;
     if (admission.fits) return;
     std::int64_t evictable = home.num_evictable();

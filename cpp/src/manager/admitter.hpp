@@ -57,6 +57,8 @@ class Admitter {
     void count_pages(Admission& admission, const Sequence& sequence, const RequestView& request,
                      std::int64_t num_steps) const;
     void count_available(Admission& admission, const Sequence& sequence) const;
+    void cut_at_checkpoint(Admission& admission, const Sequence& sequence,
+                           const RequestView& request) const;
 
     const ManagerState& state_;
     const Departures& departures_;

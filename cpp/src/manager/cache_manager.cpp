@@ -30,6 +30,10 @@ bool is_settled(const ManagerState& state, SequenceHandle handle) {
     for (const OwedCopies::Copy& copy : state.copies.all()) {
         if (is_its(copy.ticket, copy.owner, copy.copy.sequence)) return false;
     }
+    for (const StateCopies::Copy& copy : state.state_copies.all()) {
+        if (is_its(copy.ticket, copy.owner, copy.from)) return false;
+        if (is_its(copy.ticket, copy.owner, copy.into)) return false;
+    }
     for (const TierFlight& flight : state.flights.all()) {
         if (flight.is_load && is_its(flight.ticket, flight.owner, flight.sequence)) return false;
     }
@@ -139,14 +143,15 @@ void CacheManager::commit(const RequestBatch& batch, std::vector<PageSwap>& swap
     impl_->committer.commit(batch, swaps, transfers);
 }
 
-void CacheManager::fork(const RequestView& parent, const RequestBatch& children) {
+void CacheManager::fork(const RequestView& parent, const RequestBatch& children,
+                        Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    impl_->forker.fork(parent, children);
+    impl_->forker.fork(parent, children, transfers);
 }
 
-void CacheManager::truncate(SequenceHandle sequence, std::int64_t n) {
+void CacheManager::truncate(SequenceHandle sequence, std::int64_t n, Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    impl_->claims.truncate(sequence, n);
+    impl_->claims.truncate(sequence, n, transfers);
 }
 
 std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batch) const {
@@ -206,7 +211,11 @@ void CacheManager::finish(std::uint64_t ticket, bool done) {
 
 OwedStatus CacheManager::take_owed(SequenceHandle sequence, Transfers& transfers) {
     const Lock lock(impl_->mutex);
-    return impl_->state.copies.take_owed(sequence, transfers);
+    ManagerState& state = impl_->state;
+    state.state_copies.make_room_to_take(sequence, transfers);
+    const OwedStatus pages = state.copies.take_owed(sequence, transfers);
+    const bool has_states = state.state_copies.take_owed(sequence, transfers);
+    return has_states ? OwedStatus::kTaken : pages;
 }
 
 void CacheManager::wait(SequenceHandle sequence) const {
@@ -217,6 +226,24 @@ void CacheManager::wait(SequenceHandle sequence) const {
 std::vector<PageMove> CacheManager::take_copies() {
     const Lock lock(impl_->mutex);
     return impl_->state.copy_list.take();
+}
+
+std::vector<StateMove> CacheManager::take_state_copies() {
+    const Lock lock(impl_->mutex);
+    return impl_->state.state_copies.take_list();
+}
+
+std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    static_cast<void>(impl_->state.sequences.at(sequence));
+    const StateRows& states = impl_->state.states;
+    return states.exist() ? states.of(sequence).slot : ColumnStates::kNone;
+}
+
+StateStats CacheManager::state_stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    const Replica& asked = impl_->state.replica_at(replica);
+    return asked.states == nullptr ? StateStats{} : asked.states->stats();
 }
 
 std::vector<TokenId> CacheManager::tokens_up_to(TokenId highest) const {

@@ -2,6 +2,7 @@
 // The conservation laws of the whole manager.
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "kvcore/errors.hpp"
@@ -134,6 +135,26 @@ void check_owners(const Replica& replica) {
                 "tenants: nobody is above its ceiling, and every reservation can be filled");
 }
 
+// Requests have slots of their own, checkpoints are the tree's.
+void check_states(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    if (replica.states == nullptr) return;
+    std::vector<ColumnStates::Slot> used;
+    const std::vector<Sequence>& entries = state.sequences.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (entries[i].replica != index) continue;
+        const ColumnStates::Slot slot = state.states.at(i).slot;
+        require_law(slot != ColumnStates::kNone || entries[i].pages.empty(),
+                    "sequence: has a slot once it holds pages");
+        if (slot != ColumnStates::kNone) used.push_back(slot);
+    }
+    std::vector<bool> cached(static_cast<std::size_t>(replica.pool.num_blocks()));
+    replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) cached[static_cast<std::size_t>(ids[i])] = true;
+    });
+    replica.states->check_integrity(used, cached);
+}
+
 // Both pages of a copy are held until it is over.
 void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
     require_law(copy.source.page() == copy.copy.source &&
@@ -151,6 +172,18 @@ void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
                 "transfers: what is copied out of the tree stays there");
 }
 
+// It counts as one, however many copies name it.
+void add_state_copies(const ManagerState& state,
+                      std::unordered_map<const Sequence*, std::int32_t>& pending) {
+    std::unordered_set<const Sequence*> named;
+    for (const StateCopies::Copy& copy : state.state_copies.all()) {
+        for (const SequenceHandle handle : {copy.from, copy.into})
+            named.insert(state.sequences.find(handle));
+    }
+    named.erase(nullptr);
+    for (const Sequence* sequence : named) ++pending[sequence];
+}
+
 // A sequence waits for what is copied or loaded into its pages.
 void check_transfers(const ManagerState& state) {
     std::unordered_map<const Sequence*, std::int32_t> pending;
@@ -159,6 +192,7 @@ void check_transfers(const ManagerState& state) {
         const Sequence* sequence = state.sequences.find(copy.copy.sequence);
         if (sequence != nullptr) ++pending[sequence];
     }
+    add_state_copies(state, pending);
     for (const TierFlight& flight : state.flights.all()) {
         const Sequence* sequence = state.sequences.find(flight.sequence);
         if (flight.is_load && sequence != nullptr) ++pending[sequence];
@@ -185,6 +219,7 @@ void check_integrity(const ManagerState& state) {
         check_counts(state, i);
         check_columns(state, i);
         check_owners(state.replica_at(i));
+        check_states(state, i);
     }
     state.flights.check_integrity();
 }

@@ -18,9 +18,10 @@ SequenceHandle Claims::claim(std::int32_t replica) {
                                            " sequences are claimed; release one first"));
     }
     const SequenceHandle handle = state_.sequences.claim(replica);
-    if (!state_.grouping.is_plain()) {
+    if (!state_.grouping.is_plain() || state_.states.exist()) {
         try {
-            state_.windows.make_room(handle);
+            if (!state_.grouping.is_plain()) state_.windows.make_room(handle);
+            if (state_.states.exist()) state_.states.begin(handle);
         } catch (...) {
             state_.sequences.release(handle);
             throw;
@@ -35,6 +36,7 @@ bool Claims::release(SequenceHandle handle) {
     Replica& home = state_.home_of(leaving);
     const bool is_pending = leaving.num_pending > 0;
     if (is_pending) state_.copies.drop_owed(handle);
+    if (home.states != nullptr) give_back_slot(home, handle);
     TreeNode* node = leaving.pages.node();
     if (home.columns != nullptr) state_.windows.clear(home, handle, leaving.pages);
     if (home.keeps_by_priority && node != nullptr) {
@@ -54,6 +56,7 @@ void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
     Replica& home = state_.home_of(sequence);
     state_.counts.uncount(home.metrics, sequence, state_.config.page_size);
     if (home.columns != nullptr) state_.windows.clear(home, handle, sequence.pages);
+    if (home.states != nullptr) give_back_slot(home, handle);
     sequence.pages.clear(home.pool);
     state_.flights.forget(handle);
     sequence.reuse = Reuse::kOpen;
@@ -63,10 +66,12 @@ void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
 void Claims::begin_again(SequenceHandle handle) {
     Sequence& sequence = state_.sequences.at(handle);
     if (sequence.num_pending > 0) {
-        const bool is_under_way =
-            state_.copies.is_under_way(handle) || state_.flights.is_loading(handle);
+        const bool is_under_way = state_.copies.is_under_way(handle) ||
+                                  state_.state_copies.is_under_way(handle) ||
+                                  state_.flights.is_loading(handle);
         if (is_under_way) rules::refuse_pending(-1);
         state_.copies.drop_owed(handle);
+        state_.state_copies.drop_owed(handle);
         sequence.num_pending = 0;
     }
     state_.copy_list.forget(handle, sequence.pages, 0);
@@ -89,7 +94,36 @@ void Claims::require_window(SequenceHandle handle, const Sequence& sequence, std
                                                "of which windows hold no more than they read"));
 }
 
-void Claims::truncate(SequenceHandle handle, std::int64_t n) {
+// Copies into it that are under way write it still, and forks may have to read it.
+void Claims::give_back_slot(Replica& home, SequenceHandle handle) noexcept {
+    state_.state_copies.drop_owed(handle);
+    StateRow& row = state_.states.of(handle);
+    if (row.slot != ColumnStates::kNone) home.states->give_back(row.slot);
+    row = {};
+}
+
+// The checkpoint to go back to; nothing where the slot stands there, or begins anew.
+StateHold Claims::find_state(SequenceHandle handle, const Sequence& sequence,
+                             std::int64_t n) const {
+    if (!state_.states.exist()) return {};
+    const StateRow& row = state_.states.of(handle);
+    const std::int64_t stands = std::max(row.at, row.run);
+    if (n == 0 || n == stands || row.slot == ColumnStates::kNone) return {};
+    Replica& home = state_.home_of(sequence);
+    const std::int64_t columns = n / state_.config.page_size;
+    if (n % state_.config.page_size == 0 && columns <= sequence.pages.committed()) {
+        const BlockId column =
+            home.last_column({sequence.pages.node(), static_cast<std::int32_t>(columns)});
+        if (home.states->has(column)) return {*home.states, home.states->find(column)};
+    }
+    throw std::invalid_argument(detail::concat("cannot be truncated to ", n, " tokens, must be ",
+                                               stands,
+                                               ", whose state the request has, or a token with a "
+                                               "checkpoint"));
+}
+
+void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfers) {
+    if (transfers != nullptr) rules::require_transfers(state_, transfers);
     Sequence& sequence = state_.sequences.at(handle);
     if (sequence.num_pending > 0) rules::refuse_pending(-1);
     // Several steps of one fetch write behind what it counted.
@@ -101,6 +135,8 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n) {
                                                    ", the end of what was fetched last"));
     }
     if (!state_.grouping.is_plain()) require_window(handle, sequence, n);
+    StateHold checkpoint = find_state(handle, sequence, n);
+    if (checkpoint) state_.state_copies.make_room(1, transfers);
     PageRow& row = sequence.pages;
     const auto columns = static_cast<std::int32_t>(ceil_div(n, state_.config.page_size));
     if (columns < row.size()) {
@@ -114,6 +150,12 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n) {
     }
     state_.freeze_read_pages(sequence, n);
     sequence.written = std::min(sequence.written, n);
+    if (!state_.states.exist()) return;
+    if (checkpoint || n == 0) state_.states.set_back(handle, n);
+    if (!checkpoint) return;
+    const StateMove copy{sequence.replica, checkpoint.slot(), state_.states.of(handle).slot};
+    state_.state_copies.add(copy, {}, handle, transfers);
+    checkpoint.end_use();
 }
 
 }  // namespace kvcore

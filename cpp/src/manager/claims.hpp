@@ -18,12 +18,15 @@ class Claims {
     [[nodiscard]] SequenceHandle claim(std::int32_t replica);
     [[nodiscard]] bool release(SequenceHandle handle);
     void begin_again(SequenceHandle handle);
-    void truncate(SequenceHandle handle, std::int64_t n);
+    void truncate(SequenceHandle handle, std::int64_t n, Transfers* transfers);
 
     /// The same of a sequence for which nothing is under way.
     void begin_again(Sequence& sequence, SequenceHandle handle) noexcept;
 
    private:
+    [[nodiscard]] StateHold find_state(SequenceHandle handle, const Sequence& sequence,
+                                       std::int64_t n) const;
+    void give_back_slot(Replica& home, SequenceHandle handle) noexcept;
     void require_window(SequenceHandle handle, const Sequence& sequence, std::int64_t n) const;
 
     ManagerState& state_;

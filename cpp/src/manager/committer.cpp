@@ -234,9 +234,44 @@ void Committer::leave_windows(const RequestBatch& batch) noexcept {
     }
 }
 
+// Where memory or slots are missing there is no checkpoint.
+void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) noexcept {
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+        const RequestView& request = batch[i];
+        const StateRow& row = state_.states.of(request.sequence);
+        if (row.slot == ColumnStates::kNone) continue;
+        if (!state_.states.advance(request.sequence, request.start)) continue;
+        const Sequence& sequence = *state_.sequences.find(request.sequence);
+        const bool has_place =
+            request.start == std::int64_t{sequence.pages.committed()} * state_.config.page_size;
+        if (!has_place) continue;  // without memory it was not committed
+        try {
+            make_checkpoint(sequence, request.sequence, transfers);
+        } catch (const std::bad_alloc&) {
+            continue;
+        }
+    }
+}
+
+// At the end of what the sequence committed, unless somebody has made it before.
+void Committer::make_checkpoint(const Sequence& sequence, SequenceHandle handle,
+                                Transfers* transfers) {
+    Replica& home = state_.home_of(sequence);
+    ColumnStates& states = *home.states;
+    const BlockId column = home.last_column({sequence.pages.node(), sequence.pages.committed()});
+    const ColumnStates::Slot known = states.find(column);
+    if (known != ColumnStates::kNone) return states.renew(known);
+    state_.state_copies.make_room(1, transfers);
+    const ColumnStates::Slot made = states.add(column);
+    if (made == ColumnStates::kNone) return;
+    const ColumnStates::Slot slot = state_.states.of(handle).slot;
+    state_.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
+}
+
 void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                        Transfers* transfers) {
-    if (state_.config.host_pages > 0) rules::require_transfers(state_, transfers);
+    const bool copies_states = state_.states.exist() && transfers != nullptr;
+    if (state_.config.host_pages > 0 || copies_states) rules::require_transfers(state_, transfers);
     find_new_pages(batch);
     swapped_.clear();
     for (std::size_t k = 0; k < rows_.size(); ++k) {
@@ -262,6 +297,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
         }
     }
     if (!state_.grouping.windows().empty()) leave_windows(batch);
+    if (state_.states.exist()) advance_states(batch, transfers);
     // Memory for swaps is kept from call to call: few calls have any.
     swaps.clear();
     if (!swapped_.empty()) swaps.swap(swapped_);

@@ -41,6 +41,8 @@ class Committer {
     void swap_columns(Replica& home, SequenceHandle handle, PageRow& pages, std::int32_t first,
                       std::int32_t row) noexcept;
     void leave_windows(const RequestBatch& batch) noexcept;
+    void advance_states(const RequestBatch& batch, Transfers* transfers) noexcept;
+    void make_checkpoint(const Sequence& sequence, SequenceHandle handle, Transfers* transfers);
     template <class Visit>
     void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;

@@ -109,6 +109,7 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
         target->width = 0;
     }
     new_input_.assign(static_cast<std::size_t>(end - targets), 0);
+    if (state_.states.exist()) next_row_.resize(new_input_.size());
     missing_.clear();
     late_.clear();
 }
@@ -132,7 +133,7 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
 }
 
 // Rows that have all they need are done with here. Those of missing_ still need pages, those of
-// late_ are to be written when they have.
+// late_ are to be written when they have. `kIsPlain`: there are neither groups nor states.
 template <bool kIsPlain>
 void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
                                FetchTarget* targets, InputCount& counted, FetchResult& result) {
@@ -144,7 +145,9 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
     const bool in_chunks = state_.config.reserve_chunks;
     rows_.resize(n);
     std::int32_t replica = 0;
-    const ManagerState* groups = kIsPlain ? nullptr : &state_;
+    const bool has_groups = !kIsPlain && !state_.grouping.is_plain();
+    const bool has_states = !kIsPlain && state_.states.exist();
+    const ManagerState* groups = has_groups ? &state_ : nullptr;
     Part part{targets[0]};
     const auto finish_part = [&] {
         targets[replica] = part.target;
@@ -163,9 +166,10 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
-            (kIsPlain ||
+            (!has_groups ||
              (state_.windows.has_reserved(request.sequence, request.active + num_steps - 1) &&
-              state_.windows.can_read(request.sequence, request.start)));
+              state_.windows.can_read(request.sequence, request.start))) &&
+            (!has_states || state_.states.is_ready(request));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
         if (!has_pages || !is_settled) {
@@ -204,6 +208,20 @@ void Fetcher::count(const RequestBatch& batch) noexcept {
     }
 }
 
+// Where each row has its state, which runs on from now on.
+void Fetcher::write_states(const RequestBatch& batch, std::int64_t num_steps,
+                           FetchTarget* targets) {
+    std::fill(next_row_.begin(), next_row_.end(), 0);
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+        const RequestView& request = batch[i];
+        const auto replica = state_.sequences.find(request.sequence)->replica;
+        const std::int64_t row = next_row_[static_cast<std::size_t>(replica)]++;
+        state_.states.note_run(request, num_steps);
+        if (targets[replica].states == nullptr) continue;
+        targets[replica].states[row] = state_.states.of(request.sequence).slot;
+    }
+}
+
 FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, FetchTarget* targets,
                            Transfers* transfers) {
     if (transfers != nullptr || state_.config.host_pages > 0) {
@@ -214,7 +232,7 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
     begin(targets, end);
     InputCount counted(undo_, batch.size());
     FetchResult result;
-    if (state_.grouping.is_plain()) {
+    if (state_.grouping.is_plain() && !state_.states.exist()) {
         write_ready_rows<true>(batch, num_steps, targets, counted, result);
     } else {
         write_ready_rows<false>(batch, num_steps, targets, counted, result);
@@ -235,6 +253,7 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
     }
     counted.keep();
     count(batch);
+    if (state_.states.exist()) write_states(batch, num_steps, targets);
     for (FetchTarget* target = targets; target != end; ++target) {
         if (target->rows > 0) pad(state_.grouping, *target);
     }

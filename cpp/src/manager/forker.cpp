@@ -63,6 +63,7 @@ class Forker::Brood {
         handles_.push_back(state_.sequences.claim(replica));
         if (!state_.grouping.is_plain()) state_.windows.make_room(handles_.back());
         if (!state_.config.quotas.empty()) state_.tenants.make_room(handles_.back());
+        if (state_.states.exist()) state_.states.begin(handles_.back());
         Sequence& child = state_.sequences.at(handles_.back());
         child.pages.make_room_to_share(state_.sequences.at(parent).pages, num_pages_);
     }
@@ -100,7 +101,50 @@ void Forker::require_room(std::int32_t replica, std::int64_t num_children) const
                                        " forks do not fit; release some first"));
 }
 
-void Forker::fork(const RequestView& parent, const RequestBatch& children) {
+// The state that the children begin with: the parent's, or a checkpoint at the same token. There
+// are slots for all of them.
+StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
+                             std::int64_t written, std::int64_t num_children) const {
+    if (!state_.states.exist() || written == 0) return {};
+    Replica& home = state_.home_of(source);
+    const StateRow& row = state_.states.of(parent.sequence);
+    StateHold found;
+    if (row.at == written && row.run == written) {
+        found = StateHold(*home.states, row.slot);
+    } else if (written % state_.config.page_size == 0 &&
+               source.pages.committed() * std::int64_t{state_.config.page_size} >= written) {
+        const auto columns = static_cast<std::int32_t>(written / state_.config.page_size);
+        const TreePosition at{source.pages.node(), columns};
+        if (home.states->has(home.last_column(at))) found = home.hold_state(at);
+    }
+    if (!found) {
+        throw InRow<std::invalid_argument>(
+            -1,  // of no child's row
+            detail::concat("a fork begins with ", written, " written tokens, but the parent's ",
+                           "state is that of token ", row.run, "; fork it between step and fetch"));
+    }
+    const std::int64_t available = home.states->num_available();
+    if (available >= num_children) return found;
+    throw CapacityError(detail::concat("replica ", source.replica, " has ", available, " of ",
+                                       state_.config.num_state_slots, " state slots left, ",
+                                       num_children, " forks do not fit; release some first"));
+}
+
+void Forker::copy_state(const StateHold& source, SequenceHandle parent, RequestView& child,
+                        Transfers* transfers) noexcept {
+    const Sequence& sequence = *state_.sequences.find(child.sequence);
+    ColumnStates& states = *state_.home_of(sequence).states;
+    StateRow& row = state_.states.of(child.sequence);
+    row.slot = states.take();
+    row.prompt_end = state_.states.prompt_end(child.end);
+    state_.states.set_back(child.sequence, child.start);
+    const SequenceHandle from = states.is_checkpoint(source.slot()) ? SequenceHandle() : parent;
+    state_.state_copies.add({sequence.replica, source.slot(), row.slot}, from, child.sequence,
+                            transfers);
+}
+
+void Forker::fork(const RequestView& parent, const RequestBatch& children, Transfers* transfers) {
+    if (transfers != nullptr) rules::require_transfers(state_, transfers);
     const Sequence& source = state_.sequences.at(parent.sequence);
     const std::int32_t replica = source.replica;
     if (!rules::has_legal_indices(parent)) rules::refuse_indices(parent, -1);  // of no child's row
@@ -109,6 +153,9 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children) {
     rules::require_windows(state_, source, written, parent.sequence, -1);
     check_children(parent, written, children);
     require_room(replica, children.size());
+    const StateHold state = find_state(parent, source, written, children.size());
+    const auto num_copies = static_cast<std::size_t>(state ? children.size() : 0);
+    if (num_copies > 0) state_.state_copies.make_room(num_copies, transfers);
     Brood brood(state_, source, written, children.size());
     for (std::int64_t i = 0; i < children.size(); ++i) brood.add(replica, parent.sequence);
     state_.copy_list.make_room_for_heirs(static_cast<std::size_t>(children.size()));
@@ -125,6 +172,7 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children) {
         view.sequence = handle;
         view.start = written;
         if (view.active <= written) view.active = view.end;
+        if (state) copy_state(state, parent.sequence, view, transfers);
     }
     brood.keep();
 }

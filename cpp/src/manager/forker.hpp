@@ -15,11 +15,15 @@ class Forker {
     explicit Forker(ManagerState& state) noexcept : state_(state) {}
 
     /// The verb of CacheManager.
-    void fork(const RequestView& parent, const RequestBatch& children);
+    void fork(const RequestView& parent, const RequestBatch& children, Transfers* transfers);
 
    private:
     class Brood;
 
+    [[nodiscard]] StateHold find_state(const RequestView& parent, const Sequence& source,
+                                       std::int64_t written, std::int64_t num_children) const;
+    void copy_state(const StateHold& source, SequenceHandle parent, RequestView& child,
+                    Transfers* transfers) noexcept;
     void require_room(std::int32_t replica, std::int64_t num_children) const;
 
     ManagerState& state_;

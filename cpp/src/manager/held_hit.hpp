@@ -29,6 +29,7 @@ class HeldHit {
         if (home.owners != nullptr) quotas::shorten(home, found_, sequence.hit_tokens);
         if (found_.shares()) {
             windows_ = WindowHold(home, found_.match.at, found_.tokens);
+            checkpoint_ = home.hold_state(found_.match.at);
             if (found_.is_partial()) {
                 source_ = WindowHold(home, found_.match.partial, found_.tokens);
             }
@@ -58,6 +59,7 @@ class HeldHit {
         windows_.enter();
         source_.enter();
         records_.enter();
+        checkpoint_.enter();
         place_ = pin(home.tree, found_.match.at);
         partial_ = pin(home.tree, found_.match.partial);
         if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
@@ -72,6 +74,7 @@ class HeldHit {
         windows_.leave();
         source_.leave();
         records_.leave();
+        checkpoint_.leave();
     }
 
    private:
@@ -110,6 +113,7 @@ class HeldHit {
     WindowHold windows_;
     WindowHold source_;
     WindowHold records_;
+    StateHold checkpoint_;
 };
 
 }  // namespace kvcore

@@ -20,10 +20,11 @@ void tell_held(Replica& replica) noexcept {
 
 bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done) {
     const bool has_copies = state.copies.finish(ticket, done);
+    const bool has_states = state.state_copies.finish(ticket, done);
     const bool has_flights = state.flights.finish(
         ticket, done,
         [&](Sequence& sequence, SequenceHandle handle) { claims.begin_again(sequence, handle); });
-    return has_copies || has_flights;
+    return has_copies || has_states || has_flights;
 }
 
 // What is only being copied is nobody's use of a page: it is not found any more either, though the
@@ -46,6 +47,7 @@ void reset_prefix_cache(ManagerState& state) noexcept {
             replica->pool.free(evicted.data(), n);
         }
         if (replica->owners != nullptr) tell_held(*replica);
+        if (replica->states != nullptr) replica->states->forget();
         if (replica->host != nullptr) replica->host->reset();
     }
 }
@@ -56,6 +58,7 @@ void reset_metrics(ManagerState& state) noexcept {
         replica->metrics = {};
         if (replica->owners != nullptr) replica->owners->reset_refusals();
         if (replica->columns != nullptr) replica->columns->reset_counts();
+        if (replica->states != nullptr) replica->states->reset_counts();
         replica->note_peak();
     }
 }

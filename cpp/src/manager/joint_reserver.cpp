@@ -34,8 +34,8 @@ void JointReserver::sort(const Call& call) {
     for (const std::int64_t row : call.missing) {
         const Sequence& sequence = call.rows[row];
         // Which columns get pages of windows is the Admitter's to say.
-        const bool only_grows = state_.grouping.is_plain() && sequence.is_sealed() &&
-                                !sequence.pages.empty() &&
+        const bool only_grows = state_.grouping.is_plain() && !state_.states.exist() &&
+                                sequence.is_sealed() && !sequence.pages.empty() &&
                                 call.batch[row].start >= sequence.pages.frozen() * page_size;
         (only_grows ? growing_ : joining_).push_back(row);
     }
@@ -47,10 +47,12 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     Sequence& sequence = call.rows[row];
     RequestView& request = call.batch[row];
     const Admission admission = admitter_.admit(sequence, request, call.num_steps);
+    rules::require_one_step(request, admission, call.num_steps, row);
     if (!admission.fits) {
         if (admission.is_over_quota) count_refusal(call, row);
         result = {FetchStatus::kNoSpace, row,   admission.new_pages(),
-                  admission.available,   false, admission.is_over_quota};
+                  admission.available,   false, admission.is_over_quota,
+                  admission.lacks_slot};
         return false;
     }
     Reservation made = reserver_.prepare(admission, sequence, request, call.transfers);
@@ -78,7 +80,7 @@ bool JointReserver::find_supply(const Call& call, FetchResult& result) {
             supply.left += state_.home_of(sequence).tree.num_evictable();
         }
         if (pages > supply.left) {
-            result = {FetchStatus::kNoSpace, row, pages, supply.left, false};
+            result = {FetchStatus::kNoSpace, row, pages, supply.left, false, false};
             return false;
         }
         supply.left -= pages;
@@ -131,6 +133,7 @@ std::vector<Admission> JointReserver::admit_together(const Call& call, bool allo
         const Sequence& sequence = call.rows[row];
         admissions.push_back(
             admitter_.admit(sequence, call.batch[row], call.num_steps, allow_partial));
+        rules::require_one_step(call.batch[row], admissions.back(), call.num_steps, row);
         if (!allow_partial) admissions.back().declines_partial = true;
         departures_.note(state_.writer(sequence, admissions.back().start),
                          call.transfers != nullptr);
@@ -154,7 +157,9 @@ FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call&
             needed = missing_pages(call, row);
         }
         std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
-        if (needed > available) return {FetchStatus::kNoSpace, row, needed, available, false};
+        if (needed > available) {
+            return {FetchStatus::kNoSpace, row, needed, available, false, false};
+        }
         available -= needed;
     }
     return {};
@@ -173,7 +178,33 @@ bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& 
         available -= admissions[k].appended + admissions[k].replaced + admissions[k].patched;
         if (available >= 0) continue;
         const std::int64_t pages = admissions[k].new_pages();
-        result = {FetchStatus::kNoSpace, joining_[k], pages, admissions[k].available, false};
+        result = {FetchStatus::kNoSpace, joining_[k], pages, admissions[k].available, false, false};
+        return false;
+    }
+    return true;
+}
+
+// With states: slots for all rows that have none, in their order. A row whose hit nobody else holds
+// may take over the checkpoint. Asked when all hits are held.
+bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& made,
+                              FetchResult& result) const {
+    if (!state_.states.exist()) return true;
+    std::vector<std::int64_t> left;
+    for (const auto& replica : state_.replicas) left.push_back(replica->states->num_available());
+    for (std::size_t k = 0; k < joining_.size(); ++k) {
+        const std::int64_t row = joining_[k];
+        if (state_.states.of(call.batch[row].sequence).slot != ColumnStates::kNone) continue;
+        std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
+        if (available == 0 && made[k].checkpoint.is_sole()) continue;
+        if (--available >= 0) continue;
+        const Admission& admission = made[k].admission;
+        result = {FetchStatus::kNoSpace,
+                  row,
+                  admission.new_pages(),
+                  admission.available,
+                  false,
+                  false,
+                  true};
         return false;
     }
     return true;
@@ -263,7 +294,7 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
             return false;
         }
     }
-    if (!has_columns(call, admissions, result)) return false;
+    if (!has_columns(call, admissions, result) || !has_slots(call, made, result)) return false;
     if (!state_.config.quotas.empty() && !heed_quotas(call, made, result)) return false;
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         const std::int64_t row = joining_[k];

@@ -70,6 +70,8 @@ class JointReserver {
     [[nodiscard]] bool heed_quotas(const Call& call, std::vector<Reservation>& made,
                                    FetchResult& result);
     void count_refusal(const Call& call, std::int64_t row) noexcept;
+    [[nodiscard]] bool has_slots(const Call& call, const std::vector<Reservation>& made,
+                                 FetchResult& result) const;
     [[nodiscard]] FetchResult share_out(std::vector<std::int64_t> left, const Call& call,
                                         const std::vector<Admission>& admissions) const;
     [[nodiscard]] std::vector<Reservation> prepare(const Call& call,

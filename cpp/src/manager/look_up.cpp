@@ -19,8 +19,8 @@ inline TreePosition find(const Replica& replica, std::string_view name_space, co
     TreeNode* root = replica.tree.find_namespace(name_space);
     TreePosition at;
     if (root != nullptr) at = replica.tree.match(root, tokens, n).at;
-    if (replica.columns != nullptr && at.depth > 0) {
-        at = PrefixTree::position(at.node, replica.columns->longest_hit(at));
+    if (replica.narrows_hits() && at.depth > 0) {
+        at = PrefixTree::position(at.node, replica.longest_hit(at));
     }
     if (pages == nullptr) return at;
     pages->resize(static_cast<std::size_t>(at.depth));

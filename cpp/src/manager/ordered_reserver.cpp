@@ -15,6 +15,10 @@ ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequen
     const bool waits = (admission.evicted > 0 || admission.is_over_quota) && transfers != nullptr &&
                        !transfers->empty();
     if (waits) return ReserveStatus::kPending;
+    // The same of checkpoints.
+    if (admission.lacks_slot && transfers != nullptr && !transfers->empty()) {
+        return ReserveStatus::kPending;
+    }
     if (!admission.fits) {
         if (admission.is_over_quota) {
             state_.home_of(sequence).owners->count_refusal(state_.tenants.of(request.sequence));
@@ -36,14 +40,27 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t nu
         JointReserver::is_reserved(sequence.pages, request, num_steps, page_size,
                                    state_.config.reserve_chunks) &&
         (state_.grouping.is_plain() ||
-         state_.windows.has_reserved(request.sequence, request.active + num_steps - 1))) {
+         state_.windows.has_reserved(request.sequence, request.active + num_steps - 1)) &&
+        (!state_.states.exist() || state_.states.is_ready(request))) {
         sequence.written = std::min(sequence.written, request.start);
         TokenCounts::count_input(state_.home_of(sequence).metrics, sequence, request.start,
                                  request.active);
         return ReserveStatus::kOk;
     }
     const Admission admission = admitter_.admit(sequence, request, num_steps);
+    if (admission.is_cut && num_steps > 1 && row > 0) return ReserveStatus::kPending;
+    rules::require_one_step(request, admission, num_steps, row);
     return take(admission, sequence, request, row, transfers);
+}
+
+// Whatever a row would throw is thrown before the rows in front of it are reserved. Those may evict
+// what a later one would hit: it is in front of that that the call stops then.
+void OrderedReserver::require_one_step(const RequestBatch& batch, std::int64_t num_steps) const {
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+        const RequestView& request = batch[i];
+        rules::require_one_step(request, admitter_.admit(rows_[i], request, num_steps), num_steps,
+                                i);
+    }
 }
 
 BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t num_steps,
@@ -52,6 +69,7 @@ BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t nu
         rules::require_transfers(state_, transfers);
     }
     rows_.check(batch, num_steps);
+    if (num_steps > 1 && state_.states.exist()) require_one_step(batch, num_steps);
     const OwedCopies::Call scope(state_.copies);
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         try {
@@ -79,9 +97,13 @@ ReservePlan OrderedReserver::plan(const RequestView& request, std::int64_t num_s
     state_.freeze_read_pages(sequence, request.start);
     const Admission admission = admitter_.admit(sequence, request, num_steps);
     sequence.pages.unfreeze(frozen);
+    rules::require_one_step(request, admission, num_steps, 0);
     return {admission.hit.is_taken() ? admission.hit.tokens - sequence.hit_tokens : 0,
-            admission.new_pages(), admission.evicted, admission.hit.match.partial_tokens,
-            admission.fits};
+            admission.new_pages(),
+            admission.evicted,
+            admission.hit.match.partial_tokens,
+            admission.fits,
+            admission.active};
 }
 
 HeldHit OrderedReserver::match(const RequestView& request) const {

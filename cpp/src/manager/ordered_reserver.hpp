@@ -33,6 +33,8 @@ class OrderedReserver {
     [[nodiscard]] ReserveStatus reserve_row(RequestView& request, std::int64_t num_steps,
                                             std::int64_t row, Transfers* transfers);
 
+    void require_one_step(const RequestBatch& batch, std::int64_t num_steps) const;
+
     ManagerState& state_;
     BatchRows& rows_;
     const Admitter& admitter_;

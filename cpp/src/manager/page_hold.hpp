@@ -82,6 +82,7 @@ class PageHold {
         } else {
             home_->pool.share(&page_, 1);
             if (home_->columns != nullptr) home_->columns->uncache(page_);
+            if (home_->states != nullptr) home_->states->drop_of(page_);
             at_ = {};
         }
     }

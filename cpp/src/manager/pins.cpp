@@ -19,15 +19,17 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
     }
     TreePin place;
     WindowHold windows;
+    StateHold checkpoint;
     if (root != nullptr) {
         TreePosition at = tree.match(root, tokens, n).at;
-        if (home.columns != nullptr) {
-            at = PrefixTree::position(at.node, home.columns->longest_hit(at));
+        if (home.narrows_hits()) {
+            at = PrefixTree::position(at.node, home.longest_hit(at));
         }
         if (home.owners != nullptr) {
             at = PrefixTree::position(at.node, quotas::longest_held(home, at));
         }
         windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
+        checkpoint = home.hold_state(at);
         place = TreePin(tree, tree.split(at));
         windows =
             WindowHold(home, {place.node(), at.depth}, std::int64_t{at.depth} * tree.page_size());
@@ -37,6 +39,7 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
     Seat& seat = seats_[index];
     seat.place = std::move(place);
     seat.windows = std::move(windows);
+    if (checkpoint) seat.checkpoint = std::move(checkpoint);
     PinHandle handle{index, seat.generation, 0};
     if (seat.place) {
         const std::int64_t depth = PrefixTree::depth_of(seat.place.node());
@@ -55,6 +58,10 @@ void Pins::unpin(PinHandle pin) {
     Seat& seat = seats_[pin.index];
     ++seat.generation;
     seat.windows.reset();
+    if (seat.checkpoint) {
+        seat.checkpoint.end_use();
+        seat.checkpoint = StateHold();
+    }
     seat.place.end_use();
     if (seat.generation != 0) free_.push_back(pin.index);  // 0: used up, never taken again
 }

@@ -13,7 +13,8 @@ namespace kvcore {
 
 /// Prefixes that callers keep, by handle.
 ///
-/// Owns: a pin for each, with groups a hold on what its windows read. Invariant: a handle names its
+/// Owns: a pin for each, with groups a hold on what its windows read
+/// and on the checkpoint where it ends. Invariant: a handle names its
 /// prefix until `unpin`, and never another one: a seat whose generations are used up is not taken
 /// again. Threads: none of its own; CacheManager locks around it. Cost: O(1), and the match to pin.
 class Pins {
@@ -32,6 +33,7 @@ class Pins {
     struct Seat {
         TreePin place;
         WindowHold windows;
+        StateHold checkpoint;
         std::uint32_t generation = 1;
     };
 

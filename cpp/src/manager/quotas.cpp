@@ -116,8 +116,8 @@ bool may_hold(const Replica& home, TreePosition at) {
 
 TreePosition cut(const Replica& home, TreePosition at, std::int32_t depth) {
     TreePosition part = PrefixTree::position(at.node, depth);
-    if (home.columns == nullptr || depth == 0) return part;
-    return PrefixTree::position(part.node, home.columns->longest_hit(part));
+    if (!home.narrows_hits() || depth == 0) return part;
+    return PrefixTree::position(part.node, home.longest_hit(part));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "groups/column_pages.hpp"
+#include "groups/column_states.hpp"
 #include "groups/grouping.hpp"
 #include "index/page_owners.hpp"
 #include "index/policies/lru.hpp"
@@ -41,11 +42,14 @@ struct Replica {
                 std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *windows_);
         }
         if (!config.quotas.empty()) watch_owners(config);
+        if (!config.states.empty()) watch_states(config);
+        narrows_hits_ = columns != nullptr || states != nullptr;
         if (config.host_pages > 0) make_host(config, grouping);
     }
 
    private:
     WindowPolicy* windows_ = nullptr;  // the tree's, where there are columns
+    bool narrows_hits_ = false;
 
    public:
     BlockPool pool;
@@ -53,6 +57,7 @@ struct Replica {
     const bool keeps_by_priority = tree.policy().interest().retention;
     std::unique_ptr<ColumnPages> columns;  // none where a column is a page
     std::unique_ptr<PageOwners> owners;    // none without quotas
+    std::unique_ptr<ColumnStates> states;  // none without layers that keep a state
     std::int64_t num_sequences = 0;        // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // none without a host tier
@@ -78,6 +83,30 @@ struct Replica {
     [[nodiscard]] std::int64_t num_available() const noexcept {
         return num_free() + num_evictable();
     }
+    /// What is in the tree need not be what a hit can take.
+    [[nodiscard]] bool narrows_hits() const noexcept { return narrows_hits_; }
+    /// Columns of the longest prefix of that one which all groups can serve: narrowed by one after
+    /// the other until nothing shrinks.
+    [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept {
+        std::int32_t before = -1;
+        while (at.depth != before) {
+            before = at.depth;
+            if (columns != nullptr) at.depth = columns->longest_hit(at);
+            if (states != nullptr) at.depth = states->longest_hit(at, tree.page_size());
+        }
+        return at.depth;
+    }
+    /// The checkpoint where a hit ends; kNone without states.
+    [[nodiscard]] StateHold hold_state(TreePosition at) noexcept {
+        if (states == nullptr || at.depth == 0) return {};
+        const ColumnStates::Slot slot = states->find(last_column(at));
+        return slot == ColumnStates::kNone ? StateHold() : StateHold(*states, slot);
+    }
+    [[nodiscard]] BlockId last_column(TreePosition at) const noexcept {
+        BlockId column = 0;
+        tree.copy_pages(at, at.depth - 1, &column);
+        return column;
+    }
     /// Free pages first, then evicted ones: those change hands without a detour through the pool.
     /// The caller has made sure that there are enough. Of columns the ids alone: there is room.
     void take_pages(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept {
@@ -86,6 +115,7 @@ struct Replica {
         if (free != n) {
             const std::int64_t evicted = tree.evict(n - free, out + free, guard);
             detail::require_law(evicted == n - free, "reserve: admitted pages are there");
+            if (states != nullptr) states->forget_columns(out + free, evicted);
             metrics.evicted_pages += evicted;
         }
         if (owners != nullptr && columns == nullptr) owners->take(out, n);
@@ -118,6 +148,12 @@ struct Replica {
             pool.set_listener(owners.get());
             tree.set_protection_listener(owners.get());
         }
+    }
+    // Of columns that are free somebody else is told already.
+    void watch_states(const CacheConfig& config) {
+        PoolListener* next = columns.get();
+        if (next == nullptr) next = owners.get();
+        states = std::make_unique<ColumnStates>(config.num_state_slots, pool, next);
     }
     void make_host(const CacheConfig& config, const Grouping& grouping) {
         if (grouping.is_plain()) {

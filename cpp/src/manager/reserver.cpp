@@ -120,6 +120,35 @@ void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHan
     owe_cached_copy(state, copy, source, transfers);
 }
 
+// The slot that the request computes in from now on, with the state at the end of its hit. Where
+// there is none but the checkpoint of the hit itself, that becomes its slot.
+void take_state(ManagerState& state, Reservation& made, const Sequence& sequence,
+                const RequestView& request, Transfers* transfers) noexcept {
+    ColumnStates& states = *state.home_of(sequence).states;
+    const Admission& admission = made.admission;
+    StateRow& row = state.states.of(request.sequence);
+    const ColumnStates::Slot checkpoint = made.checkpoint.slot();
+    const bool takes_over = row.slot == ColumnStates::kNone && states.num_available() == 0;
+    if (takes_over) {
+        states.take_over(checkpoint);
+        row.slot = checkpoint;
+    } else if (row.slot == ColumnStates::kNone) {
+        row.slot = states.take();
+    }
+    if (made.checkpoint) {
+        states.count_hit();
+        if (!takes_over) {
+            states.renew(checkpoint);
+            state.state_copies.add({sequence.replica, checkpoint, row.slot}, {}, request.sequence,
+                                   transfers);
+        }
+        made.checkpoint.leave();
+    }
+    if (!sequence.is_sealed()) row.prompt_end = state.states.prompt_end(request.end);
+    if (admission.hit.branch >= 0) row.branch = admission.hit.branch;
+    if (row.at != admission.start) state.states.set_back(request.sequence, admission.start);
+}
+
 void count(ManagerState& state, const Admission& admission, Sequence& sequence) noexcept {
     Metrics& metrics = state.home_of(sequence).metrics;
     const FoundHit& hit = admission.hit;
@@ -144,6 +173,7 @@ void Reserver::make_room_for_copies(std::size_t n, Transfers* transfers) {
     } else {
         state_.copies.make_room(*transfers, n);
     }
+    if (state_.states.exist()) state_.state_copies.make_room(n, transfers);
 }
 
 Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
@@ -153,7 +183,7 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     const FoundHit& hit = admission.hit;
     const std::int32_t length = std::max(admission.hit_pages, admission.needed);
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
-    Reservation made{admission, {}, {}, {}, {}, nullptr, hit.match.partial, {}};
+    Reservation made{admission, {}, {}, {}, {}, {}, nullptr, hit.match.partial, {}};
     const Replica& owned = state_.home_of(sequence);
     if (owned.owners != nullptr) quotas::find_idle(owned, hit, made.idle);
     if (hit.shares()) {
@@ -164,6 +194,7 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
             made.partial.node = tree.split(hit.match.partial);
         }
         made.windows = WindowHold(home, hit.match.at, hit.tokens);
+        made.checkpoint = home.hold_state(hit.match.at);
         if (hit.is_partial()) made.source = WindowHold(home, hit.match.partial, hit.tokens);
     } else if (row.node() == nullptr) {
         made.place = TreePin(tree, tree.open_namespace(request.name_space));
@@ -174,7 +205,7 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
         made.cut = RowCut(state_, request.sequence, sequence, first);
     }
     // At most one copy: of the page that a hit ends in, or that is written into again.
-    if (hit.is_partial() || writes_frozen) make_room_for_copies(1, transfers);
+    if (hit.is_partial() || writes_frozen || made.checkpoint) make_room_for_copies(1, transfers);
     if (transfers != nullptr) make_room(transfers->moved, 1);
     if (hit.below.node != nullptr) {
         made.load = state_.grouping.is_plain()
@@ -232,6 +263,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         copy_partial_page(state_, made, handle, sequence, transfers);
     }
     if (!made.idle.empty()) quotas::share_out(home, made.idle, state_.tenants.of(handle));
+    if (home.states != nullptr) take_state(state_, made, sequence, request, transfers);
     if (made.load != nullptr) {
         state_.flights.owe_load(*made.load, sequence, admission.hit_pages, *transfers);
     }

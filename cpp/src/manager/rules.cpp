@@ -7,6 +7,21 @@
 #include "manager/quotas.hpp"
 
 namespace kvcore {
+namespace {
+
+void require_state(const ManagerState& state, std::int64_t start, SequenceHandle handle,
+                   std::int64_t row) {
+    if (state.states.can_go_on(handle, start)) return;
+    const StateRow& known = state.states.of(handle);
+    throw InRow<std::invalid_argument>(
+        row, detail::concat("start_idx is ", start, ", but the request's state is that of token ",
+                            known.run > known.at ? known.run : known.at,
+                            "; truncate to a token with a checkpoint, or release the request and "
+                            "claim again"));
+}
+
+}  // namespace
+
 namespace rules {
 
 void refuse_indices(const RequestView& request, std::int64_t row) {
@@ -64,8 +79,17 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
         "release it and claim again to change extra_key or cache_salt");
 }
 
+void refuse_cut(const RequestView& request, const Admission& admission, std::int64_t num_steps,
+                std::int64_t row) {
+    throw InRow<std::invalid_argument>(
+        row, detail::concat("num_steps is ", num_steps,
+                            ", must be 1: a checkpoint is due at token ", admission.active,
+                            ", in front of active_idx ", request.active, "; run that chunk alone"));
+}
+
 void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row) {
+    if (state.states.exist()) require_state(state, start, handle, row);
     if (state.grouping.is_plain() || sequence.pages.empty()) return;
     if (state.windows.can_read(handle, start)) return;
     throw InRow<std::invalid_argument>(
@@ -85,9 +109,10 @@ void require_transfers(const ManagerState& state, Transfers* transfers) {
                                                    transfers->ticket,
                                                    ", must be empty; finish and clear them first"));
     }
-    if (state.copy_list.size() > 0) {
+    const std::size_t listed = state.copy_list.size() + state.state_copies.list_size();
+    if (listed > 0) {
         throw std::invalid_argument(
-            detail::concat("transfers are given, but ", state.copy_list.size(),
+            detail::concat("transfers are given, but ", listed,
                            " copies are on the list; take_copies first, and use one way of both"));
     }
     transfers->clear();  // a call that gave out nothing may have moved requests

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "manager/admission.hpp"
 #include "manager/state.hpp"
 
 namespace kvcore {
@@ -30,12 +31,20 @@ void require_steps(std::int64_t num_steps);
 void require_namespace(const CacheConfig& config, const Sequence& sequence,
                        const RequestView& request, std::int64_t row);
 /// A request that goes back to `start` without `truncate`, or a fork that begins there, must not
-/// read what its windows have left. Not asked without groups.
+/// read what its windows have left, nor go on with a state that stands elsewhere. Not asked without
+/// groups.
 void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row);
 inline void require_windows(const ManagerState& state, const Sequence& sequence,
                             const RequestView& request, std::int64_t row) {
     require_windows(state, sequence, request.start, request.sequence, row);
+}
+/// Where a chunk is cut because a checkpoint is due, it runs alone.
+[[noreturn]] void refuse_cut(const RequestView& request, const Admission& admission,
+                             std::int64_t num_steps, std::int64_t row);
+inline void require_one_step(const RequestView& request, const Admission& admission,
+                             std::int64_t num_steps, std::int64_t row) {
+    if (admission.is_cut && num_steps > 1) refuse_cut(request, admission, num_steps, row);
 }
 /// Not asked without transfers where there is no host tier. Clears them.
 void require_transfers(const ManagerState& state, Transfers* transfers);

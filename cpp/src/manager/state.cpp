@@ -19,6 +19,27 @@ void require_count(const char* name, std::int64_t value, std::int64_t most,
     }
 }
 
+void require_states(const CacheConfig& config) {
+    if (config.states.empty()) return require_count("num_states", config.num_state_slots, 0, 0);
+    constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
+    if (config.num_state_slots < config.max_sequences) {
+        throw std::invalid_argument(detail::concat(
+            "num_states is ", config.num_state_slots, ", must be at least ", config.max_sequences,
+            ": one for each sequence that is claimed at a time"));
+    }
+    require_count("num_states", config.num_state_slots, kInt32);
+    for (const StateGroup& group : config.states) {
+        if (group.interval >= 0 && group.interval % config.page_size == 0) continue;
+        throw std::invalid_argument(detail::concat("interval is ", group.interval,
+                                                   ", must be a multiple of the page size ",
+                                                   config.page_size, ", or 0"));
+    }
+    if (config.host_pages == 0) return;
+    throw std::invalid_argument(
+        detail::concat("host_pages is ", config.host_pages,
+                       ", must be 0 with states: the host tier does not know them"));
+}
+
 const CacheConfig& checked(const CacheConfig& config) {
     constexpr std::int64_t kInt16 = std::numeric_limits<std::int16_t>::max();
     constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
@@ -31,6 +52,7 @@ const CacheConfig& checked(const CacheConfig& config) {
     require_count("host_pages", config.host_pages, kInt32, 0);
     require_count("partial_page_reuse", config.partial_page_reuse, kInt32, 0);
     require_count("max_draft_tokens", config.max_draft_tokens, kInt32, 0);
+    require_states(config);
     if (config.host_pages > 0 && !config.prefix_caching) {
         throw std::invalid_argument(
             detail::concat("host_pages is ", config.host_pages,
@@ -58,8 +80,10 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
       grouping(config.page_size, config.groups),
       replicas(make_replicas(config, grouping, make_policy)),
       windows(grouping, config.max_draft_tokens),
+      states(config),
       copies(tickets, sequences, grouping, replicas),
       copy_list(sequences, grouping, replicas),
+      state_copies(tickets, sequences, replicas),
       flights(config, grouping, replicas, tickets, sequences, windows),
       terms(config.page_size),
       most_pooled_tokens_(grouping.is_plain() ? config.num_pages * config.page_size

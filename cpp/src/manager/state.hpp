@@ -11,6 +11,8 @@
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
 #include "manager/sequence_tenants.hpp"
+#include "manager/state_copies.hpp"
+#include "manager/state_rows.hpp"
 #include "manager/terms.hpp"
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
@@ -60,9 +62,11 @@ struct ManagerState {
     std::vector<std::unique_ptr<Replica>> replicas;
     SequenceTable sequences;
     WindowRows windows;
+    StateRows states;
     Tickets tickets;
     OwedCopies copies;
     CopyList copy_list;
+    StateCopies state_copies;
     TierFlights flights;
     TokenCounts counts;
     Terms terms;

@@ -15,6 +15,7 @@ from kvcore.context import ContextLike
 from kvcore.groups.layers import LayerMap
 from kvcore.metrics import KVCacheMetrics
 from kvcore.plans import ReservePlan, SharedPrefix
+from kvcore.states import StateArrays
 from kvcore.zmq_reset import ResetListener
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
@@ -41,6 +42,8 @@ class StepEngine:
         runtime_checks: bool,
         clock: Callable[[], float] | None = None,
         tenants: tuple[str, ...] = (),
+        state_groups: int = 0,
+        states: StateArrays | None = None,
     ) -> None: ...
     @property
     def _core(self) -> CacheManager: ...
@@ -298,6 +301,15 @@ class StepEngine:
         int32 [n, 4]
             Replica, source page, destination page, tokens; to be done in this order, before the
             next fetch's kernels run.
+        """
+    def take_state_copies(self) -> NDArray[np.int32]:
+        """Hand out the copies of state slots that a manager without arrays of its own owes.
+
+        Returns
+        -------
+        int32 [n, 4]
+            Replica, State group, source slot, destination slot; to be done in this order, before
+            the next fetch's kernels run.
         """
     @overload
     def match_prefix(

@@ -17,7 +17,7 @@ from kvcore._hot.arguments cimport as_int, as_tokens, id_of, namespace_of
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
 from kvcore._hot.extra_keys cimport shown_of
-from kvcore._hot.settler cimport Settler, copies_array
+from kvcore._hot.settler cimport Settler, copies_array, grouped_copies_array
 from kvcore._hot.steps cimport InputMaker
 from kvcore.cpp cimport CacheManager
 
@@ -35,7 +35,7 @@ cdef class StepEngine:
     def __init__(self, object core, *, list shards not None, object copier, object mover,
                  object gpus, object listener, object layers=None,
                  tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
-                 tuple tenants=()):
+                 tuple tenants=(), int32_t state_groups=0, object states=None):
         require_new(self)
         self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
         self._core = core
@@ -43,8 +43,10 @@ cdef class StepEngine:
         self._reader = BatchReader(self._claims)
         self._settler = Settler(core, copier, mover)
         self._maker = InputMaker(
-            shards, gpus, self._native.config().num_pages, layers, pages_per_column
+            shards, gpus, self._native.config().num_pages, layers, pages_per_column,
+            state_groups, states,
         )
+        self._settler.states = states
         self._settler.num_bundles = <int32_t>len(pages_per_column)
         self._shards = shards
         self._copier, self._mover, self._gpus = copier, mover, gpus
@@ -335,6 +337,20 @@ cdef class StepEngine:
         """
         require_made(self)
         return copies_array(self._native.take_copies())
+
+    def take_state_copies(self):
+        """Hand out the copies of state slots that a manager without arrays of its own owes.
+
+        Returns
+        -------
+        int32 [n, 4]
+            Replica, State group, source slot, destination slot; to be done in this order, before
+            the next fetch's kernels run.
+        """
+        require_made(self)
+        return grouped_copies_array(
+            self._native.take_state_copies(), self._maker.state_groups
+        )
 
     # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,

@@ -18,8 +18,8 @@ from kvcore._hot.extra_keys cimport (
     show_tokens,
 )
 from kvcore._hot.foreign cimport check_settable, move_indices, read_foreign
-from kvcore._hot.settler cimport DONE, WAIT, Call, Settler, begin_call
-from kvcore.cpp cimport RequestBatch, RequestView, SequenceHandle
+from kvcore._hot.settler cimport DONE, WAIT, Call, Settler, begin_call, room_for_states
+from kvcore.cpp cimport RequestBatch, RequestView, SequenceHandle, Transfers
 
 from kvcore.errors import CapacityError, PendingTransfersError, RequestNotFoundError
 from kvcore.plans import SharedPrefix
@@ -48,6 +48,8 @@ cdef class Fork:
     """Claim the children of a request, all of them or none."""
 
     cdef ClaimTable table
+    cdef Settler settler
+    cdef Transfers transfers  # of states
     cdef object parent_id
     cdef list children
     cdef vector[bint] keyed  # children with extra keys
@@ -78,7 +80,8 @@ cdef class Fork:
             for i in range(requests.rows.size()):
                 requests.given[i] = requests.rows[i][0]
             self.table.native.fork(
-                view, RequestBatch(requests.rows.data(), <int64_t>requests.rows.size())
+                view, RequestBatch(requests.rows.data(), <int64_t>requests.rows.size()),
+                room_for_states(self.settler, &self.transfers),
             )
         except BaseException as error:
             self.disinherit()
@@ -89,11 +92,22 @@ cdef class Fork:
             raise fork_error(error, self.parent_id, claims) from None
         try:
             self.adopt(claims, &requests, parent.replica)
+            if self.transfers.ticket != 0:
+                self.copy_states()
         except BaseException:
+            if self.transfers.ticket != 0:
+                self.table.native.finish(self.transfers.ticket, False)
             self.disown(claims, &requests)
             self.disinherit()
             raise
         return True
+
+    cdef int copy_states(self) except -1:
+        """Have each child begin with the state of its parent."""
+        self.settler.perform(&self.transfers)
+        self.table.native.finish(self.transfers.ticket, True)
+        self.transfers.clear()
+        return 0
 
     cdef list describe_children(self, Batch* requests, list keep):
         """Check what can be wrong with the children by themselves; return their claims to be."""
@@ -236,6 +250,7 @@ cdef int fork(ClaimTable claims, Settler settler, object parent_id, tuple childr
     cdef Fork it = Fork.__new__(Fork)
     cdef Call call
     it.table = claims
+    it.settler = settler
     it.parent_id = parent_id
     it.children = list(children)
     begin_call(&call, NULL, NULL, 0, 0)
@@ -249,7 +264,9 @@ cdef struct TruncateCall:
 
 
 cdef int truncate_once(Settler settler, Call* call, object request_id) except -1:
-    settler.native.truncate(call.waits_for, (<TruncateCall*>call).num_tokens)
+    settler.native.truncate(
+        call.waits_for, (<TruncateCall*>call).num_tokens, room_for_states(settler, &call.transfers)
+    )
     return DONE
 
 

@@ -14,6 +14,7 @@ cdef class RaggedKVCacheInputs:
     cdef readonly object max_lengths
     cdef readonly object kv_scales
     cdef object _tables  # of all bundles; None where there is one
+    cdef tuple _states  # slots by State group; None without
     cdef readonly object _layers  # where layers lie, with groups; else None
     cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None where unknown
     cdef cnp.ndarray _row_offsets  # once asked for
@@ -44,6 +45,7 @@ cdef class FetchBuffer:
     cdef cnp.ndarray table
     cdef cnp.ndarray lengths
     cdef cnp.ndarray new_lengths  # held by the inputs handed out
+    cdef cnp.ndarray states  # of the last fetch, theirs too
     cdef TableMemory held  # by the tables handed out
     cdef LookupTable* rows
     cdef bint busy  # a fetch that is not over writes it
@@ -53,6 +55,7 @@ cdef class FetchBuffer:
 
     cdef bint is_free(self)
     cdef cnp.ndarray unread_new_lengths(self)
+    cdef cnp.ndarray new_states(self)
     cdef int take(self) except -1
 
 

@@ -39,7 +39,15 @@ class RaggedKVCacheInputs:
         *,
         tables: tuple[NDArray[np.uint32], ...] | None = None,
         layers: LayerMap | None = None,
+        states: tuple[NDArray[np.int32], ...] | None = None,
     ) -> None: ...
+    @property
+    def states(self) -> tuple[NDArray[np.int32], ...]:
+        """The slot of each request's state, int32 [B] for each State group, a tuple.
+
+        Rows of ``PagedKVCacheManager.states``; () without such groups. A slot contains what the
+        model left there; where ``cache_lengths`` is 0 there is no state yet, whatever it contains.
+        """
     @property
     def tables(self) -> tuple[NDArray[np.uint32], ...]:
         """The page table of each bundle of layers, uint32 [B, pages], a tuple.

@@ -43,8 +43,9 @@ cdef class RaggedKVCacheInputs:
     """
 
     def __init__(self, blocks, cache_lengths, lookup_table, max_lengths, kv_scales=None, *,
-                 tables=None, layers=None):
+                 tables=None, layers=None, states=None):
         self._tables = tables
+        self._states = states
         self._layers = layers
         self.blocks = blocks
         self.cache_lengths = cache_lengths
@@ -79,11 +80,20 @@ cdef class RaggedKVCacheInputs:
         """
         return (self.lookup_table,) if self._tables is None else self._tables
 
+    @property
+    def states(self):
+        """The slot of each request's state, int32 [B] for each State group, a tuple.
+
+        Rows of ``PagedKVCacheManager.states``; () without such groups. A slot contains what the
+        model left there; where ``cache_lengths`` is 0 there is no state yet, whatever it contains.
+        """
+        return () if self._states is None else self._states
+
     def _at(self, cache_lengths, max_lengths):
         """Return the inputs of a later step of the same fetch."""
         return RaggedKVCacheInputs(
             self.blocks, cache_lengths, self.lookup_table, max_lengths, self.kv_scales,
-            tables=self._tables, layers=self._layers,
+            tables=self._tables, layers=self._layers, states=self._states,
         )
 
     def __repr__(self):
@@ -171,6 +181,12 @@ cdef class FetchBuffer:
         if self.new_lengths is None or Py_REFCNT(<PyObject*>self.new_lengths) > 1:
             self.new_lengths = cnp.PyArray_SimpleNew(1, &rows, cnp.NPY_UINT32)
         return self.new_lengths
+
+    cdef cnp.ndarray new_states(self):
+        """Memory for a slot per row of a fetch, which nothing writes later."""
+        cdef cnp.npy_intp rows = self.rows.max_rows()
+        self.states = cnp.PyArray_SimpleNew(1, &rows, cnp.NPY_INT32)
+        return self.states
 
     cdef int take(self) except -1:
         """Make it one fetch's, which writes all of it where somebody else may have written."""

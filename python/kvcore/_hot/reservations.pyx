@@ -133,6 +133,7 @@ cdef object plan(BatchReader reader, Settler settler, object context, int64_t st
     return ReservePlan(
         hit_tokens=found.hit_tokens, new_pages=found.new_pages,
         evicted_pages=found.evicted_pages, copied_tokens=found.copied_tokens, fits=found.fits,
+        active_idx=None if settler.native.config().states.empty() else found.active,
     )
 
 

@@ -5,7 +5,14 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from kvcore.cpp cimport CacheManager, PageMove, RequestView, SequenceHandle, Transfers
+from kvcore.cpp cimport (
+    CacheManager,
+    PageMove,
+    RequestView,
+    SequenceHandle,
+    StateMove,
+    Transfers,
+)
 from kvcore.cpp cimport PageCopier as CppPageCopier
 
 
@@ -48,6 +55,7 @@ cdef class Settler:
     cdef CppPageCopier* native_copier  # of `copier`, where that is the library's own
     cdef object copier
     cdef object mover
+    cdef object states  # kvcore.states.StateArrays; None without arrays of states
     cdef int32_t num_bundles  # of layers, each with pages of its own
 
     cdef int set_copier(self, object copier) except -1
@@ -82,5 +90,11 @@ cdef inline Transfers* room_for(Settler settler, Call* call) noexcept nogil:
     return &call.transfers if settler.copies_itself else NULL
 
 
+# The same of calls that copy nothing but states.
+cdef inline Transfers* room_for_states(Settler settler, Transfers* transfers) noexcept:
+    return transfers if settler.states is not None else NULL
+
+
 cdef cnp.ndarray int32_rows(int64_t n, int64_t columns)
 cdef cnp.ndarray copies_array(const vector[PageMove]& copies)
+cdef cnp.ndarray grouped_copies_array(const vector[StateMove]& copies, int32_t num_groups)

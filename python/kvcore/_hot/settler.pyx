@@ -21,6 +21,7 @@ from kvcore.cpp cimport (
     PageMove,
     RequestView,
     SequenceHandle,
+    StateMove,
     Tier,
     Transfers,
 )
@@ -148,6 +149,8 @@ cdef class Settler:
         else:
             with nogil:
                 self.native_copier.run(copies, n)
+        if transfers.state_copies.size() != 0:
+            self.states.run(state_copies_array(transfers.state_copies))
         if transfers.tier_moves.size() != 0:
             self.mover.run(host_copies_array(transfers.tier_moves))
         return 0
@@ -234,6 +237,34 @@ cdef cnp.ndarray copies_array(const vector[PageMove]& copies):
         data[4 * i + 1] = copies[i].source
         data[4 * i + 2] = copies[i].destination
         data[4 * i + 3] = copies[i].num_tokens
+    return out
+
+
+cdef cnp.ndarray state_copies_array(const vector[StateMove]& copies):
+    """int32 [n, 3]: replica, source slot, destination slot."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 3)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(copies.size()):
+        data[3 * i] = copies[i].replica
+        data[3 * i + 1] = copies[i].source
+        data[3 * i + 2] = copies[i].destination
+    return out
+
+
+cdef cnp.ndarray grouped_copies_array(const vector[StateMove]& copies, int32_t num_groups):
+    """int32 [n * groups, 4]: replica, group, source slot, destination slot."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>copies.size() * num_groups, 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef int32_t group
+    cdef size_t i
+    for i in range(copies.size()):
+        for group in range(num_groups):
+            data[0] = copies[i].replica
+            data[1] = group
+            data[2] = copies[i].source
+            data[3] = copies[i].destination
+            data += 4
     return out
 
 

@@ -21,6 +21,8 @@ cdef class InputMaker:
     cdef object layers  # where layers lie, with groups; else None
     cdef vector[int64_t] pages_per_column  # of each bundle
     cdef int32_t num_bundles
+    cdef int32_t state_groups
+    cdef object states
 
     cdef int choose_buffers(
         self, list taken, vector[FetchTarget]& targets, vector[LookupTable*]& more

@@ -22,6 +22,10 @@ class InputMaker:
         None without groups.
     pages_per_column : tuple of int
         Pages of each bundle for the tokens that hits are counted in; (1,) without groups.
+    state_groups : int
+        Groups of layers with a state.
+    states : kvcore.states.StateArrays, or None
+        None without arrays of states.
     """
 
     def __new__(

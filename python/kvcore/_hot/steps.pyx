@@ -69,10 +69,16 @@ cdef class InputMaker:
         None without groups.
     pages_per_column : tuple of int
         Pages of each bundle for the tokens that hits are counted in; (1,) without groups.
+    state_groups : int
+        Groups of layers with a state.
+    states : kvcore.states.StateArrays, or None
+        None without arrays of states.
     """
 
     def __cinit__(self, list shards not None, object gpus, int64_t total_pages, object layers,
-                  tuple pages_per_column not None):
+                  tuple pages_per_column not None, int32_t state_groups, object states):
+        self.state_groups = state_groups
+        self.states = states
         self.layers = layers
         self.pages_per_column = pages_per_column
         self.num_bundles = <int32_t>len(pages_per_column)
@@ -108,6 +114,8 @@ cdef class InputMaker:
             targets[r].table = buffer.rows
             targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
             targets[r].new_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.unread_new_lengths())
+            if self.state_groups > 0:
+                targets[r].states = <int32_t*>cnp.PyArray_DATA(buffer.new_states())
         return 0
 
     cdef list pages_of(self, CacheManager* native, SequenceHandle sequence, int64_t bundle):
@@ -174,6 +182,11 @@ cdef class InputMaker:
                     each._layers = self.layers
                     more = self.more_tables(taken, first, targets[r], shard)
                     each._tables = (each.lookup_table, *more)
+                if self.state_groups > 0:
+                    slots = buffer.states[:targets[r].rows]
+                    if self.gpus is not None:
+                        slots = self.states.on_device(shard, slots)
+                    each._states = (slots,) * self.state_groups
                 shard += 1
                 each._new_lengths = buffer.new_lengths
                 inputs.append(each)
@@ -230,6 +243,12 @@ cdef list fetch(
                 f"more pages, quotas leave its tenant {fetch.result.available} of "
                 f"{maker.total_pages}; release one of its requests first"
             )
+        if fetch.result.status == FetchStatus.kNoSpace and fetch.result.lacks_slot:
+            raise InsufficientBlocksError(
+                f"request {contexts[fetch.result.row].request_id!r} needs a slot for its state, "
+                f"all {settler.native.config().num_state_slots} of its replica are in use; release "
+                f"a request or a pin first"
+            )
         if fetch.result.status == FetchStatus.kNoSpace:
             raise InsufficientBlocksError(
                 f"request {contexts[fetch.result.row].request_id!r} needs {fetch.result.needed} "
@@ -255,7 +274,7 @@ cdef struct CommitCall:
 cdef int commit_once(Settler settler, Call* call, object own) except -1:
     cdef CommitCall* commit = <CommitCall*>call
     cdef Transfers* stores = NULL
-    if settler.mover is not None:
+    if settler.mover is not None or settler.states is not None:
         stores = &commit.stores
     settler.native.commit(RequestBatch(call.rows, call.n), commit.swaps, stores)
     return DONE
@@ -277,14 +296,20 @@ cdef cnp.ndarray commit(BatchReader reader, Settler settler, object batch):
 
 
 cdef int store(Settler settler, Transfers* transfers, list contexts) except -1:
-    """Store pages in the host tier; what it cannot take, it does not have."""
+    """Store pages in the host tier, and states as checkpoints; what fails is not there."""
     try:
         settler.settle(transfers, NULL, contexts)
     except Exception:
-        log.warning(
-            "%d pages were not stored in the host tier", transfers.tier_moves.size(),
-            exc_info=True,
-        )
+        if transfers.tier_moves.size() != 0:
+            log.warning(
+                "%d pages were not stored in the host tier", transfers.tier_moves.size(),
+                exc_info=True,
+            )
+        if transfers.state_copies.size() != 0:
+            log.warning(
+                "%d checkpoints of states were not made", transfers.state_copies.size(),
+                exc_info=True,
+            )
     return 0
 
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of layers that keep a state: arrays by group, name and device, and their copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.arguments import integer
+from kvcore.backends.protocol import Copier
+from kvcore.backends.selection import backend_of
+from kvcore.device import Device
+from kvcore.dtypes import numpy_dtype
+from kvcore.params import KVCacheParams
+from kvcore.sizing import STATES_PER_REQUEST, batch_per_replica
+
+__all__ = ["StateArrays", "chosen_states", "intervals"]
+
+
+def chosen_states(params: KVCacheParams, max_batch_size: int, num_states: int | None) -> int:
+    """Return the slots of states of each replica.
+
+    Raises
+    ------
+    ValueError
+        Less than one for each request of the batch, or slots for a model without states.
+    """
+    batch = batch_per_replica(params, max_batch_size)
+    if not params.state_groups:
+        if num_states:
+            raise ValueError(
+                f"num_states is {num_states}, must be left out: the params have no State group"
+            )
+        return 0
+    if num_states is None:
+        return STATES_PER_REQUEST * batch
+    found = integer("num_states", num_states)
+    if found < batch:
+        raise ValueError(
+            f"num_states is {found}, must be at least {batch}: one for each request that a replica "
+            f"takes of max_batch_size {max_batch_size}"
+        )
+    return found
+
+
+def intervals(params: KVCacheParams) -> list[int]:
+    """Return the tokens between checkpoints of each State group, 0 for none."""
+    return [group.interval or 0 for group in params.state_groups]
+
+
+class StateArrays:
+    """Hold the arrays of states of all devices, and copy slots in them.
+
+    Parameters
+    ----------
+    params : KVCacheParams
+    devices : tuple of Device
+        Replica-major.
+    num_states : int
+        Slots of each replica.
+    pools : DevicePools or None
+        As of ``kvcore.pools.pools_on_gpus``.
+
+    Attributes
+    ----------
+    arrays : tuple of dict of str to list of array
+        For each State group, by name: [num_states, layers, ...] on each device, zeroed.
+    """
+
+    def __init__(
+        self, params: KVCacheParams, devices: tuple[Device, ...], num_states: int, pools: Any
+    ) -> None:
+        self._devices = devices
+        self._backend = backend_of(devices[0].kind)
+        self.arrays: tuple[dict[str, list[Any]], ...] = tuple(
+            {
+                name: [
+                    self._backend.zeros(
+                        (num_states, len(group.layers), *shape), numpy_dtype(dtype), device.index
+                    )
+                    for device in devices
+                ]
+                for name, (shape, dtype) in group.arrays.items()
+            }
+            for group in params.state_groups
+        )
+        each = [arrays for group in self.arrays for arrays in group.values()]
+        self._copiers = [self._copier(params, arrays, pools) for arrays in each]
+
+    def _copier(self, params: KVCacheParams, arrays: list[Any], pools: Any) -> Copier:
+        """See a slot as a page of one token with one head."""
+        pages = [(array.reshape(len(array), 1, 1, 1, 1, -1), None) for array in arrays]
+        per_replica = params.tensor_parallel_degree
+        shards: list[list[Any]] = [
+            pages[first : first + per_replica] for first in range(0, len(pages), per_replica)
+        ]
+        return self._backend.copier(shards, pools)
+
+    def run(self, copies: NDArray[np.int32]) -> None:
+        """Copy slots, or put the copies in front of everything that uses the slots later.
+
+        Parameters
+        ----------
+        copies : int32 [n, 3]
+            Replica, source slot, destination slot. No slot is a source and a destination.
+        """
+        pages = np.ones((len(copies), 4), np.int32)
+        pages[:, :3] = copies
+        for copier in self._copiers:
+            copier.run(pages)
+
+    def on_device(self, index: int, slots: NDArray[np.int32]) -> Any:
+        """Return slots, int32 [B] of the host's, on the device of that index."""
+        return self._backend.current_place(self._devices[index].index).from_host(slots)
