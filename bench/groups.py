@@ -55,9 +55,7 @@ def decode(steps: int) -> list[Row]:
     for n, spent in zip(_BUNDLES, samples, strict=True):
         one = {"limit": rows[0].mean, "limit_name": "one bundle"} if rows else {}
         work = f"decode step, {ROWS} requests, 2k context, {n} bundle{'s' if n > 1 else ''}"
-        rows.append(
-            make_row(f"groups.decode.{n}", work, spent, p99=percentile(spent, 0.99), **one)
-        )
+        rows.append(make_row(f"groups.decode.{n}", work, spent, p99=percentile(spent, 0.99), **one))
     return rows
 
 

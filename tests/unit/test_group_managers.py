@@ -142,7 +142,7 @@ def test_what_never_fits_is_refused() -> None:
         (
             (FullAttention([0]), State([1], {"s": ((2,), "float32")})),
             {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001},
-            "State groups",
+            "0 with states",
         ),
     ],
     ids=["host tier"],
