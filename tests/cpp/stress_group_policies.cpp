@@ -187,5 +187,5 @@ int main(int argc, char** argv) {
         }
     }
     std::printf("%lld operations of each policy, %lld pages evicted\n",
-                static_cast<long long>(operations * 4), static_cast<long long>(evicted));
+                4 * static_cast<long long>(operations), static_cast<long long>(evicted));
 }

@@ -313,8 +313,10 @@ class TenantWorld {
                 row.request.start = view.start;
                 row.request.active = view.active;
                 settle(transfers);
-            } catch (const std::logic_error&) {  // it has moved since
+            } catch (const std::logic_error&) {
+                break;  // it has moved since
             } catch (const kvcore::CapacityError&) {
+                break;
             }
             break;
         }

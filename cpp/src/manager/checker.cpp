@@ -175,13 +175,13 @@ void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
 // It counts as one, however many copies name it.
 void add_state_copies(const ManagerState& state,
                       std::unordered_map<const Sequence*, std::int32_t>& pending) {
-    std::unordered_set<const Sequence*> named;
+    std::unordered_set<const Sequence*> named{nullptr};
     for (const StateCopies::Copy& copy : state.state_copies.all()) {
-        for (const SequenceHandle handle : {copy.from, copy.into})
-            named.insert(state.sequences.find(handle));
+        for (const SequenceHandle handle : {copy.from, copy.into}) {
+            const Sequence* sequence = state.sequences.find(handle);
+            if (named.insert(sequence).second) ++pending[sequence];
+        }
     }
-    named.erase(nullptr);
-    for (const Sequence* sequence : named) ++pending[sequence];
 }
 
 // A sequence waits for what is copied or loaded into its pages.

@@ -272,6 +272,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                        Transfers* transfers) {
     const bool copies_states = state_.states.exist() && transfers != nullptr;
     if (state_.config.host_pages > 0 || copies_states) rules::require_transfers(state_, transfers);
+    const bool stores = state_.config.host_pages > 0 && transfers != nullptr;
     find_new_pages(batch);
     swapped_.clear();
     for (std::size_t k = 0; k < rows_.size(); ++k) {
@@ -287,7 +288,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
         if (!state_.config.prefix_caching || !has_new_page(sequence, request)) continue;
         try {
             commit_pages(sequence, request, static_cast<std::int32_t>(row));
-            if (state_.config.host_pages > 0) {
+            if (stores) {
                 state_.flights.owe_stores(request.sequence, sequence, *transfers);
             }
         } catch (const std::bad_alloc&) {

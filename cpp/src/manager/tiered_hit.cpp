@@ -40,7 +40,7 @@ std::int32_t longest_hit(const Replica& home, TreePosition at, TreePosition belo
 
 std::int32_t longest_hit(const Replica& home, TreePosition at, TreePosition below) noexcept {
     std::int32_t depth = std::max(at.depth, below.depth);
-    std::int32_t before = depth;
+    std::int32_t before = 0;
     do {
         before = depth;
         for (std::size_t w = 0; w < home.columns->grouping().windows().size(); ++w) {
