@@ -183,9 +183,9 @@ struct Shape {
         TokenId other = 1000;
         for (const auto& [column, tokens] : branches) {
             Tokens prompt = trunk();
-            prompt.resize(at((column + 1) * page_size));
+            prompt.resize(at(std::int64_t{column + 1} * page_size));
             for (std::int32_t t = tokens; t < page_size; ++t) {
-                prompt[at(column * page_size + t)] = other++;
+                prompt[at(std::int64_t{column} * page_size + t)] = other++;
             }
             prompts.push_back(prompt);
         }

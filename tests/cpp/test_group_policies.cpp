@@ -18,7 +18,7 @@ using Tokens = std::vector<TokenId>;
 
 constexpr std::int32_t kPage = 4;
 constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
-constexpr CacheGroup kWindow{GroupKind::kSliding, 2 * kPage, 1, 0};
+constexpr CacheGroup kWindow{GroupKind::kSliding, std::int64_t{2} * kPage, 1, 0};
 
 // `columns` whole ones and a token to run.
 Tokens prompt(TokenId first, std::int64_t columns) {
@@ -131,7 +131,7 @@ void test_the_window_of_a_common_beginning_stays() {
     const Tokens common = prompt(1, 6);
     for (TokenId k = 0; k < 12; ++k) {
         Tokens tokens(common.begin(), common.begin() + whole(common));
-        for (std::int64_t i = 0; i <= 3 * kPage; ++i) {
+        for (std::int64_t i = 0; i <= std::int64_t{3} * kPage; ++i) {
             tokens.push_back(5000 + 100 * k + static_cast<TokenId>(i));
         }
         cache.serve(tokens);
