@@ -15,6 +15,11 @@ ARRAYS = {"conv": ((3,), "float32"), "ssm": ((2, 2), "int8")}
 _MOST = 97  # what int8 holds
 
 
+def prompt(*parts: tuple[int, int]) -> list[int]:
+    """Return runs of consecutive tokens, each given by its first one and its length."""
+    return [first + i for first, n in parts for i in range(n)]
+
+
 def state_params(*groups: Any, interval: int | None = None, **options: Any) -> KVCacheParams:
     """Return parameters of page size 4 with a full layer and two recurrent ones, or of groups."""
     groups = groups or (FullAttention([0]), State([1, 2], ARRAYS, interval))

@@ -252,33 +252,6 @@ void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
     }
 }
 
-void ColumnPages::protect(const BlockId* ids, std::int32_t n, bool is_protected) noexcept {
-    for (std::int32_t i = 0; i < n; ++i) {
-        for_each_full_page(ids[i], [&](BlockId page) {
-            is_protected ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
-        });
-    }
-}
-
-void ColumnPages::tell_window(BlockId column, std::size_t window, bool is_held) const noexcept {
-    if (owners_ == nullptr) return;
-    for_each_window_page(column, window, [&](BlockId page) {
-        is_held ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
-    });
-}
-
-// Nothing that could be evicted is left in the tree but idle pages of windows.
-void ColumnPages::tell_held() const noexcept {
-    for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
-        const auto column = static_cast<BlockId>(c);
-        if (columns_.ref_count(column) == 0) continue;
-        for_each_full_page(column, [&](BlockId page) { owners_->hold(&page, 1); });
-        for (std::size_t w = 0; w < num_windows_; ++w) {
-            if (!is_idle(column, w)) tell_window(column, w, true);
-        }
-    }
-}
-
 // One that has a reader again is left to that.
 void ColumnPages::evict_idle(Entry entry) noexcept {
     if (readers_[entry] > 0) return idle_.remove(entry);
