@@ -215,7 +215,13 @@ class CrowdedMachine(KeyedMachine):
         assert found <= self.cache.match(asked)
 
     def fits(self, context: Any) -> bool:
-        return bool(self.manager.maybe_reserve(context))
+        if context.end_idx <= self.num_pages * self.cache.page_size:
+            return bool(self.manager.maybe_reserve(context))
+        before = context.start_idx, context.active_idx
+        with pytest.raises(kvcore.CapacityError, match="more than the whole pool"):
+            self.manager.maybe_reserve(context)
+        assert (context.start_idx, context.active_idx) == before
+        return False
 
 
 TestKeyed = KeyedMachine.TestCase
