@@ -55,6 +55,14 @@ class Manager(NoTier):
     def key(self, ctx: Context, pages: int) -> Key:
         return (ctx.extra_key, ctx.cache_salt), tuple(ctx.ids[: pages * self.page_size])
 
+    def key_behind(self, path: list[Key], ctx: Context, column: int) -> Key:
+        """Of a claim's next page: what is in the cache in front of it stays as it was written.
+
+        A context that went back without ``truncate`` may have other tokens there.
+        """
+        space, tokens = self.key(ctx, column + 1)
+        return space, (path[-1][1] if path else ()) + tokens[column * self.page_size :]
+
     def match(self, replica: int, tokens: Sequence[int], ns: Namespace, limit: int) -> list[Key]:
         found: list[Key] = []
         while len(found) < min(limit, len(tokens) // self.page_size):
@@ -342,7 +350,7 @@ class Manager(NoTier):
             written = ctx.start_idx // self.page_size if self.caching else 0
             before = len(claim.path)
             for column in range(len(claim.path), written):
-                key, own = self.key(ctx, column + 1), claim.pages[column]
+                key, own = self.key_behind(claim.path, ctx, column), claim.pages[column]
                 page = cache.setdefault(key, own)
                 page.cached = True
                 self.walk(claim, ctx, [key])
