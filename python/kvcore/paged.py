@@ -11,33 +11,31 @@ import numpy as np
 
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
-from kvcore._hot.engine import StepEngine
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import flag
+from kvcore.cache_metrics import CacheMetrics
 from kvcore.cache_sizing import CacheSizing
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
-from kvcore.metrics import GroupMetrics, StateMetrics
 from kvcore.params import KVCacheParams, require_count
 from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.states import StateArrays, chosen_states, intervals
 from kvcore.symbols import InputSymbols, input_symbols
-from kvcore.tenants import TenantMetrics, checked_quotas
+from kvcore.tenants import checked_quotas
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kvcore.metrics import KVCacheMetrics
     from kvcore.policies import EvictionPolicy
 
 __all__ = ["PagedKVCacheManager"]
 
 
-class PagedKVCacheManager(CacheSizing, StepEngine):
+class PagedKVCacheManager(CacheSizing, CacheMetrics):
     """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
 
     Parameters
@@ -195,69 +193,9 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
     # ---- pages ---------------------------------------------------------------------------
 
     @property
-    def num_replicas(self) -> int:
-        """Data parallel replicas."""
-        return self.params.data_parallel_degree
-
-    @property
-    def total_num_pages(self) -> int:
-        """Pages of each replica."""
-        return self._core.stats(0).total_pages
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Pages that a request could get, over all replicas; evictable cached ones count."""
-        return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Pages in the prefix cache, over all replicas; those that requests share count too."""
-        return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
-
-    @property
-    def free_blocks_pct(self) -> float:
-        """Share of pages that a request could get, 0..1, mean over replicas."""
-        return self.num_free_blocks / (self.total_num_pages * self.num_replicas)
-
-    @property
-    def used_blocks_pct(self) -> float:
-        """Share of pages that requests and pins hold, 0..1, mean over replicas."""
-        return 1.0 - self.free_blocks_pct
-
-    @property
-    def total_num_host_pages(self) -> int:
-        """Pages that the host tier's space holds, over all replicas; 0 without a host tier."""
-        return sizing.host_pages(self.params)
-
-    @property
-    def host_committed_block_pct(self) -> float:
-        """Share of host pages that hold cached pages, 0..1; 0.0 without a host tier."""
-        stats = [self._core.stats(r) for r in range(self.num_replicas)]
-        cached = sum(each.host_cached_pages for each in stats)
-        return cached / max(1, sum(each.host_pages for each in stats))
-
-    @property
-    def metrics(self) -> KVCacheMetrics:
-        """Counters summed over replicas; a copy."""
-        return self._counters()
-
-    @property
-    def group_metrics(self) -> tuple[GroupMetrics, ...]:
-        """Pages of each attention group, in their order; empty without groups. O(pages)."""
-        each = [self._core.group_stats(r) for r in range(self.num_replicas)]
-        return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
-
-    @property
     def quotas(self) -> Mapping[str, tuple[int, int | None]]:
         """Reserved and most pages of each tenant, of each replica; read-only."""
         return self._quotas
-
-    @property
-    def tenant_metrics(self) -> dict[str, TenantMetrics]:
-        """Pages of each tenant that has a quota; empty without quotas. O(tenants)."""
-        each = [self._core.tenant_stats(r) for r in range(self.num_replicas)]
-        summed = [TenantMetrics.summed(of_tenant) for of_tenant in zip(*each, strict=True)]
-        return dict(zip(self.quotas, summed, strict=True))
 
     @property
     def states(self) -> tuple[dict[str, list[Any]], ...]:
@@ -267,15 +205,6 @@ class PagedKVCacheManager(CacheSizing, StepEngine):
         manager copies slots, and clears none.
         """
         return self._states
-
-    @property
-    def state_metrics(self) -> StateMetrics:
-        """Slots of states, and hits of their checkpoints; zeros without State groups. O(1)."""
-        return StateMetrics.summed(self._core.state_stats(r) for r in range(self.num_replicas))
-
-    def reset_metrics(self) -> None:
-        """Set every counter to zero, the peak to what is in use."""
-        self._core.reset_metrics()
 
     def check_integrity(self) -> None:
         """Check every conservation law: O(everything).

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -135,3 +135,30 @@ class Batch:
     admitted: list[Request]
     preempted: list[Request]
     copies: NDArray[np.int32]
+
+
+def hand_out(
+    batch: Batch,
+    tokens: NDArray[np.int32],
+    update: Callable[[list[Any], NDArray[np.int32]], object],
+) -> list[Request]:
+    """Give every row its tokens, step by step; return the requests that end."""
+    contexts, requests = batch.contexts, batch.requests
+    by_row = np.zeros((len(tokens), len(contexts)), np.int32)
+    by_row[:, batch.rows[::-1]] = tokens[:, ::-1]  # of a family the first, which comes last
+    ended: list[Request] = []
+    for step in range(len(tokens)):
+        update(contexts, by_row[step])  # drops the token of a prompt that goes on
+        for request, token in zip(requests, tokens[step].tolist(), strict=True):
+            request.last_token = token
+            request.left -= 1
+            is_stop = token in request.stop_tokens
+            if is_stop or request.left == 0:
+                request.finish_reason = "stop" if is_stop else "length"
+                ended.append(request)
+        if ended and step + 1 < len(tokens):  # the rest goes on, a row each
+            going_on = [row for row, r in enumerate(requests) if r.finish_reason is None]
+            requests = [requests[row] for row in going_on]
+            contexts = [contexts[row] for row in going_on]
+            tokens = by_row = tokens[:, going_on]
+    return ended

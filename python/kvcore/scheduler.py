@@ -23,7 +23,7 @@ from kvcore.errors import CapacityError, InsufficientBlocksError
 from kvcore.groups.layers import has_windows
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
-from kvcore.requests import Batch, Request, most_tokens, rivals, tenant_of
+from kvcore.requests import Batch, Request, hand_out, most_tokens, rivals, tenant_of
 
 __all__ = ["Batch", "Request", "Scheduler"]
 
@@ -230,7 +230,7 @@ class Scheduler:
                 f"requests; expected a token of each, of the batch that was handed out last"
             )
         self._batch = None
-        ended = self._hand_out(batch, given)
+        ended = hand_out(batch, given, self._update)
         self._manager.step(batch.contexts)
         for request in batch.completed:
             self.prefills.remove(request)
@@ -390,25 +390,3 @@ class Scheduler:
         copies = manager.take_copies() if inputs[0].blocks is None else _NO_COPIES
         batch = self._contexts, inputs, requests, rows, num_steps, completed
         return Batch(*batch, come, gone, copies)
-
-    def _hand_out(self, batch: Batch, tokens: NDArray[np.int32]) -> list[Request]:
-        """Give every row its tokens, step by step; return the requests that end."""
-        contexts, requests = batch.contexts, batch.requests
-        by_row = np.zeros((len(tokens), len(contexts)), np.int32)
-        by_row[:, batch.rows[::-1]] = tokens[:, ::-1]  # of a family the first, which comes last
-        ended: list[Request] = []
-        for step in range(len(tokens)):
-            self._update(contexts, by_row[step])  # drops the token of a prompt that goes on
-            for request, token in zip(requests, tokens[step].tolist(), strict=True):
-                request.last_token = token
-                request.left -= 1
-                is_stop = token in request.stop_tokens
-                if is_stop or request.left == 0:
-                    request.finish_reason = "stop" if is_stop else "length"
-                    ended.append(request)
-            if ended and step + 1 < len(tokens):  # the rest goes on, a row each
-                going_on = [row for row, r in enumerate(requests) if r.finish_reason is None]
-                requests = [requests[row] for row in going_on]
-                contexts = [contexts[row] for row in going_on]
-                tokens = by_row = tokens[:, going_on]
-        return ended

@@ -27,7 +27,7 @@ LAYERS = (
     ("arrays", "backends", "cuda"),
     ("ops",),
     ("pools", "states", "symbols", "increment", "compat", "functional"),
-    ("ipc_claim", "zmq_reset", "manager", "paged"),
+    ("ipc_claim", "zmq_reset", "manager", "cache_metrics", "paged"),
     ("requests", "scheduler"),
     ("",),
     ("replay", "demo", "integrations"),

@@ -80,3 +80,24 @@ cdef inline void prefetch_context(PyObject* item) noexcept:
 cdef inline void prefetch_tail(PyObject* item) noexcept:
     cdef RequestView* request = &(<TextGenerationContext>item)._request
     KVCORE_PREFETCH(request.tokens + request.end)
+
+
+cdef inline bint all_own(list contexts) noexcept:
+    cdef Py_ssize_t i
+    for i in range(len(contexts)):
+        if not is_own(PyList_GET_ITEM(contexts, i)):
+            return False
+    return True
+
+
+cdef inline bint take_token(PyObject* item, int32_t token) noexcept:
+    """What ``_update`` does, where the buffer has room; else False, and nothing is done."""
+    cdef RequestView* request = &(<TextGenerationContext>item)._request
+    if request.active == request.end:
+        if request.end >= (<TextGenerationContext>item)._capacity:
+            return False
+        (<int32_t*>request.tokens)[request.end] = token
+        request.end += 1
+    request.start = request.active
+    request.active = request.end
+    return True

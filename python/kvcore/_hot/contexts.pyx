@@ -26,7 +26,6 @@ from kvcore._hot.extra_keys cimport (
     show_tokens,
 )
 from kvcore._hot.terms cimport make_terms
-from kvcore.cpp cimport RequestView
 
 cnp.import_array()
 
@@ -329,27 +328,6 @@ cdef class TextGenerationContext:
             f"TextGenerationContext({self.request_id!r}, start_idx={self._request.start}, "
             f"active_idx={self._request.active}, end_idx={self._request.end})"
         )
-
-
-cdef bint all_own(list contexts) noexcept:
-    cdef Py_ssize_t i
-    for i in range(len(contexts)):
-        if not is_own(PyList_GET_ITEM(contexts, i)):
-            return False
-    return True
-
-
-cdef inline bint take_token(PyObject* item, int32_t token) noexcept:
-    """What ``_update`` does, where the buffer has room; else False, and nothing is done."""
-    cdef RequestView* request = &(<TextGenerationContext>item)._request
-    if request.active == request.end:
-        if request.end >= (<TextGenerationContext>item)._capacity:
-            return False
-        (<int32_t*>request.tokens)[request.end] = token
-        request.end += 1
-    request.start = request.active
-    request.active = request.end
-    return True
 
 
 # Once extra keys are in use, in front of what is appended. An id that may stand for a token with

@@ -1,62 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._core import CacheManager
-from kvcore._hot.claims import RowClaims
 from kvcore._hot.contexts import TextGenerationContext
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore._hot.parts import EngineParts
 from kvcore._hot.prefixes import PinnedPrefix
-from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.context import ContextLike
-from kvcore.groups.layers import LayerMap
-from kvcore.metrics import KVCacheMetrics
 from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.states import StateArrays
-from kvcore.zmq_reset import ResetListener
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
-class StepEngine:
-    """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
+class StepEngine(EngineParts):
+    """Run what an engine asks per request and per step; the base of PagedKVCacheManager."""
 
-    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs.
-    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
-    """
-
-    def __init__(
-        self,
-        core: CacheManager,
-        *,
-        shards: list[list[Shard]],
-        copier: Copier | None,
-        mover: Mover | None,
-        gpus: DevicePools | None,
-        listener: ResetListener | None,
-        layers: LayerMap | None = None,
-        pages_per_column: tuple[int, ...] = (1,),
-        runtime_checks: bool,
-        clock: Callable[[], float] | None = None,
-        tenants: tuple[str, ...] = (),
-        state_groups: int = 0,
-        states: StateArrays | None = None,
-    ) -> None: ...
-    @property
-    def _core(self) -> CacheManager: ...
-    @property
-    def _shards(self) -> list[list[Shard]]: ...
-    @property
-    def _copier(self) -> Copier | None: ...
-    @property
-    def _mover(self) -> Mover | None: ...
-    @property
-    def _gpus(self) -> DevicePools | None: ...
-    @property
-    def _listener(self) -> ResetListener | None: ...
     def external_claim(
         self, request_id: Hashable, replica_idx: int | Literal["auto"] | None = None
     ) -> None:
@@ -128,7 +89,6 @@ class StepEngine:
         ------
         RequestNotFoundError, IndexError
         """
-    def _row_claims(self, request_ids: list[Hashable], bundle: int = 0) -> RowClaims: ...
     def maybe_reserve(self, data: _Context, num_steps: int = 1) -> bool:
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
 
@@ -377,5 +337,3 @@ class StepEngine:
         """
     def reset_prefix_cache(self) -> None:
         """Forget every cached page that nobody holds, on every replica and in its host tier."""
-    def _counters(self) -> KVCacheMetrics: ...
-    def _set_copier(self, copier: Copier | None) -> None: ...

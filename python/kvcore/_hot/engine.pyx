@@ -9,51 +9,21 @@ made and that nobody has asked for the cache to be forgotten, and leaves the res
 
 cimport cython
 cimport numpy as cnp
-from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore._hot cimport forks, prefixes, reservations, steps
 from kvcore._hot.arguments cimport as_int, as_tokens, id_of, namespace_of
-from kvcore._hot.batches cimport BatchReader
-from kvcore._hot.claims cimport Claim, ClaimTable, RowClaims, not_found
+from kvcore._hot.claims cimport Claim, not_found
 from kvcore._hot.extra_keys cimport shown_of
-from kvcore._hot.settler cimport Settler, copies_array, grouped_copies_array
-from kvcore._hot.steps cimport InputMaker
-from kvcore.cpp cimport CacheManager
+from kvcore._hot.parts cimport check, checked, listen, require_made, reuse_after, tell_time
+from kvcore._hot.settler cimport copies_array, grouped_copies_array
 
 cnp.import_array()
 
 
 @cython.no_gc_clear  # what dies with a manager may still ask
-cdef class StepEngine:
-    """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
-
-    Its parts are a claim table, the walk of batches, what settles copies, and what makes inputs.
-    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
-    """
-
-    def __init__(self, object core, *, list shards not None, object copier, object mover,
-                 object gpus, object listener, object layers=None,
-                 tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
-                 tuple tenants=(), int32_t state_groups=0, object states=None):
-        require_new(self)
-        self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
-        self._core = core
-        self._claims = ClaimTable(core, tenants)
-        self._reader = BatchReader(self._claims)
-        self._settler = Settler(core, copier, mover)
-        self._maker = InputMaker(
-            shards, gpus, self._native.config().num_pages, layers, pages_per_column,
-            state_groups, states,
-        )
-        self._settler.states = states
-        self._settler.num_bundles = <int32_t>len(pages_per_column)
-        self._shards = shards
-        self._copier, self._mover, self._gpus = copier, mover, gpus
-        self._listener, self._clock = listener, clock
-        self._checks = runtime_checks
-        self._is_alone = listener is None and clock is None
-        self._is_made = True
+cdef class StepEngine(EngineParts):
+    """Run what an engine asks per request and per step; the base of PagedKVCacheManager."""
 
     # ---- claims ------------------------------------------------------------------------------
     def external_claim(self, request_id, replica_idx=None):
@@ -143,11 +113,6 @@ cdef class StepEngine:
         cdef int64_t index = as_int(bundle, "bundle")
         require_made(self)
         return self._maker.pages_of(self._native, self._claims.find(request_id), index)
-
-    def _row_claims(self, list request_ids not None, int32_t bundle=0):
-        """Remember the claims of a batch's rows, for the pages of a bundle."""
-        require_made(self)
-        return RowClaims(self._claims, request_ids, bundle)
 
     # ---- pages -------------------------------------------------------------------------------
     def maybe_reserve(self, data, num_steps=1):
@@ -348,9 +313,7 @@ cdef class StepEngine:
             the next fetch's kernels run.
         """
         require_made(self)
-        return grouped_copies_array(
-            self._native.take_state_copies(), self._maker.state_groups
-        )
+        return grouped_copies_array(self._native.take_state_copies(), self._maker.state_groups)
 
     # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
@@ -404,14 +367,3 @@ cdef class StepEngine:
         require_made(self)
         self._native.reset_prefix_cache()
         check(self)
-
-    # ---- inside ------------------------------------------------------------------------------
-    def _counters(self):
-        require_made(self)
-        return prefixes.counters(self._native)
-
-    def _set_copier(self, copier):
-        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""
-        require_made(self)
-        self._settler.set_copier(copier)
-        self._copier = copier

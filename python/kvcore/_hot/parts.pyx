@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What an engine is made of."""
+
+cimport cython
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t
+
+from kvcore._hot cimport prefixes
+from kvcore._hot.batches cimport BatchReader
+from kvcore._hot.claims cimport ClaimTable, RowClaims
+from kvcore._hot.settler cimport Settler
+from kvcore._hot.steps cimport InputMaker
+from kvcore.cpp cimport CacheManager
+
+
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class EngineParts:
+    """Hold the parts of an engine: claims, the walk of batches, what settles copies, makes inputs.
+
+    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
+    """
+
+    def __init__(self, object core, *, list shards not None, object copier, object mover,
+                 object gpus, object listener, object layers=None,
+                 tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
+                 tuple tenants=(), int32_t state_groups=0, object states=None):
+        require_new(self)
+        self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self._core = core
+        self._claims = ClaimTable(core, tenants)
+        self._reader = BatchReader(self._claims)
+        self._settler = Settler(core, copier, mover)
+        self._maker = InputMaker(
+            shards, gpus, self._native.config().num_pages, layers, pages_per_column,
+            state_groups, states,
+        )
+        self._settler.states = states
+        self._settler.num_bundles = <int32_t>len(pages_per_column)
+        self._shards = shards
+        self._copier, self._mover, self._gpus = copier, mover, gpus
+        self._listener, self._clock = listener, clock
+        self._checks = runtime_checks
+        self._is_alone = listener is None and clock is None
+        self._is_made = True
+
+    def _row_claims(self, list request_ids not None, int32_t bundle=0):
+        """Remember the claims of a batch's rows, for the pages of a bundle."""
+        require_made(self)
+        return RowClaims(self._claims, request_ids, bundle)
+
+    def _counters(self):
+        require_made(self)
+        return prefixes.counters(self._native)
+
+    def _set_copier(self, copier):
+        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""
+        require_made(self)
+        self._settler.set_copier(copier)
+        self._copier = copier

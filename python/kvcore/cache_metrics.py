@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager counts: pages, slots, what was reused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcore import sizing
+from kvcore._hot.engine import StepEngine
+from kvcore.metrics import GroupMetrics, KVCacheMetrics, StateMetrics
+from kvcore.params import KVCacheParams
+from kvcore.tenants import TenantMetrics
+
+__all__ = ["CacheMetrics"]
+
+
+class CacheMetrics(StepEngine):
+    """Count over all replicas."""
+
+    params: KVCacheParams
+    _quotas: Mapping[str, tuple[int, int | None]]
+
+    @property
+    def num_replicas(self) -> int:
+        """Data parallel replicas."""
+        return self.params.data_parallel_degree
+
+    @property
+    def total_num_pages(self) -> int:
+        """Pages of each replica."""
+        return self._core.stats(0).total_pages
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Pages that a request could get, over all replicas; evictable cached ones count."""
+        return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Pages in the prefix cache, over all replicas; those that requests share count too."""
+        return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
+
+    @property
+    def free_blocks_pct(self) -> float:
+        """Share of pages that a request could get, 0..1, mean over replicas."""
+        return self.num_free_blocks / (self.total_num_pages * self.num_replicas)
+
+    @property
+    def used_blocks_pct(self) -> float:
+        """Share of pages that requests and pins hold, 0..1, mean over replicas."""
+        return 1.0 - self.free_blocks_pct
+
+    @property
+    def total_num_host_pages(self) -> int:
+        """Pages that the host tier's space holds, over all replicas; 0 without a host tier."""
+        return sizing.host_pages(self.params)
+
+    @property
+    def host_committed_block_pct(self) -> float:
+        """Share of host pages that hold cached pages, 0..1; 0.0 without a host tier."""
+        stats = [self._core.stats(r) for r in range(self.num_replicas)]
+        cached = sum(each.host_cached_pages for each in stats)
+        return cached / max(1, sum(each.host_pages for each in stats))
+
+    @property
+    def metrics(self) -> KVCacheMetrics:
+        """Counters summed over replicas; a copy."""
+        return self._counters()
+
+    @property
+    def group_metrics(self) -> tuple[GroupMetrics, ...]:
+        """Pages of each attention group, in their order; empty without groups. O(pages)."""
+        each = [self._core.group_stats(r) for r in range(self.num_replicas)]
+        return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
+
+    @property
+    def tenant_metrics(self) -> dict[str, TenantMetrics]:
+        """Pages of each tenant that has a quota; empty without quotas. O(tenants)."""
+        each = [self._core.tenant_stats(r) for r in range(self.num_replicas)]
+        summed = [TenantMetrics.summed(of_tenant) for of_tenant in zip(*each, strict=True)]
+        return dict(zip(self._quotas, summed, strict=True))
+
+    @property
+    def state_metrics(self) -> StateMetrics:
+        """Slots of states, and hits of their checkpoints; zeros without State groups. O(1)."""
+        return StateMetrics.summed(self._core.state_stats(r) for r in range(self.num_replicas))
+
+    def reset_metrics(self) -> None:
+        """Set every counter to zero, the peak to what is in use."""
+        self._core.reset_metrics()
