@@ -288,6 +288,29 @@ def test_replicas_and_shards_have_states_of_their_own() -> None:
     assert manager.match_prefix(prompt((0, 14)), replica_idx=1) == 12
 
 
+def test_pages_without_a_checkpoint_recommend_no_replica() -> None:
+    params = state_params(n_devices=2, data_parallel_degree=2)
+    manager = state_manager(params, devices=["cpu"] * 2, num_states=2, max_batch_size=4)
+    for name in ("x", "y", "z"):
+        context = TextGenerationContext(name, prompt((0, 14)) if name == "x" else [99])
+        manager.claim(name, 1)
+        first = context.end_idx
+        while context.end_idx == first:  # its prompt, in chunks as they are cut
+            manager.fetch([context])
+            context.update(9)
+            manager.step([context])
+        if name == "x":
+            manager.release(name)
+        elif name == "y":
+            asked = TextGenerationContext("asked", prompt((0, 14)))
+            assert manager.get_or_recommend_replica(asked) == 1
+    assert manager.match_prefix(prompt((0, 14)), replica_idx=1) == 0
+    for name in ("y", "z"):
+        manager.release(name)
+    asked = TextGenerationContext("asked", prompt((0, 14)))
+    assert manager.get_or_recommend_replica(asked) == 0
+
+
 def test_copies_of_a_manager_without_arrays() -> None:
     groups = (FullAttention([0]), State([1], ARRAYS), State([2], ARRAYS, 8))
     manager = state_manager(state_params(*groups), blocks=None)

@@ -378,3 +378,19 @@ def test_a_scheduler_admits_others_and_preempts_the_same_tenant() -> None:
         batch = scheduler.next_batch()
     assert {each.finish_reason for each in ended} == {"length"}
     assert len(ended) == 4
+
+
+def test_a_batch_may_take_a_page_over_whose_owner_has_no_room_for_it() -> None:
+    """Until its row is looked at, the pages of that hit count for their owner."""
+    manager = manager_of({"c": (0, 4), "b": (0, None)})
+    first = context_of("first", range(8), "c")
+    run(manager, first)
+    manager.release("first")  # four pages of c's that nobody holds
+    assert reserved(manager, context_of("full", range(50, 58), "c"))
+    batch = [context_of("any", [70, 71]), context_of("taker", range(10), "b")]
+    for context in batch:
+        manager.claim(context.request_id)
+    (inputs,) = manager.fetch(batch)
+    assert inputs.cache_lengths.tolist() == [0, batch[1].start_idx]
+    assert batch[1].start_idx == 8
+    assert held(manager) == {"c": 4, "b": 5}

@@ -85,7 +85,8 @@ class CacheManager {
                                         Transfers* transfers = nullptr);
     /// Reserves in order up to the first that does not fit. Every error is raised before anything
     /// is reserved. Where a row could only be had with pages that the transfers of rows before
-    /// hold, it stops in front of it (kPending): finish those, and go on with the rest.
+    /// hold, it stops in front of it (kPending): finish those, and go on with the rest. With states
+    /// also in front of a row, but the first, that would be cut with several steps.
     [[nodiscard]] BatchReserve reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
                                              Transfers* transfers = nullptr);
     /// What `reserve` would do now. A request that can never fit returns fits = false. Throws
@@ -94,7 +95,8 @@ class CacheManager {
 
     /// The halves of `reserve`, for who decides in between. `match` finds what the cache has of a
     /// request's prompt and holds it; the request is not touched, and dropping the hit leaves no
-    /// trace. Throws as `reserve`, but no CapacityError. Costs finding the hit.
+    /// trace, but with quotas runs of the tree that were cut. Throws as `reserve`, but no
+    /// CapacityError. Costs finding the hit.
     [[nodiscard]] PrefixHit match(const RequestView& request) const;
     /// Gives the request that hit, and pages for `n` tokens in all: at least for what runs next, at
     /// most to its end. On success the hit is used up, else still held. Returns and throws as
@@ -113,11 +115,11 @@ class CacheManager {
     /// Puts every page whose tokens are all written (start / page_size) into the prefix tree. Equal
     /// pages found there replace the sequence's own: `swaps` are those of this call. Forks that
     /// hold such a page as well hold it in the tree from then on. A page for whose place in the
-    /// tree there is no memory stays the sequence's own, for a later commit. Throws
-    /// std::invalid_argument when a request claims more written tokens than its pages hold, and
-    /// PendingTransfersError. With a host tier, copies of cached pages that are not there yet go to
-    /// `transfers`: as many as have room, none of a sequence whose last ones are not finished or
-    /// for which memory runs out.
+    /// tree there is no memory, or no room in a quota, stays the sequence's own, for a later
+    /// commit. Throws std::invalid_argument when a request claims more written tokens than its
+    /// pages hold, and PendingTransfersError. With a host tier, copies of cached pages that are not
+    /// there yet go to `transfers`: as many as have room, none of a sequence whose last ones are
+    /// not finished or for which memory runs out.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                 Transfers* transfers = nullptr);
 

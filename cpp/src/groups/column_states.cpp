@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "groups/column_states.hpp"
 
-#include <algorithm>
-
 #include "groups/column_pages.hpp"
 #include "kvcore/errors.hpp"
 
@@ -56,7 +54,6 @@ ColumnStates::Slot ColumnStates::add(BlockId column) noexcept {
     Entry& entry = at(slot);
     entry.owner = Owner::kColumn;
     entry.column = column;
-    entry.is_ready = false;
     of_column_[static_cast<std::size_t>(column)] = slot + 1;
     link(slot);
     ++num_checkpoints_;

@@ -22,11 +22,10 @@ PrefixMatch HitSearch::longest(const PrefixMatch& found, std::int32_t fewest) co
     const bool has_part = found.partial_tokens > 0;
     if (has_part && columns_.can_serve_part(found.at, found.partial, n)) return found;
     const std::int32_t whole = columns_.longest_hit(found.at);
-    if (fewest > 0) {
+    if (fewest > 0 && (has_part || found.at.depth != whole)) {
         PrefixMatch part{found.at, {}, 0};
         if (!has_part && part.at.depth > whole) part.at = next_branch(part.at);
-        const bool is_done = !has_part && found.at.depth == whole;
-        while (!is_done && part.at.depth >= whole) {
+        while (part.at.depth >= whole) {
             if (find_part(part, fewest)) return part;
             if (part.at.depth == 0) break;
             part.at = next_branch(part.at);

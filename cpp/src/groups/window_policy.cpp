@@ -23,7 +23,7 @@ void WindowPolicy::make_room(NodeId last) {
 }
 
 void WindowPolicy::make_room_for_departures(std::size_t n) {
-    while (num_departures() < n) {
+    while (departures_.size() <= n) {  // the first is none
         kvcore::make_room(departures_, 1);
         const auto departure = static_cast<Departure>(departures_.size());
         Left left;

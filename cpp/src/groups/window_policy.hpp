@@ -46,7 +46,6 @@ class WindowPolicy final : public EvictionPolicy {
     }
     /// So many departures at a time can be. Throws std::bad_alloc.
     void make_room_for_departures(std::size_t n);
-    [[nodiscard]] std::size_t num_departures() const noexcept { return departures_.size() - 1; }
     /// Windows of a prefix that ends there are let go of now: the same one whenever it is asked
     /// with the same number, which grows. There is room.
     [[nodiscard]] Departure begin(TreePosition end, std::uint32_t moment) noexcept;

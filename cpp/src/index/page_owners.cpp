@@ -40,14 +40,6 @@ void PageOwners::give(const BlockId* pages, std::int64_t n, Owner owner) noexcep
     }
 }
 
-void PageOwners::clear() noexcept {
-    for (Owner& state : states_) {
-        if ((state & kHeld) == 0) continue;
-        state = static_cast<Owner>(state & ~kHeld);
-        counts_.add(state, -1);
-    }
-}
-
 void PageOwners::check_integrity() const {
     std::vector<std::int64_t> held(counts_.num_owners());
     for (const Owner state : states_) {

@@ -128,8 +128,6 @@ class PageOwners final : public PoolListener, public ProtectionListener {
     }
     /// They count for another owner from now on.
     void give(const BlockId* pages, std::int64_t n, Owner owner) noexcept;
-    /// Nothing is held: before everything is told again.
-    void clear() noexcept;
 
     /// A reservation of that owner's was refused for a quota.
     void count_refusal(Owner owner) noexcept { ++refused_[owner]; }

@@ -18,14 +18,12 @@ SequenceHandle Claims::claim(std::int32_t replica) {
                                            " sequences are claimed; release one first"));
     }
     const SequenceHandle handle = state_.sequences.claim(replica);
-    if (!state_.grouping.is_plain() || state_.states.exist()) {
-        try {
-            if (!state_.grouping.is_plain()) state_.windows.make_room(handle);
-            if (state_.states.exist()) state_.states.begin(handle);
-        } catch (...) {
-            state_.sequences.release(handle);
-            throw;
-        }
+    try {
+        if (!state_.grouping.is_plain()) state_.windows.make_room(handle);
+        if (state_.states.exist()) state_.states.begin(handle);
+    } catch (...) {
+        state_.sequences.release(handle);
+        throw;
     }
     ++home.num_sequences;
     return handle;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
-#include "manager/column_moves.hpp"
 #include "manager/tier_flights.hpp"
 #include "support/make_room.hpp"
 

@@ -2,9 +2,11 @@
 // With groups of layers: what is stored of a sequence's columns. A record of the tier is a column
 // of its own ColumnPages, which says what it has of each bundle.
 #include <algorithm>
+#include <array>
 #include <new>
 #include <utility>
 
+#include "kvcore/errors.hpp"
 #include "manager/tier_flights.hpp"
 #include "support/make_room.hpp"
 

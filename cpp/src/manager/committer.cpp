@@ -244,7 +244,7 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
         const Sequence& sequence = *state_.sequences.find(request.sequence);
         const bool has_place =
             request.start == std::int64_t{sequence.pages.committed()} * state_.config.page_size;
-        if (!has_place) continue;  // without memory it was not committed
+        if (!has_place) continue;  // without memory, or room in a quota, it was not committed
         try {
             make_checkpoint(sequence, request.sequence, transfers);
         } catch (const std::bad_alloc&) {

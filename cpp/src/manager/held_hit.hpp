@@ -11,7 +11,8 @@
 
 namespace kvcore {
 
-/// A hit that was found and is to be allocated later: pinned as it is, no run is cut for it.
+/// A hit that was found and is to be allocated later: pinned as it is. A run is cut for it with
+/// quotas alone.
 ///
 /// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
 /// tier; with groups, a hold on the pages that windows read, here and there.
@@ -21,7 +22,7 @@ class HeldHit {
    public:
     /// Holds nothing.
     HeldHit() noexcept = default;
-    /// Throws std::bad_alloc, with groups alone.
+    /// Throws std::bad_alloc, with groups or quotas alone.
     HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
             const RequestView& request)
         : found_(found), asked_(standing(sequence, request)) {

@@ -27,14 +27,14 @@ bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done
     return has_copies || has_states || has_flights;
 }
 
-// What is only being copied is nobody's use of a page: it is not found any more either, though the
-// page itself stays until the copy is over.
 void advance(ManagerState& state, std::int64_t now) noexcept {
     if (now <= state.terms.now()) return;
     state.terms.set_now(now);
     for (const auto& replica : state.replicas) replica->tree.advance(now);
 }
 
+// What is only being copied is nobody's use of a page: it is not found any more either, though the
+// page itself stays until the copy is over.
 void reset_prefix_cache(ManagerState& state) noexcept {
     state.flights.loosen();
     state.copies.loosen();

@@ -9,6 +9,19 @@
 
 namespace kvcore {
 
+namespace {
+
+FetchResult no_space(std::int64_t row, std::int64_t needed, std::int64_t available) {
+    FetchResult result;
+    result.status = FetchStatus::kNoSpace;
+    result.row = row;
+    result.needed = needed;
+    result.available = available;
+    return result;
+}
+
+}  // namespace
+
 bool JointReserver::reserve(const BatchRows& rows, const RequestBatch& batch,
                             const std::vector<std::int64_t>& missing, std::int64_t num_steps,
                             Transfers* transfers, FetchResult& result) {
@@ -50,9 +63,9 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     rules::require_one_step(request, admission, call.num_steps, row);
     if (!admission.fits) {
         if (admission.is_over_quota) count_refusal(call, row);
-        result = {FetchStatus::kNoSpace, row,   admission.new_pages(),
-                  admission.available,   false, admission.is_over_quota,
-                  admission.lacks_slot};
+        result = no_space(row, admission.new_pages(), admission.available);
+        result.is_over_quota = admission.is_over_quota;
+        result.lacks_slot = admission.lacks_slot;
         return false;
     }
     Reservation made = reserver_.prepare(admission, sequence, request, call.transfers);
@@ -80,7 +93,7 @@ bool JointReserver::find_supply(const Call& call, FetchResult& result) {
             supply.left += state_.home_of(sequence).tree.num_evictable();
         }
         if (pages > supply.left) {
-            result = {FetchStatus::kNoSpace, row, pages, supply.left, false, false};
+            result = no_space(row, pages, supply.left);
             return false;
         }
         supply.left -= pages;
@@ -158,7 +171,7 @@ FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call&
         }
         std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
         if (needed > available) {
-            return {FetchStatus::kNoSpace, row, needed, available, false, false};
+            return no_space(row, needed, available);
         }
         available -= needed;
     }
@@ -178,7 +191,7 @@ bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& 
         available -= admissions[k].appended + admissions[k].replaced + admissions[k].patched;
         if (available >= 0) continue;
         const std::int64_t pages = admissions[k].new_pages();
-        result = {FetchStatus::kNoSpace, joining_[k], pages, admissions[k].available, false, false};
+        result = no_space(joining_[k], pages, admissions[k].available);
         return false;
     }
     return true;
@@ -198,13 +211,8 @@ bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& 
         if (available == 0 && made[k].checkpoint.is_sole()) continue;
         if (--available >= 0) continue;
         const Admission& admission = made[k].admission;
-        result = {FetchStatus::kNoSpace,
-                  row,
-                  admission.new_pages(),
-                  admission.available,
-                  false,
-                  false,
-                  true};
+        result = no_space(row, admission.new_pages(), admission.available);
+        result.lacks_slot = true;
         return false;
     }
     return true;
@@ -241,7 +249,7 @@ bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made
         const auto home = static_cast<std::size_t>(call.rows[joining_[k]].replica);
         trials[home].hold_once(made[k].idle);
     }
-    std::int64_t refused = -1;
+    FetchResult refusal;  // unless a later row makes room for it
     const auto take = [&](std::int64_t row, std::int64_t pages, const Reservation* reservation) {
         const Sequence& sequence = call.rows[row];
         const Owner owner = state_.tenants.of(call.batch[row].sequence);
@@ -255,9 +263,9 @@ bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made
         if (reservation != nullptr) {
             for (const BlockId page : reservation->idle) trial.share_out(page, owner);
         }
-        if (trial.is_lawful() || refused >= 0) return;
-        refused = row;
-        result = {FetchStatus::kNoSpace, row, pages, trial.room(owner, pages), false, true};
+        if (trial.is_lawful() || refusal.is_over_quota) return;
+        refusal = no_space(row, pages, trial.room(owner, pages));
+        refusal.is_over_quota = true;
     };
     for (std::size_t k = 0; k < made.size(); ++k) {
         take(joining_[k], made[k].admission.new_pages(), &made[k]);
@@ -265,8 +273,10 @@ bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made
     for (const std::int64_t row : growing_) take(row, missing_pages(call, row), nullptr);
     const bool is_lawful = std::all_of(trials.begin(), trials.end(),
                                        [](const QuotaTrial& trial) { return trial.is_lawful(); });
-    if (!is_lawful) count_refusal(call, refused);
-    return is_lawful;
+    if (is_lawful) return true;
+    count_refusal(call, refusal.row);
+    result = refusal;
+    return false;
 }
 
 void JointReserver::count_refusal(const Call& call, std::int64_t row) noexcept {

@@ -11,14 +11,9 @@ namespace kvcore {
 
 ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequence,
                                     RequestView& request, std::int64_t row, Transfers* transfers) {
-    // What the rows before copy from is held: it may be what this one has to evict.
-    const bool waits = (admission.evicted > 0 || admission.is_over_quota) && transfers != nullptr &&
-                       !transfers->empty();
-    if (waits) return ReserveStatus::kPending;
-    // The same of checkpoints.
-    if (admission.lacks_slot && transfers != nullptr && !transfers->empty()) {
-        return ReserveStatus::kPending;
-    }
+    // What the rows before copy from is held, pages and checkpoints: this one may have to take it.
+    const bool is_short = admission.evicted > 0 || admission.is_over_quota || admission.lacks_slot;
+    if (is_short && transfers != nullptr && !transfers->empty()) return ReserveStatus::kPending;
     if (!admission.fits) {
         if (admission.is_over_quota) {
             state_.home_of(sequence).owners->count_refusal(state_.tenants.of(request.sequence));

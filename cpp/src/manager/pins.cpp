@@ -28,11 +28,12 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
         if (home.owners != nullptr) {
             at = PrefixTree::position(at.node, quotas::longest_held(home, at));
         }
-        windows = WindowHold(home, at, std::int64_t{at.depth} * tree.page_size());
         checkpoint = home.hold_state(at);
         place = TreePin(tree, tree.split(at));
-        windows =
-            WindowHold(home, {place.node(), at.depth}, std::int64_t{at.depth} * tree.page_size());
+        if (home.columns != nullptr) {
+            windows = WindowHold(home, {place.node(), at.depth},
+                                 std::int64_t{at.depth} * tree.page_size());
+        }
     }
     const std::uint32_t index = free_.back();
     free_.pop_back();

@@ -239,7 +239,9 @@ void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {
     FoundHit shorter;
     shorter.match.at = {home.tree.split({hit.match.at.node, depth}), depth};
     shorter.tokens = std::int64_t{depth} * home.tree.page_size();
-    hit = shorter.tokens > taken ? shorter : FoundHit();
+    if (shorter.tokens <= taken) shorter = {};
+    shorter.branch = hit.branch;  // where a checkpoint is due, whatever is taken
+    hit = shorter;
 }
 
 }  // namespace quotas

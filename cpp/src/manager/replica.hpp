@@ -88,12 +88,12 @@ struct Replica {
     /// Columns of the longest prefix of that one which all groups can serve: narrowed by one after
     /// the other until nothing shrinks.
     [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept {
-        std::int32_t before = -1;
-        while (at.depth != before) {
+        std::int32_t before = 0;
+        do {
             before = at.depth;
             if (columns != nullptr) at.depth = columns->longest_hit(at);
             if (states != nullptr) at.depth = states->longest_hit(at, tree.page_size());
-        }
+        } while (columns != nullptr && states != nullptr && at.depth != before);
         return at.depth;
     }
     /// The checkpoint where a hit ends; kNone without states.

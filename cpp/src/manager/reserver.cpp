@@ -178,24 +178,25 @@ void Reserver::make_room_for_copies(std::size_t n, Transfers* transfers) {
 
 Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
                               const RequestView& request, Transfers* transfers) {
-    PrefixTree& tree = state_.home_of(sequence).tree;
+    Replica& home = state_.home_of(sequence);
+    PrefixTree& tree = home.tree;
     PageRow& row = sequence.pages;
     const FoundHit& hit = admission.hit;
     const std::int32_t length = std::max(admission.hit_pages, admission.needed);
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
     Reservation made{admission, {}, {}, {}, {}, {}, nullptr, hit.match.partial, {}};
-    const Replica& owned = state_.home_of(sequence);
-    if (owned.owners != nullptr) quotas::find_idle(owned, hit, made.idle);
+    if (home.owners != nullptr) quotas::find_idle(home, hit, made.idle);
     if (hit.shares()) {
         made.place = TreePin(tree, tree.split(hit.match.at));
-        Replica& home = state_.home_of(sequence);
         // What holds the page that is copied holds its run.
         if (home.owners != nullptr && hit.is_partial()) {
             made.partial.node = tree.split(hit.match.partial);
         }
-        made.windows = WindowHold(home, hit.match.at, hit.tokens);
         made.checkpoint = home.hold_state(hit.match.at);
-        if (hit.is_partial()) made.source = WindowHold(home, hit.match.partial, hit.tokens);
+        if (home.columns != nullptr) {
+            made.windows = WindowHold(home, hit.match.at, hit.tokens);
+            if (hit.is_partial()) made.source = WindowHold(home, hit.match.partial, hit.tokens);
+        }
     } else if (row.node() == nullptr) {
         made.place = TreePin(tree, tree.open_namespace(request.name_space));
     }

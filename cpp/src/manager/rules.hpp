@@ -37,6 +37,7 @@ void require_windows(const ManagerState& state, const Sequence& sequence, std::i
                      SequenceHandle handle, std::int64_t row);
 inline void require_windows(const ManagerState& state, const Sequence& sequence,
                             const RequestView& request, std::int64_t row) {
+    if (state.grouping.is_plain() && !state.states.exist()) return;
     require_windows(state, sequence, request.start, request.sequence, row);
 }
 /// Where a chunk is cut because a checkpoint is due, it runs alone.

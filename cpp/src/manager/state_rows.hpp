@@ -8,7 +8,6 @@
 
 #include "groups/column_states.hpp"
 #include "kvcore/cache_types.hpp"
-#include "manager/sequence_table.hpp"
 
 namespace kvcore {
 

@@ -55,9 +55,9 @@ std::int64_t count_columns(const Replica& home, std::string_view name_space, con
     const TreePosition at = find(home.tree, name_space, tokens, n);
     const TreePosition below =
         home.host == nullptr ? TreePosition{} : home.host->match(name_space, tokens, n);
-    if (home.columns == nullptr) return std::max(at.depth, below.depth);
-    if (below.depth > 0) return longest_hit(home, at, below);
-    return at.depth == 0 ? 0 : home.columns->longest_hit(at);
+    if (home.columns != nullptr && below.depth > 0) return longest_hit(home, at, below);
+    if (home.narrows_hits()) return at.depth == 0 ? 0 : home.longest_hit(at);
+    return std::max(at.depth, below.depth);
 }
 
 }  // namespace kvcore::tiered
