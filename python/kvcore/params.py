@@ -333,6 +333,22 @@ class KVCacheParams:
         )
 
     @property
+    def flat_bytes_per_token(self) -> int:
+        """Bytes of one token where every layer keeps it, over all devices of a replica.
+
+        Layers that share K and V, or keep a state, count as if they had K and V of their own.
+        """
+        rows = {
+            layer: sum(row_elements(self, group))
+            for group in self.attention_groups
+            for layer in group.layers
+        }
+        usual = self.n_kv_heads_per_device * sum(self.row_widths)
+        owners = self.shared or {}
+        layers = (rows.get(owners.get(i, i), usual) for i in range(self.num_layers))
+        return self.tensor_parallel_degree * sum(map(self._bytes_of, layers))
+
+    @property
     def bytes_per_page(self) -> int:
         """Bytes of one page over all devices of a replica, with the places that stay empty."""
         if self.groups is None and self.shared is None:

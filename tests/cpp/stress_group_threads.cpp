@@ -140,7 +140,11 @@ class Worker {
         if (!stores.empty()) stores_.push_back(stores);
         if (count(stores_) > 3) finish_store();
         shared_.num_steps.fetch_add(1, std::memory_order_relaxed);
-        if (row.request.end() + 2 > manager_.config().max_seq_len) drop(row);
+        if (!has_room(row.request.end())) drop(row);
+    }
+    /// Whether a request of `num_tokens` may run on, and grow by two more.
+    bool has_room(std::int64_t num_tokens) const {
+        return num_tokens + 2 <= manager_.config().max_seq_len;
     }
     void drop(GroupRow& row) {
         manager_.release(row.request.sequence);
@@ -150,6 +154,7 @@ class Worker {
     void fork() {
         if (count(live_) >= kMaxLive) return;
         const GroupRow& parent = random_.pick(live_);
+        if (!has_room(parent.request.end() + 1)) return;
         GroupRow child = parent;
         child.request.append(static_cast<TokenId>(random_.below(3)));
         kvcore::RequestView view = child.request.view();

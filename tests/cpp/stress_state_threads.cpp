@@ -131,7 +131,11 @@ class Worker {
         manager_.commit({&written, 1}, swaps, &transfers);
         transfer(transfers);
         shared_.num_steps.fetch_add(1, std::memory_order_relaxed);
-        if (request.end() + 2 > manager_.config().max_seq_len) drop(request);
+        if (!has_room(request.end())) drop(request);
+    }
+    /// Whether a request of `num_tokens` may run on, and grow by two more.
+    bool has_room(std::int64_t num_tokens) const {
+        return num_tokens + 2 <= manager_.config().max_seq_len;
     }
     void drop(Request& request) {
         manager_.release(request.sequence);
@@ -140,6 +144,7 @@ class Worker {
     void fork() {
         if (count(live_) >= kMaxLive) return;
         const Request& parent = random_.pick(live_);
+        if (!has_room(parent.end() + 1)) return;
         Request child = parent;
         child.append(static_cast<TokenId>(random_.below(3)));
         kvcore::RequestView view = child.view();

@@ -185,7 +185,7 @@ class Worker {
         }
         commit();
         for (std::size_t i = live_.size(); i-- > 0;) {
-            if (live_[i].request.end() + 2 > config_.max_seq_len) release(i);
+            if (!has_room(live_[i].request.end())) release(i);
         }
         shared_.num_batches.fetch_add(1, std::memory_order_relaxed);
     }
@@ -229,11 +229,14 @@ class Worker {
         live_.pop_back();
     }
 
+    /// Whether a request of `num_tokens` may run on, and grow by two more.
+    bool has_room(std::int64_t num_tokens) const { return num_tokens + 2 <= config_.max_seq_len; }
+
     void rewind(Request& request) { request.rewind(random_.between(1, request.end())); }
 
     // A fork of another one's past: several threads never name one sequence, but its pages.
     void fork(const Live& parent) {
-        if (count(live_) >= kMaxLive) return;
+        if (count(live_) >= kMaxLive || !has_room(parent.request.end() + 1)) return;
         Live child{parent.request, parent.replica};
         child.request.append(static_cast<TokenId>(random_.below(3)));
         kvcore::RequestView view = child.request.view();

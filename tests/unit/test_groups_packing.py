@@ -180,3 +180,27 @@ def test_every_layer_has_its_place(counts: list[int], full_groups: int) -> None:
     allowed = [wide for wide in allowed if leaves_full_groups_whole(wide)] or allowed
     assert width in allowed
     assert len(made) == min(sum(-(-each // wide) for each in counts) for wide in allowed)
+
+
+# -- where every layer keeps every token ---------------------------------------------------------
+def test_flat_bytes_count_each_layer_with_its_own_rows() -> None:
+    full, window = FullAttention([0, 1], n_kv_heads=2), SlidingWindow([2, 3], 128)
+    params = make_params(4, full, window)
+    assert params.flat_bytes_per_token == params.bytes_per_token
+    halves = make_params(4, full, window, n_devices=2)
+    assert halves.flat_bytes_per_token == halves.bytes_per_token
+
+
+def test_flat_bytes_count_shared_layers_and_layers_of_states() -> None:
+    full, window = FullAttention([0], n_kv_heads=2), SlidingWindow([1], 128)
+    shared = make_params(4, full, window, shared={2: 0, 3: 1})
+    assert shared.flat_bytes_per_token == 2 * 2 * (2 + 8) * 64 * 2 == 2 * shared.bytes_per_token
+    state = make_params(2, FullAttention([0]), State([1], {"ssm": ((4,), "float32")}))
+    assert state.flat_bytes_per_token == 2 * 2 * 8 * 64 * 2 == 2 * state.bytes_per_token
+
+
+def test_flat_bytes_without_groups_are_those_of_a_token() -> None:
+    plain = make_params(4)
+    assert plain.flat_bytes_per_token == plain.bytes_per_token == 4 * 2 * 8 * 64 * 2
+    scaled = make_params(4, kv_scale_granularity=64)
+    assert scaled.flat_bytes_per_token == scaled.bytes_per_token

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvcore.cli.sizes import format_size
 from kvcore.replay import Comparison, GroupReport, ReplayReport
-from kvcore.replay.pool import flat
+from kvcore.replay.pool import flat_page_bytes
 
 __all__ = ["GROUP_HEAD", "NAMES", "POOL_HEAD", "group_rows", "page_units", "pool_rows"]
 
@@ -22,7 +22,7 @@ def page_units(comparison: Comparison) -> str:
     """Say how large a page is without and with groups."""
     model = comparison.model
     assert model is not None
-    tokens, size = f"{model.page_size:,} tokens", format_size(flat(model).bytes_per_page)
+    tokens, size = f"{model.page_size:,} tokens", format_size(flat_page_bytes(model))
     return (
         f"A flat page has {tokens} of all {model.num_layers} layers: {size}. A page of the groups "
         f"has up to {model.layers_per_page} layers: {format_size(model.bytes_per_page)}."
@@ -69,7 +69,7 @@ def group_rows(comparison: Comparison) -> Iterator[Row]:
 def _page_bytes(comparison: Comparison, report: ReplayReport) -> int:
     model = comparison.model
     assert model is not None
-    return (model if report.groups else flat(model)).bytes_per_page
+    return model.bytes_per_page if report.groups else flat_page_bytes(model)
 
 
 def _name(group: GroupReport) -> str:

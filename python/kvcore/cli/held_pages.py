@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcore.dtypes import itemsize
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, bundles
-from kvcore.groups.layers import LayerMap, column_tokens, pages_per_column
+from kvcore.groups.layers import column_tokens, pages_per_column
 from kvcore.paged import PagedKVCacheManager
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class WatchedManager(PagedKVCacheManager):
         super().__init__(params, *args, **options)
         self.most_held: tuple[int, ...] = ()
         self.flat_bytes = 0
-        self._flat_bytes_per_token = _flat_bytes_per_token(params)
+        self._flat_bytes_per_token = params.flat_bytes_per_token
         self._full = next(
             (i for i, g in enumerate(params.attention_groups) if isinstance(g, FullAttention)), None
         )
@@ -68,6 +67,8 @@ class WatchedManager(PagedKVCacheManager):
     def groups_held(self) -> list[dict[str, Any]]:
         """Return for each group its layers, and what they held at most; empty without groups."""
         params, held = self.params, self.most_held
+        if not held:
+            return []
         return [
             {
                 **_told(group),
@@ -77,16 +78,9 @@ class WatchedManager(PagedKVCacheManager):
                 "given_back": metrics.given_back,
             }
             for group, pages, metrics in zip(
-                params.attention_groups if held else (), held, self.group_metrics, strict=bool(held)
+                params.attention_groups, held, self.group_metrics, strict=True
             )
         ]
-
-
-def _flat_bytes_per_token(params: KVCacheParams) -> int:
-    """Return the bytes of a token in all layers, those that read the K and V of others too."""
-    layers = LayerMap(params)
-    places = [layers[layer] for layer in range(params.num_layers)]
-    return sum(place.heads * sum(place.widths) for place in places) * itemsize(params.dtype)
 
 
 def _told(group: AttentionGroup) -> dict[str, Any]:

@@ -189,13 +189,13 @@ def _pages(
     if params.groups is None:
         return told
     each = pages_per_sequence(params, max_seq_len, max_chunk_tokens)
-    flat = dataclasses.replace(params, groups=None, shared=None)
+    flat = -(-max_seq_len // params.page_size) * params.page_size * params.flat_bytes_per_token
     return told | {
         "tokens": pages * max_seq_len // each * replicas,
         "longest_sequence": max_supported_sequence_length(params, memory, max_chunk_tokens),
         "bytes_per_sequence": sequence_bytes(params, max_seq_len, max_chunk_tokens),
-        "flat_bytes_per_sequence": sequence_bytes(flat, max_seq_len),
-        "flat_batch": infer_optimal_batch_size(flat, max_seq_len, memory),
+        "flat_bytes_per_sequence": flat,
+        "flat_batch": memory // replicas // flat * replicas,
     }
 
 

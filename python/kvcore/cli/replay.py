@@ -39,7 +39,7 @@ from kvcore.replay import (
     replay_admission,
     replay_online,
 )
-from kvcore.replay.pool import flat, require_windows
+from kvcore.replay.pool import flat_page_bytes, require_windows
 
 _MOST_GROUPED = SLOTS // 2  # two curves each
 
@@ -149,7 +149,7 @@ def _pages(
     sizes = checked("--memory", listed, memory, parse_size)
     if isinstance(model, str):
         model = checked("--model", model_params, model, page_size)
-    page_bytes = flat(model).bytes_per_page
+    page_bytes = flat_page_bytes(model)
     return tuple(dict.fromkeys(fitting_pages(size, replicas, page_bytes) for size in sizes))
 
 

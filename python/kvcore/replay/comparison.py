@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvcore.replay.admission import replay_admission
 from kvcore.replay.belady import Optimum, optimum
 from kvcore.replay.online import replay_online
-from kvcore.replay.pool import PoolSettings, flat
+from kvcore.replay.pool import PoolSettings, flat_page_bytes
 from kvcore.replay.timeline import Timeline, TimelineBins
 from kvcore.replay.uses import page_uses
 
@@ -92,7 +92,7 @@ class Comparison:
         """Bytes of each pool's replica, in the order of `pages`; empty without a model."""
         if self.model is None:
             return ()
-        return tuple(pages * flat(self.model).bytes_per_page for pages in self.pages)
+        return tuple(pages * flat_page_bytes(self.model) for pages in self.pages)
 
     def of(self, curve: str) -> tuple[ComparisonRun, ...]:
         """Return the runs of one of `curves`, in the order of `pages`."""
@@ -105,7 +105,7 @@ class Comparison:
         told = {name: getattr(self, name) for name in names}
         if self.model is not None:
             told["memory"] = self.memory
-            told["flat_page_bytes"] = flat(self.model).bytes_per_page
+            told["flat_page_bytes"] = flat_page_bytes(self.model)
             told["group_page_bytes"] = self.model.bytes_per_page
         told["results"] = [
             run.report.to_dict() | ({} if self.model is None else {"curve": curve})

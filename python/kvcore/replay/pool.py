@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvcore import KVCacheParams, PagedKVCacheManager
-from kvcore.groups import FullAttention
-from kvcore.groups.layers import column_tokens
+from kvcore.groups.layers import column_tokens, has_windows
 from kvcore.policies import ARC, FIFO, LFU, LRU, SLRU, Cost, Priority
 from kvcore.replay.groups import GroupSamples
 from kvcore.sizing import pages_per_sequence
@@ -22,9 +21,9 @@ class PoolError(ValueError):
     """Say what of a simulated pool is too large, or no pool at all."""
 
 
-def flat(model: KVCacheParams) -> KVCacheParams:
-    """Return the same model with every layer in every page."""
-    return replace(model, groups=None, shared=None)
+def flat_page_bytes(model: KVCacheParams) -> int:
+    """Return the bytes of a page that has all layers of a model."""
+    return model.page_size * model.flat_bytes_per_token
 
 
 def require_windows(model: KVCacheParams) -> None:
@@ -41,7 +40,7 @@ def require_windows(model: KVCacheParams) -> None:
             f"{layers} of {model.num_layers} layers keep a state, which a replay does not serve; "
             f"expected a model of attention layers alone"
         )
-    if all(isinstance(group, FullAttention) for group in model.attention_groups):
+    if not has_windows(model):
         raise PoolError(
             f"all {model.num_layers} layers keep every token; expected a model some of whose "
             f"layers have a window or chunks"
@@ -107,7 +106,7 @@ class PoolSettings:
                 f"the model has pages of {model.page_size} tokens and the pool of "
                 f"{self.page_size}; expected the same"
             )
-        memory = self.pages_per_replica * flat(model).bytes_per_page
+        memory = self.pages_per_replica * flat_page_bytes(model)
         pages = memory // model.bytes_per_page
         if pages > _MOST_PAGES:
             raise PoolError(
