@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness import Row, number
 
@@ -61,11 +60,11 @@ HEADLINES = (
 )
 
 
-def headline_table(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+def headline_table(rows: Sequence[Row], version: str) -> str:
     """Write the headlines as a Markdown table; those that were not measured are left out."""
     by_key = {row.key: row for row in rows}
     lines = [
-        f"| work, in µs | kvcore {facts['kvcore']} | {VLLM} * | {SGLANG} * |",
+        f"| work, in µs | kvcore {version} | {VLLM} * | {SGLANG} * |",
         "|---|---|---|---|",
     ]
     for line in HEADLINES:
