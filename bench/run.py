@@ -4,10 +4,10 @@
 ``python bench/run.py SUITE [--trace PATH] [--json OUT] [--page]``, where SUITE is
 ``control-path``, ``data-path`` or ``generate``, prints the table and writes the rows to
 ``bench/results/SUITE.json``. ``--page`` also writes the rows with goals into
-``docs/benchmarks.md``, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``, and the
-headlines of the control path into the README. ``--only`` names benches to run; the rows of the
-others are kept as stored, with the machine that each was measured on. ``--stored`` runs none: it
-prints and writes what is stored.
+``docs/benchmarks.md``, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``, some rows into
+the pages that quote them, and the headlines of the control path into the README. ``--only`` names
+benches to run; the rows of the others are kept as stored, with the machine that each was measured
+on. ``--stored`` runs none: it prints and writes what is stored.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ from headlines import headline_table
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+DOCS = HERE.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
 HEADLINES = "control-path"
 SUITES = {
     "control-path": (
@@ -43,6 +46,7 @@ SUITES = {
         "evict",
         "policies",
         "groups",
+        "quotas",
         "alloc",
         "decode",
         "memory",
@@ -51,6 +55,24 @@ SUITES = {
     ),
     "data-path": ("data_path", "transfer", "attention", "swap"),
     "generate": ("generate", "hf_groups"),
+}
+# By suite, what pages quote: page, mark, and the keys of the rows as of a shell.
+EXCERPTS = {
+    "control-path": (
+        (
+            "groups.md",
+            "groups-cost",
+            (
+                "groups.decode.*",
+                "groups.match.*",
+                "groups.window_length.window_*",
+                "groups.give_back.*_pages",
+                "memory.bundles.*",
+            ),
+        ),
+        ("tenants.md", "quotas-cost", ("quotas.*",)),
+    ),
+    "generate": (("groups.md", "groups-model", ("hf_groups.*",)),),
 }
 
 
@@ -94,13 +116,23 @@ def rows_of(benches: Iterable[Measured]) -> list[Row]:
     return [row for bench in benches for row in bench.rows]
 
 
-def tables(benches: Iterable[Measured], *, with_goals: bool = False) -> str:
+def chosen(benches: Iterable[Measured], choice: Callable[[Row], object]) -> list[Measured]:
+    """Return the benches with the rows that a page shows, those without any left out."""
+    found = (replace(bench, rows=[*filter(choice, bench.rows)]) for bench in benches)
+    return [bench for bench in found if bench.rows]
+
+
+def is_named(keys: Iterable[str], row: Row) -> bool:
+    """Tell whether a row is of those that an excerpt names."""
+    return any(fnmatchcase(row.key, key) for key in keys)
+
+
+def tables(benches: Iterable[Measured]) -> str:
     """Write the rows as Markdown, a table for each run of benches from one machine."""
-    parts = []
-    for facts, same in groupby(benches, key=lambda bench: bench.facts):
-        rows = [row for row in rows_of(same) if goals_of(row) or not with_goals]
-        parts.append(f"{facts}\n\n{table(rows)}")
-    return "\n\n".join(parts)
+    return "\n\n".join(
+        f"{facts}\n\n{table(rows_of(same))}"
+        for facts, same in groupby(benches, key=lambda bench: bench.facts)
+    )
 
 
 def table(rows: list[Row]) -> str:
@@ -142,8 +174,10 @@ def write_between(path: Path, mark: str, text: str) -> None:
 
 
 def write_pages(suite: str, benches: list[Measured]) -> None:
-    """Write the rows with goals into the page of benchmarks, the headlines into the README."""
-    write_between(PAGE, suite, tables(benches, with_goals=True))
+    """Write the rows with goals, what other pages quote, and the headlines of the README."""
+    write_between(PAGE, suite, tables(chosen(benches, goals_of)))
+    for page, mark, keys in EXCERPTS.get(suite, ()):
+        write_between(DOCS / page, mark, tables(chosen(benches, partial(is_named, keys))))
     if suite == HEADLINES:
         write_between(README, "headlines", headlines(benches))
 
