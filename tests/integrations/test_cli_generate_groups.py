@@ -53,15 +53,16 @@ def test_groups_say_what_they_hold(capsys: pytest.CaptureFixture[str], windowed:
     page = 2 * 4 * 2 * 12 * 4  # K and V of a layer, float32
     full, window = grouped["groups"]
     assert full == {
+        "kind": "full",
         "layers": 1,
-        "window": None,
-        "chunk": None,
-        "page_tables": 1,
+        "keeps": None,
+        "bundles": 1,
         "pages": 15,  # of the prompt, whose chunks take most
         "bytes": 15 * page,
         "given_back": 0,
     }
-    assert (window["layers"], window["window"], window["page_tables"]) == (3, 7, 3)
+    kind = (window["kind"], window["layers"], window["keeps"], window["bundles"])
+    assert kind == ("window", 3, 7, 3)
     assert window["pages"] <= 3 * 7  # 6 + 16 tokens each
     assert window["given_back"] == 3 * 18
     assert grouped["flat_bytes"] == flat["flat_bytes"] == flat["peak_bytes"] == 20 * 4 * page

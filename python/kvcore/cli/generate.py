@@ -20,14 +20,14 @@ from kvcore.cli.held_pages import WatchedManager
 from kvcore.cli.live_text import LiveText
 from kvcore.cli.local_model import Conversation, LocalModel
 from kvcore.cli.sizes import format_size, parse_size
+from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.groups.layers import has_windows
 from kvcore.sizing import longest_sequence, pages_per_sequence
 
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams
 
-# Tokens of a forward: windows hold those of one beside their own.
-_MOST_TOKENS = 2048
+# Tokens of a forward where layers have windows, which hold those of one beside their own.
 _MOST_WINDOWED = 512
 
 ModelDir = Annotated[
@@ -158,7 +158,7 @@ class Pages:
     @staticmethod
     def max_batch_tokens(params: KVCacheParams) -> int:
         """Return the tokens of a forward."""
-        return _MOST_WINDOWED if has_windows(params) else _MOST_TOKENS
+        return _MOST_WINDOWED if has_windows(params) else MAX_CHUNK_TOKENS
 
 
 @dataclass
@@ -300,10 +300,10 @@ def _told(summary: dict[str, Any]) -> str:
 
 
 def _told_group(group: dict[str, Any]) -> str:
-    kept = "full"
-    if group["window"] is not None:
-        kept = f"with a window of {group['window']}"
-    elif group["chunk"] is not None:
-        kept = f"with chunks of {group['chunk']}"
+    kept = {
+        "full": "full",
+        "window": f"with a window of {group['keeps']}",
+        "chunk": f"with chunks of {group['keeps']}",
+    }[group["kind"]]
     layers = "layer" if group["layers"] == 1 else "layers"
     return f"{format_size(group['bytes'])} of {group['layers']} {layers} {kept}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, bundles
-from kvcore.groups.layers import column_tokens, pages_per_column
+from kvcore.groups import FullAttention
+from kvcore.groups.layers import column_tokens
+from kvcore.groups.names import described
+from kvcore.groups.packing import bundles_of
 from kvcore.paged import PagedKVCacheManager
 
 if TYPE_CHECKING:
@@ -53,16 +55,11 @@ class WatchedManager(PagedKVCacheManager):
 
     def _columns(self, held: Sequence[int], batch: Any) -> int:
         """Count the pages of all tokens: of layers that keep them, else without what is shared."""
+        size = column_tokens(self.params)
         if self._full is None:
-            size = column_tokens(self.params)
             return sum(-(-context.end_idx // size) for context in batch)
-        return held[self._full] // sum(
-            pages
-            for pages, bundle in zip(
-                pages_per_column(self.params), bundles(self.params), strict=True
-            )
-            if bundle.group == self.params.attention_groups[self._full]
-        )
+        own = bundles_of(self.params, self.params.attention_groups[self._full])
+        return held[self._full] // sum(size // bundle.page_size for bundle in own)
 
     def groups_held(self) -> list[dict[str, Any]]:
         """Return for each group its layers, and what they held at most; empty without groups."""
@@ -71,8 +68,8 @@ class WatchedManager(PagedKVCacheManager):
             return []
         return [
             {
-                **_told(group),
-                "page_tables": sum(bundle.group == group for bundle in bundles(params)),
+                **described(group),
+                "bundles": len(bundles_of(params, group)),
                 "pages": pages,
                 "bytes": pages * params.bytes_per_page,
                 "given_back": metrics.given_back,
@@ -81,12 +78,3 @@ class WatchedManager(PagedKVCacheManager):
                 params.attention_groups, held, self.group_metrics, strict=True
             )
         ]
-
-
-def _told(group: AttentionGroup) -> dict[str, Any]:
-    """Say how many layers a group has and what they keep."""
-    span = {
-        "window": group.window if isinstance(group, SlidingWindow) else None,
-        "chunk": group.chunk if isinstance(group, ChunkedLocal) else None,
-    }
-    return {"layers": len(group.layers), **span}
