@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cli_runs import refused, told
 from kvcore.cli.main import main
-from replay_runs import refused, replay_json
 from trace_files import random_rows, write_trace
 
 GROUPS = ("--groups", "gemma-3-1b")
@@ -21,7 +21,7 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_the_same_memory_is_replayed_twice(capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    answer = replay_json(capsys, trace, *GROUPS, "--pages", "300,900", "--policy", "lru,lfu")
+    answer = told(capsys, "replay", trace, *GROUPS, "--pages", "300,900", "--policy", "lru,lfu")
     # 26 layers of 4 full ones and 22 with a window; bundles of 2.
     assert answer["flat_page_bytes"] == 13 * answer["group_page_bytes"] == 26 * 16 * 256 * 2 * 2
     assert answer["memory"] == [pages * answer["flat_page_bytes"] for pages in (300, 900)]
@@ -46,7 +46,7 @@ def test_the_same_memory_is_replayed_twice(capsys: pytest.CaptureFixture[str], t
 
 def test_an_engine_serves_groups_too(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     mode = ("--mode", "online", "--concurrency", "8", "--chunk", "1024")
-    answer = replay_json(capsys, trace, *GROUPS, "--pages", "250,800", *mode)
+    answer = told(capsys, "replay", trace, *GROUPS, "--pages", "250,800", *mode)
     assert (answer["mode"], answer["optimum"]) == ("online", [])
     for each in answer["results"]:
         assert each["leaked_pages"] == 0
@@ -55,10 +55,10 @@ def test_an_engine_serves_groups_too(capsys: pytest.CaptureFixture[str], trace: 
 
 
 def test_memory_names_the_pools_of_both(capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    answer = replay_json(capsys, trace, *GROUPS, "--memory", "416MiB,104MiB,104.1MiB")
+    answer = told(capsys, "replay", trace, *GROUPS, "--memory", "416MiB,104MiB,104.1MiB")
     assert answer["pages"] == [256, 1024]
     both = ("--memory", "104MiB,416MiB", "--model", "gemma-3-1b")
-    assert replay_json(capsys, trace, *both)["pages"] == [256, 1024]
+    assert told(capsys, "replay", trace, *both)["pages"] == [256, 1024]
 
 
 def test_a_config_file_names_a_model(
@@ -74,7 +74,7 @@ def test_a_config_file_names_a_model(
         "dtype": "float16",
     }
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    answer = replay_json(capsys, trace, "--groups", str(tmp_path), "--pages", "300")
+    answer = told(capsys, "replay", trace, "--groups", str(tmp_path), "--pages", "300")
     (window,) = answer["results"][1]["groups"]
     assert (window["kind"], window["keeps"], window["bundles"]) == ("window", 512, 1)
 
@@ -114,7 +114,7 @@ def test_bad_value_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     # The trace is not there either: what is told is found before anything is read.
-    line = refused(capsys, "no-such-trace", *arguments)
+    line = refused(capsys, "replay", "no-such-trace", *arguments)
     assert line.startswith("kvcore: error: ")
     assert told in line
 
@@ -122,14 +122,14 @@ def test_bad_value_is_one_line_and_exit_2(
 def test_more_pages_than_can_be_numbered_are_told(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    told = refused(capsys, trace, *GROUPS, "--pages", "10,2147483647")
+    told = refused(capsys, "replay", trace, *GROUPS, "--pages", "10,2147483647")
     assert "expected at most 2147483647 of those" in told
 
 
 def test_a_pool_without_room_refuses_everything(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replay_json(capsys, trace, *GROUPS, "--pages", "1", "--page-size", "1")
+    answer = told(capsys, "replay", trace, *GROUPS, "--pages", "1", "--page-size", "1")
     for each in answer["results"]:
         assert each["refused"] > 50
         assert (each["requests"], each["leaked_pages"]) == (60 - each["refused"], 0)
