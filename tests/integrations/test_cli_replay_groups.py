@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from cli_runs import refused, told
+from hf_group_configs import MIMO
 from kvcore.cli.main import main
-from trace_files import random_rows, write_trace
+from trace_files import random_rows, row, write_trace
 
 GROUPS = ("--groups", "gemma-3-1b")
 
@@ -77,6 +78,48 @@ def test_a_config_file_names_a_model(
     answer = told(capsys, "replay", trace, "--groups", str(tmp_path), "--pages", "300")
     (window,) = answer["results"][1]["groups"]
     assert (window["kind"], window["keeps"], window["bundles"]) == ("window", 512, 1)
+
+
+def test_rows_of_their_own_are_counted_in_pages_of_their_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two full layers of 4 heads, four with 8 heads and a window of 128 tokens; K 192, V 128."""
+    (tmp_path / "config.json").write_text(json.dumps(MIMO), encoding="utf-8")
+    prompts = (row([0, 1]), row([2, 3]), row([0, 1, 4]))  # 1,024 tokens, others, and 1,536
+    trace = write_trace(tmp_path, *prompts)
+    options = ("--pages", "90,400", "--mode", "admission", "--chunk", "512")
+    answer = told(capsys, "replay", trace, "--groups", tmp_path, *options)
+    # Two layers share a page: 32 tokens of full ones, or 16 of wide ones; 1 bundle and 2.
+    token = 2 * (2 * 4 + 4 * 8) * (192 + 128)
+    assert (answer["flat_page_bytes"], answer["group_page_bytes"]) == (
+        16 * token,
+        16 * token * 2 // 5,
+    )
+    small_flat, large_flat, small, large = answer["results"]
+    assert (small_flat["refused"], small_flat["cached_tokens"]) == (1, 0)  # of 96 flat pages
+    assert (large_flat["refused"], large_flat["cached_tokens"]) == (0, 1024)
+    for each, pages in ((small, 225), (large, 1000)):
+        assert (each["pages"], each["refused"], each["cached_tokens"]) == (pages, 0, 1024)
+        full, window = each["groups"]
+        assert (full["layers"], full["bundles"], full["keeps"]) == (2, 1, None)
+        assert (window["layers"], window["bundles"], window["keeps"]) == (4, 2, 128)
+        # 1,024, 1,024 and 1,536 tokens in pages of 32; of a window always 8 pages of 16, twice.
+        assert full["held_pages"] == (32 + 32 + 48) / 3
+        assert window["held_pages"] == 2 * 8
+        assert each["mean_used_pages"] == (48 + 48 + 64) / 3
+        assert each["concurrency"] == pages / ((48 + 48 + 64) / 3)
+        assert each["peak_used_pages"] == 48 + 2 * (8 + 32)  # the last prompt's last chunk
+        # The first 56 of 64 pages, twice; of the third prompt 8 from the hit and 24 of its own.
+        assert (full["given_back"], window["given_back"]) == (0, 2 * (56 + 56 + 32))
+        assert full["cached_pages"] == 32 + 32 + 16
+        assert (full["holes"], full["filled"], window["filled"]) == (0, 0, 0)
+    window_pages = 2 * (64 + 64 + 32)
+    assert (large["evicted_pages"], large["groups"][1]["cached_pages"]) == (0, window_pages)
+    # 225 pages: 160 of the first prompt leave 65 of the 160 that the second needs, and the third
+    # needs 80 more. What windows passed goes, 4 pages at once: all that they have of 32 tokens.
+    gone = 4 * (24 + 20)
+    assert (small["evicted_pages"], small["groups"][1]["holes"]) == (gone, gone)
+    assert small["groups"][1]["cached_pages"] == window_pages - gone
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
