@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from kvcore import KVCacheParams, PagedKVCacheManager
@@ -165,9 +166,16 @@ def cache_params(
     known = _PROBED.get(model)
     if known is None or known.dtype != str(model.dtype).removeprefix("torch."):
         known = _PROBED[model] = _probed(model)
+    if known.states and not groups:
+        raise ValueError(
+            f"{len(known.states)} of the {known.num_layers} layers of {type(model).__name__} keep "
+            f"a state in place of tokens, which needs groups; leave out groups=False"
+        )
     try:
-        make = grouped_params if groups else flat_params
-        shape = make(known.dtype, known.layers, known.states, known.num_layers)
+        if groups:
+            shape = grouped_params(known.dtype, known.layers, known.states, known.num_layers)
+        else:
+            shape = flat_params(known.dtype, known.layers)
     except ValueError as error:
         raise refused(model, str(error)) from None
     fields = {"page_size": page_size, "enable_prefix_caching": True} | overrides
@@ -194,7 +202,9 @@ def _probed(model: Any) -> _Probed:
         MASK_WINDOWS.reset(noted)
     if probe.layers.keys() != attending:
         raise refused(
-            model, f"{len(probe.layers)} of its {len(attending)} layers attend through kvcore"
+            model,
+            f"{len(probe.layers)} of its {len(attending)} layers attend through kvcore in "
+            f"transformers {transformers.__version__}",
         )
     if {layer for layer, arrays in probe.states.items() if arrays} != recurrent:
         raise refused(

@@ -8,7 +8,6 @@ it hands what comes in to the tray, which runs it row by row, or many rows of on
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ __all__ = ["cache_of", "goes_on", "mixers_of", "mixing", "states_of"]
 
 States = dict[str, torch.Tensor]
 
-_CACHES = ("cache_params", "past_key_values")
 _NAMES = ("conv_states", "recurrent_states")
 
 # By module: whether several tokens at once go on from a state.
@@ -38,13 +36,7 @@ def mixers_of(model: Any) -> list[Any]:
         for module in model.modules()
         if getattr(module, "layer_idx", None) is not None
         and any(isinstance(child, torch.nn.Conv1d) for child in module.children())
-        and _cache_name(module.forward) is not None
     ]
-
-
-def _cache_name(forward: Any) -> str | None:
-    known = inspect.signature(forward).parameters
-    return next((name for name in _CACHES if name in known), None)
 
 
 @contextmanager
@@ -67,27 +59,27 @@ def mixing(model: Any) -> Iterator[None]:
 
 
 def _led(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    signature, name = inspect.signature(forward), _cache_name(forward)
-    assert name is not None
-
     def run(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        given = bound.arguments
-        tray = given.get(name)
-        if not isinstance(tray, LayerTray):
+        # By place or name: in some versions the signature is hidden by a decorator.
+        given: dict[Any, Any] = dict(enumerate(args)) | kwargs
+        cached = next((key for key, each in given.items() if isinstance(each, LayerTray)), None)
+        if cached is None:
             return forward(*args, **kwargs)
         if given.get("attention_mask") is not None:
             raise ValueError(
                 f"{type(module).__name__} gets an attention mask of its own, which a packed batch "
                 f"cannot follow; keep the model's own attention"
             )
+        incoming: Any = 0 if args else "hidden_states"
 
         def run_rows(hidden: torch.Tensor, cache: Cache) -> torch.Tensor:
-            given["hidden_states"], given[name] = hidden, cache
-            out: torch.Tensor = forward(*bound.args, **bound.kwargs)
+            own = given | {incoming: hidden, cached: cache}
+            places = [own[i] for i in range(len(args))]
+            out: torch.Tensor = forward(*places, **{name: own[name] for name in kwargs})
             return out
 
-        return tray.mix(module, given["hidden_states"], run_rows)
+        mixed: torch.Tensor = given[cached].mix(module, given[incoming], run_rows)
+        return mixed
 
     return run
 

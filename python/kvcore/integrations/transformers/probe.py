@@ -116,27 +116,20 @@ def _fields(dtype: str, layers: int, shape: Shape) -> dict[str, Any]:
     }
 
 
-def flat_params(
-    dtype: str, layers: Mapping[int, LayerRow], states: Mapping[int, Arrays], num_layers: int
-) -> KVCacheParams:
+def flat_params(dtype: str, layers: Mapping[int, LayerRow]) -> KVCacheParams:
     """Return the params of pages in which every layer keeps K and V of every token.
 
     Raises
     ------
     ValueError
-        Layers differ in their K and V, or keep states.
+        Layers differ in their K and V.
     """
-    if states:
-        raise ValueError(
-            f"{len(states)} of its {num_layers} layers keep a state in place of tokens, so they "
-            f"cannot do without groups"
-        )
     shapes = {row.shape for row in layers.values()}
     if len(shapes) > 1:
         raise ValueError(
             "its layers differ in their K and V, one pool of equal pages does not hold them"
         )
-    return KVCacheParams(**_fields(dtype, num_layers, shapes.pop()))
+    return KVCacheParams(**_fields(dtype, len(layers), shapes.pop()))
 
 
 def grouped_params(
@@ -194,6 +187,5 @@ def _state_groups(states: Mapping[int, Arrays]) -> list[State]:
         if arrays not in kinds:
             kinds.append(arrays)
     return [
-        State([layer for layer, own in states.items() if own == arrays], arrays)
-        for arrays in kinds
+        State([layer for layer, own in states.items() if own == arrays], arrays) for arrays in kinds
     ]

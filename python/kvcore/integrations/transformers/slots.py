@@ -47,9 +47,7 @@ class BatchStates:
                 f"the manager has states on {manager.params.n_devices} devices, a packed batch "
                 f"runs over those of one"
             )
-        self._arrays = [
-            {name: each[0] for name, each in group.items()} for group in manager.states
-        ]
+        self._arrays = [{name: each[0] for name, each in group.items()} for group in manager.states]
         self._places = {
             layer: (group, place)
             for group, states in enumerate(manager.params.state_groups)
