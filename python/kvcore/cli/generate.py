@@ -75,7 +75,10 @@ Dtype = Annotated[
     typer.Option(metavar="NAME", help="Of the model and its pages.", show_default="the model's"),
 ]
 Memory = Annotated[
-    str, typer.Option(metavar="SIZE", help="For pages and states at most, such as 4GiB; no more is used.")
+    str,
+    typer.Option(
+        metavar="SIZE", help="For pages and states at most, such as 4GiB; no more is used."
+    ),
 ]
 Flat = Annotated[
     bool,
