@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import transformers
@@ -88,6 +88,22 @@ class LayerTray(Cache):
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
         """Return True: no mask is made for recurrent layers."""
         return True
+
+    def get_conv_state(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse a state that is not one of a recurrent layer's."""
+        raise ValueError(
+            "a module beside the recurrent layers keeps a state of its own, which kvcore does not "
+            "know; keep the model's own attention"
+        )
+
+    update_conv_state = get_recurrent_state = update_recurrent_state = get_conv_state
+
+    def update_indexer(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse keys of an indexer."""
+        raise ValueError(
+            "an indexer chooses tokens for its layers, and caches them, which kvcore does not; "
+            "keep the model's own attention"
+        )
 
     def get_seq_length(self, *_: Any) -> int:
         """Return 0: a call brings its own positions."""
