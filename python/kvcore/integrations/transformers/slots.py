@@ -42,6 +42,8 @@ class BatchStates:
         inputs: RaggedKVCacheInputs,
         row_offsets: NDArray[np.uint32],
     ) -> None:
+        if not manager.states:
+            raise ValueError("blocks is None: this manager has no arrays for the model's states")
         if any(len(each) > 1 for group in manager.states for each in group.values()):
             raise ValueError(
                 f"the manager has states on {manager.params.n_devices} devices, a packed batch "
