@@ -166,9 +166,9 @@ def test_checkpoints_every_few_tokens_change_nothing() -> None:
     model = model_of("qwen3-next")
     made = cache_params(model, 4)
     (state,) = made.state_groups
-    groups = (*made.attention_groups, State(state.layers, state.arrays, interval=8))
-    often = dataclasses.replace(made, groups=groups)
-    manager = manager_of(model, 4, params=often, num_states=60)
+    often = dataclasses.replace(state, interval=8)
+    params = dataclasses.replace(made, groups=(*made.attention_groups, often))
+    manager = manager_of(model, 4, params=params, num_states=60)
     expected = expected_of("qwen3-next", NEW)
     assert tokens_of(model, manager) == expected
     turns = [p + e[:-1] for p, e in zip(prompts_of(), expected, strict=True)]
@@ -304,13 +304,13 @@ def test_a_batch_needs_the_manager_of_its_states() -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"devices": ["cpu:0", "cpu:1"]}, "states on 2 devices"), ({"blocks": None}, "has no arrays")],
+    [({"devices": ["cpu", "cpu"]}, "states on 2 devices"), ({"blocks": None}, "has no arrays")],
     ids=["devices", "no-arrays"],
 )
 def test_states_that_are_not_on_one_device_are_refused(
     options: dict[str, Any], reason: str
 ) -> None:
-    groups = [FullAttention([0]), State([1], {"conv_states": ((2, 2), "float32")})]
+    groups = (FullAttention([0]), State([1], {"conv_states": ((2, 2), "float32")}))
     devices = len(options.get("devices", "1"))
     params = KVCacheParams("float32", 2, 8, 2, page_size=4, n_devices=devices, groups=groups)
     manager = PagedKVCacheManager(params, 1, 16, num_pages=4, **options)

@@ -323,7 +323,8 @@ def _told(summary: dict[str, Any]) -> str:
 def _told_group(group: dict[str, Any]) -> str:
     kept = "full"
     if "slots" in group:
-        kept = f"with a state in {group['slots']} slots"
+        slots = "slot" if group["slots"] == 1 else "slots"
+        kept = f"with a state in {group['slots']} {slots}"
     elif group["window"] is not None:
         kept = f"with a window of {group['window']}"
     elif group["chunk"] is not None:

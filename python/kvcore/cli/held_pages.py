@@ -47,7 +47,7 @@ class WatchedManager(PagedKVCacheManager):
     def fetch(self, batch: Any, num_steps: int = 1) -> Any:
         """Hand out what the kernels of a step need, as every manager does."""
         inputs = super().fetch(batch, num_steps)
-        held = tuple(each.held_pages for each in self.group_metrics)
+        held = self._held()
         if held:
             self.most_held = max(self.most_held, held, key=sum)
             tokens = self._columns(held, batch) * column_tokens(self.params)
@@ -55,6 +55,13 @@ class WatchedManager(PagedKVCacheManager):
         if self.params.state_groups:
             self.most_slots = max(self.most_slots, self.state_metrics.used_slots)
         return inputs
+
+    def _held(self) -> tuple[int, ...]:
+        """Count the pages that requests hold of each attention group; nothing without groups."""
+        held = tuple(each.held_pages for each in self.group_metrics)
+        if held or not self.params.state_groups:
+            return held
+        return (self.total_num_pages - self.num_free_blocks,)  # of the only one, beside states
 
     def _columns(self, held: Sequence[int], batch: Any) -> int:
         """Count the pages of all tokens: of layers that keep them, else without what is shared."""
@@ -74,17 +81,16 @@ class WatchedManager(PagedKVCacheManager):
         params, held = self.params, self.most_held
         if not held:
             return []
+        given_back = [each.given_back for each in self.group_metrics] or [0]
         rows = [
             {
                 **_told(group),
                 "page_tables": sum(bundle.group == group for bundle in bundles(params)),
                 "pages": pages,
                 "bytes": pages * params.bytes_per_page,
-                "given_back": metrics.given_back,
+                "given_back": passed,
             }
-            for group, pages, metrics in zip(
-                params.attention_groups, held, self.group_metrics, strict=True
-            )
+            for group, pages, passed in zip(params.attention_groups, held, given_back, strict=True)
         ]
         return rows + [self._states_held(group) for group in params.state_groups]
 

@@ -107,7 +107,7 @@ def _kept(model: Any, config: Any) -> tuple[set[int], set[int]]:
         raise refused(model, reason)
     states = {layer for group in grouped.state_groups for layer in group.layers}
     if not states <= {module.layer_idx for module in mixers_of(model)}:
-        raise refused(model, f"it does not keep states in a cache of transformers ({reason})")
+        raise refused(model, "it does not keep states in a cache of transformers")
     rows = {layer for group in grouped.attention_groups for layer in group.layers}
     return rows | set(grouped.shared or ()), states
 
