@@ -85,13 +85,13 @@ def test_a_turn_goes_on_from_the_one_before(
 
 
 def test_states_count_as_memory(capsys: pytest.CaptureFixture[str], stateful: Path) -> None:
-    longest = 11 * PAGE  # 39 or 43 tokens and their answers
+    longest = 12 * PAGE  # 45 tokens
     room = 4 * 2 * SLOT + longest
     one, two = (
         told(capsys, stateful, *PROMPTS, "--max-new-tokens", 2, "--memory", size)
         for size in (room - 1, room)
     )
-    assert (one["pages"], two["pages"]) == (13, 11)  # beside the slots of one, and of both
+    assert (one["pages"], two["pages"]) == (14, 12)  # beside the slots of one, and of both
     assert one["results"][0]["token_ids"] == two["results"][0]["token_ids"]
     text = refused(capsys, stateful, PROMPTS[0], "--memory", 4 * SLOT)
     assert f"beside {4 * SLOT} bytes of states" in text

@@ -78,8 +78,19 @@ class BatchStates:
         Returns
         -------
         tensor [1, T, width]
+
+        Raises
+        ------
+        ValueError
+            The manager has no slots for the layer.
         """
-        group, place = self._places[module.layer_idx]
+        found = self._places.get(module.layer_idx)
+        if found is None:
+            raise ValueError(
+                f"layer {module.layer_idx} keeps a state, the manager has no slots for it; take "
+                f"the params from cache_params(model)"
+            )
+        group, place = found
         slots = self._slots[group]
         arrays = {name: tensor_of(each)[:, place] for name, each in self._arrays[group].items()}
         parts: list[tuple[Any, torch.Tensor]] = []
