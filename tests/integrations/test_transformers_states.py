@@ -135,7 +135,7 @@ def test_preempted_requests_of_others_generate_the_same(
     check_preemption(family, monkeypatch)
 
 
-@pytest.mark.parametrize("num_states", [8, None])
+@pytest.mark.parametrize("num_states", [8, pytest.param(None, marks=pytest.mark.slow)])
 def test_sequences_of_a_prompt_get_a_state_each(num_states: int | None) -> None:
     """With as many slots as requests there are no checkpoints, and forks wait for each other."""
     model = model_of("qwen3-next")
@@ -220,7 +220,7 @@ def test_a_layer_tells_whether_it_goes_on_from_a_state(family: str, expected: bo
     assert told == {expected}
 
 
-@pytest.mark.parametrize("family", ["bamba", "jamba"])
+@pytest.mark.parametrize("family", ["jamba", pytest.param("bamba", marks=pytest.mark.slow)])
 def test_an_overwritten_checkpoint_changes_the_output(family: str) -> None:
     model = model_of(family)
     manager = manager_of(model, 4)
@@ -385,7 +385,7 @@ def test_float32_logits_are_those_of_the_whole_sequence() -> None:
     model, tokens = model_of("bamba"), prompts_of()[-1]
     with torch.inference_mode():
         whole = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-    for chunk in (1, 7, 53):
+    for chunk in (7, 53):
         assert torch.allclose(logits_through_slots(model, tokens, chunk), whole, atol=2e-4)
 
 
