@@ -232,21 +232,13 @@ def test_an_overwritten_checkpoint_changes_the_output(family: str) -> None:
 
 
 # -- params --------------------------------------------------------------------------------------
-def check_params(family: str) -> None:
+@pytest.mark.parametrize(
+    "family", [*FEW, *(pytest.param(family, marks=pytest.mark.slow) for family in REST)]
+)
+def test_groups_are_those_of_the_config(family: str) -> None:
     config = model_of(family).config.get_text_config(decoder=True).to_dict()
     read = KVCacheParams.from_hf_config(config, "float32", page_size=16, enable_prefix_caching=True)
     assert cache_params(model_of(family)) == read
-
-
-@pytest.mark.parametrize("family", FEW)
-def test_groups_are_those_of_the_config(family: str) -> None:
-    check_params(family)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", REST)
-def test_groups_of_others_are_those_of_the_config(family: str) -> None:
-    check_params(family)
 
 
 def test_a_model_with_states_needs_groups() -> None:

@@ -169,7 +169,7 @@ def cache_params(
     if known.states and not groups:
         raise ValueError(
             f"{len(known.states)} of the {known.num_layers} layers of {type(model).__name__} keep "
-            f"a state in place of tokens, which needs groups; leave out groups=False"
+            f"a state, which needs groups; leave out groups=False"
         )
     try:
         if groups:
