@@ -93,7 +93,16 @@ inline bool StateWorld::fetch(const std::vector<Row*>& batch, std::int64_t steps
                                     later(transfers));
             settle(transfers);
             while (!open_.empty()) finish(random_.chance(90));
-            for (const Row* row : batch) take_owed(*row);
+            for (std::size_t i = 0; i < batch.size(); ++i) {
+                take_owed(*batch[i]);
+                // Its load has failed: it stands where a claim begins.
+                const bool is_lost = batch[i]->request.start == 0 && views[i].start > 0 &&
+                                     sequence(*batch[i]).pages.empty();
+                if (!is_lost) continue;
+                ++num_lost;
+                note_begun_again(*batch[i]);
+                views[i] = batch[i]->request.view();
+            }
         } while (result.status == kvcore::FetchStatus::kPending);
     } catch (const kvcore::CapacityError&) {
         return false;
@@ -166,6 +175,58 @@ inline void StateWorld::commit(const std::vector<Row*>& batch) {
     CHECK(found != now.end());
     CHECK(found->second.state >= 0 || stats.available_slots == 0);
     if (found->second.state >= 0) ++num_checkpoints;
+    check_stored(row, n);
+}
+
+// What the tier has of a row's tokens has the checkpoint that was made at their end.
+inline void StateWorld::check_stored(const Row& row, std::int64_t n) {
+    const Cached stored = records(row.replica);
+    const auto record = stored.find(row.request.digest(n));
+    if (record == stored.end() || config().num_host_state_slots == 0) return;
+    CHECK(record->second.state >= 0);
+    ++num_stored;
+}
+
+// Those that lost pages or states on their way stand where a claim begins.
+inline void StateWorld::note_lost_loads(const kvcore::Transfers& transfers) {
+    std::set<std::uint32_t> lost;
+    for (const kvcore::PageMove& move : transfers.tier_moves) {
+        if (move.is_load()) lost.insert(move.sequence.index);
+    }
+    for (Row& row : live_) {
+        const bool is_gone = sequence(row).pages.empty() && row.request.start > 0 &&
+                             manager_.state_of(row.request.sequence) < 0;
+        CHECK(is_gone || lost.count(row.request.sequence.index) == 0 || row.request.start == 0);
+        if (!is_gone) continue;
+        ++num_lost;
+        note_begun_again(row);
+    }
+}
+
+inline void StateWorld::note_begun_again(Row& row) const {
+    row.request.start = row.stands = row.branch = row.prompt_end = 0;
+    row.request.active = row.request.end();
+}
+
+// Prompts that share nothing with others take a replica's pages and slots, so that what was cached
+// has to come back from below.
+inline void StateWorld::crowd_out() {
+    const auto replica = static_cast<std::int32_t>(random_.below(config().num_replicas));
+    std::vector<kvcore::SequenceHandle> crowd;
+    auto status = kvcore::ReserveStatus::kOk;
+    while (status == kvcore::ReserveStatus::kOk && random_.chance(70) &&
+           manager_.stats(replica).num_sequences < config().max_sequences) {
+        std::vector<TokenId> all(static_cast<std::size_t>(random_.between(8, 60)));
+        for (TokenId& token : all) token = static_cast<TokenId>(2 + random_.below(1000));
+        Request request("", all);
+        request.sequence = manager_.claim(replica);
+        crowd.push_back(request.sequence);
+        kvcore::RequestView view = request.view();
+        kvcore::Transfers transfers;
+        status = manager_.reserve(view, 1, later(transfers));
+        settle(transfers);
+    }
+    for (const kvcore::SequenceHandle handle : crowd) manager_.release(handle);
 }
 
 inline void StateWorld::fork() {
@@ -257,8 +318,7 @@ inline void StateWorld::begin_again() {
     } catch (const kvcore::PendingTransfersError&) {
         return;
     }
-    row.request.start = row.stands = row.branch = row.prompt_end = 0;
-    row.request.active = row.request.end();
+    note_begun_again(row);
     CHECK_EQ(manager_.state_of(row.request.sequence), -1);
 }
 
@@ -330,7 +390,14 @@ inline void StateWorld::check_state() {
             if (row.replica != r || manager_.state_of(row.request.sequence) < 0) continue;
             CHECK(seen.insert(manager_.state_of(row.request.sequence)).second);
         }
+        std::set<std::int32_t> stored;
+        for (const auto& [digest, record] : records(r)) {
+            if (record.state < 0) continue;
+            CHECK(stored.insert(record.state).second);
+            CHECK_EQ(item(item(host_slots_, r), record.state), digest);
+        }
         const kvcore::StateStats stats = manager_.state_stats(r);
+        CHECK_EQ(stats.host_checkpoints, static_cast<std::int64_t>(stored.size()));
         CHECK(stats.used_slots + stats.checkpoints >= static_cast<std::int64_t>(seen.size()));
         const Request asked(random_.chance(10) ? "other" : "", prompt());
         const std::int64_t columns =
