@@ -143,15 +143,16 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics):
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         slots = chosen_states(params, max_batch_size, num_states)
-        host_slots = sizing.host_states_per_replica(params, num_host_states)
+        host_states = sizing.host_states_per_replica(params, num_host_states)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots)
         limits = checked_quotas(quotas, pages)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         shards = make_shards(params, places, pages, blocks)
+        host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_states)
+        host_slots = host_states if host_pages else 0
         has_arrays = slots > 0 and blocks is not None
         states = StateArrays(params, places, slots, gpus, host_slots) if has_arrays else None
-        host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_slots)
         super().__init__(
             CacheManager(
                 num_blocks=pages,
@@ -170,7 +171,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics):
                 quotas=list(limits.values()),
                 states=intervals(params),
                 num_states=slots,
-                num_host_states=host_slots if host_pages else 0,
+                num_host_states=host_slots,
             ),
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
@@ -192,7 +193,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics):
         )
         self._quotas = MappingProxyType(limits)
         self._states = () if states is None else states.arrays
-        self._host_states = host_slots
+        self._host_states = host_states
         self.params = params
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
