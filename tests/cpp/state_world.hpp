@@ -258,9 +258,9 @@ class StateWorld {
         open_.erase(open_.begin() + i);
         copy_all(transfers, done);
         manager_.finish(transfers.ticket, done);
-        if (!done) note_lost_loads(transfers);
+        if (!done) note_lost_loads();
     }
-    void note_lost_loads(const kvcore::Transfers& transfers);
+    void note_lost_loads();
     void note_begun_again(Row& row) const;
     void take_owed(const Row& row) {
         kvcore::Transfers transfers;
