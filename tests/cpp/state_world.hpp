@@ -261,7 +261,10 @@ class StateWorld {
         if (!done) note_lost_loads();
     }
     void note_lost_loads();
-    void note_begun_again(Row& row) const;
+    static void note_begun_again(Row& row) {
+        row.request.start = row.stands = row.branch = row.prompt_end = 0;
+        row.request.active = row.request.end();
+    }
     void take_owed(const Row& row) {
         kvcore::Transfers transfers;
         const auto status = manager_.take_owed(row.request.sequence, transfers);

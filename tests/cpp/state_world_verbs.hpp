@@ -201,11 +201,6 @@ inline void StateWorld::note_lost_loads() {
     }
 }
 
-inline void StateWorld::note_begun_again(Row& row) const {
-    row.request.start = row.stands = row.branch = row.prompt_end = 0;
-    row.request.active = row.request.end();
-}
-
 // Prompts that share nothing with others take a replica's pages and slots, so that what was cached
 // has to come back from below.
 inline void StateWorld::crowd_out() {
