@@ -29,6 +29,7 @@ class CacheMetrics(StepEngine):
 
     params: KVCacheParams
     _quotas: Mapping[str, tuple[int, int | None]]
+    _host_states: int
 
     @property
     def num_replicas(self) -> int:
@@ -63,7 +64,7 @@ class CacheMetrics(StepEngine):
     @property
     def total_num_host_pages(self) -> int:
         """Pages that the host tier's space holds, over all replicas; 0 without a host tier."""
-        return sizing.host_pages(self.params)
+        return sizing.host_pages(self.params, self._host_states)
 
     @property
     def host_committed_block_pct(self) -> float:
@@ -79,7 +80,11 @@ class CacheMetrics(StepEngine):
 
     @property
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
-        """Pages of each attention group, in their order; empty without groups. O(pages)."""
+        """Pages of each attention group, in their order; empty without groups. O(pages).
+
+        Of models where every page is one of all layers, ``metrics`` counts what went to the host
+        tier and back.
+        """
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
         return tuple(_summed(GroupMetrics, of_group) for of_group in zip(*each, strict=True))
 
@@ -92,7 +97,10 @@ class CacheMetrics(StepEngine):
 
     @property
     def state_metrics(self) -> StateMetrics:
-        """Slots of states, and hits of their checkpoints; zeros without State groups. O(1)."""
+        """Slots of states here and in the host tier, and what was done with checkpoints. O(1).
+
+        Zeros without State groups.
+        """
         stats = [self._core.state_stats(r) for r in range(self.num_replicas)]
         return _summed(StateMetrics, stats)
 

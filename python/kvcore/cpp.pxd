@@ -84,6 +84,8 @@ cdef extern from "kvcore/cache_states.hpp" namespace "kvcore" nogil:
         int32_t replica
         int32_t source
         int32_t destination
+        int32_t slot_in(Tier tier)
+        cbool is_load()
     cdef cppclass StateStats:
         int64_t total_slots
         int64_t used_slots
@@ -91,6 +93,10 @@ cdef extern from "kvcore/cache_states.hpp" namespace "kvcore" nogil:
         int64_t available_slots
         int64_t checkpoint_hits
         int64_t checkpoints_made
+        int64_t host_slots
+        int64_t host_checkpoints
+        int64_t stored_checkpoints
+        int64_t loaded_checkpoints
 
 
 cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
@@ -109,6 +115,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t max_draft_tokens
         vector[StateGroup] states
         int64_t num_state_slots
+        int64_t num_host_state_slots
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -153,6 +160,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         vector[PageMove] copies
         vector[PageMove] tier_moves
         vector[StateMove] state_copies
+        vector[StateMove] state_moves
         vector[MovedRequest] moved
         void clear()
     cdef enum class OwedStatus:
