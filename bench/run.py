@@ -37,6 +37,7 @@ SUITES = {
         "admit",
         "partial",
         "pin",
+        "keys",
         "evict",
         "policies",
         "groups",
