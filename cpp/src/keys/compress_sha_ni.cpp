@@ -10,7 +10,7 @@ namespace {
 __m128i load(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
 
 // Four rounds; each instruction does two, which leave the halves of the state swapped.
-void four_rounds(__m128i& abef, __m128i& cdgh, __m128i words, int group) {
+void four_rounds(__m128i& abef, __m128i& cdgh, __m128i words, std::size_t group) {
     const __m128i sum = _mm_add_epi32(words, load(kRoundConstants + 4 * group));
     cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
     abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
@@ -29,7 +29,7 @@ void compress_block(__m128i& abef, __m128i& cdgh, const std::uint8_t* block) {
     __m128i w1 = _mm_shuffle_epi8(load(block + 16), big_endian);
     __m128i w2 = _mm_shuffle_epi8(load(block + 32), big_endian);
     __m128i w3 = _mm_shuffle_epi8(load(block + 48), big_endian);
-    for (int group = 0; group < 12; group += 4) {
+    for (std::size_t group = 0; group < 12; group += 4) {
         four_rounds(abef, cdgh, w0, group);
         w0 = next_words(w0, w1, w2, w3);
         four_rounds(abef, cdgh, w1, group + 1);
