@@ -109,3 +109,42 @@ def test_lists_in_lists_come_to_an_end() -> None:
     endless.append(endless)
     with pytest.raises(ValueError, match="16 lists deep, must be at most 15"):
         ANY.page_key(bytes(32), [1], endless)
+
+
+def test_subclasses_are_what_their_content_is() -> None:
+    """Whatever they say of themselves."""
+
+    class Bytes(bytes):
+        def __len__(self) -> int:
+            return 32
+
+        def __bytes__(self) -> bytes:
+            return b"lie"
+
+    class Text(str):
+        def __len__(self) -> int:
+            return 1
+
+    plain = keys.page_keys([1], 1, extra_key="name", extra_keys=[(0, 1, b"abc")])
+    assert (
+        keys.page_keys([1], 1, extra_key=Text("name"), extra_keys=[(0, 1, Bytes(b"abc"))]) == plain
+    )
+    expected = keys.page_key(bytes(32), [1], [b"abc", "name"])
+    assert keys.page_key(Bytes(32), [1], [Bytes(b"abc"), Text("name")]) == expected
+    with pytest.raises(ValueError, match="parent has 3 bytes, must have 32"):
+        keys.page_key(Bytes(b"abc"), [1])
+
+
+def test_a_chain_that_is_extended_while_it_is_extended_stays_whole() -> None:
+    chain = keys.KeyChain(4)
+
+    class Start:
+        def __index__(self) -> int:
+            chain.extend([1, 2, 3])
+            return 0
+
+    extra_keys: Any = [(Start(), 1, b"")]
+    with pytest.raises(ValueError, match="extra key 0 starts at 0, must be 3"):
+        chain.extend([5, 6], extra_keys)
+    chain.extend([4])
+    assert chain.keys == keys.page_keys([1, 2, 3, 4], 4)

@@ -5,7 +5,7 @@
 
 cimport cython
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.number cimport PyIndex_Check
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
@@ -34,21 +34,23 @@ cnp.import_array()
 cdef int MOST_DEPTH = 16
 
 
-cdef bytes utf8_of(str text):
+cdef bytes utf8_of(object text):
     # Lone surrogates are legal in a str and must not merge into one another.
-    return text.encode("utf-8", "surrogatepass")
+    return (<str>text).encode("utf-8", "surrogatepass")
 
 
 cdef int put_item(string& out, object item, str name, int depth) except -1:
     """Append a value as one item of canonical CBOR."""
     cdef Py_ssize_t i
     cdef tuple items
+    cdef bytes held  # as long as it is read
     if item is None:
         put_nil(out)
     elif isinstance(item, str):
-        put_text(out, name_view(utf8_of(item)))
+        held = utf8_of(item)
+        put_text(out, name_view(held))
     elif isinstance(item, bytes):
-        put_bytes(out, name_view(bytes(item)))
+        put_bytes(out, name_view(<bytes>item))
     elif isinstance(item, (list, tuple)):
         if depth == MOST_DEPTH:
             raise ValueError(f"{name} is a list {depth} lists deep, must be at most {depth - 1}")
@@ -185,13 +187,15 @@ cdef Prompt prompt_of(cnp.ndarray tokens, object extra_keys, int64_t first, bint
 
 cdef PageKey as_page_key(object key) except *:
     cdef PageKey found
+    cdef Py_ssize_t size
     if not isinstance(key, bytes):
         raise TypeError(
             f"parent is a {type(key).__name__}, must be bytes; pass root_key(...) for a first page"
         )
-    if len(key) != <Py_ssize_t>found.size():
+    size = PyBytes_GET_SIZE(key)  # whatever a subclass says
+    if size != <Py_ssize_t>found.size():
         raise ValueError(
-            f"parent has {len(key)} bytes, must have {found.size()}; pass a whole key, or "
+            f"parent has {size} bytes, must have {found.size()}; pass a whole key, or "
             f"root_key(...) for a first page"
         )
     memcpy(found.data(), PyBytes_AS_STRING(key), found.size())
