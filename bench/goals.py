@@ -65,6 +65,7 @@ GOALS = (
     Goal("pin.64", 0.15),
     Goal("pin.512", 0.15),
     Goal("pin.flat", 1.25),
+    Goal("keys.*.*", 0.0, per_limit=2.0),
     Goal("pin.tokens.64", 0.3, per_limit=1.0),
     Goal("pin.tokens.2048", 0.3, per_limit=1.0),
     *(

@@ -43,6 +43,7 @@ SUITES = {
         "admit",
         "partial",
         "pin",
+        "keys",
         "evict",
         "policies",
         "groups",

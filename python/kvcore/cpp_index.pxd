@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
-"""The public C++ headers beneath the manager: tables, rows, policies and the prefix tree."""
+"""The public C++ headers beneath the manager: tables, rows, policies, the prefix tree, keys of pages."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
+from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -156,3 +157,56 @@ cdef extern from "kvcore/stand_ins.hpp" namespace "kvcore" nogil:
         void begin_sweep()
         void end_sweep(const TokenId* held, size_t n)
         void check_integrity() except +translate_exception
+
+
+# Sink: a std::string.
+cdef extern from "kvcore/cbor.hpp" namespace "kvcore::cbor" nogil:
+    void put_integer[Sink](Sink& out, int64_t value) except +
+    void put_bytes[Sink](Sink& out, string_view bytes) except +
+    void put_text[Sink](Sink& out, string_view text) except +
+    void put_array[Sink](Sink& out, uint64_t n) except +
+    void put_nil[Sink](Sink& out) except +
+
+
+cdef extern from "kvcore/sha256.hpp" namespace "kvcore" nogil:
+    cdef cppclass Sha256:
+        @staticmethod
+        PageKey of(const void* data, size_t size)
+
+
+cdef extern from "kvcore/page_keys.hpp" namespace "kvcore" nogil:
+    int64_t kKeySchemeVersion
+    cdef cppclass PageKey:
+        uint8_t* data()
+        size_t size()
+    cdef enum class KeyScheme:
+        kKvcore
+        kVllm
+    cdef cppclass KeyOptions:
+        KeyScheme scheme
+        string seed
+        optional[string] extra_key
+        optional[string] cache_salt
+        optional[vector[PageKey]] embeddings
+    cdef cppclass PlacedKey:
+        int64_t start
+        int64_t length
+        string_view bytes
+    PageKey root_key(const KeyOptions& options) except +translate_exception
+    PageKey page_key(
+        const PageKey& parent, const TokenId* tokens, int64_t n, string_view extra
+    )
+    vector[PageKey] embedding_digests(
+        const byte* rows, int64_t n, int64_t row_bytes, int64_t page_size
+    ) except +translate_exception
+    cdef cppclass KeyChain:
+        KeyChain(int64_t page_size, const KeyOptions& options) except +translate_exception
+        KeyChain(const KeyChain& other) except +translate_exception
+        void extend(
+            const TokenId* tokens, int64_t n, const PlacedKey* extra, size_t num_extra
+        ) except +translate_exception
+        void truncate(int64_t num_pages) except +translate_exception
+        const PageKey& root()
+        const vector[PageKey]& keys()
+        int64_t page_size()
+        int64_t num_tokens()
