@@ -32,15 +32,15 @@ MAY_INCLUDE = {
 PUBLIC = {
     "words": {"errors", "page_moves", "types"},
     "data": {
-        *("attention", "dtype", "kernels", "layout", "page_bytes", "paged_batch", "paged_rows"),
-        *("pool_view", "slots", "transfer"),
+        *("attention", "crc32c", "dtype", "kernels", "layout", "page_bytes", "paged_batch"),
+        *("paged_rows", "pool_view", "slots", "transfer"),
     },
     "index": {
         *("block_pool", "eviction", "eviction_policies", "prefix_tree", "stand_ins"),
         *("tenants", "tree_listener"),
     },
     "groups": {"cache_groups", "cache_states"},
-    "tiers": {"host_store", "page_copier", "tier_index"},
+    "tiers": {"disk_store", "host_store", "page_copier", "tier_index"},
     "manager": {
         *("cache_manager", "cache_types", "lookup_table", "metrics", "name_space", "prefix_hit"),
     },

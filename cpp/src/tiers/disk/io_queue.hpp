@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace kvcore {
+
+/// Pages to read or to write, each by one call of `run`.
+///
+/// Threads: `run` is called by several at a time, for one page each; who waits is another.
+class StoreJob {
+   public:
+    explicit StoreJob(std::int64_t size);
+    StoreJob(const StoreJob&) = delete;
+    StoreJob& operator=(const StoreJob&) = delete;
+    virtual ~StoreJob() = default;
+
+    /// Reads or writes a page on thread `worker` of the queue. Never throws: failures are counted.
+    virtual void run(std::int64_t page, std::size_t worker) noexcept = 0;
+    /// Once all are done: what the batch came to.
+    [[nodiscard]] virtual std::int64_t result() const noexcept = 0;
+
+    [[nodiscard]] std::int64_t size() const noexcept { return size_; }
+    [[nodiscard]] bool done() const noexcept;
+    /// Forever if `seconds` is negative. In a child of fork, whose threads are elsewhere, it does
+    /// not wait.
+    bool wait(double seconds) const;
+
+   private:
+    friend class IoQueue;
+    void finish_one() noexcept;
+
+    std::int64_t size_;
+    std::int64_t next_ = 0;  // to run; the queue's lock is around it
+    pid_t process_;
+    mutable std::mutex mutex_;
+    mutable std::condition_variable changed_;
+    std::int64_t left_;
+};
+
+/// Threads that run jobs in the order in which they came, each page on its own.
+///
+/// Owns: the threads.
+/// Invariant: no more than `most_pages` wait, but for a job that is larger alone.
+/// Threads: any number.
+class IoQueue {
+   public:
+    /// Throws std::system_error where the system has no thread left.
+    IoQueue(int threads, std::int64_t most_pages);
+    IoQueue(const IoQueue&) = delete;
+    IoQueue& operator=(const IoQueue&) = delete;
+    ~IoQueue() { stop(); }
+
+    /// Waits until there is room. False: it was stopped, and the job does not run.
+    [[nodiscard]] bool submit(const std::shared_ptr<StoreJob>& job);
+    [[nodiscard]] std::int64_t num_waiting() const noexcept;
+    /// Runs what waits and joins the threads.
+    void stop() noexcept;
+
+   private:
+    void work(std::size_t worker) noexcept;
+
+    mutable std::mutex mutex_;
+    std::condition_variable has_work_;
+    std::condition_variable has_room_;
+    std::deque<std::shared_ptr<StoreJob>> jobs_;
+    std::int64_t waiting_ = 0;  // pages
+    std::int64_t most_pages_;
+    bool stopping_ = false;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace kvcore
