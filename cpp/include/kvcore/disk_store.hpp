@@ -106,7 +106,8 @@ class StoreTask {
     ~StoreTask();
 
     [[nodiscard]] bool done() const noexcept;
-    /// Waits for so many seconds at most, for ever if negative. Returns done().
+    /// Waits for so many seconds at most, for ever if negative. Returns done(). Throws Error in a
+    /// child of fork.
     bool wait(double seconds = -1) const;
     /// Waits. Pages that were read, a prefix of the batch; or that are stored now.
     [[nodiscard]] std::int64_t result() const;

@@ -62,21 +62,28 @@ DiskStoreConfig checked(DiskStoreConfig config) {
 StoreTask::StoreTask(std::shared_ptr<StoreJob> job) noexcept : job_(std::move(job)) {}
 
 StoreTask& StoreTask::operator=(StoreTask&& other) noexcept {
-    wait();
+    const StoreTask before(std::move(job_));  // waits at the end
     job_ = std::move(other.job_);
     return *this;
 }
 
-StoreTask::~StoreTask() { wait(); }
+StoreTask::~StoreTask() {
+    if (job_ != nullptr && job_->is_here()) job_->wait(-1);
+}
 
 bool StoreTask::done() const noexcept { return job_ == nullptr || job_->done(); }
 
-bool StoreTask::wait(double seconds) const { return job_ == nullptr || job_->wait(seconds); }
+bool StoreTask::wait(double seconds) const {
+    if (job_ == nullptr) return true;
+    if (!job_->is_here()) {
+        throw Error("this batch belongs to the process of which this one is a fork; wait there");
+    }
+    return job_->wait(seconds);
+}
 
 std::int64_t StoreTask::result() const {
-    if (job_ == nullptr) return 0;
-    if (!job_->wait(-1)) throw Error("this batch belongs to the process that began it");
-    return job_->result();
+    wait();
+    return job_ == nullptr ? 0 : job_->result();
 }
 
 DiskStore::DiskStore(DiskStoreConfig config) : DiskStore(std::move(config), system_seams()) {}

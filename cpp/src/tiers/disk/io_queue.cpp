@@ -11,14 +11,15 @@ namespace kvcore {
 
 StoreJob::StoreJob(std::int64_t size) : size_(size), process_(::getpid()), left_(size) {}
 
+bool StoreJob::is_here() const noexcept { return ::getpid() == process_; }
+
 bool StoreJob::done() const noexcept {
-    if (::getpid() != process_) return false;  // the lock may be held for ever
+    if (!is_here()) return false;  // the lock may be held for ever
     const std::lock_guard<std::mutex> lock(mutex_);
     return left_ == 0;
 }
 
 bool StoreJob::wait(double seconds) const {
-    if (::getpid() != process_) return false;
     constexpr double kForever = 1e9;
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_done = [this] { return left_ == 0; };

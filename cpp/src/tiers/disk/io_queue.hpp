@@ -31,9 +31,10 @@ class StoreJob {
 
     [[nodiscard]] std::int64_t size() const noexcept { return size_; }
     [[nodiscard]] bool done() const noexcept;
-    /// Forever if `seconds` is negative. In a child of fork, whose threads are elsewhere, it does
-    /// not wait.
+    /// Forever if `seconds` is negative. Only where `is_here`.
     bool wait(double seconds) const;
+    /// Whether its threads are: not so in a child of fork.
+    [[nodiscard]] bool is_here() const noexcept;
 
    private:
     friend class IoQueue;
