@@ -46,7 +46,7 @@ SUITES = {
         "replay",
         "startup",
     ),
-    "data-path": ("data_path", "transfer", "attention", "swap"),
+    "data-path": ("data_path", "transfer", "attention", "swap", "disk"),
     "generate": ("generate", "hf_groups"),
 }
 
