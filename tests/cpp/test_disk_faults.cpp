@@ -122,17 +122,17 @@ void the_breaker_opens_and_closes() {
     scene.ops->read_error = EIO;
     for (int i = 0; i < 5; ++i) CHECK_EQ(pages.get({1}), 0);
     CHECK(state() == BreakerState::kOpen);
-    int moves = 0;
+    std::atomic<int> moves{0};
     scene.ops->before_move = [&] { ++moves; };
     for (int i = 0; i < 50; ++i) CHECK_EQ(pages.get({1, 2}) + pages.put({3}), 0);
-    CHECK_EQ(moves, 0);
+    CHECK_EQ(int{moves}, 0);
     CHECK_EQ(scene.store->stats().refused, 150);
     scene.now += 11 * kSecond;
     CHECK_EQ(pages.get({1}), 0);  // one try
-    CHECK_EQ(moves, 1);
+    CHECK_EQ(int{moves}, 1);
     CHECK(state() == BreakerState::kOpen);
     CHECK_EQ(pages.get({1}), 0);
-    CHECK_EQ(moves, 1);
+    CHECK_EQ(int{moves}, 1);
     scene.ops->read_error = 0;
     scene.now += 11 * kSecond;
     CHECK_EQ(pages.put({1}), 1);  // is there: tells nothing about the disk

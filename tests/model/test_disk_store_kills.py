@@ -14,41 +14,61 @@ import pytest
 
 from stored_pages import content, get, key, open_disk, put
 
-WRITER = """
-import sys
+# Forks a writer for each line that it reads, so that Python starts once.
+WRITERS = """
+import os, sys
 from pathlib import Path
 from stored_pages import content, key, open_disk
-store = open_disk(Path(sys.argv[1]), 24)
-number = int(sys.argv[2])
-print("open", flush=True)
-while True:
-    numbers = range(number, number + 4)
-    store.put_from([key(n) for n in numbers], [content(n) for n in numbers])
-    store.remove([key(number)])
-    number += 3
-    print("put", flush=True)
+
+def write(number):
+    store = open_disk(Path(sys.argv[1]), 24)
+    while True:
+        numbers = range(number, number + 4)
+        store.put_from([key(n) for n in numbers], [content(n) for n in numbers])
+        store.remove([key(number)])
+        number += 3
+        print("put", flush=True)
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        write(int(line))
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("killed", flush=True)
 """
 
 
-def kill_a_writer(folder: Path, begin: int, rng: random.Random) -> int:
-    """Let it write some batches; return a number beyond all of its pages."""
-    support = str(Path(__file__).parents[1] / "support")
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(begin)],
-        env=os.environ | {"PYTHONPATH": support},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
-    batches = rng.randrange(1, 40)
-    for _ in range(batches):
-        assert process.stdout.readline() == "put\n"
-    process.send_signal(signal.SIGKILL)
-    rest = process.stdout.read().count("put")
-    process.wait()
-    process.stdout.close()
-    return begin + 3 * (batches + rest + 2)
+class Writers:
+    """Start writers of a directory, one at a time, and kill each."""
+
+    def __init__(self, folder: Path) -> None:
+        support = str(Path(__file__).parents[1] / "support")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WRITERS, str(folder)],
+            env=os.environ | {"PYTHONPATH": support},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def write_and_die(self, begin: int, batches: int) -> int:
+        """Write some batches from a page on; return a number beyond all pages."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{begin}\n")
+        self._process.stdin.flush()
+        told: list[str] = []
+        while told.count("put\n") < batches or not any(each.strip().isdigit() for each in told):
+            told.append(self._process.stdout.readline())
+            assert told[-1], "the writers have ended"
+        os.kill(next(int(each) for each in told if each.strip().isdigit()), signal.SIGKILL)
+        while told[-1] != "killed\n":
+            told.append(self._process.stdout.readline())
+        return begin + 3 * (told.count("put\n") + 2)
+
+    def close(self) -> None:
+        self._process.communicate()
 
 
 def check_all(folder: Path, numbers: range) -> int:
@@ -66,10 +86,12 @@ def check_all(folder: Path, numbers: range) -> int:
 def kill_again_and_again(folder: Path, times: int) -> None:
     rng = random.Random(times)
     begin = exact = 0
+    writers = Writers(folder)
     for _ in range(times):
-        end = kill_a_writer(folder, begin, rng)
+        end = writers.write_and_die(begin, rng.randrange(1, 20))
         exact += check_all(folder, range(max(0, begin - 100), end))
         begin = end
+    writers.close()
     assert exact > times  # the store was not merely empty
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,38 @@ def test_checksums_are_those_of_castagnoli() -> None:
     assert _core.crc32c(b"6789", _core.crc32c(b"12345")) == 0xE3069283
     with pytest.raises(TypeError):
         _core.crc32c("text")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB in memory, where this process may have one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no program mount")
+    if done.returncode:
+        pytest.skip("file systems may not be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_the_pages_that_fit(small_disk: Path) -> None:
+    store = open_disk(small_disk, 64)  # 768 KiB
+    for number in range(64):
+        put(store, number)
+        get(store, number)
+    assert get(store, 63) == 1
+    stats = store.stats()
+    assert stats["errors"] > 0
+    assert 8 <= stats["stored"] <= 21
+    assert stats["corrupt"] == 0
+    assert stats["breaker"] == "closed"
+    store._store.check_integrity()
+    store.close()
+    store = open_disk(small_disk, 64)
+    assert store.stats()["restored"] == stats["stored"]
+    assert get(store, 63) == 1
+    store.close()

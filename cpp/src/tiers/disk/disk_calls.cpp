@@ -83,14 +83,28 @@ class DiskStore::Impl::WriteOfKey {
 /// Pages that are being read; each is pinned until its turn is over.
 class DiskStore::Impl::GetJob final : public StoreJob {
    public:
-    GetJob(Impl& impl, std::vector<PageToRead> pages, std::vector<SlotId> slots)
-        : StoreJob(static_cast<std::int64_t>(slots.size())),
-          impl_(impl),
-          pages_(std::move(pages)),
-          slots_(std::move(slots)),
-          served_(size()) {
-        count_if_done();
+    GetJob(Impl& impl, std::vector<PageToRead> pages)
+        : StoreJob(0), impl_(impl), pages_(std::move(pages)) {
+        slots_.reserve(pages_.size());
     }
+    // Pages of a job that does not run are given up.
+    ~GetJob() override {
+        for (; !was_submitted_ && !slots_.empty(); slots_.pop_back()) impl_.unpin(slots_.back());
+    }
+
+    /// Pins the pages up to the first that lacks a part. Under the lock.
+    void pin() noexcept {
+        for (const PageToRead& page : pages_) {
+            const SlotId slot = impl_.index_.find(page.key);
+            if (slot == kNoSlot || (known(page).parts & ~impl_.index_.parts_of(slot)) != 0) break;
+            slots_.push_back(slot);
+            impl_.index_.pin(slot);
+        }
+        set_size(static_cast<std::int64_t>(slots_.size()));
+        served_ = size();
+    }
+    /// From now on its pages are those of the threads that run it.
+    void submitted() noexcept { was_submitted_ = true; }
 
     void run(std::int64_t page, std::size_t worker) noexcept override {
         const auto i = static_cast<std::size_t>(page);
@@ -100,28 +114,22 @@ class DiskStore::Impl::GetJob final : public StoreJob {
             }
         }
         impl_.unpin(slots_[i]);
-        ++ended_;
-        count_if_done();
+        if (++ended_ == size()) count();
     }
     [[nodiscard]] std::int64_t result() const noexcept override { return served_; }
 
-    /// The job does not run.
-    void give_up() noexcept {
-        for (const SlotId slot : slots_) impl_.unpin(slot);
-        served_ = 0;
-    }
-
-   private:
-    void count_if_done() noexcept {
-        if (ended_ != size()) return;
+    /// Once all of its pages are over.
+    void count() noexcept {
         impl_.counters_.hits += served_;
         impl_.counters_.misses += static_cast<std::int64_t>(pages_.size()) - served_;
     }
 
+   private:
     Impl& impl_;
     std::vector<PageToRead> pages_;
     std::vector<SlotId> slots_;  // a prefix
-    std::atomic<std::int64_t> served_;
+    bool was_submitted_ = false;
+    std::atomic<std::int64_t> served_{0};
     std::atomic<std::int64_t> ended_{0};
 };
 
@@ -168,24 +176,16 @@ bool DiskStore::Impl::is_refusing() const {
 std::shared_ptr<StoreJob> DiskStore::Impl::get(std::vector<PageToRead> pages) {
     check_pages(pages, config.page_bytes);
     const Call call(*this);
-    std::vector<SlotId> slots;
-    slots.reserve(pages.size());
+    const auto n = static_cast<std::int64_t>(pages.size());
+    auto job = std::make_shared<GetJob>(*this, std::move(pages));
     if (is_refusing()) {
-        counters_.refused += static_cast<std::int64_t>(pages.size());
-        return std::make_shared<GetJob>(*this, std::move(pages), std::move(slots));
-    }
-    {
+        counters_.refused += n;
+    } else {
         const std::lock_guard<std::mutex> lock(mutex_);
-        for (const PageToRead& page : pages) {
-            const SlotId slot = index_.find(page.key);
-            if (slot == kNoSlot || (known(page).parts & ~index_.parts_of(slot)) != 0) break;
-            slots.push_back(slot);
-            index_.pin(slot);
-        }
+        job->pin();
     }
-    auto job = std::make_shared<GetJob>(*this, std::move(pages), std::move(slots));
-    if (!queue_->submit(job)) {
-        job->give_up();
+    if (job->size() == 0) job->count();
+    if (!queue_->submit(job, [&] { job->submitted(); })) {
         throw Error("this disk store was closed meanwhile; open another");
     }
     return job;
@@ -199,7 +199,8 @@ std::shared_ptr<StoreJob> DiskStore::Impl::put(std::vector<PageToWrite> pages) {
         pages.clear();
     }
     auto job = std::make_shared<PutJob>(*this, std::move(pages));
-    if (!queue_->submit(job)) throw Error("this disk store was closed meanwhile; open another");
+    if (!queue_->submit(job, [] {}))
+        throw Error("this disk store was closed meanwhile; open another");
     return job;
 }
 

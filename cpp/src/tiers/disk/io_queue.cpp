@@ -46,9 +46,7 @@ IoQueue::IoQueue(int threads, std::int64_t most_pages) : most_pages_(most_pages)
     }
 }
 
-bool IoQueue::submit(const std::shared_ptr<StoreJob>& job) {
-    if (job->size() == 0) return true;
-    std::unique_lock<std::mutex> lock(mutex_);
+bool IoQueue::push(const std::shared_ptr<StoreJob>& job, std::unique_lock<std::mutex>& lock) {
     has_room_.wait(
         lock, [&] { return stopping_ || waiting_ == 0 || waiting_ + job->size() <= most_pages_; });
     if (stopping_) return false;

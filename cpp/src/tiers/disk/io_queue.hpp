@@ -36,6 +36,10 @@ class StoreJob {
     /// Whether its threads are: not so in a child of fork.
     [[nodiscard]] bool is_here() const noexcept;
 
+   protected:
+    /// Before it is submitted.
+    void set_size(std::int64_t size) noexcept { size_ = left_ = size; }
+
    private:
     friend class IoQueue;
     void finish_one() noexcept;
@@ -61,13 +65,23 @@ class IoQueue {
     IoQueue& operator=(const IoQueue&) = delete;
     ~IoQueue() { stop(); }
 
-    /// Waits until there is room. False: it was stopped, and the job does not run.
-    [[nodiscard]] bool submit(const std::shared_ptr<StoreJob>& job);
+    /// Waits until there is room. False: it was stopped, and the job does not run. Calls `accepted`
+    /// before any of its pages run.
+    template <class Accepted>
+    [[nodiscard]] bool submit(const std::shared_ptr<StoreJob>& job, const Accepted& accepted) {
+        if (job->size() == 0) return true;
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!push(job, lock)) return false;
+        accepted();
+        return true;
+    }
     [[nodiscard]] std::int64_t num_waiting() const noexcept;
     /// Runs what waits and joins the threads.
     void stop() noexcept;
 
    private:
+    [[nodiscard]] bool push(const std::shared_ptr<StoreJob>& job,
+                            std::unique_lock<std::mutex>& lock);
     void work(std::size_t worker) noexcept;
 
     mutable std::mutex mutex_;
