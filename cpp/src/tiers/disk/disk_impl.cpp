@@ -14,8 +14,6 @@
 namespace kvcore {
 namespace {
 
-using detail::concat;
-
 constexpr std::int64_t kLeastSegment = std::int64_t{64} << 20;
 constexpr double kNanoseconds = 1e9;
 

@@ -94,7 +94,7 @@ DiskStore::DiskStore(DiskStoreConfig config, const DiskSeams& seams)
 // In a child of fork threads and locks are those of the parent, and so are the directories.
 DiskStore::~DiskStore() {
     if (impl_->is_forked()) {
-        static_cast<void>(impl_.release());
+        [[maybe_unused]] const Impl* left_alone = impl_.release();
     } else {
         impl_->close();
     }

@@ -66,16 +66,6 @@ StoreShape shape_of(const std::string& directory) {
                                        " says something else"));
 }
 
-std::vector<std::string> segments_of(const std::string& directory) {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-        const std::string name = entry.path().filename().string();
-        if (segment_number(name) >= 0) names.push_back(name);
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-}
-
 // Whether the bytes [payload_bytes] are those that the header says.
 bool is_right_payload(const SlotHeader& header, const std::byte* at) noexcept {
     return std::all_of(header.part.begin(), header.part.end(), [&](const SlotHeader::Part& part) {
@@ -130,7 +120,7 @@ DiskReport inspect_disk_store(const std::string& directory, bool verify) {
     report.owner = DirectoryLock::owner_of(directory);
     std::vector<DirectoryLock> locks;  // nobody writes what is being verified
     if (verify) locks.emplace_back(directory);
-    for (const std::string& name : segments_of(directory)) {
+    for (const std::string& name : segment_files(directory)) {
         look_through(report, directory, name, verify);
     }
     return report;
@@ -140,10 +130,10 @@ std::int64_t purge_disk_store(const std::string& directory) {
     static_cast<void>(shape_of(directory));
     const DirectoryLock lock(directory);
     std::int64_t bytes = 0;
-    std::vector<std::string> names = segments_of(directory);
+    std::vector<std::string> names = segment_files(directory);
     names.insert(names.end(), {kShapeName, kLockName});
     for (const std::string& name : names) {
-        const std::string path = directory + "/" + name;
+        const std::string path = concat(directory, "/", name);
         std::error_code error;
         bytes += static_cast<std::int64_t>(std::filesystem::file_size(path, error));
         std::filesystem::remove(path, error);

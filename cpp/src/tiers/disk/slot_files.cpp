@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -70,13 +71,31 @@ int try_lock(const std::string& directory, std::int64_t& owner) {
 
 // The directory, which is there from now on.
 const std::string& made(const std::string& directory) {
-    std::error_code error;
-    std::filesystem::create_directories(directory, error);
-    if (error) refuse(directory, error.value());
+    try {
+        std::filesystem::create_directories(directory);
+    } catch (const std::filesystem::filesystem_error& error) {
+        refuse(directory, error.code().value());
+    }
     return directory;
 }
 
 }  // namespace
+
+// Not std::filesystem's iterator: where memory runs out, it ends the program.
+std::vector<std::string> segment_files(const std::string& directory) {
+    struct Close {
+        void operator()(DIR* open) const noexcept { ::closedir(open); }
+    };
+    const std::unique_ptr<DIR, Close> open(::opendir(directory.c_str()));
+    if (open == nullptr) refuse(directory, errno);
+    std::vector<std::string> names;
+    while (const dirent* entry = ::readdir(open.get())) {
+        std::string name = entry->d_name;
+        if (segment_number(name) >= 0) names.push_back(std::move(name));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
 
 DirectoryLock::DirectoryLock(const std::string& directory) {
     constexpr int kTries = 5;  // who only asks for the owner has the lock for a moment, too
@@ -128,7 +147,12 @@ SlotFiles::SlotFiles(FileOps& ops, DiskDirectory directory, std::int64_t slot_by
     const std::int64_t segments = segments_of(capacity_);
     files_.reserve(static_cast<std::size_t>(segments));
     remove_segments(segments);
-    open_segments();
+    try {
+        open_segments();
+    } catch (...) {
+        close();
+        throw;
+    }
 }
 
 std::int64_t SlotFiles::segments_of(std::int64_t slots) const noexcept {
@@ -184,21 +208,15 @@ void SlotFiles::save_shape() {
 
 // What lies beyond the quota, or in slots of no known size.
 void SlotFiles::remove_segments(std::int64_t from) const {
-    std::vector<std::string> names;
-    std::error_code error;
-    for (std::filesystem::directory_iterator at(path(), error), end; !error && at != end;
-         at.increment(error)) {
-        const std::string name = at->path().filename().string();
-        if (segment_number(name) >= from) names.push_back(at->path().string());
+    for (const std::string& name : segment_files(path())) {
+        if (segment_number(name) >= from) ::unlink((path() + "/" + name).c_str());
     }
-    if (error) refuse(path(), error.value());
-    for (const std::string& name : names) ::unlink(name.c_str());
 }
 
 void SlotFiles::open_segments() {
     for (const std::int64_t segments = segments_of(capacity_); num_files() < segments;) {
         const std::string name = segment_name(num_files());
-        if (!std::filesystem::exists(path() + "/" + name) || grow() != 0) break;
+        if (::access((path() + "/" + name).c_str(), F_OK) != 0 || grow() != 0) break;
     }
 }
 

@@ -12,6 +12,9 @@
 
 namespace kvcore {
 
+/// Names of the files in a directory that hold slots, in order. Throws Error.
+[[nodiscard]] std::vector<std::string> segment_files(const std::string& directory);
+
 /// The lock on a directory: held by one process, and there by one store.
 ///
 /// Owns: the open lock file, in which the process' id stands.

@@ -98,7 +98,7 @@ std::string segment_name(std::int64_t segment) {
     return name.data();
 }
 
-std::int64_t segment_number(const std::string& name) noexcept {
+std::int64_t segment_number(const std::string& name) {
     long long number = -1;
     if (std::sscanf(name.c_str(), "segment-%lld.kv", &number) != 1 || number < 0) return -1;
     return name == segment_name(number) ? number : -1;

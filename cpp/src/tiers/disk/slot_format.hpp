@@ -59,6 +59,6 @@ constexpr const char* kShapeName = "kvcore-store";
 constexpr const char* kLockName = "kvcore-lock";
 [[nodiscard]] std::string segment_name(std::int64_t segment);
 /// The number of a segment's file, or -1 for another name.
-[[nodiscard]] std::int64_t segment_number(const std::string& name) noexcept;
+[[nodiscard]] std::int64_t segment_number(const std::string& name);
 
 }  // namespace kvcore
