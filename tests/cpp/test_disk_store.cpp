@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -282,7 +283,7 @@ void wrong_arguments_change_nothing() {
     refuse([](DiskStoreConfig& c) { c.segment_bytes = -1; });
     refuse([](DiskStoreConfig& c) { c.breaker_failures = 0; });
     refuse([](DiskStoreConfig& c) { c.breaker_seconds = -1; });
-    refuse([](DiskStoreConfig& c) { c.slow_seconds = 0.0 / 0.0; });
+    refuse([](DiskStoreConfig& c) { c.slow_seconds = std::nan(""); });
     CHECK(!std::filesystem::exists(directory.path + "/other"));
 }
 
