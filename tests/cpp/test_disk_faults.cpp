@@ -178,6 +178,50 @@ void a_disk_that_hangs_costs_one_call() {
     CHECK_EQ(pages.get({2}), 1);
 }
 
+void a_full_queue_waits_no_longer_than_a_slow_call() {
+    const TemporaryDirectory directory;
+    DiskStoreConfig config = disk_config(directory.path, kBytes, 8);
+    config.threads = 1;
+    config.queue_pages = 1;
+    config.slow_seconds = 0.02;
+    FaultyScene scene(config);
+    Pages pages(*scene.store, kBytes);
+    CHECK_EQ(pages.put({1, 2, 3}), 3);
+    std::atomic<bool> hangs{true};
+    scene.ops->before_move = [&] {
+        while (hangs) std::this_thread::yield();
+    };
+    const auto bytes = content(4, 0, kBytes);
+    const kvcore::PageToWrite page{key_of(4), {{0, bytes.data(), kBytes}}};
+    kvcore::StoreTask first = scene.store->put_async({page});
+    while (scene.store->stats().queued > 0) std::this_thread::yield();
+    kvcore::StoreTask second = scene.store->put_async({page});
+    CHECK_EQ(pages.put({5}) + pages.get({1, 2}), 0);
+    CHECK_EQ(scene.store->stats().refused, 3);
+    CHECK_EQ(scene.store->stats().misses, 2);
+    hangs = false;
+    CHECK_EQ(first.result() + second.result(), 2);
+    CHECK_EQ(pages.get({1, 2, 3, 4}), 4);
+    scene.store->check_integrity();
+}
+
+void removing_from_a_dead_disk_is_quick() {
+    const TemporaryDirectory directory;
+    FaultyScene scene(disk_config(directory.path, kBytes, 8));
+    Pages pages(*scene.store, kBytes);
+    CHECK_EQ(pages.put({1, 2, 3}), 3);
+    std::atomic<int> moves{0};
+    scene.ops->before_move = [&] {
+        ++moves;
+        scene.now += 6 * kSecond;
+    };
+    for (int i = 0; i < 5; ++i) CHECK_EQ(pages.get({1}), 1);
+    CHECK_EQ(scene.store->remove({key_of(1), key_of(2)}), 2);
+    CHECK_EQ(int{moves}, 5);
+    CHECK(!pages.has(1) && !pages.has(2) && pages.has(3));
+    scene.store->check_integrity();
+}
+
 void file_systems_may_refuse_direct_io() {
     const TemporaryDirectory directory;
     FaultyScene scene(disk_config(directory.path, kBytes, 4));
@@ -326,6 +370,8 @@ int main(int argc, char** argv) {
     the_breaker_opens_and_closes();
     slow_calls_open_the_breaker();
     a_disk_that_hangs_costs_one_call();
+    a_full_queue_waits_no_longer_than_a_slow_call();
+    removing_from_a_dead_disk_is_quick();
     file_systems_may_refuse_direct_io();
     vanished_files_are_misses();
     truncated_under_a_store();

@@ -151,12 +151,13 @@ class DiskStore {
         return get_async(std::move(pages)).result();
     }
     /// Writes pages, but those whose parts are stored already. A page that has other parts is
-    /// replaced. The batch waits while the queue is full.
+    /// replaced. While the queue is full a batch waits, `slow_seconds` at most: then it is refused.
     StoreTask put_async(std::vector<PageToWrite> pages);
     std::int64_t put(std::vector<PageToWrite> pages) {
         return put_async(std::move(pages)).result();
     }
-    /// Forgets pages, for good. Returns how many there were.
+    /// Forgets pages. Returns how many there were. For good, but for those whose slots cannot be
+    /// written at that moment: they may be back after a restart.
     std::int64_t remove(const std::vector<StoreKey>& keys);
 
     [[nodiscard]] DiskStoreStats stats() const;

@@ -33,7 +33,8 @@ class DiskStore:
     threads : int
         That read and write.
     queue_pages : int
-        That wait for one of the threads; a call that brings more waits until there is room.
+        That wait for one of the threads. A call that brings more waits for room, `slow_seconds` at
+        most; then its pages are misses.
     segment_bytes : int
         Of a file; 0 for a 64th of the quota, at least 64 MiB.
     direct : bool
@@ -143,7 +144,7 @@ class DiskStore:
         return self._store.get(keys, buffers)
 
     def put_from(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Begin to write pages from memory; waits while the queue is full.
+        """Begin to write pages from memory; waits for room in the queue.
 
         Parameters
         ----------
@@ -166,7 +167,11 @@ class DiskStore:
         return self._store.put(keys, buffers)
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages, for good; return how many there were."""
+        """Forget pages; return how many there were.
+
+        For good, but for pages whose slots cannot be written at that moment, because the disk
+        fails: they may be back after a restart.
+        """
         return self._store.remove(keys)
 
     def capacity(self) -> StoreCapacity:

@@ -87,9 +87,14 @@ class DiskStore::Impl::GetJob final : public StoreJob {
         : StoreJob(0), impl_(impl), pages_(std::move(pages)) {
         slots_.reserve(pages_.size());
     }
-    // Pages of a job that does not run are given up.
     ~GetJob() override {
-        for (; !was_submitted_ && !slots_.empty(); slots_.pop_back()) impl_.unpin(slots_.back());
+        if (!was_submitted_) give_up();
+    }
+    /// The job does not run.
+    void give_up() noexcept {
+        for (; !slots_.empty(); slots_.pop_back()) impl_.unpin(slots_.back());
+        set_size(0);
+        served_ = 0;
     }
 
     /// Pins the pages up to the first that lacks a part. Under the lock.
@@ -148,6 +153,9 @@ class DiskStore::Impl::PutJob final : public StoreJob {
         }
     }
     [[nodiscard]] std::int64_t result() const noexcept override { return stored_; }
+    void submitted() const noexcept {}
+    /// The job does not run.
+    void give_up() noexcept { set_size(0); }
 
    private:
     Impl& impl_;
@@ -163,13 +171,12 @@ std::uint64_t DiskStore::Impl::parts_of(const StoreKey& key) const {
 }
 
 // Also where a transfer hangs: what queues up behind it would hang as well.
-bool DiskStore::Impl::is_refusing() const {
+bool DiskStore::Impl::is_refusing() const noexcept {
     const std::int64_t now = seams_.clock();
     if (breaker_.is_refusing(now)) return true;
-    const auto slow = static_cast<std::int64_t>(config.slow_seconds * 1e9);
     return std::any_of(began_.begin(), began_.end(), [&](const auto& began) {
         const std::int64_t at = began;
-        return at != 0 && now - at > slow;
+        return at != 0 && is_slow(now - at);
     });
 }
 
@@ -184,24 +191,35 @@ std::shared_ptr<StoreJob> DiskStore::Impl::get(std::vector<PageToRead> pages) {
         const std::lock_guard<std::mutex> lock(mutex_);
         job->pin();
     }
-    if (job->size() == 0) job->count();
-    if (!queue_->submit(job, [&] { job->submitted(); })) {
-        throw Error("this disk store was closed meanwhile; open another");
-    }
+    if (job->size() > 0 && submit(job)) return job;
+    job->give_up();
+    job->count();
     return job;
 }
 
 std::shared_ptr<StoreJob> DiskStore::Impl::put(std::vector<PageToWrite> pages) {
     check_pages(pages, config.page_bytes);
     const Call call(*this);
-    if (is_refusing()) {
-        counters_.refused += static_cast<std::int64_t>(pages.size());
-        pages.clear();
-    }
+    const auto n = static_cast<std::int64_t>(pages.size());
     auto job = std::make_shared<PutJob>(*this, std::move(pages));
-    if (!queue_->submit(job, [] {}))
-        throw Error("this disk store was closed meanwhile; open another");
+    if (is_refusing()) {
+        counters_.refused += n;
+        job->give_up();
+    } else if (!submit(job)) {
+        job->give_up();
+    }
     return job;
+}
+
+// False where the queue stays full for as long as a transfer may take: the disk hangs.
+template <class Job>
+bool DiskStore::Impl::submit(const std::shared_ptr<Job>& job) {
+    const Submission answer = queue_->submit(job, [&] { job->submitted(); });
+    if (answer == Submission::kStopped) {
+        throw Error("this disk store was closed meanwhile; open another");
+    }
+    if (answer == Submission::kFull) counters_.refused += job->size();
+    return answer == Submission::kAccepted;
 }
 
 std::int64_t DiskStore::Impl::remove(const std::vector<StoreKey>& keys) {
@@ -231,7 +249,7 @@ PageOutcome DiskStore::Impl::timed(std::size_t worker, std::array<DiskCounters::
     began_[worker] = 0;
     const std::int64_t end = seams_.clock();
     ++times[time_bucket(end - begin)];
-    if (static_cast<double>(end - begin) > config.slow_seconds * 1e9) {
+    if (is_slow(end - begin)) {
         ++counters_.timeouts;
         breaker_.failed(end);
     } else if (outcome == PageOutcome::kFailed) {

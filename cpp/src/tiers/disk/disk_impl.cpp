@@ -78,7 +78,7 @@ DiskStore::Impl::Impl(DiskStoreConfig given, const DiskSeams& seams)
     for (int i = 0; i < config.threads; ++i) io_.emplace_back(slot_bytes, config.fingerprint);
     open_directories();
     scan();
-    queue_ = std::make_unique<IoQueue>(config.threads, config.queue_pages);
+    queue_ = std::make_unique<IoQueue>(config.threads, config.queue_pages, config.slow_seconds);
 }
 
 void DiskStore::Impl::open_directories() {
@@ -238,15 +238,23 @@ void DiskStore::Impl::unpin(SlotId slot) noexcept {
     if (is_last) erase_and_free(slot);
 }
 
-// So that the page is not found after a restart either.
+// So that the page is not found after a restart either; not where the disk fails anyway.
 void DiskStore::Impl::erase_and_free(SlotId slot) noexcept {
     SlotPlace place;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         place = index_.place_of(slot);
     }
-    iovec part{zeros_.data(), static_cast<std::size_t>(kHeaderBytes)};
-    if (files_of(place).write(place.slot, &part, 1) != 0) ++counters_.errors;
+    if (is_refusing()) {
+        ++counters_.refused;
+    } else {
+        const std::int64_t begin = seams_.clock();
+        iovec part{zeros_.data(), static_cast<std::size_t>(kHeaderBytes)};
+        const bool is_written = files_of(place).write(place.slot, &part, 1) == 0;
+        const std::int64_t end = seams_.clock();
+        if (!is_written) ++counters_.errors;
+        if (!is_written || is_slow(end - begin)) breaker_.failed(end);
+    }
     const std::lock_guard<std::mutex> lock(mutex_);
     index_.free(slot);
 }

@@ -66,7 +66,12 @@ class DiskStore::Impl {
 
     void open_directories();
     void scan();
-    [[nodiscard]] bool is_refusing() const;
+    [[nodiscard]] bool is_refusing() const noexcept;
+    [[nodiscard]] bool is_slow(std::int64_t taken_ns) const noexcept {
+        return static_cast<double>(taken_ns) > config.slow_seconds * 1e9;
+    }
+    template <class Job>
+    [[nodiscard]] bool submit(const std::shared_ptr<Job>& job);
     [[nodiscard]] bool read(const PageToRead& page, SlotId slot, std::size_t worker) noexcept;
     [[nodiscard]] bool write(const PageToWrite& page, std::size_t worker);
     [[nodiscard]] bool write_to(SlotId slot, const PageToWrite& page, std::size_t worker);

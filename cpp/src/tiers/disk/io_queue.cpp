@@ -35,7 +35,8 @@ void StoreJob::finish_one() noexcept {
     if (--left_ == 0) changed_.notify_all();
 }
 
-IoQueue::IoQueue(int threads, std::int64_t most_pages) : most_pages_(most_pages) {
+IoQueue::IoQueue(int threads, std::int64_t most_pages, double patience_seconds)
+    : most_pages_(most_pages), patience_(patience_seconds) {
     try {
         for (int i = 0; i < threads; ++i) {
             threads_.emplace_back([this, i] { work(static_cast<std::size_t>(i)); });
@@ -46,14 +47,16 @@ IoQueue::IoQueue(int threads, std::int64_t most_pages) : most_pages_(most_pages)
     }
 }
 
-bool IoQueue::push(const std::shared_ptr<StoreJob>& job, std::unique_lock<std::mutex>& lock) {
-    has_room_.wait(
-        lock, [&] { return stopping_ || waiting_ == 0 || waiting_ + job->size() <= most_pages_; });
-    if (stopping_) return false;
+Submission IoQueue::push(const std::shared_ptr<StoreJob>& job, std::unique_lock<std::mutex>& lock) {
+    const bool has_room = has_room_.wait_for(lock, std::chrono::duration<double>(patience_), [&] {
+        return stopping_ || waiting_ == 0 || waiting_ + job->size() <= most_pages_;
+    });
+    if (!has_room) return Submission::kFull;
+    if (stopping_) return Submission::kStopped;
     jobs_.push_back(job);
     waiting_ += job->size();
     has_work_.notify_all();
-    return true;
+    return Submission::kAccepted;
 }
 
 std::int64_t IoQueue::num_waiting() const noexcept {

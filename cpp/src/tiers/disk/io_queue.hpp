@@ -52,6 +52,8 @@ class StoreJob {
     std::int64_t left_;
 };
 
+enum class Submission { kAccepted, kFull, kStopped };
+
 /// Threads that run jobs in the order in which they came, each page on its own.
 ///
 /// Owns: the threads.
@@ -59,29 +61,31 @@ class StoreJob {
 /// Threads: any number.
 class IoQueue {
    public:
-    /// Throws std::system_error where the system has no thread left.
-    IoQueue(int threads, std::int64_t most_pages);
+    /// `patience_seconds`: how long a job waits for room. Throws std::system_error where the system
+    /// has no thread left.
+    IoQueue(int threads, std::int64_t most_pages, double patience_seconds);
     IoQueue(const IoQueue&) = delete;
     IoQueue& operator=(const IoQueue&) = delete;
     ~IoQueue() { stop(); }
 
-    /// Waits until there is room. False: it was stopped, and the job does not run. Calls `accepted`
+    /// Waits until there is room. Unless it says kAccepted, the job does not run. Calls `accepted`
     /// before any of its pages run.
     template <class Accepted>
-    [[nodiscard]] bool submit(const std::shared_ptr<StoreJob>& job, const Accepted& accepted) {
-        if (job->size() == 0) return true;
+    [[nodiscard]] Submission submit(const std::shared_ptr<StoreJob>& job,
+                                    const Accepted& accepted) {
+        if (job->size() == 0) return Submission::kAccepted;
         std::unique_lock<std::mutex> lock(mutex_);
-        if (!push(job, lock)) return false;
-        accepted();
-        return true;
+        const Submission answer = push(job, lock);
+        if (answer == Submission::kAccepted) accepted();
+        return answer;
     }
     [[nodiscard]] std::int64_t num_waiting() const noexcept;
     /// Runs what waits and joins the threads.
     void stop() noexcept;
 
    private:
-    [[nodiscard]] bool push(const std::shared_ptr<StoreJob>& job,
-                            std::unique_lock<std::mutex>& lock);
+    [[nodiscard]] Submission push(const std::shared_ptr<StoreJob>& job,
+                                  std::unique_lock<std::mutex>& lock);
     void work(std::size_t worker) noexcept;
 
     mutable std::mutex mutex_;
@@ -90,6 +94,7 @@ class IoQueue {
     std::deque<std::shared_ptr<StoreJob>> jobs_;
     std::int64_t waiting_ = 0;  // pages
     std::int64_t most_pages_;
+    double patience_;  // seconds
     bool stopping_ = false;
     std::vector<std::thread> threads_;
 };
