@@ -40,8 +40,9 @@ class BoundTask {
     BoundTask& operator=(BoundTask&& other) = delete;
     ~BoundTask() {
         if (task_ == nullptr) return;
-        const py::gil_scoped_release unlocked;
+        PyThreadState* const state = PyEval_SaveThread();
         task_.reset();  // waits; then the memory is free
+        PyEval_RestoreThread(state);
     }
 
     [[nodiscard]] bool done() const noexcept { return task_->done(); }
@@ -85,8 +86,9 @@ class BoundDiskStore {
     BoundDiskStore(const BoundDiskStore&) = delete;
     BoundDiskStore& operator=(const BoundDiskStore&) = delete;
     ~BoundDiskStore() {
-        const py::gil_scoped_release unlocked;
+        PyThreadState* const state = PyEval_SaveThread();
         store_.reset();
+        PyEval_RestoreThread(state);
     }
     [[nodiscard]] DiskStore& store() const noexcept { return *store_; }
 
