@@ -194,9 +194,9 @@ class NaiveGroups:
         return found
 
     def has_part(self, names: list[bytes], depth: int, source: bytes, w: int, n: int) -> bool:
-        skipped = self.windows[w][0].skipped_tokens(n)
-        read = [*names[skipped // self.size : depth], source]
-        return skipped == n or all(w in self.runs[name].has for name in read)
+        group = self.windows[w][0]
+        read = [*names[group.skipped_tokens(n) // self.size : depth], source]
+        return kept_tokens(group) == 1 or all(w in self.runs[name].has for name in read)
 
     def shorten(self, names: list[bytes], depth: int) -> int:
         """Find what full groups and windows agree on."""
