@@ -24,7 +24,7 @@ from ruled_traffic import GroupsTraffic
 
 WHICH = st.integers(0, MOST)
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
-PAST = {"of": st.integers(0, 20), "keep": st.integers(0, 40)}
+OF, KEEP = st.integers(0, 20), st.integers(0, 40)
 OPTIONS: dict[str, list[Any]] = {
     "page_size": [1, 2, 3, 4],
     "pages": [EVERYTHING, EVERYTHING, 50, 30],
@@ -57,7 +57,7 @@ class GroupsMachine(RuleBasedStateMachine):
         self.traffic = GroupsTraffic(shape, **options)
 
     @precondition(has_room)
-    @rule(tail=TOKENS, chunk=st.integers(0, 30), **PAST)
+    @rule(tail=TOKENS, chunk=st.integers(0, 30), of=OF, keep=KEEP)
     def begin(self, of: int, keep: int, tail: list[int], chunk: int) -> None:
         self.traffic.begin(of, keep, tail, chunk)
 
@@ -101,7 +101,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def release(self, which: int) -> None:
         self.traffic.release(which)
 
-    @rule(**PAST)
+    @rule(of=OF, keep=KEEP)
     def pin(self, of: int, keep: int) -> None:
         self.traffic.pin(of, keep)
 
@@ -110,7 +110,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def unpin(self, which: int) -> None:
         self.traffic.unpin(which)
 
-    @rule(touch=st.booleans(), **PAST)
+    @rule(touch=st.booleans(), of=OF, keep=KEEP)
     def match(self, of: int, keep: int, touch: bool) -> None:
         self.traffic.match(of, keep, touch=touch)
 
@@ -209,7 +209,7 @@ def test_long_walks(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_longer_walks(seed: int) -> None:
-    Walk(seed).run(800)
+    Walk(seed).run(400)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ legal, where checkpoints are due, which entries of a table have a page.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvcore import KVCacheParams
@@ -20,6 +21,7 @@ Tokens = tuple[int, ...]
 
 def first_read(group: AttentionGroup, n: int) -> int:
     """Return the first of `n` computed tokens that a layer reads again, n where there is none."""
+    reads: Iterator[int]
     if isinstance(group, SlidingWindow):
         reads = (t for t in range(n) if n - t < group.window)
     elif isinstance(group, ChunkedLocal):
