@@ -177,4 +177,4 @@ def test_threads_with_groups_states_and_tenants(shape: str, eviction: str) -> No
 @pytest.mark.parametrize("eviction", ["lru", "slru", "cost", "arc", "priority"])
 @pytest.mark.parametrize("shape", sorted(_SHAPES))
 def test_threads_for_long(shape: str, eviction: str) -> None:
-    _together(shape, eviction, 1000)
+    _together(shape, eviction, 500)

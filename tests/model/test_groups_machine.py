@@ -207,7 +207,7 @@ def test_long_walks(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 400))
+@pytest.mark.parametrize("seed", range(100, 240))
 def test_longer_walks(seed: int) -> None:
     Walk(seed).run(400)
 

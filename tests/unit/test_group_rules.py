@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from grouped_traffic import manager_of, params_of
-from kvcore import TextGenerationContext
+from kvcore import PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import FullAttention, SlidingWindow
 from state_model import prefill, prompt, state_manager, state_params
+
+
+def step(manager: PagedKVCacheManager, context: TextGenerationContext) -> None:
+    manager.fetch([context])
+    context.update(7)
+    manager.step([context])
 
 
 def test_a_checkpoint_that_was_hit_is_no_branch() -> None:
@@ -39,11 +47,33 @@ def test_a_touch_is_a_use_of_the_windows() -> None:
     for name, first in (("a", 0), ("b", 100)):
         context = TextGenerationContext(name, prompt((first, 8)))
         manager.claim(name)
-        manager.fetch([context])
-        context.update(7)
-        manager.step([context])
+        step(manager, context)
         manager.release(name)
     assert manager.match_prefix(prompt((0, 8)), touch=True) == 8
     manager.claim("c")
     assert manager.reserve(TextGenerationContext("c", [7] * 15, active_idx=1))
     assert [manager.match_prefix(prompt((first, 8))) for first in (0, 100)] == [8, 0]
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_windows_at_the_end_of_a_prompt_stay(is_fork: bool) -> None:
+    """Those passed in its middle go first, also of a fork that brings a prompt of its own."""
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1], 4)), num_pages=40)
+    parent = TextGenerationContext("a", prompt((0, 5)))
+    manager.claim("a")
+    step(manager, parent)
+    child = TextGenerationContext("b", prompt((0, 20)))
+    if is_fork:
+        manager.fork("a", child)
+    else:
+        manager.claim("b")
+    while child.end_idx < 40:
+        step(manager, child)
+    manager.release("a")
+    manager.release("b")
+    before = manager.group_metrics[1].holes
+    manager.claim("c")
+    assert manager.reserve(TextGenerationContext("c", [7] * 16))  # 8 pages, and 8 of the window
+    assert manager.group_metrics[1].holes > before
+    assert manager.match_prefix(prompt((0, 20))) == 20
+    assert manager.match_prefix(prompt((0, 12))) == 0
