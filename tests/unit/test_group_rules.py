@@ -77,3 +77,18 @@ def test_windows_at_the_end_of_a_prompt_stay(is_fork: bool) -> None:
     assert manager.group_metrics[1].holes > before
     assert manager.match_prefix(prompt((0, 20))) == 20
     assert manager.match_prefix(prompt((0, 12))) == 0
+
+
+def test_a_reset_forgets_windows_that_nobody_reads() -> None:
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1], 4)))
+    context = TextGenerationContext("a", prompt((0, 20)))
+    manager.claim("a")
+    step(manager, context)
+    assert manager.match_prefix(prompt((0, 12))) == 12
+    free = manager.num_free_blocks
+    manager.reset_prefix_cache()
+    assert manager.num_free_blocks == free
+    full, window = manager.group_metrics
+    assert (full.cached_pages, window.cached_pages, window.holes) == (10, 2, 8)
+    assert manager.match_prefix(prompt((0, 12))) == 0
+    assert manager.match_prefix(prompt((0, 20))) == 20
