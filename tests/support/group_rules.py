@@ -62,6 +62,7 @@ class GroupRules:
         self.drafts, self.parts = max_draft_tokens, parts
         self.kept = max_draft_tokens + 1 if max_draft_tokens > 0 else 0
         self.intervals = [group.interval for group in params.state_groups]
+        self.keeps_everything = any(isinstance(group, FullAttention) for group in self.groups)
         self.cached: set[Tokens] = set()  # prefixes of whole columns
         self.checkpoints: set[Tokens] = set()
 

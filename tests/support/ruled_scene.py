@@ -115,6 +115,7 @@ class GroupsScene:
         if not fits:
             assert not self.is_exact
             assert (context.start_idx, context.active_idx) == before
+            self._check_refusal(each, steps)
             return False
         after = (context.start_idx, context.active_idx)
         if self.has_states:
@@ -128,6 +129,17 @@ class GroupsScene:
         self.rules.take(told, context.active_idx, context.end_idx, steps)
         each.told = told
         return True
+
+    def _check_refusal(self, each: Live, steps: int) -> None:
+        """A request that can hit nothing needs more than what nobody holds, or a slot."""
+        context, told = each.context, copy.deepcopy(each.told)
+        may_hit = told.has_run or self.rules.longest_hit(tuple(told.tokens)) > 0
+        if may_hit or self.reserves_chunks or not self.rules.keeps_everything:
+            return
+        self.rules.take(told, context.active_idx, context.end_idx, steps)
+        needed = sum(sum(self.rules.has_page(told, b)) for b in range(len(self.rules.bundles)))
+        has_slot = each.told.has_slot or self.manager.state_metrics.available_slots > 0
+        assert needed > self.manager.num_free_blocks or (self.has_states and not has_slot)
 
     def _check_bounds(
         self, told: Told, context: TextGenerationContext, before: tuple[int, int], known: int
