@@ -245,7 +245,7 @@ void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
 // any.
 void ColumnPages::lose(Entry entry) noexcept {
     const TreePosition end = idle_.lose(entry);
-    if (end.node == nullptr || policy_.goes_by_time()) return;
+    if (end.node == nullptr) return;
     if (end.depth >= end.node->end()) condemn_if_useless(end.node);
 }
 
