@@ -101,6 +101,7 @@ GOALS = (
     Goal("groups.match.32768", 100.0),
     Goal("groups.*.flat", 1.5),
     Goal("groups.window.*", 0.0, per_limit=1.0),
+    *(Goal(f"quotas.*.{n}", 0.0, per_limit=1.25) for n in (2, 64)),
     Goal("replay.inside", 500.0, at_least=True),
     Goal("replay.all_in", 250.0, at_least=True),
     Goal("replay.online", 200.0, at_least=True),

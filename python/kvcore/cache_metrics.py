@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from kvcore import sizing
 from kvcore._hot.engine import StepEngine
@@ -12,6 +14,14 @@ from kvcore.params import KVCacheParams
 from kvcore.tenants import TenantMetrics
 
 __all__ = ["CacheMetrics"]
+
+_Counts = TypeVar("_Counts", GroupMetrics, StateMetrics)
+
+
+def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
+    """Sum the core's counts, which have the fields of a kind, over replicas."""
+    names = [field.name for field in fields(kind)]
+    return kind(**{name: sum(getattr(each, name) for each in stats) for name in names})
 
 
 class CacheMetrics(StepEngine):
@@ -71,7 +81,7 @@ class CacheMetrics(StepEngine):
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
         """Pages of each attention group, in their order; empty without groups. O(pages)."""
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
-        return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
+        return tuple(_summed(GroupMetrics, of_group) for of_group in zip(*each, strict=True))
 
     @property
     def tenant_metrics(self) -> dict[str, TenantMetrics]:
@@ -83,7 +93,8 @@ class CacheMetrics(StepEngine):
     @property
     def state_metrics(self) -> StateMetrics:
         """Slots of states, and hits of their checkpoints; zeros without State groups. O(1)."""
-        return StateMetrics.summed(self._core.state_stats(r) for r in range(self.num_replicas))
+        stats = [self._core.state_stats(r) for r in range(self.num_replicas)]
+        return _summed(StateMetrics, stats)
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""

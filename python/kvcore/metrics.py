@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 __all__ = ["GroupMetrics", "KVCacheMetrics", "StateMetrics"]
 
@@ -35,14 +33,6 @@ class GroupMetrics:
     given_back: int
     filled: int
 
-    @classmethod
-    def summed(cls, stats: Iterable[Any]) -> GroupMetrics:
-        """Sum the GroupStats of one group over replicas."""
-        found = tuple(stats)
-        return cls(
-            **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class StateMetrics:
@@ -69,14 +59,6 @@ class StateMetrics:
     available_slots: int
     checkpoint_hits: int
     checkpoints_made: int
-
-    @classmethod
-    def summed(cls, stats: Iterable[Any]) -> StateMetrics:
-        """Sum the StateStats of all replicas."""
-        found = tuple(stats)
-        return cls(
-            **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}
-        )
 
 
 @dataclass(frozen=True, slots=True)
