@@ -72,6 +72,9 @@ class GroupOracle {
     [[nodiscard]] bool is_legal(const std::vector<const CachedColumn*>& path, std::int64_t n,
                                 const CachedColumn* source) const {
         for (std::size_t w = 0; w < windows.size(); ++w) {
+            // All of it is copied: shorter hits may be copied out of that.
+            const bool is_copied = source != nullptr && windows[w].rule.span > 1;
+            if (is_copied && !has(*source, w)) return false;
             for (std::int64_t t = first_read(windows[w], n); t < n; ++t) {
                 const bool is_in_source = t / tokens_ >= n / tokens_;
                 const CachedColumn* column = is_in_source ? source : item(path, t / tokens_);

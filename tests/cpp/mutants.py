@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Break the cache manager in known ways and see that exploring its interleavings notices.
+"""Break the cache manager in known ways and see that its tests notice.
 
     python tests/cpp/mutants.py [--only NAME] [--jobs N] [--folder F] [--cmake-arg ARG ...]
 
 Works on a copy of the tree, which is mended when it ends. Each mutant replaces text that must be
-there exactly once. Its row says how deep the shortest sequence is that shows it, to the laws of the
-manager and, without asking those, to a reader of the pages.
+there exactly once. Most are looked for by exploring interleavings: their rows say how deep the
+shortest sequence is that shows them, to the laws of the manager and, without asking those, to a
+reader of the pages. Those of states and tenants have to fail one of the fast tests.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "explore_interleavings"
 GROUPS_TARGET = "explore_groups"  # of the scenario "groups"
+TESTS = {  # of these scenarios
+    "states": ("test_cache_manager_states", "stress_states"),
+    "tenants": ("stress_tenants",),
+}
 SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
 SEARCHES = (("--depth", "5"), ("--depth", "8"))
 LIMIT_S = 240.0
@@ -162,6 +168,90 @@ MUTANTS = (
         "",
         "groups",
     ),
+    Mutant(
+        "a checkpoint is that of the column in front",
+        "cpp/src/manager/committer.cpp",
+        "home.last_column({sequence.pages.node(), sequence.pages.committed()});",
+        "home.last_column({sequence.pages.node(), std::max(1, sequence.pages.committed() - 1)});",
+        "states",
+    ),
+    Mutant(
+        "a request that ends keeps its slot",
+        "cpp/src/manager/claims.cpp",
+        "    if (row.slot != ColumnStates::kNone) home.states->give_back(row.slot);\n",
+        "    static_cast<void>(home);\n",
+        "states",
+    ),
+    Mutant(
+        "the checkpoint of a hit is not copied",
+        "cpp/src/manager/reserver.cpp",
+        "        if (!takes_over) {\n            states.renew(checkpoint);\n",
+        "        if (takes_over) {\n            states.renew(checkpoint);\n",
+        "states",
+    ),
+    Mutant(
+        "a chunk runs past a checkpoint that is due",
+        "cpp/src/manager/admitter.cpp",
+        "    if (admission.is_cut) admission.active = due;\n",
+        "",
+        "states",
+    ),
+    Mutant(
+        "a checkpoint is found before its copy is done",
+        "cpp/src/groups/column_states.hpp",
+        "return slot != kNone && at(slot).is_ready;",
+        "return slot != kNone;",
+        "states",
+    ),
+    Mutant(
+        "a checkpoint goes while somebody reads it",
+        "cpp/src/groups/column_states.cpp",
+        "        while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;\n",
+        "",
+        "states",
+    ),
+    Mutant(
+        "a reservation may lack a page",
+        "cpp/src/index/page_owners.hpp",
+        "return num_over_ == 0 && available >= unfilled_;",
+        "return num_over_ == 0 && available + 1 >= unfilled_;",
+        "tenants",
+    ),
+    Mutant(
+        "one tenant may be above its ceiling",
+        "cpp/src/index/page_owners.hpp",
+        "return num_over_ == 0 && available >= unfilled_;",
+        "return num_over_ <= 1 && available >= unfilled_;",
+        "tenants",
+    ),
+    Mutant(
+        "a page that is taken over keeps its owner",
+        "cpp/src/manager/quotas.cpp",
+        "    for (const BlockId page : pages) home.owners->share_out(page, taker, available);\n",
+        "    static_cast<void>(available + taker + static_cast<std::int64_t>(pages.size()));\n",
+        "tenants",
+    ),
+    Mutant(
+        "a page that step swaps keeps its owner",
+        "cpp/src/manager/quotas.cpp",
+        "        home_->owners->share_out(pages_[i], takers_[i], available);\n",
+        "        static_cast<void>(available);\n",
+        "tenants",
+    ),
+    Mutant(
+        "what is let go of still counts",
+        "cpp/src/index/page_owners.cpp",
+        "        counts_.add(state, -1);\n",
+        "",
+        "tenants",
+    ),
+    Mutant(
+        "a page counts for nobody",
+        "cpp/src/index/page_owners.hpp",
+        "    void set_taker(Owner taker) noexcept { taker_ = taker; }",
+        "    void set_taker(Owner) noexcept { taker_ = 0; }",
+        "tenants",
+    ),
 )
 
 
@@ -176,13 +266,20 @@ def copy_tree(where: Path) -> None:
             shutil.copy2(source, where / name)
 
 
-def build(where: Path, jobs: int) -> None:
-    """Build the explorer; its errors end the program."""
+def targets_of(mutant: Mutant) -> tuple[str, ...]:
+    """Return the programs that have to notice a mutant."""
+    if mutant.scenario == "groups":
+        return (GROUPS_TARGET,)
+    return TESTS.get(mutant.scenario, (TARGET,))
+
+
+def build(where: Path, jobs: int, targets: Iterable[str]) -> None:
+    """Build some programs; their errors end this one."""
     command = ["cmake", "--build", str(where / "build"), "-j", str(jobs), "--target"]
-    command += [TARGET, GROUPS_TARGET]
+    command += targets
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"the explorer does not build:\n{done.stdout}{done.stderr}")
+        sys.exit(f"it does not build:\n{done.stdout}{done.stderr}")
 
 
 def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, str]:
@@ -202,6 +299,32 @@ def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, st
         if done.returncode != 0:
             return described(done.stdout)
     return "-", "not found"
+
+
+def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
+    """Return which test fails, and its last words."""
+    for name in targets_of(mutant):
+        try:
+            done = subprocess.run(
+                [str(where / "build" / name)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LIMIT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return "test", f"{name} does not end"
+        if done.returncode != 0:
+            words = (done.stderr + done.stdout).strip().splitlines() or ["crashed"]
+            return "test", f"{name}: {words[0]}"
+    return "-", "not found"
+
+
+def look_for(where: Path, mutant: Mutant) -> list[tuple[str, str]]:
+    """Look for a mutant with the laws of the manager and, where that can be, without them."""
+    if mutant.scenario in TESTS:
+        return [fail_tests(where, mutant), ("", "")]
+    return both_searches(where, mutant)
 
 
 def both_searches(where: Path, mutant: Mutant) -> list[tuple[str, str]]:
@@ -233,7 +356,7 @@ def main() -> int:
         copy_tree(where)
         configure = ["cmake", "-S", str(where), "-B", str(where / "build"), "-DKVCORE_CUDA=OFF"]
         subprocess.run([*configure, *options.cmake_arg], check=True, capture_output=True)
-        build(where, options.jobs)
+        build(where, options.jobs, {name for mutant in chosen for name in targets_of(mutant)})
         print(f"{'mutant':52} {'laws':>4} {'contents':>8} {'seconds':>7}")
         for mutant in chosen:
             begin = time.monotonic()
@@ -243,12 +366,12 @@ def main() -> int:
             if count != 1:
                 sys.exit(f"{mutant.name}: {count} times in {mutant.path}, must be 1:\n{mutant.old}")
             path.write_text(text.replace(mutant.old, mutant.new))
-            build(where, options.jobs)
-            (laws, why), (contents, read) = both_searches(where, mutant)
+            build(where, options.jobs, targets_of(mutant))
+            (laws, why), (contents, read) = look_for(where, mutant)
             path.write_text(text)
             seconds = time.monotonic() - begin
             print(f"{mutant.name:52} {laws:>4} {contents:>8} {seconds:7.0f}")
-            print(f"    {why}\n    {read}", flush=True)
+            print("\n".join(f"    {each}" for each in (why, read) if each), flush=True)
             unnoticed += laws == "-"
     return 1 if unnoticed else 0
 

@@ -153,7 +153,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         for (Left& left : left_) {
             const auto gone = ids.begin() + first;
             if (std::find(gone, ids.end(), left.anchor) == ids.end()) continue;
-            left.anchor = node->num_pages == 0 ? -1 : ids[static_cast<std::size_t>(first - 1)];
+            left.anchor = first == 0 ? -1 : ids[static_cast<std::size_t>(first - 1)];
         }
     }
 
@@ -270,7 +270,6 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             }
         }
         take_out(entry);
-        if (policy_.goes_by_time) return;
         if (run != nullptr && deepest >= run->end()) judge(run);
     }
     // That of the entry first, then in the order in which they left, those before it last.

@@ -148,6 +148,9 @@ class Scene {
         if (n % page_size_ != 0) columns.push_back(source);
         for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
             const CacheGroup& rule = grouping_.windows()[w].rule;
+            // All of it is copied: shorter hits may be copied out of that.
+            const bool is_copied = n % page_size_ != 0 && rule.span > 1;
+            if (is_copied && !pages_.has(source, w)) return false;
             for (std::int64_t t = 0; t < n; ++t) {
                 const bool is_read = rule.kind == GroupKind::kSliding
                                          ? n - t < rule.span

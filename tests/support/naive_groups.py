@@ -48,6 +48,9 @@ class NaiveGroups:
         self.runs: dict[bytes, Run] = {}
         self.queues: tuple[dict[Entry, tuple[int, int]], ...] = ({}, {})  # passed, kept
         self.departure, self.broken = 1, 0
+        self.ends: dict[int, bytes] = {}  # of departures: the prefix that they serve
+        self.width = 0  # bytes of a token
+        self.condemned: list[bytes] = []  # leaves behind the last place where a hit can end
         self.now = 1
         self.evicted = 0
         self.given_back = [0] * len(self.windows)
@@ -90,19 +93,68 @@ class NaiveGroups:
     def make_room(self, pages: int) -> None:
         while (missing := pages - self.free()) > 0:
             before = self.free()
+            wanted = min(max(missing // self.lanes, 1), _BATCH)
             leaf = self.leaf()
             entry = self.next_idle(leaf.last if leaf else math.inf) if self.idle() else None
-            if entry is not None:
-                self.drop(entry)
-            else:
-                for _ in range(min(max(missing // self.lanes, 1), _BATCH)):
-                    if (run := self.leaf(self.guard)) is None:
-                        break
-                    for w in run.has:
-                        for queue in self.queues:
-                            queue.pop((run.name, w), None)
-                    del self.runs[run.name]
+            is_broken = entry is not None and self.is_broken(entry)
+            if is_broken or not self.evict_useless(wanted):
+                if entry is not None:
+                    self.drop(entry)
+                else:
+                    self.evict_leaves(wanted)
             self.evicted += self.free() - before
+
+    def evict_leaves(self, n: int) -> None:
+        for _ in range(n):
+            if (run := self.leaf(self.guard)) is None:
+                break
+            self.evict_run(run)
+
+    def evict_run(self, run: Run) -> None:
+        for w in run.has:
+            for queue in self.queues:
+                queue.pop((run.name, w), None)
+        del self.runs[run.name]
+
+    def is_useless(self, name: bytes) -> bool:
+        """Say whether nothing can hit that ends with a run, nor goes on there."""
+        if name not in self.runs or name in self.held:
+            return False
+        if any(run.parent == name for run in self.runs.values()):
+            return False
+        path = [name]
+        while parent := self.runs[path[0]].parent:
+            path.insert(0, parent)
+        return self.shorten(path, len(path)) < len(path)
+
+    def is_guarded(self, name: bytes) -> bool:
+        """Say whether what is copied from lies in front of it, without a branch in between."""
+        while name != self.guard and name:
+            name = self.runs[name].parent
+            if sum(run.parent == name for run in self.runs.values()) > 1:
+                return False
+        return bool(name)
+
+    def evict_useless(self, n: int) -> bool:
+        """Evict up to `n` runs from the end of what is condemned."""
+        while self.condemned:
+            name = self.condemned[0]
+            if self.is_guarded(name) or not self.is_useless(name):
+                self.condemned.pop(0)
+                continue
+            for _ in range(n):
+                parent = self.runs[name].parent
+                self.evict_run(self.runs[name])
+                name = parent
+                if not self.is_useless(name):
+                    self.condemned.pop(0)
+                    return True
+            self.condemned[0] = name
+            return True
+        return False
+
+    def is_broken(self, entry: Entry) -> bool:
+        return entry in self.queues[1] and self.queues[1][entry][1] == self.broken
 
     def next_idle(self, others: float) -> Entry | None:
         passed, kept = (next(iter(queue), None) for queue in self.queues)
@@ -117,22 +169,29 @@ class NaiveGroups:
         _, departure = queue.pop(entry)
         if entry in self.read:
             return
-        if queue is self.queues[1]:
-            self.broken = departure
         self.runs[entry[0]].has.remove(entry[1])
+        if queue is self.queues[1] and self.broken != departure:
+            self.broken = departure
+            end = self.ends[departure]
+            while end and end not in self.runs:  # its last pages may have gone before
+                end = end[: -self.size * self.width]
+            if end not in self.condemned and self.is_useless(end):
+                self.condemned.append(end)
 
-    def leave(self, entry: Entry, *, kept: bool) -> None:
-        """Nobody reads a page of the cache any more."""
+    def leave(self, entry: Entry, *, kept: bytes | None) -> None:
+        """Nobody reads a page of the cache any more; `kept` is the prefix that it is kept for."""
         self.read.discard(entry)
         for queue in self.queues:
             queue.pop(entry, None)
-        self.queues[kept][entry] = (self.now, self.departure)
+        if kept is not None:
+            self.ends.setdefault(self.departure, kept)
+        self.queues[kept is not None][entry] = (self.now, self.departure)
 
     # -- a request -----------------------------------------------------------------------
 
     def serve(self, tokens: bytes, count: int) -> int:
         """Return the hit of a prompt of `count` tokens; 0 too where it is refused."""
-        width = len(tokens) // count
+        width = self.width = len(tokens) // count
         names = [tokens[: end * width] for end in range(self.size, count + 1, self.size)]
         most = self.full * -(-count // self.size)
         most += sum(n * g.max_pages(count, self.size, self.chunk) for g, n in self.windows)
@@ -194,9 +253,9 @@ class NaiveGroups:
         return found
 
     def has_part(self, names: list[bytes], depth: int, source: bytes, w: int, n: int) -> bool:
-        skipped = self.windows[w][0].skipped_tokens(n)
-        read = [*names[skipped // self.size : depth], source]
-        return skipped == n or all(w in self.runs[name].has for name in read)
+        group = self.windows[w][0]
+        read = [*names[group.skipped_tokens(n) // self.size : depth], source]
+        return kept_tokens(group) == 1 or all(w in self.runs[name].has for name in read)
 
     def shorten(self, names: list[bytes], depth: int) -> int:
         """Find what full groups and windows agree on."""
@@ -247,7 +306,7 @@ class NaiveGroups:
             for w in self.runs[source].has:
                 self.read.discard((source, w))
                 if not any((source, w) in queue for queue in self.queues):
-                    self.leave((source, w), kept=True)
+                    self.leave((source, w), kept=source)
             self.guard = b""
         return first
 
@@ -280,20 +339,33 @@ class NaiveGroups:
                 self.filled[w] += self.windows[w][1]
             self.read |= {(name, w) for w in mine}
 
-    def is_kept(self, names: list[bytes], count: int, column: int, w: int) -> bool:
-        """Say whether a next turn, or another branch, may come back to a page behind the window."""
+    def reach(self, w: int) -> int:
         span = kept_tokens(self.windows[w][0]) or 0
-        reach = -(-(span - 1) // self.size) + 1
-        if column < count // self.size <= column + reach:
-            return True
-        near = [name for name in names[column : column + reach] if name in self.held]
-        return any(sum(run.parent == name for run in self.runs.values()) > 1 for name in near)
+        return -(-(span - 1) // self.size) + 1
+
+    def branch(self, names: list[bytes], column: int, w: int) -> bytes | None:
+        """Find where prompts part next, no further than a window and a page behind a column."""
+        for name in names[column : column + self.reach(w)]:
+            if name in self.held and sum(run.parent == name for run in self.runs.values()) > 1:
+                return name
+        return None
+
+    def kept_for(
+        self, names: list[bytes], bounds: tuple[int, int], column: int, w: int
+    ) -> bytes | None:
+        """Find whether another branch, or a next turn, may come back to a page that is passed."""
+        count, active = bounds
+        branch = self.branch(names, column, w)
+        whole = count // self.size
+        if branch is None and column < whole <= column + self.reach(w):
+            return names[min(whole, active // self.size) - 1]
+        return branch
 
     def advance(self, names: list[bytes], count: int, n: int, first: list[int]) -> None:
         self.departure += 1
         for w, end in enumerate(self.first_of(n)):
             for column in range(first[w], max(first[w], end)):
-                kept = self.is_kept(names, count, column, w)
+                kept = self.kept_for(names, (count, n), column, w)
                 self.given_back[w] += self.windows[w][1] * (w in self.runs[names[column]].has)
                 self.leave((names[column], w), kept=kept)
             first[w] = max(first[w], end)
@@ -303,12 +375,11 @@ class NaiveGroups:
         for w, at in enumerate(first):
             entry = (names[at - 1], w) if at else (b"", w)
             if entry in self.queues[0]:
-                del self.queues[0][entry]
-                self.queues[1][entry] = (self.now, self.departure)
+                self.leave(entry, kept=names[max(1, len(names) - 1) - 1])
         self.departure += 1
         for w, at in enumerate(first):
-            for name in names[at:]:
-                self.leave((name, w), kept=True)
+            for column, name in enumerate(names[at:], at):
+                self.leave((name, w), kept=self.branch(names, column, w) or names[-1])
         for name in self.held:
             self.runs[name].last = self.now
         self.own, self.own_full, self.held, self.read = {}, 0, set(), set()

@@ -116,7 +116,9 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept;
     /// What `n` tokens read of the columns in front of `at`, they have.
     [[nodiscard]] bool has_windows(TreePosition at, std::int64_t n) const noexcept;
-    /// A hit of `n` tokens that ends inside the column behind `at` has all that it reads.
+    /// A hit of `n` tokens that ends inside the column behind `at` has all that it reads. The copy
+    /// is a column like others, out of which a hit of fewer tokens may be copied: so what it is
+    /// copied from has pages of every window, also where a chunk ends at `n`.
     [[nodiscard]] bool can_serve_part(TreePosition at, TreePosition source,
                                       std::int64_t n) const noexcept;
 
@@ -142,6 +144,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void leave_all(BlockId column, TreePosition end) noexcept;
     /// An idle page that a request passed is worth keeping after all.
     void keep(BlockId column, std::size_t window) noexcept;
+    /// What a hit of these columns reads is used now: as if somebody had it for a moment.
+    void touch(TreePosition at) noexcept;
     /// Pages that columns of the tree have.
     [[nodiscard]] std::int64_t num_cached() const noexcept {
         return tree_.num_cached() * grouping_.num_full_lanes() + num_cached_;

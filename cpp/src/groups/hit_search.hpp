@@ -12,9 +12,9 @@ namespace kvcore {
 /// where those are wanted, tokens of one more that are copied.
 ///
 /// Such a part needs less of what is in front of it the further on it ends, but its own column of
-/// every window that reads it. So where the longest part cannot be served, one of another column
-/// may be, and further in front one of another branch; and a chunk that ends inside a column needs
-/// nothing of it.
+/// every window. So where the longest part cannot be served, one of another column may be, and
+/// further in front one of another branch; and where a chunk ends inside a column, nothing in front
+/// of it is needed.
 ///
 /// Owns: nothing. Threads: none of its own. Cost: that of ColumnPages::longest_hit, and O(columns
 /// that windows read + log children) for each branch behind it.

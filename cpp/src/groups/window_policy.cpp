@@ -208,9 +208,15 @@ void WindowPolicy::resize(NodeId node, std::int32_t depth, std::int32_t pages) n
     if (interest_.sizes) policy_->resize(id(node), depth, pages);
 }
 
+// What ended in it ends from now on where that leaves off.
 void WindowPolicy::erase(NodeId node) noexcept {
     pardon(node);
-    while (nodes_[node].first != 0) unlink(nodes_[node].first);
+    while (nodes_[node].first != 0) {
+        const Departure departure = nodes_[node].first;
+        TreeNode* parent = departures_[departure].run->parent;
+        unlink(departure);
+        if (!parent->is_root()) link(departure, parent);
+    }
     policy_->erase(id(node));
 }
 

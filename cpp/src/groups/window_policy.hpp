@@ -39,7 +39,7 @@ class WindowPolicy final : public EvictionPolicy {
         : policy_(std::move(policy)), interest_(policy_->interest()) {}
 
     /// It wants to hear of nothing but releases: by time alone everything that left together goes
-    /// together, and full pages behind it, so that nothing need be condemned.
+    /// together, wherever its prefixes end.
     [[nodiscard]] bool goes_by_time() const noexcept {
         const PolicyInterest& i = interest_;
         return !(i.hits || i.recency || i.growth || i.sizes || i.retention || i.fingerprints);
@@ -51,7 +51,7 @@ class WindowPolicy final : public EvictionPolicy {
     [[nodiscard]] Departure begin(TreePosition end, std::uint32_t moment) noexcept;
     /// Nothing is left of them.
     void end(Departure departure) noexcept;
-    /// Where a departure ended; no node where that run is gone.
+    /// Where a departure ended, in what is left of the way there; no node where nothing is.
     [[nodiscard]] TreePosition end_of(Departure departure) const noexcept {
         return {departures_[departure].run, departures_[departure].depth};
     }

@@ -79,7 +79,9 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             // Where whole pages go on without a checkpoint, prompts branch: one is made there.
             whole = match.at;
             hit.branch = std::int64_t{match.at.depth} * state_.config.page_size;
-            match.at = PrefixTree::position(match.at.node, home.longest_hit(match.at));
+            const std::int32_t legal = home.longest_hit(match.at);
+            if (legal == match.at.depth) hit.branch = 0;
+            match.at = PrefixTree::position(match.at.node, legal);
         } else if (home.columns != nullptr) {
             whole = match.at;
             const HitSearch search(*home.columns, home.tree, request.tokens, request.end - 1);

@@ -46,6 +46,10 @@ void reset_prefix_cache(ManagerState& state) noexcept {
             n = replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
             replica->pool.free(evicted.data(), n);
         }
+        // Of columns that are held, what windows do not read.
+        if (replica->columns != nullptr) {
+            replica->columns->make_room(replica->num_pages(), 0, {});
+        }
         if (replica->owners != nullptr) tell_held(*replica);
         if (replica->states != nullptr) replica->states->forget();
         if (replica->host != nullptr) replica->host->reset();

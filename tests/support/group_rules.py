@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cache with groups must answer as long as nothing is evicted, token by token.
+
+Written from the rules of ``docs/groups.md``: which tokens a layer still reads, which hits are
+legal, where checkpoints are due, which entries of a table have a page.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvcore import KVCacheParams
+from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, bundles
+
+__all__ = ["GroupRules", "Told"]
+
+Tokens = tuple[int, ...]
+
+
+def first_read(group: AttentionGroup, n: int) -> int:
+    """Return the first of `n` computed tokens that a layer reads again, n where there is none."""
+    reads: Iterator[int]
+    if isinstance(group, SlidingWindow):
+        reads = (t for t in range(n) if n - t < group.window)
+    elif isinstance(group, ChunkedLocal):
+        reads = (t for t in range(n) if t // group.chunk == n // group.chunk)
+    else:
+        reads = iter(range(n))
+    return next(reads, n)
+
+
+@dataclass
+class Told:
+    """What the rules know of one request."""
+
+    tokens: list[int]
+    hit: int = 0
+    written: int = 0
+    columns: int = 0  # that full groups have pages of
+    windowed: int = 0  # and windows
+    first: dict[int, int] = field(default_factory=dict)  # by group: columns given back
+    has_run: bool = False  # fetched: its pages change no more by a hit
+    has_slot: bool = False
+    state: int = 0  # tokens
+    prompt_end: int = 0
+    branch: int = 0
+
+
+class GroupRules:
+    """The cached columns of a manager, and what each call has to answer."""
+
+    def __init__(
+        self, params: KVCacheParams, max_draft_tokens: int, *, parts: bool, is_exact: bool
+    ) -> None:
+        self.is_exact = is_exact  # else what may be cached, and what no more
+        self.bundles = bundles(params)
+        self.groups = params.attention_groups
+        self.size = max(bundle.page_size for bundle in self.bundles)
+        # One token more is kept: `rewind` to what was accepted runs the last of that again.
+        self.drafts, self.parts = max_draft_tokens, parts
+        self.kept = max_draft_tokens + 1 if max_draft_tokens > 0 else 0
+        self.intervals = [group.interval for group in params.state_groups]
+        self.keeps_everything = any(isinstance(group, FullAttention) for group in self.groups)
+        self.cached: set[Tokens] = set()  # prefixes of whole columns
+        self.checkpoints: set[Tokens] = set()
+
+    # -- hits ----------------------------------------------------------------------------
+    def depth(self, tokens: Tokens) -> int:
+        """Return the cached whole columns of a prompt."""
+        ends = range(self.size, len(tokens) + 1, self.size)
+        return sum(1 for _ in itertools.takewhile(lambda n: tokens[:n] in self.cached, ends))
+
+    def whole_hit(self, tokens: Tokens) -> int:
+        """Return the longest legal hit of whole columns: windows have all, nothing is evicted."""
+        n = self.depth(tokens) * self.size
+        while n > 0 and self.intervals and tokens[:n] not in self.checkpoints:
+            n -= self.size
+        return n
+
+    def longest_hit(self, tokens: Tokens) -> int:
+        """Return the same for a new request of these tokens: one is left to run."""
+        asked = tokens[:-1]
+        whole = self.whole_hit(asked)
+        if not self.parts or self.intervals:
+            return whole
+        begin = self.depth(asked) * self.size
+        part = max(
+            (
+                sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+                for pairs in (
+                    zip(prefix[begin:], asked[begin:], strict=False)
+                    for prefix in self.cached
+                    if len(prefix) == begin + self.size and prefix[:begin] == asked[:begin]
+                )
+            ),
+            default=0,
+        )
+        return begin + part
+
+    # -- a request -----------------------------------------------------------------------
+    def due(self, told: Told, start: int) -> int | None:
+        """Return the first token behind `start` where a checkpoint is due."""
+        if not self.intervals:
+            return None
+        at = [n for n in (told.prompt_end, told.branch) if n > start]
+        at += [(start // each + 1) * each for each in self.intervals if each is not None]
+        return min(at, default=None)
+
+    def reserve(self, told: Told, start: int, active: int, end: int) -> tuple[int, int, bool]:
+        """Return start_idx, active_idx and whether the chunk was cut. The first is where it was."""
+        tokens = tuple(told.tokens)
+        if not told.has_run:
+            told.prompt_end = (end - 1) // self.size * self.size
+            if active - start > 1:
+                hit = self.longest_hit(tokens)
+                cached = self.depth(tokens[:-1]) * self.size
+                told.branch = cached if cached > max(hit, told.hit) else 0
+                if hit > start:
+                    active = min(end, hit + active - start) if hit >= active else active
+                    start = hit
+                    self.hit(told, hit)
+        due = self.due(told, start)
+        is_cut = due is not None and due < active
+        return start, (due if is_cut and due is not None else active), is_cut
+
+    def hit(self, told: Told, n: int) -> None:
+        """Note that a request begins behind `n` cached tokens."""
+        told.hit = told.written = told.state = n
+        self._pass(told, n)
+
+    def take(self, told: Told, active: int, end: int, steps: int) -> None:
+        """Note what a reservation has taken."""
+        told.has_slot = bool(self.intervals)
+        told.columns = max(told.columns, -(-(end + steps - 1) // self.size))
+        told.windowed = max(told.windowed, -(-(active + steps - 1) // self.size))
+
+    def commit(self, told: Told, start: int) -> None:
+        """So many tokens are written: whole columns are cached, windows have moved on."""
+        tokens = tuple(told.tokens)
+        for n in range(self.size, start + 1, self.size):
+            self.cached.add(tokens[:n])
+        at_due = start != told.state and start > 0 and self.due(told, start - 1) == start
+        if (at_due or not self.is_exact) and start % self.size == 0:
+            self.checkpoints.add(tokens[:start])
+        told.has_run, told.written, told.state = True, start, start
+        self._pass(told, max(0, start - self.kept))
+
+    def fork(self, parent: Told, tokens: list[int]) -> Told:
+        """Return a child that goes on behind what its parent has written."""
+        n = parent.written
+        parent.has_run = parent.has_run or n > 0  # others have its pages now
+        columns = -(-n // self.size)
+        child = Told(tokens, written=n, columns=columns, windowed=columns, has_run=n > 0)
+        child.first, child.state = dict(parent.first), n
+        child.has_slot = bool(self.intervals) and n > 0
+        child.prompt_end = (len(tokens) - 1) // self.size * self.size
+        return child
+
+    def may_truncate(self, told: Told, n: int) -> bool:
+        """Say whether a request may go back to `n` written tokens."""
+        has_windows = any(not isinstance(group, FullAttention) for group in self.groups)
+        if has_windows:
+            if n < told.written - self.drafts:
+                return False
+            reads = [first_read(group, n) // self.size for group in self.groups]
+            if any(first < told.first.get(g, 0) for g, first in enumerate(reads)):
+                return False  # behind what a hit holds
+        if not self.intervals or n in (0, told.state):
+            return True
+        return n % self.size == 0 and tuple(told.tokens[:n]) in self.checkpoints
+
+    def truncate(self, told: Told, n: int) -> None:
+        told.written = told.state = n
+        told.columns = -(-n // self.size)
+        told.windowed = min(told.windowed, told.columns)
+
+    def _pass(self, told: Told, n: int) -> None:
+        for g, group in enumerate(self.groups):
+            told.first[g] = max(told.first.get(g, 0), first_read(group, n) // self.size)
+
+    # -- tables --------------------------------------------------------------------------
+    def has_page(self, told: Told, bundle: int) -> list[bool]:
+        """Say for each entry of a table whether it has a page."""
+        made = self.bundles[bundle]
+        group = self.groups.index(made.group)
+        end = told.columns
+        if not isinstance(made.group, FullAttention):
+            end = min(end, told.windowed)
+        first = told.first.get(group, 0)
+        columns = [first <= c < end for c in range(told.columns)]
+        return [is_there for is_there in columns for _ in range(self.size // made.page_size)]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of groups that need a few calls to be seen: what goes first, where checkpoints are due."""
+
+from __future__ import annotations
+
+import pytest
+
+from grouped_traffic import manager_of, params_of
+from kvcore import PagedKVCacheManager, TextGenerationContext
+from kvcore.groups import FullAttention, SlidingWindow
+from state_model import prefill, prompt, state_manager, state_params
+
+
+def step(manager: PagedKVCacheManager, context: TextGenerationContext) -> None:
+    manager.fetch([context])
+    context.update(7)
+    manager.step([context])
+
+
+def test_a_checkpoint_that_was_hit_is_no_branch() -> None:
+    manager = state_manager(state_params())
+    prefill(manager, "a", prompt((0, 14)))
+    manager.release("a")
+    context = prefill(manager, "b", prompt((0, 12), (500, 9)))
+    assert manager.metrics.cache_tokens == 12
+    manager.truncate("b", 0)
+    context.rewind(1)
+    context.extend(prompt((700, 15)))
+    assert manager.reserve(context)
+    assert (context.start_idx, context.active_idx) == (0, 16)
+
+
+def test_a_touch_is_a_use_of_the_checkpoint() -> None:
+    manager = state_manager(state_params(), num_states=4, max_batch_size=2)
+    for first in (0, 100, 200):
+        prefill(manager, "a", prompt((first, 9)))
+        manager.release("a")
+    assert manager.match_prefix(prompt((0, 9)), touch=True) == 8
+    for name in "bc":  # two slots: the free one, and one of a checkpoint
+        manager.claim(name)
+        assert manager.reserve(TextGenerationContext(name, [7]))
+    assert [manager.match_prefix(prompt((first, 9))) for first in (0, 100, 200)] == [8, 0, 8]
+
+
+def test_a_touch_is_a_use_of_the_windows() -> None:
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1], 4)), num_pages=20)
+    for name, first in (("a", 0), ("b", 100)):
+        context = TextGenerationContext(name, prompt((first, 8)))
+        manager.claim(name)
+        step(manager, context)
+        manager.release(name)
+    assert manager.match_prefix(prompt((0, 8)), touch=True) == 8
+    manager.claim("c")
+    assert manager.reserve(TextGenerationContext("c", [7] * 15, active_idx=1))
+    assert [manager.match_prefix(prompt((first, 8))) for first in (0, 100)] == [8, 0]
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_windows_at_the_end_of_a_prompt_stay(is_fork: bool) -> None:
+    """Those passed in its middle go first, also of a fork that brings a prompt of its own."""
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1], 4)), num_pages=40)
+    parent = TextGenerationContext("a", prompt((0, 5)))
+    manager.claim("a")
+    step(manager, parent)
+    child = TextGenerationContext("b", prompt((0, 20)))
+    if is_fork:
+        manager.fork("a", child)
+    else:
+        manager.claim("b")
+    while child.end_idx < 40:
+        step(manager, child)
+    manager.release("a")
+    manager.release("b")
+    before = manager.group_metrics[1].holes
+    manager.claim("c")
+    assert manager.reserve(TextGenerationContext("c", [7] * 16))  # 8 pages, and 8 of the window
+    assert manager.group_metrics[1].holes > before
+    assert manager.match_prefix(prompt((0, 20))) == 20
+    assert manager.match_prefix(prompt((0, 12))) == 0
+
+
+def test_a_reset_forgets_windows_that_nobody_reads() -> None:
+    manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1], 4)))
+    context = TextGenerationContext("a", prompt((0, 20)))
+    manager.claim("a")
+    step(manager, context)
+    assert manager.match_prefix(prompt((0, 12))) == 12
+    free = manager.num_free_blocks
+    manager.reset_prefix_cache()
+    assert manager.num_free_blocks == free
+    full, window = manager.group_metrics
+    assert (full.cached_pages, window.cached_pages, window.holes) == (10, 2, 8)
+    assert manager.match_prefix(prompt((0, 12))) == 0
+    assert manager.match_prefix(prompt((0, 20))) == 20
