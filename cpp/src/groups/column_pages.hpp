@@ -119,6 +119,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// Gives a column the pages of its full lanes, or of a window; there are enough.
     void fill_full(BlockId column) noexcept;
     void fill(BlockId column, std::size_t window) noexcept;
+    /// Gives a new column pages of all lanes and its first reader in all windows; there are enough.
+    void begin(BlockId column) noexcept;
     /// One reader more, or less. Where the last one leaves, pages are idle or free.
     void enter(BlockId column, std::size_t window) noexcept;
     void leave(BlockId column, std::size_t window, Departure how) noexcept;

@@ -30,6 +30,12 @@ bool have_room(const Grouping& grouping, const FetchTarget* targets, const Fetch
     });
 }
 
+bool has_tables(const FetchTarget& target, std::size_t others) {
+    if (target.table == nullptr || (target.more == nullptr && others > 0)) return false;
+    return std::none_of(target.more, target.more + others,
+                        [](const LookupTable* table) { return table == nullptr; });
+}
+
 void pad(const Grouping& grouping, const FetchTarget& target) {
     if (grouping.is_plain()) return target.table->pad(target.rows, target.width);
     for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
@@ -63,18 +69,23 @@ struct Fetcher::Part {
         target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
     }
 
-    // False where a table has no room.
+    // The first table is written last, so that the others show what it shows. False where one is
+    // missing or has no room.
     bool write_bundles(const RequestView& request, const Sequence& sequence, std::int64_t row,
                        const ManagerState& groups) {
         const PageRow& columns = sequence.pages;
         const WindowRow& reader = groups.windows.of(request.sequence);
         const RowState state{columns.version(), columns.size(), reader.version};
-        const std::size_t num_bundles = groups.grouping.bundles().size();
-        for (std::size_t b = 0; b < num_bundles; ++b) {
-            LookupTable* table = table_of(target, b);
-            if (table == nullptr) return false;
-            if (table->shows(row, request.sequence, state)) continue;
-            if (!write_bundle(*table, b, request, sequence, row, state, groups)) return false;
+        if (target.table == nullptr) return false;
+        if (target.table->shows(row, request.sequence, state)) return true;
+        std::size_t b = groups.grouping.bundles().size();
+        if (!has_tables(target, b - 1)) return false;
+        while (b-- > 0) {
+            LookupTable& table = *table_of(target, b);
+            if (table.shows(row, request.sequence, state)) continue;
+            if (write_bundle(table, b, request, sequence, row, state, groups)) continue;
+            target.table->doubt();
+            return false;
         }
         return true;
     }
@@ -107,6 +118,10 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
     for (FetchTarget* target = targets; target != end; ++target) {
         target->rows = target->longest_new = target->longest_active = 0;
         target->width = 0;
+        const std::size_t bundles = state_.grouping.bundles().size();
+        if (bundles > 1 && has_tables(*target, bundles - 1)) {
+            target->table->lead(target->more, bundles - 1);
+        }
     }
     new_input_.assign(static_cast<std::size_t>(end - targets), 0);
     if (state_.states.exist()) next_row_.resize(new_input_.size());
@@ -166,9 +181,8 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
-            (!has_groups ||
-             (state_.windows.has_reserved(request.sequence, request.active + num_steps - 1) &&
-              state_.windows.can_read(request.sequence, request.start))) &&
+            (!has_groups || state_.windows.is_ready(request.sequence, request.start,
+                                                    request.active + num_steps - 1)) &&
             (!has_states || state_.states.is_ready(request));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
@@ -185,13 +199,19 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
 }
 
 void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) const {
+    const ManagerState* groups = state_.grouping.is_plain() ? nullptr : &state_;
+    std::int32_t replica = 0;
+    Part part{targets[0]};
     for (const LateRow& late : late_) {
         const Sequence& sequence = rows_[late.batch_row];
-        Part part{targets[sequence.replica]};
-        part.write(batch[late.batch_row], sequence, late.row,
-                   state_.grouping.is_plain() ? nullptr : &state_);
-        targets[sequence.replica] = part.target;
+        if (sequence.replica != replica) {
+            targets[replica] = part.target;
+            replica = sequence.replica;
+            part = {targets[replica]};
+        }
+        part.write(batch[late.batch_row], sequence, late.row, groups);
     }
+    targets[replica] = part.target;
 }
 
 void Fetcher::count(const RequestBatch& batch) noexcept {

@@ -55,8 +55,13 @@ void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const Bun
     known.filled = end;
 }
 
+void LookupTable::doubt() noexcept {
+    for (Row& row : rows_) row.columns = kUnknown;
+}
+
 void LookupTable::forget() noexcept {
     std::fill(rows_.begin(), rows_.end(), Row{});
+    leader_ = nullptr;
     num_padded_ = 0;
     padded_ = 0;
 }

@@ -86,6 +86,22 @@ void WindowRows::fill(Replica& home, SequenceHandle handle, const PageRow& row, 
     reader.reserved = std::max(reader.reserved, end);
 }
 
+bool WindowRows::grows_evenly(SequenceHandle handle, const PageRow& row) const noexcept {
+    const WindowRow& reader = of(handle);
+    if (reader.reserved != row.size()) return false;
+    const auto begin = reader.first.begin();
+    return std::all_of(begin, begin + static_cast<std::ptrdiff_t>(grouping_.windows().size()),
+                       [&](std::int32_t first) { return first <= row.size(); });
+}
+
+void WindowRows::grow(Replica& home, SequenceHandle handle, const PageRow& row,
+                      std::int32_t from) noexcept {
+    WindowRow& reader = of(handle);
+    ++reader.version;
+    for (std::int32_t c = from; c < row.size(); ++c) home.columns->begin(row[c]);
+    reader.reserved = row.size();
+}
+
 void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
                      std::int32_t from) noexcept {
     leave(home, handle, row, from, row.size());
