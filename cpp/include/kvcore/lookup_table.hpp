@@ -65,13 +65,13 @@ class LookupTable {
         if (is_same && known.filled == pages.n) return;
         rewrite_row(row, occupant, pages, is_same);
     }
-    /// Tables of the other bundles are written in front of this one from now on, so that they show
-    /// whatever rows this one shows. O(n), O(max_rows) where they were not before.
+    /// Tables of the other bundles, nullptr for missing ones, are written in front of this one from
+    /// now on, so that they show what this one shows. O(n), O(max_rows) where they were not before.
     void lead(LookupTable* const* others, std::size_t n) noexcept {
         bool is_known = true;
         for (std::size_t i = 0; i < n; ++i) {
-            is_known &= others[i]->leader_ == this;
-            others[i]->leader_ = this;
+            is_known &= others[i] != nullptr && others[i]->leader_ == this;
+            if (others[i] != nullptr) others[i]->leader_ = this;
         }
         if (!is_known) doubt();
     }

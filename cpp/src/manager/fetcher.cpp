@@ -30,10 +30,38 @@ bool have_room(const Grouping& grouping, const FetchTarget* targets, const Fetch
     });
 }
 
-bool has_tables(const FetchTarget& target, std::size_t others) {
-    if (target.table == nullptr || (target.more == nullptr && others > 0)) return false;
-    return std::none_of(target.more, target.more + others,
-                        [](const LookupTable* table) { return table == nullptr; });
+// Of a row that the first table does not show. That one is written last, so that the others show
+// what it shows. False where one is missing or has no room.
+[[gnu::noinline]] bool write_bundles(const FetchTarget& target, const RequestView& request,
+                                     const Sequence& sequence, std::int64_t row,
+                                     const ManagerState& groups) {
+    const Grouping& grouping = groups.grouping;
+    const ColumnPages& pages = *groups.home_of(sequence).columns;
+    const PageRow& columns = sequence.pages;
+    const WindowRow& reader = groups.windows.of(request.sequence);
+    BundlePages view;
+    view.columns = columns.ids().data();
+    view.state = {columns.version(), columns.size(), reader.version};
+    view.stride = grouping.num_lanes();
+    for (std::size_t b = grouping.bundles().size(); b-- > 0;) {
+        const Grouping::Bundle& bundle = grouping.bundles()[b];
+        LookupTable* table = table_of(target, b);
+        const std::int64_t cells = std::int64_t{view.state.columns} * bundle.pages_per_column;
+        if (table == nullptr || row >= table->max_rows() || cells > table->stride()) {
+            target.table->doubt();
+            return false;
+        }
+        view.pages = pages.lane(bundle.first_lane);
+        view.per_column = bundle.pages_per_column;
+        view.n = view.state.columns;
+        view.first = 0;
+        if (bundle.window >= 0) {
+            view.n = std::min(view.n, reader.reserved);
+            view.first = reader.first[static_cast<std::size_t>(bundle.window)];
+        }
+        table->write_row(row, request.sequence, view);
+    }
+    return true;
 }
 
 void pad(const Grouping& grouping, const FetchTarget& target) {
@@ -58,59 +86,19 @@ struct Fetcher::Part {
         target.width = std::max(target.width, pages.n);
         target.longest_new = std::max(target.longest_new, request.active - request.start);
         target.longest_active = std::max(target.longest_active, request.active);
+        if (target.table == nullptr) return;
         if (groups != nullptr) {
-            if (!write_bundles(request, sequence, row, *groups)) return;
+            const RowState state{pages.version, pages.n,
+                                 groups->windows.of(request.sequence).version};
+            const bool is_known = target.table->shows(row, request.sequence, state);
+            if (!is_known && !write_bundles(target, request, sequence, row, *groups)) return;
         } else {
-            if (target.table == nullptr || !target.table->has_room(row, pages)) return;
+            if (!target.table->has_room(row, pages)) return;
             target.table->write_row(row, request.sequence, pages);
         }
         target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
         if (target.new_lengths == nullptr) return;
         target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
-    }
-
-    // The first table is written last, so that the others show what it shows. False where one is
-    // missing or has no room.
-    bool write_bundles(const RequestView& request, const Sequence& sequence, std::int64_t row,
-                       const ManagerState& groups) {
-        const PageRow& columns = sequence.pages;
-        const WindowRow& reader = groups.windows.of(request.sequence);
-        const RowState state{columns.version(), columns.size(), reader.version};
-        if (target.table == nullptr) return false;
-        if (target.table->shows(row, request.sequence, state)) return true;
-        std::size_t b = groups.grouping.bundles().size();
-        if (!has_tables(target, b - 1)) return false;
-        while (b-- > 0) {
-            LookupTable& table = *table_of(target, b);
-            if (table.shows(row, request.sequence, state)) continue;
-            if (write_bundle(table, b, request, sequence, row, state, groups)) continue;
-            target.table->doubt();
-            return false;
-        }
-        return true;
-    }
-
-    static bool write_bundle(LookupTable& table, std::size_t b, const RequestView& request,
-                             const Sequence& sequence, std::int64_t row, const RowState& state,
-                             const ManagerState& groups) {
-        const PageRow& columns = sequence.pages;
-        const Grouping::Bundle& bundle = groups.grouping.bundles()[b];
-        BundlePages view;
-        view.pages = groups.home_of(sequence).columns->lane(bundle.first_lane);
-        view.stride = groups.grouping.num_lanes();
-        view.per_column = bundle.pages_per_column;
-        view.columns = columns.ids().data();
-        view.state = state;
-        view.n = columns.size();
-        if (bundle.window >= 0) {
-            const WindowRow& reader = groups.windows.of(request.sequence);
-            view.n = std::min(view.n, reader.reserved);
-            view.first = reader.first[static_cast<std::size_t>(bundle.window)];
-        }
-        const std::int64_t cells = std::int64_t{columns.size()} * view.per_column;
-        if (row >= table.max_rows() || cells > table.stride()) return false;
-        table.write_row(row, request.sequence, view);
-        return true;
     }
 };
 
@@ -119,7 +107,8 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
         target->rows = target->longest_new = target->longest_active = 0;
         target->width = 0;
         const std::size_t bundles = state_.grouping.bundles().size();
-        if (bundles > 1 && has_tables(*target, bundles - 1)) {
+        const bool has_several = bundles > 1 && target->more != nullptr;
+        if (has_several && target->table != nullptr) {
             target->table->lead(target->more, bundles - 1);
         }
     }

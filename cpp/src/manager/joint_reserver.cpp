@@ -163,8 +163,8 @@ void JointReserver::grow_columns(const Call& call) noexcept {
         home.make_room(columns * state_.grouping.num_lanes(), columns, {});
         home.take_pages(columns, pages.extend(columns));
         state_.windows.grow(home, call.batch[row].sequence, pages, size);
-        home.note_peak();
     }
+    for (const auto& replica : state_.replicas) replica->note_peak();
 }
 
 // What each joining row would do by itself, but for the forks among them.
