@@ -137,11 +137,6 @@ void ColumnPages::fill(BlockId column, std::size_t window) noexcept {
     take(rule.first_lane, rule.num_lanes, column);
 }
 
-void ColumnPages::begin(BlockId column) noexcept {
-    take(0, grouping_.num_lanes(), column);
-    for (std::size_t w = 0; w < num_windows_; ++w) ++readers_[entry(column, w)];
-}
-
 void ColumnPages::enter(BlockId column, std::size_t window) noexcept {
     if (is_idle(column, window)) {
         num_idle_ -= grouping_.windows()[window].num_lanes;

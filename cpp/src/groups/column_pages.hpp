@@ -121,7 +121,10 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void fill_full(BlockId column) noexcept;
     void fill(BlockId column, std::size_t window) noexcept;
     /// Gives a new column pages of all lanes and its first reader in all windows; there are enough.
-    void begin(BlockId column) noexcept;
+    void begin(BlockId column) noexcept {
+        take(0, grouping_.num_lanes(), column);
+        for (std::size_t w = 0; w < num_windows_; ++w) ++readers_[entry(column, w)];
+    }
     /// One reader more, or less. Where the last one leaves, pages are idle or free.
     void enter(BlockId column, std::size_t window) noexcept;
     void leave(BlockId column, std::size_t window, Departure how) noexcept;

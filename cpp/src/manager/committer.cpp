@@ -80,7 +80,7 @@ bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     pages.commit(home.tree, tokens, end, duplicates_, retention);
     // Nothing below can fail.
     if (home.columns != nullptr) cache_columns(home, pages, first, end);
-    settle_run(sequence, handle, first, end, is_shared, row);
+    if (is_shared || !duplicates_.empty()) settle_run(sequence, handle, first, end, is_shared, row);
     if (home.owners != nullptr) owned_.end();
     return true;
 }

@@ -112,7 +112,8 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
             target->table->lead(target->more, bundles - 1);
         }
     }
-    new_input_.assign(static_cast<std::size_t>(end - targets), 0);
+    new_input_.resize(static_cast<std::size_t>(end - targets));
+    std::fill(new_input_.begin(), new_input_.end(), 0);
     if (state_.states.exist()) next_row_.resize(new_input_.size());
     missing_.clear();
     late_.clear();

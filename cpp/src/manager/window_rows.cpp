@@ -142,7 +142,7 @@ void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row)
 }
 
 void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& row,
-                          std::int32_t columns, std::int64_t tokens) noexcept {
+                          std::int32_t columns, std::int64_t tokens, bool is_reader) noexcept {
     WindowRow& reader = of(handle);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = grouping_.first_column(grouping_.windows()[w], tokens);
@@ -154,7 +154,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
         reader.first[w] = first;
     }
     note_first(reader);
-    enter(home, handle, row, 0, columns);
+    if (!is_reader) enter(home, handle, row, 0, columns);
     reader.reserved = std::max(reader.reserved, columns);
 }
 

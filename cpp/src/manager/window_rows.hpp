@@ -99,9 +99,9 @@ class WindowRows {
     /// The sequence is about to lose all; it may be used again afterwards.
     void clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept;
     /// The row has a hit of `tokens` from now on, whose first `columns` are the tree's; `leave` has
-    /// been called for those that were in their place.
+    /// been called for those that were in their place. `is_reader`: of these it is one already.
     void take_hit(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t columns,
-                  std::int64_t tokens) noexcept;
+                  std::int64_t tokens, bool is_reader) noexcept;
     /// So many tokens are written: leaves what windows have passed.
     void advance(Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int64_t tokens) noexcept;
