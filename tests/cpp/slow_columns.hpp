@@ -122,9 +122,14 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         const Entry entry{column, w};
         if (std::find(passed_.begin(), passed_.end(), entry) != passed_.end()) put_in(entry);
     }
+    // Ids of departures are taken when ColumnPages takes them: among equals a policy goes by id.
     void make_room_to_cache(std::int64_t n) {
-        policy_.make_room_for_departures(static_cast<std::size_t>(tree_.num_cached() + n) *
-                                         num_windows());
+        constexpr std::size_t kSpare = kvcore::ColumnPages::kSpareDepartures;
+        if (policy_.free.size() >= kSpare) return;
+        const std::size_t entries =
+            static_cast<std::size_t>(tree_.num_cached() + n) * num_windows();
+        policy_.make_room_for_departures(
+            std::min(entries, policy_.num_departures() - policy_.free.size() + 2 * kSpare));
     }
     void cache(BlockId column) { at(column).is_cached = true; }
     void fill_holes(BlockId cached, BlockId own) {

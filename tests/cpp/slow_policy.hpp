@@ -33,6 +33,7 @@ class SlowPolicy : public kvcore::EvictionPolicy {
             take_id(false);
         }
     }
+    [[nodiscard]] std::size_t num_departures() const { return num_departures_; }
     std::vector<NodeId> free;  // ids of departures, the last one is used first
     void begin(NodeId departure, NodeId run) {
         policy_->split(departure, ids_[run]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -64,6 +65,18 @@ class LookupTable {
         if (is_same && known.filled == pages.n) return;
         rewrite_row(row, occupant, pages, is_same);
     }
+    /// Tables of the other bundles, nullptr for missing ones, are written in front of this one from
+    /// now on, so that they show what this one shows. O(n), O(max_rows) where they were not before.
+    void lead(LookupTable* const* others, std::size_t n) noexcept {
+        bool is_known = true;
+        for (std::size_t i = 0; i < n; ++i) {
+            is_known &= others[i] != nullptr && others[i]->leader_ == this;
+            if (others[i] != nullptr) others[i]->leader_ = this;
+        }
+        if (!is_known) doubt();
+    }
+    /// Takes nothing for known of what rows show, but for their cells. O(max_rows).
+    void doubt() noexcept;
     /// True when row `row` shows the pages that a bundle has for an occupant in such a state.
     [[nodiscard]] bool shows(std::int64_t row, SequenceHandle occupant,
                              const RowState& state) const noexcept {
@@ -84,13 +97,15 @@ class LookupTable {
     }
 
    private:
+    static constexpr std::int32_t kUnknown = -1;
+
     struct Row {
         SequenceHandle occupant;
         std::uint32_t version = 0;
         std::int32_t first = 0;
         std::int32_t filled = 0;
         std::int32_t padded = 0;
-        std::int32_t columns = 0;  // of a bundle, as of RowState
+        std::int32_t columns = 0;  // of a bundle, as of RowState; kUnknown: in doubt
         std::uint32_t windows = 0;
     };
 
@@ -102,6 +117,7 @@ class LookupTable {
     std::int64_t stride_;
     std::uint32_t unassigned_;
     std::vector<Row> rows_;
+    const LookupTable* leader_ = nullptr;  // the table that was written behind this one
     // Of rows 0 .. num_padded_ - 1, none is padded to less than column padded_.
     std::int64_t num_padded_ = 0;
     std::int32_t padded_ = 0;

@@ -75,6 +75,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     };
 
     static constexpr BlockId kNoPage = -1;
+    static constexpr std::int64_t kSpareDepartures = 64;
 
     /// Throws std::invalid_argument for more pages than can be numbered.
     ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
@@ -132,6 +133,11 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// Gives a column the pages of its full lanes, or of a window; there are enough.
     void fill_full(BlockId column) noexcept;
     void fill(BlockId column, std::size_t window) noexcept;
+    /// Gives a new column pages of all lanes and its first reader in all windows; there are enough.
+    void begin(BlockId column) noexcept {
+        take(0, grouping_.num_lanes(), column);
+        for (std::size_t w = 0; w < num_windows_; ++w) ++readers_[entry(column, w)];
+    }
     /// One reader more, or less. Where the last one leaves, pages are idle or free.
     void enter(BlockId column, std::size_t window) noexcept;
     void leave(BlockId column, std::size_t window, Departure how) noexcept;
@@ -150,9 +156,13 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     [[nodiscard]] std::int64_t num_cached() const noexcept {
         return tree_.num_cached() * grouping_.num_full_lanes() + num_cached_;
     }
-    /// So that `n` columns more can be the tree's. Throws std::bad_alloc.
-    void make_room_to_cache(std::int64_t n) {
-        idle_.make_room(static_cast<std::size_t>(tree_.num_cached() + n) * num_windows_);
+    /// So that `n` columns more can be the tree's, and so many readers leave some until it is asked
+    /// again: at the end of what each committed, one page in front of that, and where others branch
+    /// off. Should they leave more than that, some pages go as if they were passed. Throws
+    /// std::bad_alloc.
+    void make_room_to_cache(std::int64_t n, std::int64_t readers = 0) {
+        idle_.make_room(static_cast<std::size_t>(tree_.num_cached() + n) * num_windows_,
+                        static_cast<std::size_t>(kSpareDepartures + 4 * readers));
     }
     /// The column is the tree's from now on, until its id is free or the tree gives it up.
     void cache(BlockId column) noexcept;

@@ -50,6 +50,10 @@ class Grouping {
     [[nodiscard]] bool is_plain() const noexcept { return bundles_.empty(); }
     [[nodiscard]] std::int32_t column_tokens() const noexcept { return column_tokens_; }
     [[nodiscard]] std::int32_t num_lanes() const noexcept { return num_lanes_; }
+    /// Of one with pages of all bundles.
+    [[nodiscard]] std::int32_t pages_per_column() const noexcept {
+        return is_plain() ? 1 : num_lanes_;
+    }
     /// Lanes of groups that keep everything.
     [[nodiscard]] std::int32_t num_full_lanes() const noexcept { return num_full_lanes_; }
     [[nodiscard]] const std::vector<Window>& windows() const noexcept { return windows_; }

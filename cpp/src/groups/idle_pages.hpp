@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -54,13 +56,16 @@ class IdlePages {
     IdlePages(std::size_t num_entries, WindowPolicy& policy)
         : policy_(policy), links_(num_entries), departures_(1) {}
 
-    /// So that so many entries may be kept. Throws std::bad_alloc.
-    void make_room(std::size_t entries) {
-        if (departures_.size() <= entries) {
-            kvcore::make_room(departures_, entries + 1 - departures_.size());
-            departures_.resize(entries + 1);
+    /// So that of so many entries what leaves next can be kept: up to `spare` departures more.
+    /// Throws std::bad_alloc.
+    void make_room(std::size_t entries, std::size_t spare) {
+        if (policy_.num_free_departures() >= spare) return;
+        const std::size_t n = std::min(entries, policy_.num_departures() + 2 * spare);
+        if (departures_.size() <= n) {
+            kvcore::make_room(departures_, n + 1 - departures_.size());
+            departures_.resize(n + 1);
         }
-        policy_.make_room_for_departures(entries);  // last: whatever it has made can be used
+        policy_.make_room_for_departures(n);  // last: whatever it has made can be used
     }
     [[nodiscard]] bool contains(Entry entry) const noexcept { return links_[entry].list != 0; }
     /// What is kept from now on leaves at the same time.
@@ -81,9 +86,11 @@ class IdlePages {
         if (contains(entry)) remove(entry);
         push(passed_, kPassed, entry);
     }
+    /// In a departure; where there is no room for one more, like those that are passed.
     void keep(Entry entry) noexcept {
         if (contains(entry)) remove(entry);
         if (current_ == 0) begin_departure();
+        if (current_ == 0) return push(passed_, kPassed, entry);
         push(departures_[current_].entries, current_ + kPassed, entry);
     }
     [[nodiscard]] bool is_passed(Entry entry) const noexcept {
@@ -150,6 +157,7 @@ class IdlePages {
     }
     void begin_departure() noexcept {
         current_ = policy_.begin(end_, moment_);
+        if (current_ == 0) return;
         Left& left = departures_[current_];
         if (left.next != 0) return;
         if (ring_ == 0) ring_ = left.previous = left.next = current_;

@@ -41,11 +41,12 @@ WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t mome
     for (; known != 0 && departures_[known].moment == moment; known = departures_[known].before) {
         if (departures_[known].depth == end.depth) return known;
     }
-    detail::require_law(free_ != 0, "columns: there is room for what is kept");
+    if (free_ == 0) return 0;
     detail::require_law(!run->is_root(), "columns: what is kept ends in a run");
     const Departure departure = free_;
     Left& left = departures_[departure];
     free_ = left.behind;
+    --num_free_;
     left.depth = end.depth;
     left.moment = moment;
     link(departure, run);
@@ -72,6 +73,7 @@ void WindowPolicy::recycle(Departure departure) noexcept {
     left.id = id;
     left.behind = free_;
     free_ = departure;
+    ++num_free_;
 }
 
 void WindowPolicy::link(Departure departure, TreeNode* run) noexcept {

@@ -46,8 +46,13 @@ class WindowPolicy final : public EvictionPolicy {
     }
     /// So many departures at a time can be. Throws std::bad_alloc.
     void make_room_for_departures(std::size_t n);
+    /// Those that are, and how many more can be.
+    [[nodiscard]] std::size_t num_departures() const noexcept {
+        return departures_.size() - 1 - num_free_;
+    }
+    [[nodiscard]] std::size_t num_free_departures() const noexcept { return num_free_; }
     /// Windows of a prefix that ends there are let go of now: the same one whenever it is asked
-    /// with the same number, which grows. There is room.
+    /// with the same number, which grows; 0 where there is no room.
     [[nodiscard]] Departure begin(TreePosition end, std::uint32_t moment) noexcept;
     /// Nothing is left of them.
     void end(Departure departure) noexcept;
@@ -155,6 +160,7 @@ class WindowPolicy final : public EvictionPolicy {
     NodeId first_ = kNoNode;  // condemned
     NodeId last_ = kNoNode;
     Departure free_ = 0;
+    std::size_t num_free_ = 0;
     Departure bottom_ = 0;  // set aside first
     Departure top_ = 0;     // set aside last
     bool stops_ = false;    // at a departure

@@ -5,7 +5,9 @@
 
 namespace kvcore {
 
-void Protection::settle() noexcept {
+// Most trees have nobody to tell, and settle at each reservation.
+template <bool kTells>
+void Protection::settle_all() noexcept {
     for (std::size_t i = 0; i < num_unsettled_; ++i) {
         TreeNode* node = unsettled_[i];
         node->is_unsettled = false;
@@ -15,11 +17,14 @@ void Protection::settle() noexcept {
         for (; !node->is_root(); node = node->parent) {
             if (pinned ? node->protectors++ != 0 : --node->protectors != 0) break;
             num_protected_ += pinned ? node->num_pages : -node->num_pages;
-            if (listener_ != nullptr)
-                listener_->protect(node->ids(page_size_), node->num_pages, pinned);
+            if (kTells) listener_->protect(node->ids(page_size_), node->num_pages, pinned);
         }
     }
     num_unsettled_ = 0;
+}
+
+void Protection::settle() noexcept {
+    listener_ == nullptr ? settle_all<false>() : settle_all<true>();
 }
 
 std::int32_t Protection::protected_depth(const TreeNode* node) noexcept {

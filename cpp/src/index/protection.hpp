@@ -84,6 +84,8 @@ class Protection {
    private:
     static constexpr std::size_t kMaxUnsettled = 512;
 
+    template <bool kTells>
+    void settle_all() noexcept;
     // Roots have no pages to protect.
     void wait(TreeNode* node) noexcept {
         if (node->is_unsettled || node->is_root()) return;

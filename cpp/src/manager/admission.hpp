@@ -57,6 +57,8 @@ struct Admission {
 /// in the lists that it adds to. Nothing has changed that anybody sees, and applying it cannot
 /// fail.
 struct Reservation {
+    explicit Reservation(const Admission& asked) noexcept : admission(asked) {}
+
     const Admission& admission;  // the caller's
     TreePin place;               // of the hit's end, or of an opened namespace
     WindowHold windows;          // of the hit, and of the page that it copies from

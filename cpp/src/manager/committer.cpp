@@ -73,14 +73,14 @@ bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     make_room(swapped_, static_cast<std::size_t>(end - first) * lanes);
     if (home.columns != nullptr) {
         make_room(replaced_, static_cast<std::size_t>(end - first));
-        home.columns->make_room_to_cache(end - first);
+        home.columns->make_room_to_cache(end - first, home.num_sequences);
     }
     if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
     if (is_shared && home.columns != nullptr) pages.make_room_for_twins(1);
     pages.commit(home.tree, tokens, end, duplicates_, retention);
     // Nothing below can fail.
     if (home.columns != nullptr) cache_columns(home, pages, first, end);
-    settle_run(sequence, handle, first, end, is_shared, row);
+    if (is_shared || !duplicates_.empty()) settle_run(sequence, handle, first, end, is_shared, row);
     if (home.owners != nullptr) owned_.end();
     return true;
 }

@@ -30,6 +30,40 @@ bool have_room(const Grouping& grouping, const FetchTarget* targets, const Fetch
     });
 }
 
+// Of a row that the first table does not show. That one is written last, so that the others show
+// what it shows. False where one is missing or has no room.
+[[gnu::noinline]] bool write_bundles(const FetchTarget& target, const RequestView& request,
+                                     const Sequence& sequence, std::int64_t row,
+                                     const ManagerState& groups) {
+    const Grouping& grouping = groups.grouping;
+    const ColumnPages& pages = *groups.home_of(sequence).columns;
+    const PageRow& columns = sequence.pages;
+    const WindowRow& reader = groups.windows.of(request.sequence);
+    BundlePages view;
+    view.columns = columns.ids().data();
+    view.state = {columns.version(), columns.size(), reader.version};
+    view.stride = grouping.num_lanes();
+    for (std::size_t b = grouping.bundles().size(); b-- > 0;) {
+        const Grouping::Bundle& bundle = grouping.bundles()[b];
+        LookupTable* table = table_of(target, b);
+        const std::int64_t cells = std::int64_t{view.state.columns} * bundle.pages_per_column;
+        if (table == nullptr || row >= table->max_rows() || cells > table->stride()) {
+            target.table->doubt();
+            return false;
+        }
+        view.pages = pages.lane(bundle.first_lane);
+        view.per_column = bundle.pages_per_column;
+        view.n = view.state.columns;
+        view.first = 0;
+        if (bundle.window >= 0) {
+            view.n = std::min(view.n, reader.reserved);
+            view.first = reader.first[static_cast<std::size_t>(bundle.window)];
+        }
+        table->write_row(row, request.sequence, view);
+    }
+    return true;
+}
+
 void pad(const Grouping& grouping, const FetchTarget& target) {
     if (grouping.is_plain()) return target.table->pad(target.rows, target.width);
     for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
@@ -52,10 +86,14 @@ struct Fetcher::Part {
         target.width = std::max(target.width, pages.n);
         target.longest_new = std::max(target.longest_new, request.active - request.start);
         target.longest_active = std::max(target.longest_active, request.active);
+        if (target.table == nullptr) return;
         if (groups != nullptr) {
-            if (!write_bundles(request, sequence, row, *groups)) return;
+            const RowState state{pages.version, pages.n,
+                                 groups->windows.of(request.sequence).version};
+            const bool is_known = target.table->shows(row, request.sequence, state);
+            if (!is_known && !write_bundles(target, request, sequence, row, *groups)) return;
         } else {
-            if (target.table == nullptr || !target.table->has_room(row, pages)) return;
+            if (!target.table->has_room(row, pages)) return;
             target.table->write_row(row, request.sequence, pages);
         }
         target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
@@ -70,53 +108,20 @@ struct Fetcher::Part {
             target.states[row] = states.of(request.sequence).slot;
         }
     }
-
-    // False where a table has no room.
-    bool write_bundles(const RequestView& request, const Sequence& sequence, std::int64_t row,
-                       const ManagerState& groups) {
-        const PageRow& columns = sequence.pages;
-        const WindowRow& reader = groups.windows.of(request.sequence);
-        const RowState state{columns.version(), columns.size(), reader.version};
-        const std::size_t num_bundles = groups.grouping.bundles().size();
-        for (std::size_t b = 0; b < num_bundles; ++b) {
-            LookupTable* table = table_of(target, b);
-            if (table == nullptr) return false;
-            if (table->shows(row, request.sequence, state)) continue;
-            if (!write_bundle(*table, b, request, sequence, row, state, groups)) return false;
-        }
-        return true;
-    }
-
-    static bool write_bundle(LookupTable& table, std::size_t b, const RequestView& request,
-                             const Sequence& sequence, std::int64_t row, const RowState& state,
-                             const ManagerState& groups) {
-        const PageRow& columns = sequence.pages;
-        const Grouping::Bundle& bundle = groups.grouping.bundles()[b];
-        BundlePages view;
-        view.pages = groups.home_of(sequence).columns->lane(bundle.first_lane);
-        view.stride = groups.grouping.num_lanes();
-        view.per_column = bundle.pages_per_column;
-        view.columns = columns.ids().data();
-        view.state = state;
-        view.n = columns.size();
-        if (bundle.window >= 0) {
-            const WindowRow& reader = groups.windows.of(request.sequence);
-            view.n = std::min(view.n, reader.reserved);
-            view.first = reader.first[static_cast<std::size_t>(bundle.window)];
-        }
-        const std::int64_t cells = std::int64_t{columns.size()} * view.per_column;
-        if (row >= table.max_rows() || cells > table.stride()) return false;
-        table.write_row(row, request.sequence, view);
-        return true;
-    }
 };
 
 void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
     for (FetchTarget* target = targets; target != end; ++target) {
         target->rows = target->longest_new = target->longest_active = 0;
         target->width = 0;
+        const std::size_t bundles = state_.grouping.bundles().size();
+        const bool has_several = bundles > 1 && target->more != nullptr;
+        if (has_several && target->table != nullptr) {
+            target->table->lead(target->more, bundles - 1);
+        }
     }
-    new_input_.assign(static_cast<std::size_t>(end - targets), 0);
+    new_input_.resize(static_cast<std::size_t>(end - targets));
+    std::fill(new_input_.begin(), new_input_.end(), 0);
     missing_.clear();
     late_.clear();
 }
@@ -173,9 +178,8 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
-            (!has_groups ||
-             (state_.windows.has_reserved(request.sequence, request.active + num_steps - 1) &&
-              state_.windows.can_read(request.sequence, request.start))) &&
+            (!has_groups || state_.windows.is_ready(request.sequence, request.start,
+                                                    request.active + num_steps - 1)) &&
             (!has_states || state_.states.is_ready(request));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
@@ -193,14 +197,21 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
 }
 
 void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) const {
+    const ManagerState* groups = state_.grouping.is_plain() ? nullptr : &state_;
+    std::int32_t replica = 0;
+    Part part{targets[0]};
     for (const LateRow& late : late_) {
         const Sequence& sequence = rows_[late.batch_row];
-        Part part{targets[sequence.replica]};
+        if (sequence.replica != replica) {
+            targets[replica] = part.target;
+            replica = sequence.replica;
+            part = {targets[replica]};
+        }
         const RequestView& request = batch[late.batch_row];
-        part.write(request, sequence, late.row, state_.grouping.is_plain() ? nullptr : &state_);
+        part.write(request, sequence, late.row, groups);
         if (state_.states.exist()) part.write_state(request, late.row, state_.states);
-        targets[sequence.replica] = part.target;
     }
+    targets[replica] = part.target;
 }
 
 void Fetcher::count(const RequestBatch& batch) noexcept {

@@ -28,7 +28,7 @@ bool JointReserver::reserve(const BatchRows& rows, const RequestBatch& batch,
     const Call call{rows, batch, missing, num_steps, transfers};
     sort(call);
     if (joining_.empty()) {
-        if (!find_supply(call, result)) return false;
+        if (!find_supply(call, result) || !has_columns(call, {}, result)) return false;
         std::vector<Reservation> none;
         if (!state_.config.quotas.empty() && !heed_quotas(call, none, result)) return false;
         prepare_growth(call);
@@ -38,20 +38,30 @@ bool JointReserver::reserve(const BatchRows& rows, const RequestBatch& batch,
     return missing.size() > 1 ? reserve_together(call, result) : reserve_one(call, result);
 }
 
-// Rows that can take no hit, do not begin again and replace no page need nothing but more pages:
-// what most rows of a decode step need. It stays so while other rows are reserved.
+// Rows that can take no hit, do not begin again and replace no page need nothing but more pages, of
+// all bundles: what most rows of a decode step need. It stays so while other rows are reserved.
 void JointReserver::sort(const Call& call) {
     growing_.clear();
     joining_.clear();
     const std::int64_t page_size = state_.config.page_size;
     for (const std::int64_t row : call.missing) {
         const Sequence& sequence = call.rows[row];
-        // Which columns get pages of windows is the Admitter's to say.
-        const bool only_grows = state_.grouping.is_plain() && !state_.states.exist() &&
-                                sequence.is_sealed() && !sequence.pages.empty() &&
-                                call.batch[row].start >= sequence.pages.frozen() * page_size;
+        const bool only_grows = !state_.states.exist() && sequence.is_sealed() &&
+                                !sequence.pages.empty() &&
+                                call.batch[row].start >= sequence.pages.frozen() * page_size &&
+                                (state_.grouping.is_plain() || grows_evenly(call, row));
         (only_grows ? growing_ : joining_).push_back(row);
     }
+}
+
+// With groups: which columns get pages of windows is else the Admitter's to say.
+bool JointReserver::grows_evenly(const Call& call, std::int64_t row) const {
+    const RequestView& request = call.batch[row];
+    const std::int64_t tokens = request.active + call.num_steps - 1;
+    const PageRow& pages = call.rows[row].pages;
+    const std::int64_t in_front = pages.size() + missing_columns(call, row) - 1;
+    return state_.config.quotas.empty() && tokens > in_front * state_.config.page_size &&
+           state_.windows.grows_evenly(request.sequence, pages);
 }
 
 // What `reserve` does.
@@ -73,24 +83,29 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     return true;
 }
 
-std::int64_t JointReserver::missing_pages(const Call& call, std::int64_t row) const {
+std::int64_t JointReserver::missing_columns(const Call& call, std::int64_t row) const {
     const RequestView& request = call.batch[row];
     const std::int64_t tokens = state_.tokens_to_hold(request, request.active, call.num_steps);
     return ceil_div(tokens, state_.config.page_size) - call.rows[row].pages.size();
+}
+
+// Of a row that grows.
+std::int64_t JointReserver::missing_pages(const Call& call, std::int64_t row) const {
+    return missing_columns(call, row) * state_.grouping.pages_per_column();
 }
 
 // Whether each replica has enough for its growing rows, free or evictable; the first row for which
 // it has not goes to `result`.
 bool JointReserver::find_supply(const Call& call, FetchResult& result) {
     supply_.clear();
-    for (const auto& replica : state_.replicas) supply_.push_back({replica->pool.num_free()});
+    for (const auto& replica : state_.replicas) supply_.push_back({replica->num_free()});
     for (const std::int64_t row : growing_) {
         const Sequence& sequence = call.rows[row];
         Supply& supply = supply_[static_cast<std::size_t>(sequence.replica)];
         const std::int64_t pages = missing_pages(call, row);
         if (pages > supply.left && !supply.has_evictable) {
             supply.has_evictable = true;
-            supply.left += state_.home_of(sequence).tree.num_evictable();
+            supply.left += state_.home_of(sequence).num_evictable();
         }
         if (pages > supply.left) {
             result = no_space(row, pages, supply.left);
@@ -107,15 +122,16 @@ void JointReserver::prepare_growth(const Call& call) {
     std::int64_t wanted = 0;
     for (const std::int64_t row : growing_) {
         Sequence& sequence = call.rows[row];
-        const std::int64_t pages = missing_pages(call, row);
-        sequence.pages.make_room(static_cast<std::size_t>(pages));
-        supply_[static_cast<std::size_t>(sequence.replica)].wanted += pages;
-        wanted += pages;
+        const std::int64_t columns = missing_columns(call, row);
+        sequence.pages.make_room(static_cast<std::size_t>(columns));
+        supply_[static_cast<std::size_t>(sequence.replica)].wanted += columns;
+        wanted += columns;
     }
     taken_.reserve(static_cast<std::size_t>(wanted));
 }
 
 void JointReserver::grow(const Call& call) noexcept {
+    if (!state_.grouping.is_plain()) return grow_columns(call);
     taken_.clear();
     for (std::size_t r = 0; r < supply_.size(); ++r) {
         Supply& supply = supply_[r];
@@ -128,13 +144,27 @@ void JointReserver::grow(const Call& call) noexcept {
     for (const std::int64_t row : growing_) {
         Sequence& sequence = call.rows[row];
         std::size_t& given = supply_[static_cast<std::size_t>(sequence.replica)].given;
-        const std::int64_t pages = missing_pages(call, row);
+        const std::int64_t pages = missing_columns(call, row);
         if (PageOwners* owners = state_.home_of(sequence).owners.get()) {
             owners->give(taken_.data() + given, pages, state_.tenants.of(call.batch[row].sequence));
         }
         sequence.pages.append(taken_.data() + given, pages);
         given += static_cast<std::size_t>(pages);
     }
+}
+
+void JointReserver::grow_columns(const Call& call) noexcept {
+    for (const std::int64_t row : growing_) {
+        Sequence& sequence = call.rows[row];
+        Replica& home = state_.home_of(sequence);
+        PageRow& pages = sequence.pages;
+        const std::int32_t size = pages.size();
+        const std::int64_t columns = missing_columns(call, row);
+        home.make_room(columns * state_.grouping.num_lanes(), columns, {});
+        home.take_pages(columns, pages.extend(columns));
+        state_.windows.grow(home, call.batch[row].sequence, pages, size);
+    }
+    for (const auto& replica : state_.replicas) replica->note_peak();
 }
 
 // What each joining row would do by itself, but for the forks among them.
@@ -192,6 +222,14 @@ bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& 
         if (available >= 0) continue;
         const std::int64_t pages = admissions[k].new_pages();
         result = no_space(joining_[k], pages, admissions[k].available);
+        return false;
+    }
+    for (const std::int64_t row : growing_) {
+        const Sequence& sequence = call.rows[row];
+        std::int64_t& available = left[static_cast<std::size_t>(sequence.replica)];
+        available -= missing_columns(call, row);
+        if (available >= 0) continue;
+        result = no_space(row, missing_pages(call, row), state_.home_of(sequence).num_available());
         return false;
     }
     return true;

@@ -53,16 +53,19 @@ class JointReserver {
     struct Supply {
         std::int64_t left;           // pages that can still be had
         bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
-        std::int64_t wanted = 0;     // pages of the rows that only grow
+        std::int64_t wanted = 0;     // columns of the rows that only grow
         std::size_t given = 0;       // of taken_, where the next ones are
     };
 
     void sort(const Call& call);
     [[nodiscard]] bool reserve_one(const Call& call, FetchResult& result);
+    [[nodiscard]] bool grows_evenly(const Call& call, std::int64_t row) const;
+    [[nodiscard]] std::int64_t missing_columns(const Call& call, std::int64_t row) const;
     [[nodiscard]] std::int64_t missing_pages(const Call& call, std::int64_t row) const;
     [[nodiscard]] bool find_supply(const Call& call, FetchResult& result);
     void prepare_growth(const Call& call);
     void grow(const Call& call) noexcept;
+    void grow_columns(const Call& call) noexcept;
     [[nodiscard]] bool reserve_together(const Call& call, FetchResult& result);
     [[nodiscard]] std::vector<Admission> admit_together(const Call& call, bool allow_partial);
     [[nodiscard]] bool has_columns(const Call& call, const std::vector<Admission>& admissions,

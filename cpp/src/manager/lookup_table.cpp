@@ -40,14 +40,20 @@ void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const Bun
     known.windows = pages.state.windows;
     if (is_same && known.filled == end && known.first == first) return;
     std::uint32_t* cells = data_ + row * stride_;
-    const std::int32_t passed = is_same ? known.first : 0;
-    if (passed < first) std::fill(cells + passed, cells + std::min(first, end), unassigned_);
+    const std::int32_t passed = std::min(first, end);
+    for (std::int32_t c = is_same ? known.first : 0; c < passed; ++c) cells[c] = unassigned_;
     for (std::int32_t c = std::max(first, is_same ? known.filled : 0); c < end; ++c) {
-        const auto column = static_cast<std::ptrdiff_t>(pages.columns[c / pages.per_column]);
-        const BlockId page = pages.pages[column * pages.stride + c % pages.per_column];
-        cells[c] = page == 0 ? unassigned_ : static_cast<std::uint32_t>(page - 1);
+        std::int32_t column = c;
+        std::int32_t lane = 0;
+        if (pages.per_column > 1) {
+            column = c / pages.per_column;
+            lane = c % pages.per_column;
+        }
+        const auto at = static_cast<std::ptrdiff_t>(pages.columns[column]) * pages.stride + lane;
+        cells[c] = static_cast<std::uint32_t>(pages.pages[at] - 1);
+        if (pages.pages[at] == 0) cells[c] = unassigned_;
     }
-    if (end < known.filled) std::fill(cells + end, cells + known.filled, unassigned_);
+    for (std::int32_t c = end; c < known.filled; ++c) cells[c] = unassigned_;
     known.padded = std::max({known.padded, known.filled, end});
     known.occupant = occupant;
     known.version = pages.state.version;
@@ -55,8 +61,13 @@ void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const Bun
     known.filled = end;
 }
 
+void LookupTable::doubt() noexcept {
+    for (Row& row : rows_) row.columns = kUnknown;
+}
+
 void LookupTable::forget() noexcept {
     std::fill(rows_.begin(), rows_.end(), Row{});
+    leader_ = nullptr;
     num_padded_ = 0;
     padded_ = 0;
 }

@@ -184,7 +184,8 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     const FoundHit& hit = admission.hit;
     const std::int32_t length = std::max(admission.hit_pages, admission.needed);
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
-    Reservation made{admission, {}, {}, {}, {}, {}, nullptr, hit.match.partial, {}};
+    Reservation made(admission);
+    made.partial = hit.match.partial;
     if (home.owners != nullptr) quotas::find_idle(home, hit, made.idle);
     if (hit.shares()) {
         made.place = TreePin(tree, tree.split(hit.match.at));
@@ -235,13 +236,17 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         }
         pages.take_hit(home, std::move(made.place), columns);
         if (home.columns != nullptr) {
-            state_.windows.take_hit(home, handle, pages, columns, admission.start);
+            const bool takes_over = pages.twins().empty();  // else some of its own are others
+            state_.windows.take_hit(home, handle, pages, columns, admission.start, takes_over);
+            if (takes_over) made.windows.hand_over();
             made.windows.leave();
         }
     } else {
         if (pages.node() == nullptr) pages.place_at(std::move(made.place));
         const bool is_all_below = home.columns != nullptr && admission.hit.is_taken();
-        if (is_all_below) state_.windows.take_hit(home, handle, pages, 0, admission.start);
+        if (is_all_below) {
+            state_.windows.take_hit(home, handle, pages, 0, admission.start, false);
+        }
     }
     if (home.columns != nullptr) {
         append_columns(state_, admission, handle, sequence, guard_of(made, sequence));

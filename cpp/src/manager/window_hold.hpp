@@ -44,6 +44,11 @@ class WindowHold {
 
     /// Holds nothing from now on.
     void reset() noexcept { held_.reset(); }
+    /// The same, for somebody else is the reader in its place.
+    void hand_over() noexcept {
+        if (held_ != nullptr) held_->hand_over();
+        held_.reset();
+    }
 
    private:
     class Held {
@@ -72,6 +77,10 @@ class WindowHold {
                 columns.leave(column, window, ColumnPages::Departure::kUnused);
                 columns.count_holds(-1);
             });
+        }
+        void hand_over() noexcept {
+            is_reader_ = false;
+            for_each([](ColumnPages& columns, BlockId, std::size_t) { columns.count_holds(-1); });
         }
         void enter() noexcept {
             if (std::exchange(is_reader_, true)) return;

@@ -86,6 +86,22 @@ void WindowRows::fill(Replica& home, SequenceHandle handle, const PageRow& row, 
     reader.reserved = std::max(reader.reserved, end);
 }
 
+bool WindowRows::grows_evenly(SequenceHandle handle, const PageRow& row) const noexcept {
+    const WindowRow& reader = of(handle);
+    if (reader.reserved != row.size()) return false;
+    const auto begin = reader.first.begin();
+    return std::all_of(begin, begin + static_cast<std::ptrdiff_t>(grouping_.windows().size()),
+                       [&](std::int32_t first) { return first <= row.size(); });
+}
+
+void WindowRows::grow(Replica& home, SequenceHandle handle, const PageRow& row,
+                      std::int32_t from) noexcept {
+    WindowRow& reader = of(handle);
+    ++reader.version;
+    for (std::int32_t c = from; c < row.size(); ++c) home.columns->begin(row[c]);
+    reader.reserved = row.size();
+}
+
 void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
                      std::int32_t from) noexcept {
     leave(home, handle, row, from, row.size());
@@ -126,7 +142,7 @@ void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row)
 }
 
 void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& row,
-                          std::int32_t columns, std::int64_t tokens) noexcept {
+                          std::int32_t columns, std::int64_t tokens, bool is_reader) noexcept {
     WindowRow& reader = of(handle);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = grouping_.first_column(grouping_.windows()[w], tokens);
@@ -138,7 +154,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
         reader.first[w] = first;
     }
     note_first(reader);
-    enter(home, handle, row, 0, columns);
+    if (!is_reader) enter(home, handle, row, 0, columns);
     reader.reserved = std::max(reader.reserved, columns);
 }
 

@@ -50,6 +50,14 @@ class WindowRows {
     }
     /// By entry of the SequenceTable.
     [[nodiscard]] const WindowRow& at(std::size_t entry) const noexcept { return rows_[entry]; }
+    /// The sequence has pages of its windows for `tokens`, and all that they read with `start`
+    /// tokens written.
+    [[nodiscard]] bool is_ready(SequenceHandle handle, std::int64_t start,
+                                std::int64_t tokens) const noexcept {
+        const WindowRow& reader = of(handle);
+        return start >= reader.least_tokens &&
+               tokens <= std::int64_t{reader.reserved} * grouping_.column_tokens();
+    }
     /// The sequence has pages of its windows for so many tokens.
     [[nodiscard]] bool has_reserved(SequenceHandle handle, std::int64_t tokens) const noexcept {
         return tokens <= std::int64_t{of(handle).reserved} * grouping_.column_tokens();
@@ -80,14 +88,20 @@ class WindowRows {
     /// there are enough.
     void fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
               std::int32_t end) noexcept;
+    /// It has pages of all windows for all its columns, and reads its last one in each: what it
+    /// gets behind those needs a page in each lane.
+    [[nodiscard]] bool grows_evenly(SequenceHandle handle, const PageRow& row) const noexcept;
+    /// Gives the columns of such a row behind `from`, which are new, all their pages: there are
+    /// enough.
+    void grow(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
     /// The sequence is about to lose all its columns from `from` on.
     void cut(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
     /// The sequence is about to lose all; it may be used again afterwards.
     void clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept;
     /// The row has a hit of `tokens` from now on, whose first `columns` are the tree's; `leave` has
-    /// been called for those that were in their place.
+    /// been called for those that were in their place. `is_reader`: of these it is one already.
     void take_hit(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t columns,
-                  std::int64_t tokens) noexcept;
+                  std::int64_t tokens, bool is_reader) noexcept;
     /// So many tokens are written: leaves what windows have passed.
     void advance(Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int64_t tokens) noexcept;

@@ -14,10 +14,17 @@ cdef int64_t INT32_HIGH
 cdef int64_t as_int(object value, str name) except? -1
 cdef int32_t narrow_token(object token, Py_ssize_t position) except? -1
 cdef cnp.ndarray as_tokens(object tokens)
-cdef bytes namespace_of(object extra_key, object cache_salt)
+cdef bytes make_namespace(object extra_key, object cache_salt)
 # Of contexts and objects like them, whose code may run.
 cdef object no_context(object item)
 cdef object id_of(object context)
+
+
+# The C++ name of a prefix-cache namespace; None for the default one.
+cdef inline bytes namespace_of(object extra_key, object cache_salt):
+    if extra_key is None and cache_salt is None:
+        return None
+    return make_namespace(extra_key, cache_salt)
 
 
 # What C++ reads of a name, for as long as `name` lives.

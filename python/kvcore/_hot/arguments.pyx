@@ -139,12 +139,10 @@ cdef cnp.ndarray as_tokens(object tokens):
     )
 
 
-cdef bytes namespace_of(object extra_key, object cache_salt):
-    """The C++ name of a prefix-cache namespace; None for the default one."""
+cdef bytes make_namespace(object extra_key, object cache_salt):
+    """The C++ name of a namespace that has one of both."""
     cdef bytes extra = None
     cdef bytes salt = None
-    if extra_key is None and cache_salt is None:
-        return None
     for name, key in (("extra_key", extra_key), ("cache_salt", cache_salt)):
         if key is not None and not isinstance(key, str):
             raise TypeError(f"{name} is a {type(key).__name__}, must be a str or None")

@@ -110,7 +110,9 @@ cdef class TextGenerationContext:
         if n < 1:
             raise ValueError("a context has 0 tokens, must have at least 1")
         hash(request_id)
-        cdef tuple keys = as_extra_keys(extra_keys, n, True)
+        cdef tuple keys = None
+        if extra_keys is not None:
+            keys = as_extra_keys(extra_keys, n, True)
         if (priority is not USUAL_PRIORITY or ttl is not None or retention is not None
                 or tenant is not None):
             self._terms = make_terms(priority, ttl, retention, tenant)

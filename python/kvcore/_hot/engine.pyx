@@ -339,9 +339,8 @@ cdef class StepEngine(EngineParts):
         listen(self)
         cdef int32_t replica = self._claims.replica(replica_idx)
         source = shown_of(self._claims.trees, extra_keys, source)
-        if not touch:
-            return prefixes.match(self._native, replica, source, name, return_pages)
-        return checked(self, prefixes.touch(self._native, replica, source, name, return_pages))
+        found = prefixes.match(self._native, replica, source, name, return_pages, touch)
+        return checked(self, found) if touch else found
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):
         """Keep the cached whole pages of a prefix from eviction.

@@ -20,10 +20,8 @@ cdef object counters(CacheManager* native)
 cdef int32_t recommend_replica(ClaimTable claims, object context) except -1
 # Tokens as the prefix tree is shown them.
 cdef object match(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
-)
-cdef object touch(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
+    bint touches
 )
 cdef PinnedPrefix pin(
     object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,

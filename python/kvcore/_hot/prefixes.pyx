@@ -53,35 +53,33 @@ cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:
 
 
 cdef object match(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
+    bint touches
 ):
-    """The tokens of a prefix that are cached in whole pages, with the pages if asked for."""
+    """The tokens of a prefix that are cached in whole pages, with the pages if asked for.
+
+    `touches`: they are used.
+    """
     cdef vector[BlockId] pages
-    cdef int64_t depth = native.match(
-        replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
-        cnp.PyArray_DIM(tokens, 0), &pages if return_pages else NULL,
-    )
-    cdef int64_t num_tokens = depth * native.config().page_size
-    return with_pages(native, num_tokens, pages) if return_pages else num_tokens
-
-
-cdef object touch(
-    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages
-):
-    """The same, and they are used."""
-    cdef vector[BlockId] pages
-    cdef int64_t depth = native.touch(
-        replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
-        cnp.PyArray_DIM(tokens, 0), &pages if return_pages else NULL,
-    )
-    cdef int64_t num_tokens = depth * native.config().page_size
-    return with_pages(native, num_tokens, pages) if return_pages else num_tokens
-
-
-cdef tuple with_pages(CacheManager* native, int64_t num_tokens, const vector[BlockId]& pages):
+    if not return_pages:
+        return find(native, replica, tokens, name, NULL, touches)
+    num_tokens = find(native, replica, tokens, name, &pages, touches)
     ids = np.array(pages, dtype=np.int32)
     ids[ids < 0] = native.config().num_pages  # with groups: no layer of the bundle has a page
     return num_tokens, ids
+
+
+cdef inline int64_t find(
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
+    vector[BlockId]* pages, bint touches
+) except -1:
+    cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
+    cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
+    if touches:
+        n = native.touch(replica, name_view(name), data, n, pages)
+    else:
+        n = native.match(replica, name_view(name), data, n, pages)
+    return n * native.config().page_size
 
 
 cdef class PinnedPrefix:
