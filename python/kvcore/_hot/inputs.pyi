@@ -40,7 +40,9 @@ class RaggedKVCacheInputs:
         tables: tuple[NDArray[np.uint32], ...] | None = None,
         layers: LayerMap | None = None,
         states: tuple[NDArray[np.int32], ...] | None = None,
+        row_offsets: NDArray[np.uint32] | None = None,
     ) -> None: ...
+    def with_pool(self, blocks: Any, kv_scales: Any = None) -> RaggedKVCacheInputs: ...
     @property
     def states(self) -> tuple[NDArray[np.int32], ...]:
         """The slot of each request's state, int32 [B] for each State group, a tuple.
