@@ -31,14 +31,14 @@ def _checked_state(state: Any, names: set[str], what: str) -> dict[str, Any]:
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
         raise ValueError(
-            f"the saved {what} has version {version!r}, must be {VERSION}; "
+            f"the saved {what} of version {version!r}, must be of version {VERSION}; "
             f"save and load with the same version of kvcore"
         )
     if state.keys() != names | {"version"}:
         wrong = sorted(map(str, state.keys() ^ (names | {"version"})))
         raise ValueError(
-            f"the saved {what} has other fields than version {VERSION}: {', '.join(wrong)}; "
-            f"it was changed, or is none"
+            f"the saved {what} of version {VERSION} with other fields than that has: "
+            f"{', '.join(wrong)}; it was changed, or is none"
         )
     return {name: state[name] for name in names}
 
@@ -57,7 +57,7 @@ def make_context(state: dict[str, Any]) -> TextGenerationContext:
     ValueError, TypeError
         Another version, other fields, or what the constructor refuses.
     """
-    fields = _checked_state(state, _CONTEXT, "context")
+    fields = _checked_state(state, _CONTEXT, "context is")
     tokens, start, active = fields["tokens"], fields["start_idx"], fields["active_idx"]
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
         raise TypeError("the saved context has tokens that are no int32 [n]; it was changed")
@@ -133,7 +133,7 @@ def make_inputs(state: dict[str, Any]) -> RaggedKVCacheInputs:
     ValueError, TypeError
         Another version, other fields, or arrays of another shape or dtype.
     """
-    fields = _checked_state(state, _INPUTS, "inputs")
+    fields = _checked_state(state, _INPUTS, "inputs are")
     lengths = _array(fields, "cache_lengths", lambda shape: len(shape) == 1)
     rows = len(lengths)
     table = _array(fields, "lookup_table", lambda shape: len(shape) == 2 and shape[0] == rows)

@@ -198,7 +198,7 @@ def _write(pools: Pools, context: Any, saved: SavedSequence, layers: dict[int, L
             pages[bundle] = pools.engine.get_req_blocks(context.request_id, bundle)
         tensors = {
             name: _rows_of(saved, f"layers.{layer}.{name}", first - saved.layers[layer].first)
-            for name, _, _ in pools.parts(layer, rows)
+            for name, _, _ in pools.parts(rows)
         }
         if saved.dtype != pools.params.dtype:
             tensors = {name: array.astype(dtype) for name, array in tensors.items()}

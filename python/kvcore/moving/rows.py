@@ -106,13 +106,16 @@ class Pools:
     def saved_states(self) -> tuple[SavedState, ...]:
         """Describe the groups of layers with a state."""
         return tuple(
-            SavedState(tuple(group.layers), dict(group.arrays))
+            SavedState(
+                tuple(group.layers),
+                {name: (tuple(shape), dtype) for name, (shape, dtype) in group.arrays.items()},
+            )
             for group in self.params.state_groups
         )
 
     # ---- rows --------------------------------------------------------------------------------
 
-    def parts(self, layer: int, rows: LayerRows) -> Iterator[tuple[str, int, bool]]:
+    def parts(self, rows: LayerRows) -> Iterator[tuple[str, int, bool]]:
         """Return suffix, width and whether it is scales of the tensors of a layer."""
         granularity = self.params.kv_scale_granularity
         yield from parts_of_layer(self.saved_layer(rows), granularity)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvcore.context import TextGenerationContext
 from kvcore.moving.files import bytes_of
 from kvcore.moving.tensors import DTYPES, damaged, pack, unpack
+from kvcore.saved import VERSION as STATE_VERSION
 from kvcore.saved import make_context
 
 __all__ = ["FORMAT", "VERSION", "SavedLayer", "SavedSequence", "SavedState", "read_sequence"]
@@ -126,7 +127,7 @@ class SavedSequence:
         """Return a fresh context with the tokens and keys of the request, to import it with."""
         return make_context(
             {
-                "version": 1,
+                "version": STATE_VERSION,
                 "request_id": request_id,
                 "tokens": np.array(self.tokens),
                 "start_idx": 0,

@@ -50,7 +50,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _json(value: Any) -> str:
