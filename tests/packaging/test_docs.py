@@ -17,7 +17,18 @@ import pytest
 import typer
 
 import kvcore
-from kvcore import _core, cuda, errors, extra_keys, functional, groups, ops, policies, scheduler
+from kvcore import (
+    _core,
+    cuda,
+    errors,
+    extra_keys,
+    functional,
+    groups,
+    moving,
+    ops,
+    policies,
+    scheduler,
+)
 from kvcore._hot import contexts, prefix_tree
 from kvcore.cli.main import app, main
 
@@ -27,7 +38,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 HEADERS = sorted((ROOT / "cpp" / "include" / "kvcore").glob("*.hpp"))
 CLASSES = [
     value
-    for module in (kvcore, functional, groups, ops, policies, scheduler, cuda)
+    for module in (kvcore, functional, groups, moving, ops, policies, scheduler, cuda)
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 ]
@@ -69,7 +80,7 @@ def in_reference(module: ModuleType) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [kvcore, functional, groups, ops, policies, scheduler, cuda, extra_keys],
+    [kvcore, functional, groups, moving, ops, policies, scheduler, cuda, extra_keys],
     ids=lambda m: m.__name__,
 )
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
