@@ -90,9 +90,9 @@ ReserveStatus OrderedReserver::begin_at(RequestView& request, std::int64_t n) {
                                                    "claimed; release it and claim again"));
     }
     if (n < 1 || n >= request.end) {
-        throw std::invalid_argument(
-            detail::concat("the sequence cannot begin at token ", n, ", must be 1 .. ",
-                           request.end - 1, ": of ", request.end, " tokens one at least runs"));
+        throw std::invalid_argument(detail::concat("the sequence cannot begin at token ", n,
+                                                   ", must be 1 .. ", request.end - 1, ": of ",
+                                                   request.end, " tokens one at least runs"));
     }
     const OwedCopies::Call scope(state_.copies);
     FoundHit brought;
