@@ -11,6 +11,8 @@ import numpy as np
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.ops.batch import layer_pools
 
+PROMPT = [(7 * i + 3) % 11 for i in range(18)]
+
 
 def moving_params(**options: Any) -> KVCacheParams:
     """Two layers of two heads, four float32 wide, in pages of 4."""
@@ -103,3 +105,10 @@ def assert_reads(manager: PagedKVCacheManager, context: TextGenerationContext) -
     pairs = zip(read_rows(manager, context), expected_rows(manager, context), strict=True)
     for found, wanted in pairs:
         np.testing.assert_array_equal(found, wanted)
+
+
+def exported(params: KVCacheParams | None = None, **options: Any) -> bytes:
+    """What a manager saves of a request with that prompt."""
+    manager = moving_manager(params)
+    written_request(manager, "r", PROMPT, **options)
+    return manager.export_sequence("r")
