@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from grouped_traffic import SHAPES, Traffic, params_of
-from kvcore import CapacityError, KVCacheParams, TextGenerationContext
+from grouped_traffic import SHAPES, params_of
+from kvcore import KVCacheParams
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow
-from kvcore.moving import read_sequence
+from moving_traffic import Moves
 
 FLAT = params_of(FullAttention([0, 1]), n_kv_heads=2)
 
@@ -46,55 +45,8 @@ PAIRS = {
 }
 
 
-class MovingTraffic(Traffic):
-    """Requests of one side; names tell the sides apart."""
-
-    side = ""
-    moved = 0
-
-    def send(self, other: MovingTraffic) -> None:
-        """Move a request, or copy it: then both sides go on with it."""
-        for long in [name for name, c in self.live.items() if c.end_idx > 30]:  # for these pools
-            self.manager.release(long)
-            del self.live[long]
-        found = [c for c in self.live.values() if c.start_idx > 0]
-        if not found or len(other.live) == 5:
-            return
-        context = self.random.choice(found)
-        written = context.start_idx
-        data = self.manager.export_sequence(context.request_id)
-        saved = read_sequence(data)
-        assert saved.written == written
-        name = f"{other.side}{next(other.names)}"
-        copied = (
-            saved.context(name)
-            if self.random.random() < 0.5
-            else TextGenerationContext(name, context.tokens)
-        )
-        other.take(copied, data, written)
-        if self.random.random() < 0.5:
-            self.manager.release(context.request_id)
-            del self.live[str(context.request_id)]
-
-    def take(self, context: TextGenerationContext, data: bytes, written: int) -> None:
-        before = self.manager.num_free_blocks
-        replica: Any = self.random.randrange(self.params.data_parallel_degree)
-        try:
-            has_room = self.manager.import_sequence(context, data, replica_idx=replica)
-        except CapacityError:
-            has_room = False
-        if not has_room:
-            assert not self.manager.contains(context.request_id)
-            assert (context.start_idx, self.manager.num_free_blocks) == (0, before)
-            return
-        assert context.start_idx == written
-        self.moved += 1
-        self.live[str(context.request_id)] = context
-        self.chunk(context)
-
-
 def play(pair: str, seed: int, n: int) -> int:
-    sides = [MovingTraffic(params, seed + i, 60) for i, params in enumerate(PAIRS[pair])]
+    sides = [Moves(params, seed + i, 60) for i, params in enumerate(PAIRS[pair])]
     sides[0].side, sides[1].side = "a", "b"
     draw = random.Random(seed)
     for _ in range(n):
