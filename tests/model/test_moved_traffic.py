@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from grouped_traffic import SHAPES, params_of
+from grouped_traffic import SHAPES, params_of, with_host_tier
 from kvcore import KVCacheParams
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow
 from moving_traffic import Moves
@@ -27,6 +27,7 @@ PAIRS = {
         f"{name}, page 1 and 4": (sized(SHAPES[name], 1), sized(SHAPES[name], 4))
         for name in ("one width", "chunks", "no full group", "other heads")
     },
+    "a host tier": (SHAPES["one width"], with_host_tier(sized(SHAPES["one width"], 4), 40)),
     "one page size": (SHAPES["one width"], SHAPES["one width"]),
     "a flat cache": (replace(FLAT, groups=None), replace(FLAT, groups=None, page_size=5)),
     "one device and four": (FLAT, replace(FLAT, n_devices=4, data_parallel_degree=2)),

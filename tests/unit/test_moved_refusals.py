@@ -166,6 +166,25 @@ def test_what_has_nothing_to_export() -> None:
         manager.export_sequence("r")
 
 
+def test_a_context_that_was_set_back_behind_its_windows() -> None:
+    manager = moving_manager(moving_params(groups=(FullAttention([0]), SlidingWindow([1], 3))))
+    context = written_request(manager, "r", PROMPT)
+    context.start_idx = 9
+    with pytest.raises(ValueError, match="windows have given back pages"):
+        manager.export_sequence("r")
+
+
+def test_quotas_bound_what_is_imported() -> None:
+    manager = moving_manager(num_pages=16, quotas={"t": (0, 7)})
+    data = exported()
+    for name, answer in (("first", True), ("second", False)):
+        context = TextGenerationContext(name, [*PROMPT, 1], tenant="t")
+        assert manager.import_sequence(context, data) is answer
+    assert manager.tenant_metrics["t"].held_pages == 5
+    assert not manager.contains("second")
+    assert manager.import_sequence(TextGenerationContext("third", [*PROMPT, 1]), data)
+
+
 def test_managers_without_a_pool_say_so() -> None:
     data = exported()
     manager = moving_manager(blocks=None)

@@ -36,9 +36,13 @@ def export_sequence(pools: Pools, request_id: Hashable, model: str | None) -> Sa
         try:
             saved = _saved(pools, request_id, mark, written, model)
         except IndexError:  # a page that was there is left
-            if mark_of(pools.engine, request_id).stamp == mark.stamp:
-                raise
-            continue
+            if mark_of(pools.engine, request_id).stamp != mark.stamp:
+                continue
+            raise ValueError(
+                f"request {request_id!r} has {written} tokens written, but windows have given back "
+                f"pages that are read from there on; set start_idx no further back than truncate "
+                f"may go"
+            ) from None
         if mark_of(pools.engine, request_id).stamp == mark.stamp:
             return saved
     raise KVCacheError(
