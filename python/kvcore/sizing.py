@@ -15,6 +15,7 @@ from kvcore.params import KVCacheParams, require_count, require_params
 __all__ = [
     "STATES_PER_REQUEST",
     "batch_per_replica",
+    "batch_with_slots",
     "chosen_pages",
     "estimated_memory_size",
     "host_pages",
@@ -67,6 +68,17 @@ def pages_per_replica(params: KVCacheParams, memory: int, num_states: int = 0) -
     require_params(params)
     share = _bytes(memory) // params.data_parallel_degree
     return max(0, share - num_states * params.bytes_per_state_slot) // params.bytes_per_page
+
+
+def batch_with_slots(params: KVCacheParams, memory: int, num_pages: int, most: int) -> int:
+    """Return how many of `most` requests one replica has slots for, beside so many pages.
+
+    At least 1: whether that leaves pages, ``pages_per_replica`` says.
+    """
+    slots = STATES_PER_REQUEST * params.bytes_per_state_slot
+    if not slots:
+        return most
+    return max(1, min(most, (memory - num_pages * params.bytes_per_page) // slots))
 
 
 def host_pages_per_replica(params: KVCacheParams) -> int:

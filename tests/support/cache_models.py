@@ -58,11 +58,15 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3Config", _LATENT),
     "qwen3": ("Qwen3Config", {"head_dim": 24}),
 }
+#: Whose layers keep a state: no cache of K and V serves them.
+_STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2Config", {"full_attn_idxs": [1]}),
+}
 FAMILIES = list(_FAMILIES)
 
 
 def make_config(family: str, **changes: Any) -> Any:
-    name, own = _FAMILIES[family]
+    name, own = (_FAMILIES | _STATEFUL)[family]
     return getattr(transformers, name)(**(_COMMON | own | changes))
 
 

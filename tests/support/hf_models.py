@@ -166,12 +166,121 @@ GROUPED: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", _WINDOWS | {"use_sliding_window": True}),
     "vaultgemma": ("VaultGemma", _WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 5}),
 }
-_TEXT = {"Gemma3", "Gemma3n", "Gemma4", "Llama4"}
+
+_MAMBA = {"mamba_d_state": 6, "mamba_dt_rank": 4}
+_MAMBA_2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 6}
+_DELTA = {
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+_MANY = {**_MOE, "shared_expert_intermediate_size": 32}
+_BLOCKS = {"layers_block_type": ["mamba", "hybrid"] * 2, "attention_head_dim": 32}
+
+#: Families whose layers keep states: name of the classes, fields of the config.
+STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon-h1": ("FalconH1", {"mamba_d_ssm": 96, "head_dim": 16, **_MAMBA_2}),
+    "bamba": ("Bamba", {"attn_layer_indices": [1], **_MAMBA_2}),
+    "qwen3-next": ("Qwen3Next", {**_DELTA, **_MANY}),
+    "jamba": (
+        "Jamba",
+        {**_MAMBA, "attn_layer_period": 4, "attn_layer_offset": 1, "num_experts": 2},
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "mamba"],
+            "head_dim": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "ssm_state_size": 6,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 32,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+            **_MAMBA_2,
+        },
+    ),
+    "zamba": ("Zamba", {**_BLOCKS, **_MAMBA, "n_mamba_heads": 2, "attention_hidden_size": 128}),
+    "zamba2": (
+        "Zamba2",
+        {
+            **_BLOCKS,
+            "hybrid_layer_ids": [1, 3],
+            "mamba_d_state": 6,
+            "mamba_ngroups": 2,
+            "n_mamba_heads": 8,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "lfm2": ("Lfm2", {"full_attn_idxs": [1, 3]}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {**_MOE, "layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    ),
+    "lfm3": (
+        "Lfm3",
+        {
+            "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+        },
+    ),
+    "olmo-hybrid": ("OlmoHybrid", {**_DELTA, "linear_num_key_heads": 4}),
+    "qwen3.5": ("Qwen3_5", _DELTA),
+    "qwen3.5-moe": ("Qwen3_5Moe", {**_DELTA, **_MANY}),
+    "kimi-linear": (
+        "KimiLinear",
+        {
+            **_MLA,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_layer_types": ["dense"] * 4,
+        },
+    ),
+    "bailing-hybrid": (
+        "BailingHybrid",
+        {
+            **_MLA,
+            "num_hidden_layers": 6,
+            "head_dim": 8,
+            "q_lora_rank": 24,
+            "num_experts": 4,
+        },
+    ),
+}
+_TEXT = {"Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"}
+
+
+def exists(family: str) -> bool:
+    """Tell whether this version of transformers has a family, and lets packed batches through."""
+    name, _ = STATEFUL[family]
+    if not hasattr(transformers, f"{name}ForCausalLM"):
+        return False
+    # Before 5.17 Falcon-H1 may not hand its layers what is not its own.
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    return name != "FalconH1" or version >= (5, 17)
 
 
 def build(family: str, seed: int = 0, **fields: Any) -> Any:
     """Make a model of a family in f32 on the CPU that never stops by itself."""
-    name, own = (FAMILIES | GROUPED)[family]
+    name, own = (FAMILIES | GROUPED | STATEFUL)[family]
     kind = f"{name}Text" if name in _TEXT else name
     config = getattr(transformers, f"{kind}Config")(**(_COMMON | own | fields))
     torch.manual_seed(seed)
@@ -181,7 +290,9 @@ def build(family: str, seed: int = 0, **fields: Any) -> Any:
         model.set_attn_implementation("eager")  # others of transformers' own leave out the cap
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim >= 2:
+            if "A_log" in parameter_name:
+                parameter.uniform_(-4.0, -1.0)  # states that last longer than a chunk
+            elif parameter.ndim >= 2:
                 parameter.normal_(0.0, 0.25)
             elif "sinks" in parameter_name:
                 parameter.uniform_(-1.0, 3.0)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,12 @@ from kvcore.cli.live_text import LiveText
 from kvcore.cli.local_model import Conversation, LocalModel
 from kvcore.cli.sizes import format_size, parse_size
 from kvcore.groups.layers import has_windows
-from kvcore.sizing import longest_sequence, pages_per_sequence
+from kvcore.sizing import (
+    STATES_PER_REQUEST,
+    batch_with_slots,
+    longest_sequence,
+    pages_per_sequence,
+)
 
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams
@@ -71,7 +75,10 @@ Dtype = Annotated[
     typer.Option(metavar="NAME", help="Of the model and its pages.", show_default="the model's"),
 ]
 Memory = Annotated[
-    str, typer.Option(metavar="SIZE", help="For pages at most, such as 4GiB; no more is used.")
+    str,
+    typer.Option(
+        metavar="SIZE", help="For pages and states at most, such as 4GiB; no more is used."
+    ),
 ]
 Flat = Annotated[
     bool,
@@ -127,7 +134,7 @@ class Pages:
     Attributes
     ----------
     memory : int
-        Bytes of the pool, at most.
+        Bytes of the pool and of states, at most.
     page_size : int
         Tokens per page.
     has_groups : bool
@@ -140,20 +147,33 @@ class Pages:
 
     def manager(self, model: Any, lengths: Sequence[int], context: int) -> WatchedManager:
         """Make a manager for a model, with as many pages as sequences of such lengths could use."""
-        from kvcore.integrations.transformers import cache_params
-
-        read = partial(cache_params, groups=self.has_groups)
-        params = options.checked("MODEL_DIR", read, model, self.page_size)
+        params = self._params(model)
         most = self.max_batch_tokens(params)
-        affordable = options.fitting_pages(self.memory, 1, params.bytes_per_page)
-        wanted = sum(pages_per_sequence(params, length, most) for length in lengths)
-        pages = min(wanted, affordable)
+        wanted = [pages_per_sequence(params, length, most) for length in lengths]
+        batch = batch_with_slots(params, self.memory, max(wanted), len(lengths))
+        beside = STATES_PER_REQUEST * batch * params.bytes_per_state_slot
+        affordable = options.fitting_pages(self.memory, 1, params.bytes_per_page, beside)
+        pages = min(sum(wanted), affordable)
         return WatchedManager(
             params,
-            max_batch_size=len(lengths),
+            max_batch_size=batch,
             max_seq_len=min(longest_sequence(params, pages, most), context),
             num_pages=pages,
         )
+
+    def _params(self, model: Any) -> KVCacheParams:
+        from kvcore.integrations.transformers import cache_params
+
+        params = options.checked("MODEL_DIR", cache_params, model, self.page_size)
+        if self.has_groups:
+            return params
+        if params.state_groups:
+            raise typer.BadParameter(
+                f"layers of {type(model).__name__} keep a state, which is the same with and "
+                f"without groups; leave it out",
+                param_hint="'--flat'",
+            )
+        return cache_params(model, self.page_size, groups=False)
 
     @staticmethod
     def max_batch_tokens(params: KVCacheParams) -> int:
@@ -246,7 +266,8 @@ class Writer:
         prompt_tokens = sum(a["prompt_tokens"] for a in answers)
         cached = sum(a["cached_tokens"] for a in answers)
         peak = self.manager.metrics.peak_used_pages
-        peak_bytes = peak * params.bytes_per_page
+        states = self.manager.most_slots * params.bytes_per_state_slot
+        peak_bytes = peak * params.bytes_per_page + states
         return {
             "dtype": params.dtype,
             "page_size": params.page_size,
@@ -301,7 +322,10 @@ def _told(summary: dict[str, Any]) -> str:
 
 def _told_group(group: dict[str, Any]) -> str:
     kept = "full"
-    if group["window"] is not None:
+    if "slots" in group:
+        slots = "slot" if group["slots"] == 1 else "slots"
+        kept = f"with a state in {group['slots']} {slots}"
+    elif group["window"] is not None:
         kept = f"with a window of {group['window']}"
     elif group["chunk"] is not None:
         kept = f"with chunks of {group['chunk']}"

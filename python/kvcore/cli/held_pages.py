@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, bundles
+from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State, bundles
 from kvcore.groups.layers import column_tokens, pages_per_column
 from kvcore.paged import PagedKVCacheManager
 
@@ -24,6 +24,8 @@ class WatchedManager(PagedKVCacheManager):
     ----------
     most_held : tuple of int
         Pages that requests held of each group, for the forward for which most were held.
+    most_slots : int
+        Slots that states of requests took in a forward at most.
     flat_bytes : int
         What all tokens of a forward would have taken at most if every layer kept them.
 
@@ -35,6 +37,7 @@ class WatchedManager(PagedKVCacheManager):
     def __init__(self, params: KVCacheParams, *args: Any, **options: Any) -> None:
         super().__init__(params, *args, **options)
         self.most_held: tuple[int, ...] = ()
+        self.most_slots = 0
         self.flat_bytes = 0
         self._flat_bytes_per_token = params.flat_bytes_per_token
         self._full = next(
@@ -44,12 +47,21 @@ class WatchedManager(PagedKVCacheManager):
     def fetch(self, batch: Any, num_steps: int = 1) -> Any:
         """Hand out what the kernels of a step need, as every manager does."""
         inputs = super().fetch(batch, num_steps)
-        held = tuple(each.held_pages for each in self.group_metrics)
+        held = self._held()
         if held:
             self.most_held = max(self.most_held, held, key=sum)
             tokens = self._columns(held, batch) * column_tokens(self.params)
             self.flat_bytes = max(self.flat_bytes, tokens * self._flat_bytes_per_token)
+        if self.params.state_groups:
+            self.most_slots = max(self.most_slots, self.state_metrics.used_slots)
         return inputs
+
+    def _held(self) -> tuple[int, ...]:
+        """Count the pages that requests hold of each attention group; nothing without groups."""
+        held = tuple(each.held_pages for each in self.group_metrics)
+        if held or not self.params.state_groups:
+            return held
+        return (self.total_num_pages - self.num_free_blocks,)  # of the only one, beside states
 
     def _columns(self, held: Sequence[int], batch: Any) -> int:
         """Count the pages of all tokens: of layers that keep them, else without what is shared."""
@@ -69,18 +81,30 @@ class WatchedManager(PagedKVCacheManager):
         params, held = self.params, self.most_held
         if not held:
             return []
-        return [
+        given_back = [each.given_back for each in self.group_metrics] or [0]
+        rows = [
             {
                 **_told(group),
                 "page_tables": sum(bundle.group == group for bundle in bundles(params)),
                 "pages": pages,
                 "bytes": pages * params.bytes_per_page,
-                "given_back": metrics.given_back,
+                "given_back": passed,
             }
-            for group, pages, metrics in zip(
-                params.attention_groups, held, self.group_metrics, strict=True
-            )
+            for group, pages, passed in zip(params.attention_groups, held, given_back, strict=True)
         ]
+        return rows + [self._states_held(group) for group in params.state_groups]
+
+    def _states_held(self, group: State) -> dict[str, Any]:
+        return {
+            "layers": len(group.layers),
+            "window": None,
+            "chunk": None,
+            "page_tables": 0,
+            "pages": 0,
+            "slots": self.most_slots,
+            "bytes": self.most_slots * group.bytes_per_slot,
+            "given_back": 0,
+        }
 
 
 def _told(group: AttentionGroup) -> dict[str, Any]:

@@ -60,13 +60,17 @@ def checked(option: str, read: Callable[..., Result], *arguments: object) -> Res
         raise typer.BadParameter(str(error), param_hint=f"'{option}'") from error
 
 
-def fitting_pages(memory: int, replicas: int, page_bytes: int) -> int:
-    """Return the pages that each replica gets of `memory` bytes; bad input if none or too many."""
-    pages = memory // replicas // page_bytes
+def fitting_pages(memory: int, replicas: int, page_bytes: int, beside: int = 0) -> int:
+    """Return the pages that each replica gets of `memory` bytes; bad input if none or too many.
+
+    Each has `beside` bytes of states in its share.
+    """
+    pages = (memory // replicas - beside) // page_bytes
     if 1 <= pages <= MOST_PAGES:
         return pages
     raise typer.BadParameter(
-        f"expected room for 1 to {MOST_PAGES} pages of {page_bytes} bytes on each of "
+        f"expected room for 1 to {MOST_PAGES} pages of {page_bytes} bytes"
+        f"{f' beside {beside} bytes of states' if beside else ''} on each of "
         f"{replicas} replicas, got {memory} bytes",
         param_hint="'--memory'",
     )

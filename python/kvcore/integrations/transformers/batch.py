@@ -12,9 +12,12 @@ import torch
 from kvcore import ops
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext
-from kvcore.integrations.transformers.latents import LatentLayer, LatentTray, keeps_latents
+from kvcore.integrations.transformers.latents import LatentLayer, keeps_latents
 from kvcore.integrations.transformers.rules import AttentionRule, query_scales
+from kvcore.integrations.transformers.slots import BatchStates
 from kvcore.integrations.transformers.tensors import array_of, tensor_of
+from kvcore.integrations.transformers.tray import LayerTray, RunMixer
+from kvcore.paged import PagedKVCacheManager
 
 __all__ = ["PackedBatch"]
 
@@ -30,11 +33,14 @@ class PackedBatch:
         The batch, in the same order, not updated since.
     threads : int, optional
         Threads that attention may use; as many as torch uses by default.
+    manager : PagedKVCacheManager, optional
+        Which fetched. Models with recurrent layers need it: their states lie there. Such a batch
+        runs once, for a forward moves the states on.
 
     Raises
     ------
     ValueError
-        No contexts, or not as many as were fetched.
+        No contexts, or not as many as were fetched; states on several devices.
 
     Attributes
     ----------
@@ -62,6 +68,7 @@ class PackedBatch:
         "_inputs",
         "_latents",
         "_positions",
+        "_states",
         "_threads",
         "_tokens",
         "_tray",
@@ -76,6 +83,7 @@ class PackedBatch:
         contexts: Sequence[TextGenerationContext | ContextLike],
         *,
         threads: int | None = None,
+        manager: PagedKVCacheManager | None = None,
     ) -> None:
         packed = ops.pack(inputs, contexts)
         if not len(packed.last_rows):
@@ -86,7 +94,10 @@ class PackedBatch:
         self._positions = packed.positions
         self.last_rows = packed.last_rows
         self.row_offsets = packed.row_offsets
-        self._tray = LatentTray()
+        self._tray = LayerTray(self._mix)
+        self._states = None
+        if manager is not None and manager.params.state_groups:
+            self._states = BatchStates(manager, inputs, self.row_offsets)
         self._writers: dict[tuple[int, int], int] = {}  # which layer writes a place of the pages
 
     def model_inputs(self, rows: Any = None) -> dict[str, Any]:
@@ -125,7 +136,7 @@ class PackedBatch:
         Parameters
         ----------
         module : Module
-            Its ``layer_idx`` names the layer.
+            Its ``layer_idx`` names the layer, where it has one.
         query, key, value : tensor [1, heads, T, head_dim]
         rule : AttentionRule
 
@@ -138,15 +149,24 @@ class PackedBatch:
         ValueError, TypeError, IndexError
             What does not fit the pool.
         """
+        layer = self._tray.layer_of(module)
         if keeps_latents(module):
             return self._attend_latents(module, query[0], rule)
         q = query[0].transpose(0, 1)
         scales = query_scales(module, torch.from_numpy(self._positions))
         if scales is not None:
             q = (q * scales).to(q.dtype)
-        if self._writes(module.layer_idx):
-            self._append(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return self._over_pages(module.layer_idx, q, rule)[None]
+        if self._writes(layer):
+            self._append(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return self._over_pages(layer, q, rule)[None]
+
+    def _mix(self, module: Any, hidden: torch.Tensor, run: RunMixer) -> torch.Tensor:
+        if self._states is None:
+            raise ValueError(
+                f"layer {module.layer_idx} keeps a state, whose slots the batch does not know; "
+                f"make it with PackedBatch(..., manager=)"
+            )
+        return self._states.mix(module, hidden, run)
 
     def _attend_latents(
         self, module: Any, query: torch.Tensor, rule: AttentionRule

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from kvcore import KVCacheParams, PagedKVCacheManager
@@ -16,7 +18,9 @@ from kvcore.dtypes import NARROW
 from kvcore.groups.layers import LayerMap, LayerPlace
 from kvcore.hf_config import cache_shape
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
+from kvcore.integrations.transformers.mixers import mixers_of
 from kvcore.integrations.transformers.probe import (
+    Arrays,
     LayerRow,
     Probe,
     flat_params,
@@ -32,7 +36,9 @@ class _Probed:
     """Hold what the layers of a model brought."""
 
     dtype: str
-    layers: dict[int, LayerRow]
+    layers: Mapping[int, LayerRow]
+    states: Mapping[int, Arrays]
+    num_layers: int
 
 
 _PROBED: weakref.WeakKeyDictionary[Any, _Probed] = weakref.WeakKeyDictionary()
@@ -74,26 +80,36 @@ def check_model(model: Any) -> Limits:
     if model.device.type != "cpu":
         raise refused(model, f"it is on {model.device}, this version's kernels run on the CPU")
     config = model.config.get_text_config(decoder=True)
-    _check_layers(model, config.to_dict())
+    _kept(model, config)
     if getattr(config, "index_topk", None) is not None:
         raise refused(model, "an indexer chooses tokens for its layers, and caches them")
     return _rope_limits(model, config)
 
 
-def _check_layers(model: Any, config: dict[str, Any]) -> None:
-    """Refuse layers that keep something else than K and V, alike or in groups."""
+def _kept(model: Any, config: Any) -> tuple[set[int], set[int]]:
+    """Return the layers that keep K and V, or read those of others, and those that keep states.
+
+    Raises
+    ------
+    ValueError
+        Layers that keep something else.
+    """
+    fields = config.to_dict()
     try:
-        cache_shape(config, dtype="float32")
-        return
+        return set(range(cache_shape(fields, dtype="float32")["num_layers"])), set()
     except ValueError as error:
         reason = str(error)
     try:
-        grouped = KVCacheParams.from_hf_config(config, "float32", groups=True)
+        grouped = KVCacheParams.from_hf_config(fields, "float32", groups=True)
     except ValueError:
         raise refused(model, reason) from None
-    # Here states come in, once managers keep them and packed batches bring them to layers.
-    if grouped.groups is None or grouped.state_groups:
+    if grouped.groups is None:
         raise refused(model, reason)
+    states = {layer for group in grouped.state_groups for layer in group.layers}
+    if not states <= {module.layer_idx for module in mixers_of(model)}:
+        raise refused(model, "it does not keep states in a cache of transformers")
+    rows = {layer for group in grouped.attention_groups for layer in group.layers}
+    return rows | set(grouped.shared or ()), states
 
 
 def _rope_limits(model: Any, config: Any) -> Limits:
@@ -129,9 +145,9 @@ def cache_params(
     page_size : int
         Tokens per page.
     groups : bool
-        Layers with windows or chunks keep those, and layers that read the K and V of another one
-        keep nothing; where a model has such layers the params have groups. False: every layer keeps
-        every token.
+        Layers with windows or chunks keep those, recurrent layers a state, and layers that read the
+        K and V of another one nothing; where a model has such layers the params have groups.
+        False: every layer keeps every token, which is a ValueError for models with states.
     **overrides
         Other fields of KVCacheParams; ``enable_prefix_caching`` is True by default.
 
@@ -150,8 +166,16 @@ def cache_params(
     known = _PROBED.get(model)
     if known is None or known.dtype != str(model.dtype).removeprefix("torch."):
         known = _PROBED[model] = _probed(model)
+    if known.states and not groups:
+        raise ValueError(
+            f"{len(known.states)} of the {known.num_layers} layers of {type(model).__name__} keep "
+            f"a state, which needs groups; leave out groups=False"
+        )
     try:
-        shape = (grouped_params if groups else flat_params)(known.dtype, known.layers)
+        if groups:
+            shape = grouped_params(known.dtype, known.layers, known.states, known.num_layers)
+        else:
+            shape = flat_params(known.dtype, known.layers)
     except ValueError as error:
         raise refused(model, str(error)) from None
     fields = {"page_size": page_size, "enable_prefix_caching": True} | overrides
@@ -159,6 +183,8 @@ def cache_params(
 
 
 def _probed(model: Any) -> _Probed:
+    config = model.config.get_text_config(decoder=True)
+    attending, recurrent = _kept(model, config)
     probe, masks = Probe(), set[int]()
     zero = torch.zeros((1, 1), dtype=torch.int64)
     noted = MASK_WINDOWS.set(masks)
@@ -174,14 +200,21 @@ def _probed(model: Any) -> _Probed:
             )
     finally:
         MASK_WINDOWS.reset(noted)
-    layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    if sorted(probe.layers) != list(range(layers)):
-        raise refused(model, f"{len(probe.layers)} of its {layers} layers attend through kvcore")
+    if probe.layers.keys() != attending:
+        raise refused(
+            model,
+            f"{len(probe.layers)} of its {len(attending)} layers attend through kvcore in "
+            f"transformers {transformers.__version__}",
+        )
+    if {layer for layer, arrays in probe.states.items() if arrays} != recurrent:
+        raise refused(
+            model, f"layers {sorted(probe.states)} keep states, not {sorted(recurrent)} alone"
+        )
     if probe.spans != masks:
         raise refused(
             model, f"its masks have windows of {sorted(masks)}, its layers {sorted(probe.spans)}"
         )
-    return _Probed(probe.dtype, probe.layers)
+    return _Probed(probe.dtype, probe.layers, probe.states, config.num_hidden_layers)
 
 
 def check_manager(manager: Any, params: KVCacheParams) -> None:
@@ -203,6 +236,7 @@ def check_manager(manager: Any, params: KVCacheParams) -> None:
                 f"{getattr(params, name)}; take the params from cache_params(model)"
             )
     _check_groups(given, params)
+    _check_states(given, params)
     if given.dtype != params.dtype and given.dtype not in NARROW:
         raise ValueError(
             f"the manager's dtype is {given.dtype}, must be the model's {params.dtype} or one of "
@@ -215,9 +249,14 @@ def check_manager(manager: Any, params: KVCacheParams) -> None:
 def _check_groups(given: KVCacheParams, params: KVCacheParams) -> None:
     """Refuse pages that do not hold what a layer brings as long as it is read."""
     pages, needed = LayerMap(given), LayerMap(params)
-    for layer in range(params.num_layers):
+    attending = set(range(params.num_layers))
+    if params.groups is not None:
+        attending = {layer for group in params.attention_groups for layer in group.layers}
+        attending |= set(params.shared or ())
+    for layer in sorted(attending):
+        read = needed[layer]
         try:
-            kept, read = pages[layer], needed[layer]
+            kept = pages[layer]
         except IndexError as error:
             raise ValueError(f"{error}; take the params from cache_params(model)") from None
         owner = (given.shared or {}).get(layer)
@@ -229,6 +268,18 @@ def _check_groups(given: KVCacheParams, params: KVCacheParams) -> None:
                 f"{'' if is_own else f' of layer {owner}'}; take the params from "
                 f"cache_params(model)"
             )
+
+
+def _check_states(given: KVCacheParams, params: KVCacheParams) -> None:
+    """Refuse slots that do not hold the states of a layer."""
+    slots = {layer: group.arrays for group in given.state_groups for layer in group.layers}
+    for group in params.state_groups:
+        for layer in group.layers:
+            if slots.get(layer) != group.arrays:
+                raise ValueError(
+                    f"layer {layer} keeps a state of {group.arrays}, the manager has slots for "
+                    f"{slots.get(layer, 'none')}; take the params from cache_params(model)"
+                )
 
 
 def _keeps(kept: LayerPlace, read: LayerPlace) -> bool:

@@ -203,7 +203,7 @@ class _Run:
         return batch
 
     def _step(self, batch: Batch) -> None:
-        packed = PackedBatch(batch.inputs[0], batch.contexts)
+        packed = PackedBatch(batch.inputs[0], batch.contexts, manager=self._manager)
         # A prompt that goes on has no next token; its siblings' come out of the same logits.
         rows, places = np.unique(batch.rows, return_inverse=True)
         wanted = packed.last_rows[rows] if len(rows) else packed.last_rows[:1]

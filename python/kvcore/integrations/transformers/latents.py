@@ -11,67 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
-from transformers import Cache
 
-__all__ = ["LatentLayer", "LatentTray", "keeps_latents"]
+__all__ = ["LatentLayer", "keeps_latents"]
 
 
 def keeps_latents(module: torch.nn.Module) -> bool:
     """Tell whether a layer hands its latents to the cache before it expands them."""
     return hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj")
-
-
-class LatentTray(Cache):
-    """Take the latents of a step from each layer, for the attention call that follows.
-
-    A packed batch passes it as ``past_key_values``, whose ``update`` is the only place that sees
-    latents. What it is given it hands back: the new tokens.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self._held: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *_: Any,
-        **__: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep latent and rope part until the attention call, and return them."""
-        self._held = key_states, value_states
-        return key_states, value_states
-
-    def take(self) -> torch.Tensor:
-        """Hand out the rows [T, 1, rank + rope_dim] of the layer that runs.
-
-        Raises
-        ------
-        ValueError
-            The layer handed over none.
-        """
-        if self._held is None:
-            raise ValueError(
-                f"the model of transformers {transformers.__version__} has not handed its latents "
-                f"to past_key_values; versions from 5.15.1 on do, and pass model_inputs() whole"
-            )
-        latent, rope = self._held
-        self._held = None
-        return torch.cat((latent, rope), dim=-1)[0].transpose(0, 1)
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Return 0: a call brings its own positions."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
-        """Return the new tokens alone: no mask is made of it."""
-        return query_length, 0
-
-    def get_query_offset(self, *_: Any) -> int:
-        """Return 0."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
-from kvcore.groups.layers import column_tokens
 from kvcore.scheduler import Request
-from kvcore.sizing import longest_sequence, pages_per_sequence
+from kvcore.sizing import (
+    STATES_PER_REQUEST,
+    batch_with_slots,
+    longest_sequence,
+    pages_per_replica,
+    pages_per_sequence,
+)
 
 __all__ = ["check_capacity", "free_memory", "make_manager"]
 
@@ -23,6 +28,8 @@ def make_manager(
     params: KVCacheParams, requests: Sequence[Request], max_batch_tokens: int
 ) -> PagedKVCacheManager:
     """Make a manager with pages for all sequences, or as many as half the free memory holds.
+
+    Where layers keep a state, slots for the requests that run come out of the same half.
 
     Parameters
     ----------
@@ -37,18 +44,21 @@ def make_manager(
         That memory does not hold the longest sequence.
     """
     lengths = [written_tokens(r) for r in requests for _ in range(1 + len(r.siblings))]
-    size = column_tokens(params)
-    whole = [-(-length // size) * size for length in lengths]
-    pages = [pages_per_sequence(params, length, max_batch_tokens) for length in whole]
-    budget = int(free_memory() * _SHARE) // params.bytes_per_page
+    pages = [pages_per_sequence(params, length, max_batch_tokens) for length in lengths]
+    memory, most = int(free_memory() * _SHARE), min(len(lengths), _MOST_SEQUENCES)
+    batch = batch_with_slots(params, memory, max(pages), most)
+    slots = STATES_PER_REQUEST * batch if params.state_groups else 0
+    budget = pages_per_replica(params, memory, slots)
     if budget < max(pages):
+        beside = slots * params.bytes_per_state_slot
         raise CapacityError(
-            f"the longest sequence needs {max(pages)} pages of {params.bytes_per_page} bytes, half "
-            f"the free memory holds {budget}; ask for fewer max_new_tokens or pass a manager"
+            f"the longest sequence needs {max(pages)} pages of {params.bytes_per_page} bytes"
+            f"{f' beside {beside} bytes of states' if beside else ''}, half the free memory holds "
+            f"{budget}; ask for fewer max_new_tokens or pass a manager"
         )
     return PagedKVCacheManager(
         params,
-        max_batch_size=min(len(lengths), _MOST_SEQUENCES),
+        max_batch_size=batch,
         max_seq_len=max(lengths),
         num_pages=min(sum(pages), budget),
     )

@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow
-from kvcore.integrations.transformers.latents import LatentTray, keeps_latents
+from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
+from kvcore.integrations.transformers.latents import keeps_latents
+from kvcore.integrations.transformers.mixers import cache_of, states_of
 from kvcore.integrations.transformers.rules import AttentionRule
+from kvcore.integrations.transformers.tray import LayerTray, RunMixer
 from kvcore.params import KVCacheParams
 
-__all__ = ["LayerRow", "Probe", "flat_params", "grouped_params"]
+__all__ = ["Arrays", "LayerRow", "Probe", "flat_params", "grouped_params"]
 
 Shape = tuple[bool, int, int, int]
 Kind = tuple[int | None, int | None, Shape]
+Arrays = dict[str, tuple[tuple[int, ...], str]]  # what a layer keeps of a request
 
 
 class LayerRow(NamedTuple):
@@ -44,14 +47,17 @@ class Probe:
 
     Attributes
     ----------
-    tray : LatentTray
+    tray : LayerTray
     layers : dict of int to LayerRow
+    states : dict of int to dict
+        By name, shape and dtype of each array that a layer keeps of a request.
     dtype : str
     """
 
     def __init__(self) -> None:
-        self.tray = LatentTray()
+        self.tray = LayerTray(self.mix)
         self.layers: dict[int, LayerRow] = {}
+        self.states: dict[int, Arrays] = {}
         self.dtype = ""
         self._writers: dict[int, int] = {}
         self._held: list[torch.Tensor] = []  # so that no memory is used twice
@@ -72,7 +78,7 @@ class Probe:
     ) -> torch.Tensor:
         """Take the place of ``PackedBatch.attend``."""
         self.dtype = str(key.dtype).removeprefix("torch.")
-        width, layer = value.shape[-1], module.layer_idx
+        width, layer = value.shape[-1], self.tray.layer_of(module)
         shape = (False, key.shape[1], key.shape[-1], width)
         owner = None
         if keeps_latents(module):
@@ -85,6 +91,16 @@ class Probe:
             shape, rule.window, rule.chunk, None if owner == layer else owner
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], width)
+
+    def mix(self, module: Any, hidden: torch.Tensor, run: RunMixer) -> torch.Tensor:
+        """Run a recurrent layer and note what it leaves in its cache."""
+        cache = cache_of(module.layer_idx, {}, is_new=True)
+        out = run(hidden, cache)
+        self.states[module.layer_idx] = {
+            name: (tuple(state.shape[1:]), str(state.dtype).removeprefix("torch."))
+            for name, state in states_of(cache).items()
+        }
+        return out
 
 
 def _fields(dtype: str, layers: int, shape: Shape) -> dict[str, Any]:
@@ -116,8 +132,19 @@ def flat_params(dtype: str, layers: Mapping[int, LayerRow]) -> KVCacheParams:
     return KVCacheParams(**_fields(dtype, len(layers), shapes.pop()))
 
 
-def grouped_params(dtype: str, layers: Mapping[int, LayerRow]) -> KVCacheParams:
+def grouped_params(
+    dtype: str, layers: Mapping[int, LayerRow], states: Mapping[int, Arrays], num_layers: int
+) -> KVCacheParams:
     """Return the params of pages for what the layers read; flat ones where all read everything.
+
+    Parameters
+    ----------
+    dtype : str
+    layers : mapping of int to LayerRow
+        Layers that attend.
+    states : mapping of int to dict
+        Layers that keep states, with their arrays.
+    num_layers : int
 
     Raises
     ------
@@ -130,12 +157,13 @@ def grouped_params(dtype: str, layers: Mapping[int, LayerRow]) -> KVCacheParams:
     for layer, row in own.items():
         members.setdefault((row.window, row.chunk, row.shape), []).append(layer)
     base = Counter(row.shape for row in own.values()).most_common(1)[0][0]
-    fields = _fields(dtype, len(layers), base)
-    if members.keys() == {(None, None, base)} and not shared:
+    fields = _fields(dtype, num_layers, base)
+    if members.keys() == {(None, None, base)} and not shared and not states:
         return KVCacheParams(**fields)
     # Full groups come first: their table is the one that a request's length shows in.
     order = sorted(members, key=lambda kind: (kind[:2] != (None, None), kind[2] != base, str(kind)))
-    groups = [_group(members[kind], kind, base) for kind in order]
+    groups: list[AttentionGroup | State] = [_group(members[kind], kind, base) for kind in order]
+    groups += _state_groups(states)
     return KVCacheParams(**fields, groups=groups, shared=shared or None)
 
 
@@ -150,3 +178,14 @@ def _group(layers: list[int], kind: Kind, base: Shape) -> AttentionGroup:
     if window is not None:
         return SlidingWindow(layers, window, **row)
     return FullAttention(layers, **row) if chunk is None else ChunkedLocal(layers, chunk, **row)
+
+
+def _state_groups(states: Mapping[int, Arrays]) -> list[State]:
+    """Put layers together that keep the same arrays."""
+    kinds: list[Arrays] = []
+    for arrays in states.values():
+        if arrays not in kinds:
+            kinds.append(arrays)
+    return [
+        State([layer for layer, own in states.items() if own == arrays], arrays) for arrays in kinds
+    ]

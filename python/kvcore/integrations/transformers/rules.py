@@ -85,8 +85,8 @@ def rule_of(
 def config_chunk(module: torch.nn.Module) -> int | None:
     """Return the chunk of a layer, which no model passes, from the config."""
     config: Any = getattr(module, "config", None)
-    types = getattr(config, "layer_types", None)
-    if types is None or types[module.layer_idx] != "chunked_attention":
+    types: Any = getattr(config, "layer_types", None) or ()
+    if "chunked_attention" not in types or types[module.layer_idx] != "chunked_attention":
         return None
     return int(config.attention_chunk_size)
 

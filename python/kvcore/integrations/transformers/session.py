@@ -12,6 +12,7 @@ from typing import Any
 import transformers
 
 from kvcore.integrations.transformers.attention import NAME
+from kvcore.integrations.transformers.mixers import mixing
 
 __all__ = ["paged_attention", "refused"]
 
@@ -49,6 +50,8 @@ def _settings(config: Any) -> dict[str, Any] | str:
 def paged_attention(model: Any) -> Iterator[None]:
     """Set a model's attention to "kvcore" inside the block and back behind it.
 
+    Recurrent layers then run the rows of a packed batch from their slots.
+
     Parameters
     ----------
     model : PreTrainedModel
@@ -61,7 +64,7 @@ def paged_attention(model: Any) -> Iterator[None]:
     Notes
     -----
     The setting belongs to the model's config, so one thread at a time is inside for a config. Costs
-    about 0.1 ms.
+    about 0.1 ms, and a look at every module.
     """
     config = model.config
     can_set = getattr(type(model), "_can_set_attn_implementation", None)
@@ -77,6 +80,7 @@ def paged_attention(model: Any) -> Iterator[None]:
                     f"its attention stays {config._attn_implementation!r} "  # noqa: SLF001
                     f"in transformers {transformers.__version__}",
                 )
-            yield
+            with mixing(model):
+                yield
         finally:
             model.set_attn_implementation(before)

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with recurrent layers generate the same from slots: cold, from checkpoints, in chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import require
+
+torch = require("torch")
+transformers = require("transformers")
+
+import hf_models  # noqa: E402
+from hf_models import STATEFUL, expected_of, plain, prompts_of  # noqa: E402
+from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager  # noqa: E402
+from kvcore.context import TextGenerationContext  # noqa: E402
+from kvcore.groups import FullAttention, State  # noqa: E402
+from kvcore.integrations.transformers import (  # noqa: E402
+    PackedBatch,
+    cache_params,
+    generate,
+    memory,
+    mixers,
+    paged_attention,
+    slots,
+)
+from kvcore.scheduler import Scheduler  # noqa: E402
+from kvcore.sizing import longest_sequence  # noqa: E402
+
+torch.set_num_threads(1)
+
+NEW = 14
+LONGEST = 53 + NEW
+FEW = ["falcon-h1", "bamba", "qwen3-next", "jamba"]
+REST = sorted(STATEFUL.keys() - set(FEW))
+
+
+def model_of(family: str) -> Any:
+    if not hf_models.exists(family):
+        pytest.skip(f"transformers {transformers.__version__} does not run {family} in packed rows")
+    return hf_models.model_of(family)
+
+
+def manager_of(model: Any, page: int, pages: int = 0, **options: Any) -> PagedKVCacheManager:
+    """A manager for all prompts at once, or with so many pages; slots are full of noise."""
+    params = options.pop("params", None) or cache_params(model, page)
+    options = {"max_batch_size": 8, "enable_runtime_checks": True} | options
+    manager = PagedKVCacheManager(
+        params, max_seq_len=128, num_pages=pages or 16 * -(-LONGEST // page), **options
+    )
+    overwrite(manager)
+    return manager
+
+
+def overwrite(manager: PagedKVCacheManager) -> None:
+    for group in manager.states:
+        for (array,) in group.values():
+            array[:] = np.random.default_rng(0).normal(size=array.shape)
+
+
+def tokens_of(model: Any, manager: PagedKVCacheManager, **options: Any) -> list[list[int]]:
+    options = {"max_new_tokens": NEW, "max_batch_tokens": 11} | options
+    results = generate(model, prompts_of(), manager=manager, **options)
+    assert manager.num_free_blocks == manager.total_num_pages
+    assert manager.state_metrics.used_slots == 0
+    manager.check_integrity()
+    return [result.token_ids for result in results]
+
+
+def check_family(family: str, page: int, tokens: int = 11) -> None:
+    """Prompts in chunks, then from the checkpoints that are cached."""
+    model, expected = model_of(family), expected_of(family, NEW)
+    assert len({token for answer in expected for token in answer}) > 20  # not blind
+    manager = manager_of(model, page)
+    assert tokens_of(model, manager, max_batch_tokens=tokens) == expected
+    manager.reset_metrics()
+    assert tokens_of(model, manager, max_batch_tokens=tokens) == expected
+    assert manager.state_metrics.checkpoint_hits >= 4
+    assert manager.metrics.cache_tokens > 0.5 * sum(map(len, prompts_of()))
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_family_generates_the_same(family: str) -> None:
+    check_family(family, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FEW)
+def test_family_generates_the_same_at_every_page_size(family: str) -> None:
+    check_family(family, 1)
+    check_family(family, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", REST)
+def test_other_families_generate_the_same(family: str) -> None:
+    check_family(family, 3)
+    check_family(family, 16, tokens=2048)
+
+
+def check_preemption(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool holds the longest sequence and little more."""
+    preempted = []
+    original = Scheduler.next_batch
+
+    def counted(self: Scheduler, **options: bool) -> Any:
+        batch = original(self, **options)
+        preempted.extend(batch.preempted if batch else [])
+        return batch
+
+    monkeypatch.setattr(Scheduler, "next_batch", counted)
+    model = model_of(family)
+    params = cache_params(model, 3)
+    pages = next(n for n in range(1000) if longest_sequence(params, n, 40) >= LONGEST) + 3
+    assert tokens_of(model, manager_of(model, 3, pages), max_batch_tokens=40) == expected_of(
+        family, NEW
+    )
+    assert preempted
+
+
+@pytest.mark.parametrize("family", ["qwen3-next"])
+def test_preempted_requests_generate_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_preemption(family, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(STATEFUL.keys() - {"qwen3-next"}))
+def test_preempted_requests_of_others_generate_the_same(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_preemption(family, monkeypatch)
+
+
+@pytest.mark.parametrize("num_states", [8, pytest.param(None, marks=pytest.mark.slow)])
+def test_sequences_of_a_prompt_get_a_state_each(num_states: int | None) -> None:
+    """With as many slots as requests there are no checkpoints, and forks wait for each other."""
+    model = model_of("qwen3-next")
+    manager = manager_of(model, 4, num_states=num_states)
+    results = generate(
+        model, prompts_of(), manager=manager, max_new_tokens=NEW, num_return_sequences=3
+    )
+    tokens = [result.token_ids for result in results]
+    assert tokens == [each for each in expected_of("qwen3-next", NEW) for _ in range(3)]
+
+
+@pytest.mark.slow
+def test_sampling_does_not_depend_on_who_runs_beside() -> None:
+    model = model_of("bamba")
+    options = {"do_sample": True, "seed": 3, "num_return_sequences": 2}
+    together = tokens_of(model, manager_of(model, 4), **options)
+    alone = tokens_of(model, manager_of(model, 4, max_batch_size=1), **options)
+    assert together == alone
+
+
+def test_a_manager_that_generate_makes_has_slots() -> None:
+    results = generate(model_of("qwen3-next"), prompts_of(), max_new_tokens=NEW)
+    assert [result.token_ids for result in results] == expected_of("qwen3-next", NEW)
+
+
+def test_checkpoints_every_few_tokens_change_nothing() -> None:
+    """Also those that are made while requests generate."""
+    model = model_of("qwen3-next")
+    made = cache_params(model, 4)
+    (state,) = made.state_groups
+    often = dataclasses.replace(state, interval=8)
+    params = dataclasses.replace(made, groups=(*made.attention_groups, often))
+    manager = manager_of(model, 4, params=params, num_states=60)
+    expected = expected_of("qwen3-next", NEW)
+    assert tokens_of(model, manager) == expected
+    turns = [p + e[:-1] for p, e in zip(prompts_of(), expected, strict=True)]
+    manager.reset_metrics()
+    results = generate(model, turns, manager=manager, max_new_tokens=2)
+    assert [r.token_ids[0] for r in results] == [answer[-1] for answer in expected]
+    assert manager.metrics.cache_tokens > 0.7 * sum(map(len, turns))
+
+
+# -- rows ----------------------------------------------------------------------------------------
+def calls_of(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of what comes into a module from now on."""
+    shapes: list[tuple[int, ...]] = []
+    forward = module.forward
+
+    def noted(hidden: Any) -> Any:
+        shapes.append(tuple(hidden.shape[:2]))
+        return forward(hidden)
+
+    monkeypatch.setattr(module, "forward", noted)
+    return shapes
+
+
+def test_requests_that_generate_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("qwen3-next")
+    shapes = calls_of(model.model.layers[0].linear_attn.in_proj_ba, monkeypatch)
+    prompts = prompts_of()[:4]
+    manager = manager_of(model, 4, params=cache_params(model, 4, enable_prefix_caching=False))
+    generate(model, prompts, manager=manager, max_new_tokens=NEW)
+    assert shapes[:4] == [(1, len(prompt)) for prompt in prompts]
+    assert shapes[4:] == [(4, 1)] * (NEW - 1)
+
+
+def test_a_class_that_starts_anew_runs_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("jamba")
+    manager = manager_of(model, 4)
+    assert tokens_of(model, manager) == expected_of("jamba", NEW)
+    monkeypatch.setattr(slots, "goes_on", lambda *_: True)
+    assert tokens_of(model, manager_of(model, 4)) != expected_of("jamba", NEW)
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"), [("jamba", False), ("bamba", True), ("qwen3-next", True)]
+)
+def test_a_layer_tells_whether_it_goes_on_from_a_state(family: str, expected: bool) -> None:
+    model = model_of(family)
+    generate(model, [list(range(1, 9))], max_new_tokens=1, max_batch_tokens=5)
+    told = {mixers._GOES_ON[module] for module in mixers.mixers_of(model)}
+    assert told == {expected}
+
+
+@pytest.mark.parametrize("family", ["jamba", pytest.param("bamba", marks=pytest.mark.slow)])
+def test_an_overwritten_checkpoint_changes_the_output(family: str) -> None:
+    model = model_of(family)
+    manager = manager_of(model, 4)
+    assert tokens_of(model, manager) == expected_of(family, NEW)
+    overwrite(manager)
+    tokens = tokens_of(model, manager)
+    assert tokens[0] == expected_of(family, NEW)[0]  # one token, which nothing was cached of
+    assert all(a != b for a, b in zip(tokens[1:], expected_of(family, NEW)[1:], strict=True))
+
+
+# -- params --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "family", [*FEW, *(pytest.param(family, marks=pytest.mark.slow) for family in REST)]
+)
+def test_groups_are_those_of_the_config(family: str) -> None:
+    config = model_of(family).config.get_text_config(decoder=True).to_dict()
+    read = KVCacheParams.from_hf_config(config, "float32", page_size=16, enable_prefix_caching=True)
+    assert cache_params(model_of(family)) == read
+
+
+def test_a_model_with_states_needs_groups() -> None:
+    with pytest.raises(ValueError, match=r"3 of the 4 layers of Qwen3Next.* leave out groups"):
+        cache_params(model_of("qwen3-next"), groups=False)
+
+
+def test_a_manager_without_the_states_of_a_model_is_refused() -> None:
+    model = model_of("qwen3-next")
+    made = cache_params(model, 4)
+    (state,) = made.state_groups
+    other = {name: ((3, 3), dtype) for name, (_, dtype) in state.arrays.items()}
+    for groups, reason in (
+        ((FullAttention([2]),), "has slots for none"),
+        ((FullAttention([2]), State([0, 1], state.arrays)), "layer 3 keeps a state"),
+        ((FullAttention([2]), State([0, 1, 3], other)), "layer 0 keeps a state"),
+    ):
+        params = dataclasses.replace(made, groups=groups)
+        with pytest.raises(ValueError, match=reason):
+            generate(model, [[1, 2]], manager=manager_of(model, 4, params=params))
+
+
+def test_states_that_are_not_in_a_cache_are_refused() -> None:
+    config = transformers.RecurrentGemmaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        intermediate_size=32,
+        lru_width=32,
+        head_dim=8,
+        pad_token_id=0,
+    )
+    model = transformers.RecurrentGemmaForCausalLM(config).eval()
+    with pytest.raises(ValueError, match="does not keep states in a cache of transformers"):
+        generate(model, [[1, 2]])
+
+
+# -- a loop of one's own -------------------------------------------------------------------------
+def test_a_batch_needs_the_manager_of_its_states() -> None:
+    model, context = model_of("qwen3-next"), TextGenerationContext("a", [1, 2, 3])
+    manager = manager_of(model, 4)
+    manager.claim("a")
+    inputs = manager.fetch([context])[0]
+    with paged_attention(model), pytest.raises(ValueError, match=r"PackedBatch\(..., manager=\)"):
+        model(**PackedBatch(inputs, [context]).model_inputs())
+    packed = PackedBatch(inputs, [context], manager=manager)
+    with paged_attention(model), torch.no_grad():
+        logits = model(**packed.model_inputs()).logits[0, -1]
+        alone = model(input_ids=torch.tensor([[1, 2, 3]])).logits[0, -1]  # no batch: as ever
+    assert torch.allclose(logits, alone, atol=1e-4)
+    assert all("forward" not in vars(module) for module in mixers.mixers_of(model))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"devices": ["cpu", "cpu"]}, "states on 2 devices"), ({"blocks": None}, "has no arrays")],
+    ids=["devices", "no-arrays"],
+)
+def test_states_that_are_not_on_one_device_are_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    groups = (FullAttention([0]), State([1], {"conv_states": ((2, 2), "float32")}))
+    devices = len(options.get("devices", "1"))
+    params = KVCacheParams("float32", 2, 8, 2, page_size=4, n_devices=devices, groups=groups)
+    manager = PagedKVCacheManager(params, 1, 16, num_pages=4, **options)
+    manager.claim("a")
+    context = TextGenerationContext("a", [1])
+    with pytest.raises(ValueError, match=reason):
+        PackedBatch(manager.fetch([context])[0], [context], manager=manager)
+
+
+# -- memory --------------------------------------------------------------------------------------
+def test_slots_and_pages_stay_within_half_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("qwen3-next")
+    params = cache_params(model)
+    slot, longest = params.bytes_per_state_slot, -(-LONGEST // 16) * params.bytes_per_page
+    made: list[Any] = []
+
+    class Noted(PagedKVCacheManager):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(memory, "PagedKVCacheManager", Noted)
+    expected = expected_of("qwen3-next", NEW)
+    for room, batch in ((longest + 2 * slot, 1), (longest + 7 * slot, 3), (1 << 30, 7)):
+        monkeypatch.setattr(memory, "free_memory", lambda room=room: 2 * room)
+        results = generate(model, prompts_of(), max_new_tokens=NEW)
+        assert [result.token_ids for result in results] == expected
+        assert made[-1].max_batch_size == batch
+        held = made[-1].total_num_pages * params.bytes_per_page
+        assert held + made[-1].state_metrics.total_slots * slot <= room
+    monkeypatch.setattr(memory, "free_memory", lambda: 2 * (longest + 2 * slot - 1))
+    with pytest.raises(CapacityError, match=f"beside {2 * slot} bytes of states"):
+        generate(model, prompts_of(), max_new_tokens=NEW)
+
+
+# -- bfloat16 ------------------------------------------------------------------------------------
+def logits_through_slots(model: Any, tokens: list[int], chunk: int) -> Any:
+    """The logits of every token, given all those before it."""
+    manager = manager_of(model, 3)
+    context = TextGenerationContext("row", tokens, active_idx=chunk)
+    manager.claim("row")
+    parts = []
+    with paged_attention(model), torch.inference_mode():
+        while context.start_idx < len(tokens):
+            context.active_idx = min(context.start_idx + chunk, len(tokens))
+            inputs = manager.fetch([context])[0]
+            packed = PackedBatch(inputs, [context], manager=manager)
+            rows = torch.arange(context.active_length).numpy()
+            parts.append(model(**packed.model_inputs(rows)).logits[0])
+            context.update(0)
+            manager.step([context])
+    return torch.cat(parts).float()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bamba", "lfm2", "jamba"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(family: str) -> None:
+    exact = model_of(family)
+    model = hf_models.build(family).to(torch.bfloat16)
+    mine, theirs = [], []
+    for prompt, answer in zip(prompts_of(), expected_of(family, NEW), strict=True):
+        tokens = prompt + answer
+        with torch.inference_mode():
+            truth = exact(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+            alone = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+        theirs.append((alone - truth).abs())
+        mine.append((logits_through_slots(model, tokens, 9) - truth).abs())
+    assert float(torch.cat(mine).mean()) <= 1.25 * float(torch.cat(theirs).mean())
+
+
+def test_float32_logits_are_those_of_the_whole_sequence() -> None:
+    model, tokens = model_of("bamba"), prompts_of()[-1]
+    with torch.inference_mode():
+        whole = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    for chunk in (7, 53):
+        assert torch.allclose(logits_through_slots(model, tokens, chunk), whole, atol=2e-4)
+
+
+def test_an_exception_in_a_model_leaves_its_layers_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of("qwen3-next")
+    manager = manager_of(model, 4)
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model.layers[1].linear_attn.out_proj, "forward", failing)
+        with pytest.raises(RuntimeError, match="broken"):
+            generate(model, prompts_of(), manager=manager)
+    assert all("forward" not in vars(module) for module in mixers.mixers_of(model))
+    assert plain(model, prompts_of()[:2], NEW) == expected_of("qwen3-next", NEW)[:2]
+    assert tokens_of(model, manager) == expected_of("qwen3-next", NEW)
