@@ -3,6 +3,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from kvcore.groups.layers import LayerMap
 
@@ -56,6 +57,8 @@ class RaggedKVCacheInputs:
         -----
         Nothing is copied and nothing checked: kernels check what they are given.
         """
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, memo: Any) -> Self: ...
     @property
     def states(self) -> tuple[NDArray[np.int32], ...]:
         """The slot of each request's state, int32 [B] for each State group, a tuple.

@@ -19,7 +19,7 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject* o)
 
 
-def copied(array):
+cdef object copied(object array):
     """A copy of an array of a fetch; of a table it is no table any more."""
     return np.array(array) if isinstance(array, np.ndarray) else array.copy()
 
@@ -134,9 +134,9 @@ cdef class RaggedKVCacheInputs:
         inputs.lookup_table = copied(self.lookup_table)
         inputs.max_lengths = copied(self.max_lengths)
         if self._tables is not None:
-            inputs._tables = (inputs.lookup_table, *map(copied, self._tables[1:]))
+            inputs._tables = (inputs.lookup_table, *[copied(table) for table in self._tables[1:]])
         if self._states is not None:
-            inputs._states = tuple(map(copied, self._states))
+            inputs._states = tuple([copied(slots) for slots in self._states])
         return inputs
 
     def __repr__(self):

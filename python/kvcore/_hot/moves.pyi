@@ -36,9 +36,8 @@ def mark_of(engine: EngineParts, request_id: Hashable) -> Mark:
     ------
     RequestNotFoundError
     """
-def begin_at(
-    engine: EngineParts, context: Any, n: int, name_space: bytes | None = None
-) -> bool:
+
+def begin_at(engine: EngineParts, context: Any, n: int, name_space: bytes | None = None) -> bool:
     """Have a claimed request, which has no pages yet, go on behind tokens that the caller brings.
 
     Parameters
