@@ -11,7 +11,7 @@ row, also timed.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import cycle
 from time import perf_counter_ns
@@ -27,15 +27,16 @@ _PART = 32
 
 
 def start_batch(
-    mgr: kvcore.PagedKVCacheManager, context: int, tag: str
+    mgr: kvcore.PagedKVCacheManager, context: int, tag: str, tenants: Sequence[str] = ()
 ) -> tuple[list[Context], list[Hashable]]:
-    """Prefill 256 requests whose lengths are spread over one page."""
+    """Prefill 256 requests whose lengths are spread over one page, of each tenant in turn."""
     rows = prompts(ROWS, context + PAGE, 11)
     batch: list[Context] = []
     names: list[Hashable] = []
     for i, row in enumerate(rows):
         name = f"{tag}-{i}"
-        item = Context(name, row[: context + i % PAGE])
+        tenant = tenants[i % len(tenants)] if tenants else None
+        item = Context(name, row[: context + i % PAGE], tenant=tenant)
         mgr.claim(name)
         assert mgr.reserve(item)
         batch.append(item)

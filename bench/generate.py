@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import statistics
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -22,12 +21,10 @@ import numpy as np
 import torch
 import transformers
 
+from generation import PAGE, Answers, in_turns, random_model, random_tokens, rate_row
 from harness import Row, main, plain_row
 from kvcore import PagedKVCacheManager
 from kvcore.integrations.transformers import cache_params, generate
-
-_PAGE = 16
-_VOCABULARY = 4096
 
 
 @dataclass(frozen=True)
@@ -44,27 +41,16 @@ _QUICK = _Size(prompts=4, new=16, rounds=1, system=64, turns=2)
 
 
 def _model() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=_VOCABULARY,
+    return random_model(
+        "Llama",
+        vocab_size=4096,
         hidden_size=320,
         intermediate_size=896,
         num_hidden_layers=8,
         num_attention_heads=5,
         num_key_value_heads=5,
         max_position_embeddings=4096,
-        initializer_range=0.1,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
     )
-    return transformers.LlamaForCausalLM(config).eval()
-
-
-def _tokens(count: int, seed: int) -> list[int]:
-    drawn: list[int] = np.random.default_rng(seed).integers(1, _VOCABULARY, count).tolist()
-    return drawn
 
 
 class _Ways:
@@ -73,10 +59,10 @@ class _Ways:
     def __init__(self, model: Any, size: _Size) -> None:
         self.model = model
         lengths = np.linspace(16, 100, size.prompts).astype(int)
-        self.prompts = [_tokens(n, i) for i, n in enumerate(lengths)]
+        self.prompts = [random_tokens(model, n, i) for i, n in enumerate(lengths)]
         self.new = size.new
         self.manager = PagedKVCacheManager(
-            cache_params(model, _PAGE), size.prompts, 512, num_pages=size.prompts * 16
+            cache_params(model, PAGE), size.prompts, 512, num_pages=size.prompts * 16
         )
         self.forward_seconds = 0.0
         self._watch_forwards()
@@ -93,23 +79,23 @@ class _Ways:
         self.model.register_forward_pre_hook(before)
         self.model.register_forward_hook(after)
 
-    def kvcore(self) -> list[list[int]]:
+    def kvcore(self) -> Answers:
         self.manager.reset_prefix_cache()
         return self.kvcore_again()
 
-    def kvcore_again(self) -> list[list[int]]:
+    def kvcore_again(self) -> Answers:
         """Over the prefixes that the call before has left."""
         results = generate(self.model, self.prompts, manager=self.manager, max_new_tokens=self.new)
         return [result.token_ids for result in results]
 
-    def padded(self) -> list[list[int]]:
+    def padded(self) -> Answers:
         longest = max(map(len, self.prompts))
         return self._generate([[0] * (longest - len(p)) + p for p in self.prompts])
 
-    def one_by_one(self) -> list[list[int]]:
+    def one_by_one(self) -> Answers:
         return [self._generate([p])[0] for p in self.prompts]
 
-    def _generate(self, rows: list[list[int]]) -> list[list[int]]:
+    def _generate(self, rows: list[list[int]]) -> Answers:
         ids = torch.tensor(rows)
         whole = self.model.generate(
             ids,
@@ -118,18 +104,18 @@ class _Ways:
             do_sample=False,
             pad_token_id=0,
         )
-        answers: list[list[int]] = whole[:, ids.shape[1] :].tolist()
+        answers: Answers = whole[:, ids.shape[1] :].tolist()
         return answers
 
-    def generate_batch(self) -> list[list[int]]:
-        pages = sum(-(-(len(p) + self.new) // _PAGE) for p in self.prompts)
+    def generate_batch(self) -> Answers:
+        pages = sum(-(-(len(p) + self.new) // PAGE) for p in self.prompts)
         answers = self.model.generate_batch(
             inputs=self.prompts,
             generation_config=transformers.GenerationConfig(
                 max_new_tokens=self.new, do_sample=False, eos_token_id=-1, pad_token_id=0
             ),
             continuous_batching_config=transformers.ContinuousBatchingConfig(
-                page_size=_PAGE, num_blocks=2 * pages, max_batch_tokens=2048
+                page_size=PAGE, num_blocks=2 * pages, max_batch_tokens=2048
             ),
             progress_bar=False,
         )
@@ -137,51 +123,37 @@ class _Ways:
         return [by_prompt[tuple(p)] for p in self.prompts]
 
 
-def _seconds(way: Callable[[], list[list[int]]], expected: list[list[int]]) -> float:
-    start = perf_counter()
-    answers = way()
-    seconds = perf_counter() - start
-    if answers != expected:
-        raise AssertionError(f"{way.__name__} generates other tokens")
-    return seconds
-
-
 def _throughput(ways: _Ways, size: _Size) -> list[Row]:
     """Time every way in every round, and what a step takes outside the model."""
-    order = (ways.kvcore, ways.kvcore_again, ways.padded, ways.generate_batch, ways.one_by_one)
-    spent: dict[str, list[float]] = {way.__name__: [] for way in order}
-    outside = []
-    expected = ways.padded()
-    for _ in range(size.rounds):
-        for way in order:
-            ways.forward_seconds = 0.0
-            seconds = _seconds(way, expected)
-            spent[way.__name__].append(seconds)
-            if way is order[0]:
-                outside.append(100 * (1 - ways.forward_seconds / seconds))
+    inside: list[float] = []
+
+    def kvcore() -> Answers:
+        ways.forward_seconds = 0.0
+        answers = ways.kvcore()
+        inside.append(ways.forward_seconds)
+        return answers
+
+    order = {
+        "kvcore": kvcore,
+        "kvcore_again": ways.kvcore_again,
+        "padded": ways.padded,
+        "generate_batch": ways.generate_batch,
+        "one_by_one": ways.one_by_one,
+    }
+    ways.padded()  # the first forwards of a model are slower
+    spent = in_turns(order, size.rounds)
     count = size.prompts * size.new
-    label = f"{size.prompts} prompts x {size.new} tokens, page {_PAGE}"
-    own = count / statistics.median(spent["kvcore"])
+    label = f"{size.prompts} prompts x {size.new} tokens, page {PAGE}"
+    own = statistics.median(count / each for each in spent["kvcore"])
     rows = [
-        _rates(f"generate.{name}", f"{name}, {label}", [count / s for s in found], own)
+        rate_row(
+            f"generate.{name}", f"{name}, {label}", count, found, limit=own, limit_name="kvcore"
+        )
         for name, found in spent.items()
     ]
+    outside = [100 * (1 - a / b) for a, b in zip(inside, spent["kvcore"], strict=True)]
     share = statistics.median(outside)
     return [*rows, plain_row("generate.outside", "outside the model, of kvcore's time", share, "%")]
-
-
-def _rates(key: str, work: str, found: list[float], own: float) -> Row:
-    """Build a row of rates beside that of kvcore in the same run."""
-    return plain_row(
-        key,
-        work,
-        statistics.median(found),
-        "tokens/s",
-        n=len(found),
-        limit=own,
-        limit_name="kvcore",
-        note=f"best {max(found):.0f}",
-    )
 
 
 def _memory(ways: _Ways) -> list[Row]:
@@ -207,14 +179,14 @@ def _memory(ways: _Ways) -> list[Row]:
 
 def _chats(model: Any, size: _Size, *, caching: bool) -> list[Row]:
     """Time the first token of each turn of chats that share a system prompt."""
-    params = cache_params(model, _PAGE, enable_prefix_caching=caching)
+    params = cache_params(model, PAGE, enable_prefix_caching=caching)
     manager = PagedKVCacheManager(params, 4, 4096, num_pages=1024)
-    chats = [_tokens(size.system, 99) for _ in range(4)]
+    chats = [random_tokens(model, size.system, 99) for _ in range(4)]
     rows = []
     for turn in range(size.turns):
         waits, hits, asked = [], 0, 0
         for i, chat in enumerate(chats):
-            chat += _tokens(40, 1000 + 10 * turn + i)
+            chat += random_tokens(model, 40, 1000 + 10 * turn + i)
             marks: list[float] = []
             start = perf_counter()
             (answer,) = generate(

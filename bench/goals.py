@@ -65,6 +65,7 @@ GOALS = (
     Goal("pin.64", 0.15),
     Goal("pin.512", 0.15),
     Goal("pin.flat", 1.25),
+    Goal("keys.*.*", 0.0, per_limit=2.0),
     Goal("pin.tokens.64", 0.3, per_limit=1.0),
     Goal("pin.tokens.2048", 0.3, per_limit=1.0),
     *(
@@ -101,6 +102,7 @@ GOALS = (
     Goal("groups.match.32768", 100.0),
     Goal("groups.*.flat", 1.5),
     Goal("groups.window.*", 0.0, per_limit=1.0),
+    *(Goal(f"quotas.*.{n}", 0.0, per_limit=1.25) for n in (2, 64)),
     Goal("replay.inside", 500.0, at_least=True),
     Goal("replay.all_in", 250.0, at_least=True),
     Goal("replay.online", 200.0, at_least=True),

@@ -81,12 +81,14 @@ def match() -> list[Row]:
 
 def _ratio(key: str, work: str, samples: dict[str, list[float]]) -> list[Row]:
     """Return a row for each case, then how flat they are: the last over the first."""
+    names = {case: case.replace("_", " ") for case in samples}
     rows = [
-        make_row(f"groups.{key}.{case}", f"{work}; {case.replace('_', ' ')}", spent)
+        make_row(f"groups.{key}.{case}", f"{work}; {names[case]}", spent)
         for case, spent in samples.items()
     ]
+    first, *_, last = names.values()
     ratio = rows[-1].median / rows[0].median
-    return [*rows, plain_row(f"groups.{key}.flat", f"{work}: last / first", ratio, "x")]
+    return [*rows, plain_row(f"groups.{key}.flat", f"{work}; {last} / {first}", ratio, "x")]
 
 
 def evict(quick: bool) -> list[Row]:

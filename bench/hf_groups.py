@@ -5,29 +5,28 @@ A model in the shape of Gemma 3 with random weights in f32: 26 layers, of which 
 everything and the others a window of 512 tokens, page 16. 8 prompts of 4,096 tokens, 4 of them
 behind each of two prefixes of 2,048, 64 new tokens of each, in forwards of 512 tokens. With groups
 and flat take turns in every round and must answer the same tokens; a pool is empty when a round
-begins. ``--quick`` runs one round of short prompts.
+begins. What each group holds is counted in a run of its own, which is not timed. ``--quick`` runs
+one round of short prompts.
 """
 
 from __future__ import annotations
 
 import statistics
 from argparse import Namespace
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-import torch
-import transformers
-
+from generation import PAGE, Answers, in_turns, random_model, random_tokens, rate_row
 from harness import Row, main, plain_row
-from kvcore import KVCacheParams
+from kvcore import PagedKVCacheManager
 from kvcore.cli.held_pages import WatchedManager
 from kvcore.integrations.transformers import cache_params, generate
 
-_PAGE = 16
-_VOCABULARY = 2048
+_Manager = TypeVar("_Manager", bound=PagedKVCacheManager)
+
 _WINDOW = 512
 _LAYERS = 26
 _FORWARD = 512  # tokens
@@ -48,9 +47,9 @@ _QUICK = _Size(prompts=4, tokens=1280, shared=640, new=16, rounds=1)
 
 
 def _model() -> Any:
-    torch.manual_seed(0)
-    config = transformers.Gemma3TextConfig(
-        vocab_size=_VOCABULARY,
+    return random_model(
+        "Gemma3Text",
+        vocab_size=2048,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=_LAYERS,
@@ -63,69 +62,67 @@ def _model() -> Any:
         ],
         max_position_embeddings=8192,
         query_pre_attn_scalar=32,
-        initializer_range=0.1,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
     )
-    return transformers.Gemma3ForCausalLM(config).eval()
 
 
-def _prompts(size: _Size) -> list[list[int]]:
-    numbers = np.random.default_rng(1)
-
-    def tokens(count: int) -> list[int]:
-        drawn: list[int] = numbers.integers(1, _VOCABULARY, count).tolist()
-        return drawn
-
-    prefixes = [tokens(size.shared) for _ in range(2)]
-    return [prefixes[i % 2] + tokens(size.tokens - size.shared) for i in range(size.prompts)]
+def _prompts(model: Any, size: _Size) -> Answers:
+    prefixes = [random_tokens(model, size.shared, i) for i in range(2)]
+    rest = size.tokens - size.shared
+    return [prefixes[i % 2] + random_tokens(model, rest, 2 + i) for i in range(size.prompts)]
 
 
-@dataclass
 class _Way:
-    """Generate in pages of one kind, and note times and what is held."""
+    """Generate in pages of one kind, in a pool with room for the longest prompts, flat."""
 
-    model: Any
-    prompts: list[list[int]]
-    size: _Size
-    params: KVCacheParams
-    seconds: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    manager: WatchedManager | None = None
+    def __init__(self, model: Any, prompts: Answers, size: _Size, *, groups: bool) -> None:
+        self.model, self.prompts, self.size = model, prompts, size
+        self.params = cache_params(model, PAGE, groups=groups)
+        flat = cache_params(model, PAGE, groups=False).bytes_per_token
+        self._memory = 2 * flat * size.prompts * (size.tokens + size.new)
+        self._manager = self._made(PagedKVCacheManager)
+        self.step_seconds: list[float] = []
 
-    def run(self) -> list[list[int]]:
-        """Generate in an empty pool with room for the longest prompts, flat."""
-        tokens = self.size.prompts * (self.size.tokens + self.size.new)
-        flat_bytes = cache_params(self.model, _PAGE, groups=False).bytes_per_token * tokens
-        self.manager = WatchedManager(
-            self.params, self.size.prompts, 8192, available_cache_memory=2 * flat_bytes
-        )
+    def _made(self, kind: type[_Manager]) -> _Manager:
+        return kind(self.params, self.size.prompts, 8192, available_cache_memory=self._memory)
+
+    def run(self) -> Answers:
+        """Generate in an empty pool, and note what a step without prompts takes."""
+        self._manager.reset_prefix_cache()
         marks: list[tuple[float, int]] = []
-        start = perf_counter()
-        results = generate(
-            self.model,
-            self.prompts,
-            manager=self.manager,
-            max_new_tokens=self.size.new,
-            max_batch_tokens=_FORWARD,
-            progress=lambda _, generated: marks.append((perf_counter(), generated)),
+        answers = self._generate(
+            self._manager, lambda _, generated: marks.append((perf_counter(), generated))
         )
-        self.seconds.append(marks[-1][0] - start)
         steps = [
             later - time
             for (time, done), (later, more) in pairwise(marks)
             if more - done == self.size.prompts
         ]
         self.step_seconds.append(statistics.median(steps))
+        return answers
+
+    def watched(self) -> WatchedManager:
+        """Generate with a manager that notes what each group holds, which takes time."""
+        manager = self._made(WatchedManager)
+        self._generate(manager)
+        return manager
+
+    def _generate(
+        self, manager: PagedKVCacheManager, progress: Callable[[int, int], None] | bool = False
+    ) -> Answers:
+        results = generate(
+            self.model,
+            self.prompts,
+            manager=manager,
+            max_new_tokens=self.size.new,
+            max_batch_tokens=_FORWARD,
+            progress=progress,
+        )
         return [result.token_ids for result in results]
 
     @property
     def peak_pages(self) -> int:
         """Pages that were held at most."""
-        assert self.manager is not None
-        return self.manager.metrics.peak_used_pages
+        return self._manager.metrics.peak_used_pages
 
     @property
     def peak_bytes(self) -> int:
@@ -133,30 +130,20 @@ class _Way:
         return self.peak_pages * self.params.bytes_per_page
 
 
-def _rate_rows(ways: dict[str, _Way], size: _Size) -> list[Row]:
+def _rate_rows(ways: dict[str, _Way], seconds: dict[str, list[float]], size: _Size) -> list[Row]:
     total = size.prompts * (size.tokens + size.new)
     label = f"{size.prompts} prompts of {size.tokens:,} tokens"
-    whole = {name: [total / s for s in way.seconds] for name, way in ways.items()}
-    steps = {name: [size.prompts / s for s in way.step_seconds] for name, way in ways.items()}
+    steps = {name: way.step_seconds for name, way in ways.items()}
     rows = []
-    for key, work, rates in (
-        ("all", f"tokens of prompts and answers, {label}", whole),
-        ("decode", f"tokens of steps without prompts, {size.prompts} rows", steps),
+    for key, work, tokens, spent in (
+        ("all", f"tokens of prompts and answers, {label}", total, seconds),
+        ("decode", f"tokens of steps without prompts, {size.prompts} rows", size.prompts, steps),
     ):
-        flat = statistics.median(rates["flat"])
-        for name, found in rates.items():
+        flat = statistics.median(tokens / each for each in spent["flat"])
+        for name, found in spent.items():
             more = {"limit": flat, "limit_name": "flat"} if name != "flat" else {}
-            rows.append(
-                plain_row(
-                    f"hf_groups.{key}.{name.split()[-1]}",
-                    f"{name}: {work}",
-                    statistics.median(found),
-                    "tokens/s",
-                    n=len(found),
-                    note=f"best {max(found):,.0f}",
-                    **more,
-                )
-            )
+            key_of = f"hf_groups.{key}.{name.split()[-1]}"
+            rows.append(rate_row(key_of, f"{name}: {work}", tokens, found, **more))
     return rows
 
 
@@ -179,19 +166,18 @@ def _memory_rows(grouped: _Way, flat: _Way) -> list[Row]:
             note=f"{flat.peak_pages:,} pages of {flat.params.bytes_per_page:,} B",
         ),
     ]
-    assert grouped.manager is not None
-    for group in grouped.manager.groups_held():
-        kept = "full" if group["window"] is None else f"with a window of {group['window']}"
+    for group in grouped.watched().groups_held():
+        kept = "full" if group["keeps"] is None else f"with a window of {group['keeps']}"
         share = flat.peak_bytes * group["layers"] / _LAYERS / 2**20
         rows.append(
             plain_row(
-                f"hf_groups.bytes.{'full' if group['window'] is None else 'window'}",
+                f"hf_groups.bytes.{group['kind']}",
                 f"with groups: of this, {group['layers']} layers {kept}",
                 group["bytes"] / 2**20,
                 "MiB",
                 limit=share,
                 limit_name="these layers, flat",
-                note=f"{group['pages']:,} pages in {group['page_tables']} tables, "
+                note=f"{group['pages']:,} pages in {group['bundles']} tables, "
                 f"{group['given_back']:,} given back",
             )
         )
@@ -201,19 +187,11 @@ def _memory_rows(grouped: _Way, flat: _Way) -> list[Row]:
 def measure(options: Namespace) -> list[Row]:
     """Measure memory and speed of both ways."""
     size = _QUICK if options.quick else _FULL
-    model, prompts = _model(), _prompts(size)
-    ways = {
-        name: _Way(model, prompts, size, cache_params(model, _PAGE, groups=name != "flat"))
-        for name in _NAMES
-    }
-    expected: list[list[int]] = []
-    for _ in range(size.rounds):
-        for name, way in ways.items():
-            answers = way.run()
-            expected = expected or answers
-            if answers != expected:
-                raise AssertionError(f"{name}: other tokens than in the run before")
-    return _memory_rows(*ways.values()) + _rate_rows(ways, size)
+    model = _model()
+    prompts = _prompts(model, size)
+    ways = {name: _Way(model, prompts, size, groups=name != "flat") for name in _NAMES}
+    seconds = in_turns({name: way.run for name, way in ways.items()}, size.rounds)
+    return _memory_rows(*ways.values()) + _rate_rows(ways, seconds, size)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ about 700 ns and varies by 100, so both start at 32 KiB.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import mmap
 import random
 import statistics
@@ -172,6 +173,21 @@ def stream_reader(data: Any) -> Callable[[], object]:
     """Return a call that reads an array of ones once (memchr for an absent byte)."""
     absent = ctypes.c_int(2)
     return lambda: _memchr(ctypes.c_void_p(data.ctypes.data), absent, ctypes.c_size_t(data.nbytes))
+
+
+def sha256_us(size: int, repeats: int = 15) -> list[float]:
+    """Measure SHA-256 of ``size`` bytes with OpenSSL, again and again, us per call."""
+    data = random.Random(4).randbytes(size)
+    count = max(8, min(2000, (16 << 20) // size))
+    spent = undisturbed([lambda: [_hash_ns(data, count)]] * repeats)
+    return [s / count / 1e3 for s in spent]
+
+
+def _hash_ns(data: bytes, count: int) -> int:
+    start = perf_counter_ns()
+    for _ in range(count):
+        hashlib.sha256(data).digest()
+    return perf_counter_ns() - start
 
 
 def memcmp_limit(tokens: int, *, prompts: int = 0) -> float:

@@ -4,9 +4,10 @@
 ``python bench/run.py SUITE [--trace PATH] [--json OUT] [--page]``, where SUITE is
 ``control-path``, ``data-path`` or ``generate``, prints the table and writes the rows to
 ``bench/results/SUITE.json``. ``--page`` also writes the rows with goals into
-``docs/benchmarks.md``, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``, and the
-headlines of the control path into the README. ``--only`` names benches to run; the rows of the
-others are kept as stored. ``--stored`` runs none: it prints and writes what is stored.
+``docs/benchmarks.md``, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``, some rows into
+the pages that quote them, and the headlines of the control path into the README. ``--only`` names
+benches to run; the rows of the others are kept as stored, with the machine that each was measured
+on. ``--stored`` runs none: it prints and writes what is stored.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from goals import Goal, goals_of
-from harness import PACE, Row, best_pace, machine, number
+from harness import PACE, Row, best_pace, number
 from headlines import headline_table
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+DOCS = HERE.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
 HEADLINES = "control-path"
 SUITES = {
     "control-path": (
@@ -37,9 +43,11 @@ SUITES = {
         "admit",
         "partial",
         "pin",
+        "keys",
         "evict",
         "policies",
         "groups",
+        "quotas",
         "alloc",
         "decode",
         "memory",
@@ -49,9 +57,50 @@ SUITES = {
     "data-path": ("data_path", "transfer", "attention", "swap"),
     "generate": ("generate", "hf_groups"),
 }
+# By suite, what pages quote: page, mark, and the keys of the rows as of a shell.
+EXCERPTS = {
+    "control-path": (
+        (
+            "groups.md",
+            "groups-cost",
+            (
+                "groups.decode.*",
+                "groups.match.*",
+                "groups.window_length.window_*",
+                "groups.give_back.*_pages",
+                "memory.bundles.*",
+            ),
+        ),
+        ("tenants.md", "quotas-cost", ("quotas.*",)),
+    ),
+    "generate": (("groups.md", "groups-model", ("hf_groups.*",)),),
+}
 
 
-def run_bench(name: str, options: argparse.Namespace) -> list[Row]:
+@dataclass(frozen=True)
+class Measured:
+    """Hold the rows of a bench, and the machine and versions of the run that they are from."""
+
+    machine: dict[str, Any]
+    rows: list[Row]
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Measured:
+        """Take what a bench wrote, or what is stored of it."""
+        return cls(found["machine"], [Row(**row) for row in found["rows"]])
+
+    @property
+    def facts(self) -> str:
+        """Where and with what the rows were measured, on one line."""
+        facts = self.machine
+        return (
+            f"{facts['cpu']}, {facts['cores']} cores, {facts['libc']}, Python {facts['python']}, "
+            f"numpy {facts['numpy']}, kvcore {facts['kvcore']}; microseconds unless a unit is "
+            f"given."
+        )
+
+
+def run_bench(name: str, options: argparse.Namespace) -> Measured:
     """Run one bench in a fresh process and read its rows."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
@@ -60,15 +109,36 @@ def run_bench(name: str, options: argparse.Namespace) -> list[Row]:
         command += ["--trace", str(options.trace)] if options.trace else []
         print(f"== {name}", flush=True)
         subprocess.run(command, check=True)
-        return [Row(**row) for row in json.loads(out.read_text())["rows"]]
+        return Measured.read(json.loads(out.read_text()))
 
 
-def table(rows: list[Row], facts: dict[str, Any]) -> str:
+def rows_of(benches: Iterable[Measured]) -> list[Row]:
+    """Put the rows of benches one behind the other."""
+    return [row for bench in benches for row in bench.rows]
+
+
+def chosen(benches: Iterable[Measured], choice: Callable[[Row], object]) -> list[Measured]:
+    """Return the benches with the rows that a page shows, those without any left out."""
+    found = (replace(bench, rows=[*filter(choice, bench.rows)]) for bench in benches)
+    return [bench for bench in found if bench.rows]
+
+
+def is_named(keys: Iterable[str], row: Row) -> bool:
+    """Tell whether a row is of those that an excerpt names."""
+    return any(fnmatchcase(row.key, key) for key in keys)
+
+
+def tables(benches: Iterable[Measured]) -> str:
+    """Write the rows as Markdown, a table for each run of benches from one machine."""
+    return "\n\n".join(
+        f"{facts}\n\n{table(rows_of(same))}"
+        for facts, same in groupby(benches, key=lambda bench: bench.facts)
+    )
+
+
+def table(rows: list[Row]) -> str:
     """Write the rows as a Markdown table, one line per goal."""
     lines = [
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['libc']}, Python {facts['python']}, "
-        f"numpy {facts['numpy']}, kvcore {facts['kvcore']}; microseconds unless a unit is given.",
-        "",
         "| work | median / mean / p99 | limit, same run | ratio | goal | met |",
         "|---|---|---|---|---|---|",
     ]
@@ -104,34 +174,39 @@ def write_between(path: Path, mark: str, text: str) -> None:
     path.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
 
-def write_pages(suite: str, rows: list[Row], facts: dict[str, Any]) -> None:
-    """Write the rows with goals into the page of benchmarks, the headlines into the README."""
-    write_between(PAGE, suite, table([row for row in rows if goals_of(row)], facts))
+def write_pages(suite: str, benches: list[Measured]) -> None:
+    """Write the rows with goals, what other pages quote, and the headlines of the README."""
+    write_between(PAGE, suite, tables(chosen(benches, goals_of)))
+    for page, mark, keys in EXCERPTS.get(suite, ()):
+        write_between(DOCS / page, mark, tables(chosen(benches, partial(is_named, keys))))
     if suite == HEADLINES:
-        write_between(README, "headlines", headline_table(rows, facts))
+        write_between(README, "headlines", headlines(benches))
 
 
-def stored(path: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
-    """Read the machine and the rows by bench of an earlier run; empty where there is none."""
+def headlines(benches: list[Measured]) -> str:
+    """Write the headlines under the versions of kvcore that they were measured with."""
+    versions = dict.fromkeys(bench.machine["kvcore"] for bench in benches)
+    return headline_table(rows_of(benches), " and ".join(versions))
+
+
+def stored(path: Path) -> dict[str, Measured]:
+    """Read the benches of earlier runs; empty where there are none."""
     if not path.exists():
-        return {}, {}
-    found = json.loads(path.read_text())
-    benches = {name: [Row(**row) for row in rows] for name, rows in found["benches"].items()}
-    return found["machine"], benches
+        return {}
+    benches = json.loads(path.read_text())["benches"]
+    return {name: Measured.read(found) for name, found in benches.items()}
 
 
-def store(path: Path, facts: dict[str, Any], benches: dict[str, list[Row]]) -> None:
-    """Write the rows by bench, each with its goals, as JSON."""
-    plain = {name: [asdict(row) for row in rows] for name, rows in benches.items()}
+def store(path: Path, benches: dict[str, Measured]) -> None:
+    """Write the benches, and how their rows stand to their goals, as JSON."""
     goals = [
         {"key": row.key, "goal": goal.text(row), "met": goal.is_met(row)}
-        for rows in benches.values()
-        for row in rows
+        for row in rows_of(benches.values())
         for goal in goals_of(row)
     ]
+    plain = {name: asdict(bench) for name, bench in benches.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"machine": facts, "benches": plain, "goals": goals}, indent=1)
-    path.write_text(text + "\n")
+    path.write_text(json.dumps({"benches": plain, "goals": goals}, indent=1) + "\n")
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -151,32 +226,31 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def measured(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, list[Row]]]:
-    """Run the benches that were asked for and store their rows beside the earlier ones."""
+def measured(options: argparse.Namespace) -> dict[str, Measured]:
+    """Run the benches that were asked for and store them beside the earlier ones."""
     os.environ[PACE] = str(best_pace())
-    facts = machine()
     benches = SUITES[options.suite]
     default = None if options.quick else RESULTS / f"{options.suite}.json"
     path = options.json or default
-    found = stored(path)[1] if path and options.only else {}
+    found = stored(path) if path and options.only else {}
     for name in options.only or benches:
         found[name] = run_bench(name, options)
         if path:
-            store(path, facts, {name: found[name] for name in benches if name in found})
-    return facts, found
+            store(path, {name: found[name] for name in benches if name in found})
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benches, print the table, write the results."""
     options = options_of(arguments)
     results = options.json or RESULTS / f"{options.suite}.json"
-    facts, found = stored(results) if options.stored else measured(options)
-    rows = [row for name in SUITES[options.suite] for row in found.get(name, [])]
-    print(table(rows, facts))
+    found = stored(results) if options.stored else measured(options)
+    benches = [found[name] for name in SUITES[options.suite] if name in found]
+    print(tables(benches))
     if options.suite == HEADLINES:
-        print(headline_table(rows, facts))
+        print(headlines(benches))
     if options.page:
-        write_pages(options.suite, rows, facts)
+        write_pages(options.suite, benches)
     return 0
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,9 @@ def manager(
     eviction: str = "lru",
     bundles: int = 1,
     window: int = 1024,
+    tenants: Sequence[str] = (),
 ) -> kvcore.PagedKVCacheManager:
-    """Build a manager of page ids only, defaults otherwise."""
+    """Build a manager of page ids only, defaults otherwise; tenants have a page each for sure."""
     return kvcore.PagedKVCacheManager(
         params(bundles, window),
         max_batch_size=requests,
@@ -55,6 +57,7 @@ def manager(
         blocks=None,
         partial_page_reuse=partial_page_reuse,
         eviction=eviction,
+        quotas=dict.fromkeys(tenants, (1, pages)) or None,
     )
 
 
@@ -70,23 +73,25 @@ def prompts(count: int, length: int, seed: int, *, begin: int | None = None) -> 
     return rows
 
 
-def admissions(rows: Iterable[Tokens], tag: str) -> list[Admission]:
-    """Prepare (request id, context, batch of one) for every prompt."""
+def admissions(
+    rows: Iterable[Tokens], tag: str, tenants: Sequence[str | None] = ()
+) -> list[Admission]:
+    """Prepare (request id, context, batch of one) for every prompt, of each tenant in turn."""
     found = []
-    for i, row in enumerate(rows):
-        context = Context(f"{tag}-{i}", row)
+    for (i, row), tenant in zip(enumerate(rows), cycle(tenants or [None])):
+        context = Context(f"{tag}-{i}", row, tenant=tenant)
         found.append((f"{tag}-{i}", context, [context]))
     return found
 
 
-def fresh_parts(rows: Tokens, tag: str) -> Iterator[list[Admission]]:
+def fresh_parts(rows: Tokens, tag: str, tenants: Sequence[str] = ()) -> Iterator[list[Admission]]:
     """Yield runs of requests, built when asked for, that fit the second-level cache.
 
     So a server finds a request that its tokenizer has just handed over.
     """
     size = max(1, min(200, (1 << 16) // rows.shape[1]))
     for i, part in enumerate(batches(rows, size)):
-        yield admissions(part, f"{tag}-{i}")
+        yield admissions(part, f"{tag}-{i}", tenants)
 
 
 def admit(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:

@@ -49,10 +49,12 @@ CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
                            const py::object& eviction, const std::vector<Group>& groups,
                            bool reserve_chunks, std::int64_t max_draft_tokens,
                            const std::vector<Quota>& quotas,
-                           const std::vector<std::int64_t>& states, std::int64_t num_states) {
+                           const std::vector<std::int64_t>& states, std::int64_t num_states,
+                           std::int64_t num_host_states) {
     kvcore::CacheConfig config;
     for (const std::int64_t interval : states) config.states.push_back({interval});
     config.num_state_slots = num_states;
+    config.num_host_state_slots = num_host_states;
     for (const auto& [reserved, most] : quotas) {
         config.quotas.push_back({reserved, most.value_or(kvcore::TenantQuota::kNoCeiling)});
     }
@@ -204,7 +206,9 @@ void bind_values(py::module_& module) {
         .def_readonly("cached_pages", &kvcore::GroupStats::cached_pages)
         .def_readonly("holes", &kvcore::GroupStats::holes)
         .def_readonly("given_back", &kvcore::GroupStats::given_back)
-        .def_readonly("filled", &kvcore::GroupStats::filled);
+        .def_readonly("filled", &kvcore::GroupStats::filled)
+        .def_readonly("stored_pages", &kvcore::GroupStats::stored_pages)
+        .def_readonly("loaded_pages", &kvcore::GroupStats::loaded_pages);
     py::class_<kvcore::TenantStats>(module, "TenantStats",
                                     "Pages of one tenant in one replica at one moment.")
         .def_readonly("held_pages", &kvcore::TenantStats::held_pages)
@@ -223,7 +227,11 @@ void bind_values(py::module_& module) {
         .def_readonly("checkpoints", &kvcore::StateStats::checkpoints)
         .def_readonly("available_slots", &kvcore::StateStats::available_slots)
         .def_readonly("checkpoint_hits", &kvcore::StateStats::checkpoint_hits)
-        .def_readonly("checkpoints_made", &kvcore::StateStats::checkpoints_made);
+        .def_readonly("checkpoints_made", &kvcore::StateStats::checkpoints_made)
+        .def_readonly("host_slots", &kvcore::StateStats::host_slots)
+        .def_readonly("host_checkpoints", &kvcore::StateStats::host_checkpoints)
+        .def_readonly("stored_checkpoints", &kvcore::StateStats::stored_checkpoints)
+        .def_readonly("loaded_checkpoints", &kvcore::StateStats::loaded_checkpoints);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
@@ -247,7 +255,8 @@ void bind_cache_manager(py::module_& module) {
              py::arg("eviction") = "lru", py::arg("groups") = std::vector<Group>(),
              py::arg("reserve_chunks") = false, py::arg("max_draft_tokens") = 0,
              py::arg("quotas") = std::vector<Quota>(),
-             py::arg("states") = std::vector<std::int64_t>(), py::arg("num_states") = 0)
+             py::arg("states") = std::vector<std::int64_t>(), py::arg("num_states") = 0,
+             py::arg("num_host_states") = 0)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)

@@ -43,6 +43,8 @@ states : list of int
     prompts and at branches.
 num_states : int
     Slots of states of each replica, at least max_sequences where there are such groups.
+num_host_states : int
+    Slots of the host tier of each replica for checkpoints of states.
 
 Raises
 ------

@@ -147,6 +147,10 @@ class GroupStats:
     def given_back(self) -> int: ...
     @property
     def filled(self) -> int: ...
+    @property
+    def stored_pages(self) -> int: ...
+    @property
+    def loaded_pages(self) -> int: ...
 
 class PoolStats:
     """Pages of one replica at one moment."""
@@ -183,6 +187,14 @@ class StateStats:
     def checkpoint_hits(self) -> int: ...
     @property
     def checkpoints_made(self) -> int: ...
+    @property
+    def host_slots(self) -> int: ...
+    @property
+    def host_checkpoints(self) -> int: ...
+    @property
+    def stored_checkpoints(self) -> int: ...
+    @property
+    def loaded_checkpoints(self) -> int: ...
 
 class ReservePlan:
     """What a reservation would do now."""
@@ -238,6 +250,8 @@ class CacheManager:
         prompts and at branches.
     num_states : int
         Slots of states of each replica, at least max_sequences where there are such groups.
+    num_host_states : int
+        Slots of the host tier of each replica for checkpoints of states.
 
     Raises
     ------
@@ -279,6 +293,7 @@ class CacheManager:
         quotas: Sequence[tuple[int, int | None]] = ...,
         states: Sequence[int] = ...,
         num_states: int = 0,
+        num_host_states: int = 0,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.

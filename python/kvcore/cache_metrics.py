@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from kvcore import sizing
 from kvcore._hot.engine import StepEngine
@@ -13,12 +15,21 @@ from kvcore.tenants import TenantMetrics
 
 __all__ = ["CacheMetrics"]
 
+_Counts = TypeVar("_Counts", GroupMetrics, StateMetrics)
+
+
+def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
+    """Sum the core's counts, which have the fields of a kind, over replicas."""
+    names = [field.name for field in fields(kind)]
+    return kind(**{name: sum(getattr(each, name) for each in stats) for name in names})
+
 
 class CacheMetrics(StepEngine):
     """Count over all replicas."""
 
     params: KVCacheParams
     _quotas: Mapping[str, tuple[int, int | None]]
+    _host_states: int
 
     @property
     def num_replicas(self) -> int:
@@ -53,7 +64,7 @@ class CacheMetrics(StepEngine):
     @property
     def total_num_host_pages(self) -> int:
         """Pages that the host tier's space holds, over all replicas; 0 without a host tier."""
-        return sizing.host_pages(self.params)
+        return sizing.host_pages(self.params, self._host_states)
 
     @property
     def host_committed_block_pct(self) -> float:
@@ -69,9 +80,13 @@ class CacheMetrics(StepEngine):
 
     @property
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
-        """Pages of each attention group, in their order; empty without groups. O(pages)."""
+        """Pages of each attention group, in their order; empty without groups. O(pages).
+
+        Of models where every page is one of all layers, ``metrics`` counts what went to the host
+        tier and back.
+        """
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
-        return tuple(GroupMetrics.summed(of_group) for of_group in zip(*each, strict=True))
+        return tuple(_summed(GroupMetrics, of_group) for of_group in zip(*each, strict=True))
 
     @property
     def tenant_metrics(self) -> dict[str, TenantMetrics]:
@@ -82,8 +97,12 @@ class CacheMetrics(StepEngine):
 
     @property
     def state_metrics(self) -> StateMetrics:
-        """Slots of states, and hits of their checkpoints; zeros without State groups. O(1)."""
-        return StateMetrics.summed(self._core.state_stats(r) for r in range(self.num_replicas))
+        """Slots of states here and in the host tier, and what was done with checkpoints. O(1).
+
+        Zeros without State groups.
+        """
+        stats = [self._core.state_stats(r) for r in range(self.num_replicas)]
+        return _summed(StateMetrics, stats)
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcore import sizing
 from kvcore.device import Device
+from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams
@@ -28,7 +29,7 @@ class CacheSizing:
         available_cache_memory: int,
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
         *,
-        max_chunk_tokens: int = 2048,
+        max_chunk_tokens: int = MAX_CHUNK_TOKENS,
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
         """Estimate the bytes of the cache over all replicas.
@@ -62,7 +63,7 @@ class CacheSizing:
         num_layers: int,
         memory_available: int,
         *,
-        max_chunk_tokens: int = 2048,
+        max_chunk_tokens: int = MAX_CHUNK_TOKENS,
     ) -> int:
         """Return the longest sequence in tokens, a multiple of the page; 0 when no page fits.
 
@@ -80,7 +81,7 @@ class CacheSizing:
         available_cache_memory: int,
         devices: Sequence[Device | str],  # noqa: ARG003 - params.n_devices counts them
         *,
-        max_chunk_tokens: int = 2048,
+        max_chunk_tokens: int = MAX_CHUNK_TOKENS,
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
         """Return the largest batch of longest sequences that fits; 0 when not one does.

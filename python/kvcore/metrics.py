@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 __all__ = ["GroupMetrics", "KVCacheMetrics", "StateMetrics"]
 
@@ -26,7 +24,10 @@ class GroupMetrics:
     given_back : int
         That requests gave back behind their windows, since the metrics were reset.
     filled : int
-        Holes that have pages again, since the metrics were reset: a request computed their tokens.
+        Holes that have pages again, since the metrics were reset: a request computed their tokens,
+        or they came back from the host tier.
+    stored_pages, loaded_pages : int
+        Copied to the host tier, and back, since the metrics were reset.
     """
 
     held_pages: int
@@ -34,14 +35,8 @@ class GroupMetrics:
     holes: int
     given_back: int
     filled: int
-
-    @classmethod
-    def summed(cls, stats: Iterable[Any]) -> GroupMetrics:
-        """Sum the GroupStats of one group over replicas."""
-        found = tuple(stats)
-        return cls(
-            **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}
-        )
+    stored_pages: int
+    loaded_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +56,14 @@ class StateMetrics:
         Requests that began with a checkpoint, since the metrics were reset.
     checkpoints_made : int
         Since then.
+    host_slots : int
+        Of the host tier, for checkpoints alone; they count nowhere above.
+    host_checkpoints : int
+        Of prefixes that the tier has.
+    stored_checkpoints : int
+        That the tier got, since the metrics were reset.
+    loaded_checkpoints : int
+        Of `checkpoint_hits`, those whose checkpoint came from the tier.
     """
 
     total_slots: int
@@ -69,14 +72,10 @@ class StateMetrics:
     available_slots: int
     checkpoint_hits: int
     checkpoints_made: int
-
-    @classmethod
-    def summed(cls, stats: Iterable[Any]) -> StateMetrics:
-        """Sum the StateStats of all replicas."""
-        found = tuple(stats)
-        return cls(
-            **{each.name: sum(getattr(part, each.name) for part in found) for each in fields(cls)}
-        )
+    host_slots: int
+    host_checkpoints: int
+    stored_checkpoints: int
+    loaded_checkpoints: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,10 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
     num_states : int, optional
         Where layers keep a state: its slots in each replica, at least one for each request. Those
         beyond are checkpoints, from which other requests begin. By default two for each request.
+    num_host_states : int, optional
+        With a host tier too: its slots in each replica for checkpoints, out of
+        ``host_kvcache_swap_space_gb``. By default as many as half of that holds; with 0 checkpoints
+        stay on the device.
 
     Raises
     ------
@@ -133,20 +137,23 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
         max_draft_tokens: int = 0,
         quotas: Mapping[str, tuple[int, int | None]] | None = None,
         num_states: int | None = None,
+        num_host_states: int | None = None,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         slots = chosen_states(params, max_batch_size, num_states)
+        host_states = sizing.host_states_per_replica(params, num_host_states)
         places = checked_devices(devices, params.n_devices)
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots)
         limits = checked_quotas(quotas, pages)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         shards = make_shards(params, places, pages, blocks)
+        host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_states)
+        host_slots = host_states if host_pages else 0
         has_arrays = slots > 0 and blocks is not None
-        states = StateArrays(params, places, slots, gpus) if has_arrays else None
-        host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params)
+        states = StateArrays(params, places, slots, gpus, host_slots) if has_arrays else None
         super().__init__(
             CacheManager(
                 num_blocks=pages,
@@ -165,6 +172,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
                 quotas=list(limits.values()),
                 states=intervals(params),
                 num_states=slots,
+                num_host_states=host_slots,
             ),
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
@@ -186,6 +194,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
         )
         self._quotas = MappingProxyType(limits)
         self._states = () if states is None else states.arrays
+        self._host_states = host_states
         self.params = params
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len

@@ -45,7 +45,7 @@ def require_params(params: object) -> None:
 
 
 def require_one_group(params: KVCacheParams) -> None:
-    """Raise ValueError for params whose layers do not all keep all tokens in one page."""
+    """Raise ValueError for params whose layers do not all keep all tokens in one slot."""
     if params.groups is None and params.shared is None:
         return
     packed = () if params.shared or params.state_groups else bundles(params)
@@ -53,11 +53,14 @@ def require_one_group(params: KVCacheParams) -> None:
         FullAttention(range(params.num_layers)), tuple(range(params.num_layers)), params.page_size
     ):
         return
-    kinds = ", ".join(type(group).__name__ for group in (params.groups or params.attention_groups))
+    kinds = ", ".join(
+        f"{type(group).__name__} of {len(group.layers)} layers"
+        for group in params.groups or params.attention_groups
+    )
     raise ValueError(
-        f"the params have groups ({kinds}), must have one FullAttention over all "
-        f"{params.num_layers} layers: managers keep every token in every layer; pass groups=None, "
-        f"and from_hf_config groups=False"
+        f"the params have groups ({kinds}), a slot holds every token of all {params.num_layers} "
+        f"layers, in rows of {params.n_kv_heads} heads of {params.head_dim}; use "
+        f"PagedKVCacheManager, or pass groups=None and to from_hf_config groups=False"
     )
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from kvcore.context import update_batch
 from kvcore.errors import CapacityError, InsufficientBlocksError
+from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.groups.layers import has_windows
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
@@ -75,7 +76,7 @@ class Scheduler:
         manager: PagedKVCacheManager,
         *,
         max_running: int | None = None,
-        max_batch_tokens: int = 2048,
+        max_batch_tokens: int = MAX_CHUNK_TOKENS,
         max_prompt_tokens: int | None = None,
         num_steps: int = 1,
         hold: Callable[[Request], bool] | None = None,

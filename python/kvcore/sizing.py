@@ -20,6 +20,7 @@ __all__ = [
     "estimated_memory_size",
     "host_pages",
     "host_pages_per_replica",
+    "host_states_per_replica",
     "infer_optimal_batch_size",
     "longest_sequence",
     "max_supported_sequence_length",
@@ -81,17 +82,50 @@ def batch_with_slots(params: KVCacheParams, memory: int, num_pages: int, most: i
     return max(1, min(most, (memory - num_pages * params.bytes_per_page) // slots))
 
 
-def host_pages_per_replica(params: KVCacheParams) -> int:
-    """Return the pages that the host tier's space holds for a replica; 0 without a tier."""
+def _host_bytes(params: KVCacheParams) -> int:
+    """Return the space of a replica's host tier; 0 without a tier."""
     if not params.enable_kvcache_swapping_to_host:
         return 0
-    space = int((params.host_kvcache_swap_space_gb or 0) * _GIB)
-    return space // params.bytes_per_page
+    return int((params.host_kvcache_swap_space_gb or 0) * _GIB)
 
 
-def host_pages(params: KVCacheParams) -> int:
+def host_states_per_replica(params: KVCacheParams, num_host_states: int | None = None) -> int:
+    """Return the slots of a replica's host tier for checkpoints, by default in half of its space.
+
+    Raises
+    ------
+    ValueError
+        Slots without a host tier or a State group, or so many that no page has room beside them.
+    """
+    slot = params.bytes_per_state_slot
+    space = _host_bytes(params)
+    if num_host_states is None:
+        return space // 2 // slot if slot else 0
+    found = integer("num_host_states", num_host_states)
+    if found and not (slot and space):
+        lacks = "enable_kvcache_swapping_to_host is off" if slot else "no group is a State"
+        raise ValueError(f"num_host_states is {found}, must be left out: {lacks}")
+    most = max(0, space - params.bytes_per_page) // slot if slot else 0
+    if not 0 <= found <= most:
+        raise ValueError(
+            f"num_host_states is {found}, must be 0 .. {most}: host_kvcache_swap_space_gb of "
+            f"{params.host_kvcache_swap_space_gb} holds no more of {slot} bytes beside a page"
+        )
+    return found
+
+
+def host_pages_per_replica(params: KVCacheParams, num_host_states: int | None = None) -> int:
+    """Return the pages that the host tier's space holds for a replica; 0 without a tier.
+
+    They have what its slots of states leave.
+    """
+    slots = host_states_per_replica(params, num_host_states)
+    return (_host_bytes(params) - slots * params.bytes_per_state_slot) // params.bytes_per_page
+
+
+def host_pages(params: KVCacheParams, num_host_states: int | None = None) -> int:
     """Return the pages that the host tier's space holds, over all replicas; 0 without a tier."""
-    return host_pages_per_replica(params) * params.data_parallel_degree
+    return host_pages_per_replica(params, num_host_states) * params.data_parallel_degree
 
 
 def chosen_pages(

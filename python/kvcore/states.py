@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.arguments import integer
-from kvcore.backends.protocol import Copier
+from kvcore.backends.protocol import Copier, Mover, Shard
 from kvcore.backends.selection import backend_of
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
@@ -62,6 +62,8 @@ class StateArrays:
         Slots of each replica.
     pools : DevicePools or None
         As of ``kvcore.pools.pools_on_gpus``.
+    num_host_states : int
+        Slots of each replica's host tier.
 
     Attributes
     ----------
@@ -70,7 +72,12 @@ class StateArrays:
     """
 
     def __init__(
-        self, params: KVCacheParams, devices: tuple[Device, ...], num_states: int, pools: Any
+        self,
+        params: KVCacheParams,
+        devices: tuple[Device, ...],
+        num_states: int,
+        pools: Any,
+        num_host_states: int = 0,
     ) -> None:
         self._devices = devices
         self._backend = backend_of(devices[0].kind)
@@ -86,17 +93,26 @@ class StateArrays:
             }
             for group in params.state_groups
         )
-        each = [arrays for group in self.arrays for arrays in group.values()]
-        self._copiers = [self._copier(params, arrays, pools) for arrays in each]
-
-    def _copier(self, params: KVCacheParams, arrays: list[Any], pools: Any) -> Copier:
-        """See a slot as a page of one token with one head."""
-        pages = [(array.reshape(len(array), 1, 1, 1, 1, -1), None) for array in arrays]
-        per_replica = params.tensor_parallel_degree
-        shards: list[list[Any]] = [
-            pages[first : first + per_replica] for first in range(0, len(pages), per_replica)
+        # A slot is a page of one token with one head.
+        each = [
+            [array.reshape(len(array), 1, 1, 1, 1, -1) for array in arrays]
+            for group in self.arrays
+            for arrays in group.values()
         ]
-        return self._backend.copier(shards, pools)
+        self._per_replica = params.tensor_parallel_degree
+        self._copiers: list[Copier] = [
+            self._backend.copier(self._by_replica([(array, None) for array in arrays]), pools)
+            for arrays in each
+        ]
+        self._mover: Mover | None = None
+        if num_host_states:
+            # All arrays of a slot lie together there.
+            shards = self._by_replica([(tuple(arrays), None) for arrays in zip(*each, strict=True)])
+            self._mover = self._backend.mover(shards, devices, num_host_states, pools)
+
+    def _by_replica(self, shards: list[Shard]) -> list[list[Shard]]:
+        step = self._per_replica
+        return [shards[first : first + step] for first in range(0, len(shards), step)]
 
     def run(self, copies: NDArray[np.int32]) -> None:
         """Copy slots, or put the copies in front of everything that uses the slots later.
@@ -110,6 +126,18 @@ class StateArrays:
         pages[:, :3] = copies
         for copier in self._copiers:
             copier.run(pages)
+
+    def move(self, orders: NDArray[np.int32]) -> None:
+        """Copy slots to the host tier or back, or put that in front of their later uses.
+
+        Parameters
+        ----------
+        orders : int32 [n, 4]
+            As ``Mover.run`` takes them, with slots in place of pages.
+        """
+        if self._mover is None:
+            raise ValueError("these states have no host tier; give num_host_states")
+        self._mover.run(orders)
 
     def on_device(self, index: int, slots: NDArray[np.int32]) -> Any:
         """Return slots, int32 [B] of the host's, on the device of that index."""

@@ -93,20 +93,40 @@ class GroupOracle {
                                           const Request& request, std::int64_t n) const {
         const auto here = path(cached, request, n);
         const auto below = path(records, request, n);
+        std::int64_t hit = std::max(count(here), count(below)) * tokens_;
+        while (!is_served(here, below, hit)) hit -= tokens_;
+        return hit;
+    }
+    /// The same where layers keep a state: it ends at a checkpoint.
+    [[nodiscard]] std::int64_t state_hit(const Cached& cached, const Cached& records,
+                                         const Request& request, std::int64_t n) const {
+        const auto here = path(cached, request, n);
+        const auto below = path(records, request, n);
+        const auto has_state = [&](std::int64_t c) {
+            return (c < count(here) && item(here, c)->state >= 0) ||
+                   (c < count(below) && item(below, c)->state >= 0);
+        };
+        std::int64_t columns = std::max(count(here), count(below));
+        while (columns > 0 &&
+               (!has_state(columns - 1) || !is_served(here, below, columns * tokens_))) {
+            --columns;
+        }
+        return columns * tokens_;
+    }
+    /// What `n` tokens read of windows, one of both has.
+    [[nodiscard]] bool is_served(const std::vector<const CachedColumn*>& here,
+                                 const std::vector<const CachedColumn*>& below,
+                                 std::int64_t n) const {
         const auto has_page = [&](std::int64_t c, std::size_t w) {
             return (c < count(here) && has(*item(here, c), w)) ||
                    (c < count(below) && has(*item(below, c), w));
         };
-        std::int64_t hit = std::max(count(here), count(below)) * tokens_;
-        for (bool is_served = false; !is_served; hit -= is_served ? 0 : tokens_) {
-            is_served = true;
-            for (std::size_t w = 0; w < windows.size(); ++w) {
-                for (std::int64_t t = first_read(windows[w], hit); t < hit; ++t) {
-                    is_served = is_served && has_page(t / tokens_, w);
-                }
+        for (std::size_t w = 0; w < windows.size(); ++w) {
+            for (std::int64_t t = first_read(windows[w], n); t < n; ++t) {
+                if (!has_page(t / tokens_, w)) return false;
             }
         }
-        return hit;
+        return true;
     }
     /// The longest hit of a prompt of `n` tokens that ends inside a page, where it is longer than
     /// `whole`; 0: none.

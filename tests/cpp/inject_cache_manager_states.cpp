@@ -25,12 +25,16 @@ struct Use {
     bool copies_at_once;
     std::int64_t window;
     std::int64_t num_slots;
+    std::int64_t host_slots;  // 0: no host tier
 };
-constexpr Use kUses[] = {{"list", false, 0, 12},
-                         {"transfers", true, 0, 12},
-                         {"few slots", true, 0, 6},
-                         {"windows, list", false, 6, 12},
-                         {"windows, transfers", true, 6, 8}};
+constexpr Use kUses[] = {{"list", false, 0, 12, 0},
+                         {"transfers", true, 0, 12, 0},
+                         {"few slots", true, 0, 6, 0},
+                         {"windows, list", false, 6, 12, 0},
+                         {"windows, transfers", true, 6, 8, 0},
+                         {"host tier", true, 0, 12, 12},
+                         {"host tier, few slots", true, 0, 6, 2},
+                         {"windows, host tier", true, 6, 8, 12}};
 
 /// A prompt that is cached, one that hits it, one that runs, and one that is new.
 struct Scene {
@@ -46,6 +50,7 @@ struct Scene {
         run(0, 30);
         manager.release(requests[0].sequence);
         requests[0].sequence = {};
+        if (use.host_slots > 0) crowd_out();
         add(count_up(0, 16));
         requests[1].append(99);
         requests[1].active = requests[1].end();
@@ -65,10 +70,28 @@ struct Scene {
         config.states = {{8}, {0}};
         config.num_state_slots = use.num_slots;
         config.max_draft_tokens = 8;
+        config.host_pages = use.host_slots > 0 ? 80 : 0;
+        config.num_host_state_slots = use.host_slots;
         if (use.window > 0) {
             config.groups = {{}, {kvcore::GroupKind::kSliding, use.window, 1, 0}};
         }
         return config;
+    }
+    // What was cached is in the tier alone.
+    void crowd_out() {
+        std::vector<Request> crowd;
+        auto status = kvcore::ReserveStatus::kOk;
+        while (status == kvcore::ReserveStatus::kOk && crowd.size() < 6) {
+            crowd.emplace_back("", count_up(static_cast<TokenId>(1000 * (crowd.size() + 1)), 40));
+            crowd.back().sequence = manager.claim();
+            kvcore::RequestView view = crowd.back().view();
+            status = manager.reserve(view, 1, given());
+            end();
+        }
+        for (const Request& request : crowd) manager.release(request.sequence);
+        const Tokens& tokens = requests[0].tokens();
+        CHECK_EQ(manager.match(0, "", tokens.data(), 22), 0);
+        CHECK(manager.state_stats(0).host_checkpoints > 0);
     }
     void add(const Tokens& tokens) {
         requests.emplace_back("", tokens);
@@ -117,6 +140,12 @@ struct Scene {
         for (const kvcore::StateMove& move : transfers.state_copies) {
             add(move.source), add(move.destination);
         }
+        for (const kvcore::StateMove& move : transfers.state_moves) {
+            add(move.source), add(move.destination);
+        }
+        for (const kvcore::PageMove& move : transfers.tier_moves) {
+            add(move.source), add(move.destination);
+        }
         end(false);
         if (!use.copies_at_once) {
             for (const kvcore::StateMove& move : manager.take_state_copies()) {
@@ -125,6 +154,7 @@ struct Scene {
         }
         const kvcore::StateStats stats = manager.state_stats(0);
         add(stats.available_slots), add(stats.checkpoints), add(stats.used_slots);
+        add(stats.host_checkpoints), add(manager.stats(0).host_cached_pages);
         add(manager.stats(0).free_pages), add(manager.metrics().cache_tokens);
         manager.check_integrity();
         return out;
@@ -217,6 +247,7 @@ void commits(const Use& use) {
 // Copies that failed are given out again, both ways.
 void owed(const Use& use) {
     if (!use.copies_at_once || use.num_slots < 8) return;  // without slots there may be none
+    if (use.host_slots > 0) return;                        // what fails to come back is not owed
     for (const bool is_fork : {true, false}) {
         for (const bool by_parent : {true, false}) {
             failing_memory::any_site(

@@ -18,7 +18,8 @@
 
 /// Random traffic of requests that compute a state, against an oracle that knows what each slot
 /// contains: the digest of the tokens up to where that state stands. What a hit, a fork or a
-/// truncation leaves in a request's slot has to be what was computed for exactly those tokens.
+/// truncation leaves in a request's slot has to be what was computed for exactly those tokens,
+/// whether the checkpoint was the device's or the host tier's.
 class StateWorld {
    public:
     using Probe = kvcore::CacheManagerProbe;
@@ -29,12 +30,24 @@ class StateWorld {
         live_.reserve(16);
         for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 44)));
         const auto slots = static_cast<std::size_t>(config.num_state_slots);
-        slots_.assign(static_cast<std::size_t>(config.num_replicas), std::vector<Digest>(slots, 1));
+        const auto host_slots = static_cast<std::size_t>(config.num_host_state_slots);
+        const auto replicas = static_cast<std::size_t>(config.num_replicas);
+        slots_.assign(replicas, std::vector<Digest>(slots, 1));
+        host_slots_.assign(replicas, std::vector<Digest>(host_slots, 1));
         for (std::int32_t r = 0; r < config.num_replicas; ++r) tables_.emplace_back(config);
     }
     void operate() {
-        act(random_.below(100));
+        if (config().host_pages > 0 && random_.chance(6)) {
+            crowd_out();
+        } else {
+            act(random_.below(100));
+        }
         check_state();
+    }
+    [[nodiscard]] kvcore::StateStats stats() const {
+        kvcore::StateStats sum;
+        for (std::int32_t r = 0; r < config().num_replicas; ++r) sum += manager_.state_stats(r);
+        return sum;
     }
     void end() {
         hit_.reset();
@@ -48,6 +61,8 @@ class StateWorld {
             CHECK_EQ(manager_.stats(r).free_pages, config().num_pages);
             CHECK_EQ(manager_.state_stats(r).available_slots, config().num_state_slots);
             CHECK_EQ(manager_.state_stats(r).checkpoints, 0);
+            CHECK_EQ(manager_.stats(r).host_cached_pages, 0);
+            CHECK_EQ(manager_.state_stats(r).host_checkpoints, 0);
         }
     }
 
@@ -55,6 +70,8 @@ class StateWorld {
     std::int64_t num_checkpoints = 0;
     std::int64_t num_truncated = 0;  // to a checkpoint
     std::int64_t num_refused = 0;    // for want of a slot
+    std::int64_t num_stored = 0;     // checkpoints of the tier that were looked for
+    std::int64_t num_lost = 0;       // requests whose loads failed
 
    private:
     struct Row {
@@ -138,16 +155,13 @@ class StateWorld {
     }
     [[nodiscard]] std::int64_t page() const { return config().page_size; }
 
-    /// The longest prefix of `n` tokens that every group can serve.
+    [[nodiscard]] Cached records(std::int32_t replica) const {
+        return records_of(manager_, replica, {"", "other"});
+    }
+    /// The longest prefix of `n` tokens that the device can serve in every group.
     [[nodiscard]] std::int64_t hit_of(const Cached& cached, const Request& request,
                                       std::int64_t n) const {
-        const auto path = oracle_.path(cached, request, n);
-        std::int64_t columns = count(path);
-        while (columns > 0 && (item(path, columns - 1)->state < 0 ||
-                               !oracle_.is_legal(path, columns * page(), nullptr))) {
-            --columns;
-        }
-        return columns * page();
+        return oracle_.state_hit(cached, {}, request, n);
     }
     [[nodiscard]] std::int64_t next_due(const Row& row, std::int64_t start) const {
         std::int64_t due = 1 << 30;
@@ -195,8 +209,10 @@ class StateWorld {
             const Cached& all = before;
             const auto path = oracle_.path(all, request, most);
             const bool has_namespace = !all.empty() || count(path) > 0;
-            if (has_namespace) row.branch = count(path) * page();
-            const std::int64_t hit = hit_of(all, request, most);
+            const Cached stored = records(row.replica);
+            const std::int64_t below = count(oracle_.path(stored, request, most));
+            if (has_namespace || below > 0) row.branch = std::max(count(path), below) * page();
+            const std::int64_t hit = oracle_.state_hit(all, stored, request, most);
             if (hit > known.hit_tokens) {
                 expected.start = hit;
                 if (hit >= request.active) {
@@ -218,19 +234,36 @@ class StateWorld {
         }
         if (!transfers.empty()) open_.push_back(transfers);
     }
+    std::vector<Digest>& slots_of(std::int32_t replica, kvcore::Tier tier) {
+        return item(tier == kvcore::Tier::kHost ? host_slots_ : slots_, replica);
+    }
     void copy(const std::vector<kvcore::StateMove>& moves, bool done = true) {
         for (const kvcore::StateMove& move : moves) {
-            std::vector<Digest>& slots = item(slots_, move.replica);
-            item(slots, move.destination) = done ? item(slots, move.source) : 2;
+            const Digest content = item(slots_of(move.replica, move.source_tier), move.source);
+            item(slots_of(move.replica, move.destination_tier), move.destination) =
+                done ? content : 2;
         }
+    }
+    // In any order: here and there they read what is not written.
+    void copy_all(const kvcore::Transfers& transfers, bool done) {
+        const bool is_tier_first = random_.chance(50);
+        if (is_tier_first) copy(transfers.state_moves, done);
+        copy(transfers.state_copies, done);
+        if (!is_tier_first) copy(transfers.state_moves, done);
     }
     void finish(bool done) {
         if (open_.empty()) return;
         const std::int64_t i = random_.below(count(open_));
         const kvcore::Transfers transfers = item(open_, i);
         open_.erase(open_.begin() + i);
-        copy(transfers.state_copies, done);
+        copy_all(transfers, done);
         manager_.finish(transfers.ticket, done);
+        if (!done) note_lost_loads();
+    }
+    void note_lost_loads();
+    static void note_begun_again(Row& row) {
+        row.request.start = row.stands = row.branch = row.prompt_end = 0;
+        row.request.active = row.request.end();
     }
     void take_owed(const Row& row) {
         kvcore::Transfers transfers;
@@ -257,6 +290,8 @@ class StateWorld {
     void pin();
     void hold();
     void allocate();
+    void crowd_out();
+    void check_stored(const Row& row, std::int64_t n);
     void check_state();
 
     kvcore::CacheManager manager_;
@@ -265,7 +300,8 @@ class StateWorld {
     bool copies_later_;
     std::vector<Tables> tables_;
     std::vector<std::vector<TokenId>> prompts_;
-    std::vector<std::vector<Digest>> slots_;  // [replicas][slots]
+    std::vector<std::vector<Digest>> slots_;       // [replicas][slots]
+    std::vector<std::vector<Digest>> host_slots_;  // those of the tier
     std::vector<Row> live_;
     std::vector<kvcore::PinHandle> pins_;
     std::optional<kvcore::PrefixHit> hit_;

@@ -59,7 +59,8 @@ inline bool StateWorld::reserve(Row& row) {
 
 // Some rows run, several steps where all of them sample.
 inline void StateWorld::step() {
-    while (!open_.empty()) finish(random_.chance(80));
+    const bool finishes_all = random_.chance(60);
+    while (finishes_all && !open_.empty()) finish(random_.chance(80));
     for (Row& row : live_) take_owed(row);
     std::vector<Row*> batch;
     for (Row& row : live_) {
@@ -92,8 +93,18 @@ inline bool StateWorld::fetch(const std::vector<Row*>& batch, std::int64_t steps
             result = manager_.fetch({views.data(), count(views)}, steps, targets.data(),
                                     later(transfers));
             settle(transfers);
-            while (!open_.empty()) finish(random_.chance(90));
-            for (const Row* row : batch) take_owed(*row);
+            const bool waits = result.status == kvcore::FetchStatus::kPending;
+            while (waits && !open_.empty()) finish(random_.chance(90));
+            for (std::size_t i = 0; i < batch.size(); ++i) {
+                take_owed(*batch[i]);
+                // Its load has failed: it stands where a claim begins.
+                const bool is_lost = batch[i]->request.start == 0 && views[i].start > 0 &&
+                                     sequence(*batch[i]).pages.empty();
+                if (!is_lost) continue;
+                ++num_lost;
+                note_begun_again(*batch[i]);
+                views[i] = batch[i]->request.view();
+            }
         } while (result.status == kvcore::FetchStatus::kPending);
     } catch (const kvcore::CapacityError&) {
         return false;
@@ -160,12 +171,55 @@ inline void StateWorld::commit(const std::vector<Row*>& batch) {
     const std::int64_t n = row.request.start;
     if (next_due(row, n - 1) != n) return;
     const kvcore::StateStats stats = manager_.state_stats(row.replica);
+    const bool is_alone = open_.size() <= 1;
     while (!open_.empty()) finish(true);
     const Cached now = cached(row.replica);
     const auto found = now.find(row.request.digest(n));
     CHECK(found != now.end());
     CHECK(found->second.state >= 0 || stats.available_slots == 0);
     if (found->second.state >= 0) ++num_checkpoints;
+    if (is_alone) check_stored(row, n);
+}
+
+// What the tier has of a row's tokens has the checkpoint that was made at their end: but where
+// stores before were still on their way.
+inline void StateWorld::check_stored(const Row& row, std::int64_t n) {
+    const Cached stored = records(row.replica);
+    const auto record = stored.find(row.request.digest(n));
+    if (record == stored.end() || config().num_host_state_slots == 0) return;
+    CHECK(record->second.state >= 0);
+    ++num_stored;
+}
+
+// Those that lost pages or states on their way stand where a claim begins.
+inline void StateWorld::note_lost_loads() {
+    for (Row& row : live_) {
+        const bool is_lost = row.request.start > 0 && sequence(row).pages.empty();
+        if (!is_lost) continue;
+        ++num_lost;
+        note_begun_again(row);
+    }
+}
+
+// Prompts that share nothing with others take a replica's pages and slots, so that what was cached
+// has to come back from below.
+inline void StateWorld::crowd_out() {
+    const auto replica = static_cast<std::int32_t>(random_.below(config().num_replicas));
+    std::vector<kvcore::SequenceHandle> crowd;
+    auto status = kvcore::ReserveStatus::kOk;
+    while (status == kvcore::ReserveStatus::kOk && random_.chance(70) &&
+           manager_.stats(replica).num_sequences < config().max_sequences) {
+        std::vector<TokenId> all(static_cast<std::size_t>(random_.between(8, 60)));
+        for (TokenId& token : all) token = static_cast<TokenId>(2 + random_.below(1000));
+        Request request("", all);
+        request.sequence = manager_.claim(replica);
+        crowd.push_back(request.sequence);
+        kvcore::RequestView view = request.view();
+        kvcore::Transfers transfers;
+        status = manager_.reserve(view, 1, later(transfers));
+        settle(transfers);
+    }
+    for (const kvcore::SequenceHandle handle : crowd) manager_.release(handle);
 }
 
 inline void StateWorld::fork() {
@@ -257,8 +311,7 @@ inline void StateWorld::begin_again() {
     } catch (const kvcore::PendingTransfersError&) {
         return;
     }
-    row.request.start = row.stands = row.branch = row.prompt_end = 0;
-    row.request.active = row.request.end();
+    note_begun_again(row);
     CHECK_EQ(manager_.state_of(row.request.sequence), -1);
 }
 
@@ -330,7 +383,14 @@ inline void StateWorld::check_state() {
             if (row.replica != r || manager_.state_of(row.request.sequence) < 0) continue;
             CHECK(seen.insert(manager_.state_of(row.request.sequence)).second);
         }
+        std::set<std::int32_t> stored;
+        for (const auto& [digest, record] : records(r)) {
+            if (record.state < 0) continue;
+            CHECK(stored.insert(record.state).second);
+            CHECK_EQ(item(item(host_slots_, r), record.state), digest);
+        }
         const kvcore::StateStats stats = manager_.state_stats(r);
+        CHECK_EQ(stats.host_checkpoints, static_cast<std::int64_t>(stored.size()));
         CHECK(stats.used_slots + stats.checkpoints >= static_cast<std::int64_t>(seen.size()));
         const Request asked(random_.chance(10) ? "other" : "", prompt());
         const std::int64_t columns =

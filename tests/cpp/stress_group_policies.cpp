@@ -12,13 +12,13 @@
 
 #include "check.hpp"
 #include "group_side.hpp"
+#include "layer_groups.hpp"
 #include "random.hpp"
 
 using kvcore::CacheGroup;
 using kvcore::ColumnPages;
 using kvcore::EvictionOrder;
 using kvcore::Grouping;
-using kvcore::GroupKind;
 using kvcore::Retention;
 using kvcore::TokenId;
 
@@ -159,19 +159,15 @@ class Lockstep {
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 20261124);
     const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 25000;
-    constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
-    const auto sliding = [](std::int64_t window, std::int32_t num_bundles = 1) {
-        return CacheGroup{GroupKind::kSliding, window, num_bundles, 0};
-    };
     struct Configuration {
         std::vector<CacheGroup> groups;
         std::int64_t num_pages;
     };
     const std::vector<Configuration> configurations = {
-        {{kFull, sliding(6)}, 50},
-        {{kFull, sliding(4), sliding(9)}, 80},
-        {{kFull, {GroupKind::kChunked, 6, 1, 0}, sliding(5, 2)}, 90},
-        {{sliding(5), {GroupKind::kChunked, 8, 1, 1}}, 60},
+        {{full(), sliding(6)}, 50},
+        {{full(), sliding(4), sliding(9)}, 80},
+        {{full(), chunked(6), sliding(5, 2)}, 90},
+        {{sliding(5), chunked(8, 1, 1)}, 60},
     };
     std::int64_t evicted = 0;
     for (const char* name : {"lru", "lfu", "slru", "fifo", "priority", "cost", "arc"}) {

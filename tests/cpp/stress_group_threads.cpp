@@ -16,6 +16,7 @@
 
 #include "group_rows.hpp"
 #include "kvcore/errors.hpp"
+#include "layer_groups.hpp"
 #include "random.hpp"
 #include "workers.hpp"
 
@@ -70,14 +71,7 @@ class Worker {
         if (dice < 953) return manager_.reset_prefix_cache();
         if (dice < 956) return manager_.check_integrity();
     }
-    std::vector<TokenId> prompt() {
-        std::vector<TokenId> tokens = random_.pick(shared_.prompts);
-        tokens.resize(static_cast<std::size_t>(random_.between(1, count(tokens))));
-        for (std::int64_t n = random_.below(6); n > 0; --n) {
-            tokens.push_back(static_cast<TokenId>(random_.below(3)));
-        }
-        return tokens;
-    }
+    std::vector<TokenId> prompt() { return prompt_like(shared_.prompts, random_); }
     void claim() {
         GroupRow row = rows_.claimed(Request("", prompt()), 0);
         row.request.active = random_.between(1, row.request.end());
@@ -252,12 +246,10 @@ void hammer(std::vector<kvcore::CacheGroup> groups, bool dedup, std::int64_t num
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 16);
     const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 4'000;
-    const kvcore::CacheGroup sliding{kvcore::GroupKind::kSliding, 7, 1, 0};
-    const kvcore::CacheGroup chunked{kvcore::GroupKind::kChunked, 8, 1, 0};
-    hammer({{}, sliding}, true, 44, seed, operations);
-    hammer({{}, sliding, chunked}, false, 60, seed + 1, operations);
-    hammer({sliding}, true, 18, seed + 2, operations);
-    hammer({{}, sliding}, true, 52, seed + 3, operations, 40);
-    hammer({{}, sliding, chunked}, false, 60, seed + 4, operations, 200);
-    hammer({sliding}, true, 22, seed + 5, operations, 12);
+    hammer({full(), sliding(7)}, true, 44, seed, operations);
+    hammer({full(), sliding(7), chunked(8)}, false, 60, seed + 1, operations);
+    hammer({sliding(7)}, true, 18, seed + 2, operations);
+    hammer({full(), sliding(7)}, true, 52, seed + 3, operations, 40);
+    hammer({full(), sliding(7), chunked(8)}, false, 60, seed + 4, operations, 200);
+    hammer({sliding(7)}, true, 22, seed + 5, operations, 12);
 }

@@ -12,20 +12,10 @@
 
 #include "check.hpp"
 #include "group_scene.hpp"
+#include "layer_groups.hpp"
 #include "random.hpp"
 
-using kvcore::CacheGroup;
-using kvcore::GroupKind;
-
 namespace {
-
-CacheGroup full(std::int32_t num_bundles = 1) { return {GroupKind::kFull, 0, num_bundles, 0}; }
-CacheGroup sliding(std::int64_t window, std::int32_t num_bundles = 1, std::int32_t page_size = 0) {
-    return {GroupKind::kSliding, window, num_bundles, page_size};
-}
-CacheGroup chunked(std::int64_t chunk, std::int32_t num_bundles = 1) {
-    return {GroupKind::kChunked, chunk, num_bundles, 0};
-}
 
 class Traffic {
    public:

@@ -10,24 +10,12 @@
 #include <vector>
 
 #include "group_world.hpp"
-
-using kvcore::CacheGroup;
-using kvcore::GroupKind;
+#include "layer_groups.hpp"
 
 namespace {
 
-CacheGroup full(std::int32_t num_bundles = 1, std::int32_t page_size = 0) {
-    return {GroupKind::kFull, 0, num_bundles, page_size};
-}
-CacheGroup sliding(std::int64_t window, std::int32_t num_bundles = 1, std::int32_t page_size = 0) {
-    return {GroupKind::kSliding, window, num_bundles, page_size};
-}
-CacheGroup chunked(std::int64_t chunk, std::int32_t num_bundles = 1) {
-    return {GroupKind::kChunked, chunk, num_bundles, 0};
-}
-
 kvcore::CacheConfig config(std::int32_t page_size, std::int64_t num_pages,
-                           const std::vector<CacheGroup>& groups, bool dedup = true,
+                           const std::vector<kvcore::CacheGroup>& groups, bool dedup = true,
                            std::int32_t partial = 1, std::int64_t drafts = 0,
                            std::int32_t replicas = 1, bool caching = true) {
     kvcore::CacheConfig config;

@@ -4,6 +4,7 @@
 // thread may read it is a reported race; everywhere, a request that goes on with a state which was
 // not computed for just its tokens is an error. Usage: stress_state_threads [seed [operations of a
 // thread]].
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -24,10 +25,13 @@ constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
 /// What all threads share.
 struct Shared {
     explicit Shared(const kvcore::CacheConfig& config)
-        : manager(config), slots(static_cast<std::size_t>(config.num_state_slots)) {}
+        : manager(config),
+          slots(static_cast<std::size_t>(config.num_state_slots)),
+          host_slots(static_cast<std::size_t>(config.num_host_state_slots)) {}
 
     kvcore::CacheManager manager;
     std::vector<Digest> slots;
+    std::vector<Digest> host_slots;
     std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
     std::atomic<std::int64_t> num_steps{0};
     std::atomic<std::int64_t> num_hits{0};
@@ -75,13 +79,23 @@ class Worker {
         live_.push_back(request);
     }
     Digest& slot(std::int32_t index) { return item(shared_.slots, index); }
-    void transfer(const kvcore::Transfers& transfers) {
-        if (transfers.empty()) return;
-        const bool done = random_.chance(95);
-        for (const kvcore::StateMove& move : transfers.state_copies) {
-            slot(move.destination) = done ? slot(move.source) : 1;
+    Digest& slot_in(kvcore::Tier tier, std::int32_t index) {
+        return tier == kvcore::Tier::kHost ? item(shared_.host_slots, index) : slot(index);
+    }
+    void copy(const std::vector<kvcore::StateMove>& moves, bool done) {
+        for (const kvcore::StateMove& move : moves) {
+            const Digest content = slot_in(move.source_tier, move.source);
+            slot_in(move.destination_tier, move.destination) = done ? content : 1;
         }
+    }
+    // False where it fails.
+    bool transfer(const kvcore::Transfers& transfers) {
+        if (transfers.empty()) return true;
+        const bool done = random_.chance(95);
+        copy(transfers.state_copies, done);
+        copy(transfers.state_moves, done);
         manager_.finish(transfers.ticket, done);
+        return done;
     }
     // What others began with its slot is theirs to end.
     void settle(const Request& request) {
@@ -89,6 +103,11 @@ class Worker {
         const auto found = manager_.take_owed(request.sequence, owed);
         transfer(owed);
         if (found == kvcore::OwedStatus::kUnderWay) manager_.wait(request.sequence);
+    }
+    static bool is_load(const kvcore::Transfers& transfers) {
+        const auto loads = [](const auto& move) { return move.is_load(); };
+        return std::any_of(transfers.tier_moves.begin(), transfers.tier_moves.end(), loads) ||
+               std::any_of(transfers.state_moves.begin(), transfers.state_moves.end(), loads);
     }
     // One of them runs.
     void step() {
@@ -105,7 +124,8 @@ class Worker {
         do {
             kvcore::Transfers transfers;
             result = manager_.fetch({&view, 1}, 1, &target, &transfers);
-            transfer(transfers);
+            const bool is_lost = !transfer(transfers) && is_load(transfers);
+            if (is_lost) view = request.view();  // it stands where a claim begins
             settle(request);
         } while (result.status == kvcore::FetchStatus::kPending);
         if (view.start > request.start) shared_.num_hits.fetch_add(1, std::memory_order_relaxed);
@@ -199,7 +219,7 @@ class Worker {
 };
 
 void hammer(std::int64_t interval, std::int64_t num_slots, std::int64_t num_pages,
-            std::uint64_t seed, std::int64_t num_operations) {
+            std::int64_t host_slots, std::uint64_t seed, std::int64_t num_operations) {
     kvcore::CacheConfig config;
     config.page_size = 4;
     config.num_pages = num_pages;
@@ -207,6 +227,8 @@ void hammer(std::int64_t interval, std::int64_t num_slots, std::int64_t num_page
     config.max_seq_len = 48;
     config.states = {{interval}};
     config.num_state_slots = num_slots;
+    config.host_pages = 10 * host_slots;
+    config.num_host_state_slots = host_slots;
     Shared shared(config);
     Random random(seed);
     shared.prompts = random_prompts(random, 4, 30);
@@ -217,6 +239,8 @@ void hammer(std::int64_t interval, std::int64_t num_slots, std::int64_t num_page
     shared.manager.reset_prefix_cache();
     CHECK_EQ(shared.manager.stats(0).free_pages, num_pages);
     CHECK_EQ(shared.manager.state_stats(0).available_slots, num_slots);
+    CHECK_EQ(shared.manager.state_stats(0).host_checkpoints, 0);
+    CHECK(host_slots == 0 || shared.manager.state_stats(0).loaded_checkpoints > 0);
     std::printf("%lld steps, %lld hits, %lld times no room\n",
                 static_cast<long long>(shared.num_steps.load()),
                 static_cast<long long>(shared.num_hits.load()),
@@ -228,6 +252,7 @@ void hammer(std::int64_t interval, std::int64_t num_slots, std::int64_t num_page
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 17);
     const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 4'000;
-    hammer(0, 40, 120, seed, operations);
-    hammer(8, 24, 60, seed + 1, operations);
+    hammer(0, 40, 120, 0, seed, operations);
+    hammer(8, 24, 60, 0, seed + 1, operations);
+    hammer(8, 25, 40, 12, seed + 2, operations);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random traffic over layers that keep a state, alone and beside windows: what each slot contains
 // after every hit, fork, checkpoint and truncation, whether copies are made at once, later, or
-// fail.
+// fail; with a host tier also what each of its slots contains.
 //   stress_states [seed] [operations of each configuration]
 #include <cstdint>
 #include <cstdio>
@@ -56,28 +56,90 @@ std::vector<kvcore::CacheConfig> configs() {
     return all;
 }
 
+// The same with a tier: of few pages, few slots, none.
+std::vector<kvcore::CacheConfig> configs_with_host() {
+    const CacheGroup full{GroupKind::kFull, 0, 1, 0};
+    const CacheGroup sliding{GroupKind::kSliding, 7, 1, 0};
+    const CacheGroup chunked{GroupKind::kChunked, 8, 2, 0};
+    std::vector<kvcore::CacheConfig> all = {
+        config(4, 30, 9, {{0}}),
+        config(4, 30, 9, {{8}}),
+        config(2, 30, 7, {{4}, {6}}),
+        config(1, 60, 8, {{0}}),
+        config(4, 50, 9, {{8}}, {full, sliding}),
+        config(4, 50, 8, {{0}}, {full, chunked}),
+        config(4, 22, 8, {{12}}, {sliding}),
+        config(4, 30, 9, {{8}, {0}}, {}, 2),
+        config(4, 30, 9, {{8}}),
+        config(8, 40, 9, {{16}}, {{GroupKind::kFull, 0, 1, 4}, sliding}, 2),
+        config(4, 30, 9, {{0}}),
+        config(4, 30, 9, {{8}}, {full, sliding}),
+    };
+    const std::int64_t pages[] = {120, 20, 60, 90, 120, 60, 40, 60, 80, 120, 60, 60};
+    const std::int64_t slots[] = {40, 5, 9, 20, 30, 12, 9, 12, 1, 20, 0, 0};
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        all[i].host_pages = pages[i];
+        all[i].num_host_state_slots = slots[i];
+    }
+    all[8].dedup = false;
+    all[6].reserve_chunks = true;
+    return all;
+}
+
+/// What was seen of all worlds.
+struct Sums {
+    void run(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed,
+             std::int64_t operations) {
+        StateWorld world(config, copies_later, seed);
+        for (std::int64_t k = 0; k < operations; ++k) world.operate();
+        stats += world.stats();
+        world.end();
+        hits += world.num_hits;
+        checkpoints += world.num_checkpoints;
+        truncated += world.num_truncated;
+        refused += world.num_refused;
+        stored += world.num_stored;
+        lost += world.num_lost;
+    }
+    void print() const {
+        std::printf("%lld hits, %lld checkpoints looked for, %lld truncated, %lld without a slot\n",
+                    static_cast<long long>(hits), static_cast<long long>(checkpoints),
+                    static_cast<long long>(truncated), static_cast<long long>(refused));
+        std::printf("%lld checkpoints stored, %lld looked for, %lld loaded, %lld requests lost\n",
+                    static_cast<long long>(stats.stored_checkpoints),
+                    static_cast<long long>(stored),
+                    static_cast<long long>(stats.loaded_checkpoints), static_cast<long long>(lost));
+    }
+
+    kvcore::StateStats stats;
+    std::int64_t hits = 0;
+    std::int64_t checkpoints = 0;
+    std::int64_t truncated = 0;
+    std::int64_t refused = 0;
+    std::int64_t stored = 0;
+    std::int64_t lost = 0;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 20261124);
     const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 1500;
-    std::int64_t sums[4] = {};
+    Sums sums;
     std::size_t i = 0;
     for (const kvcore::CacheConfig& config : configs()) {
         for (const bool copies_later : {false, true}) {
             check::note =
                 "configuration " + std::to_string(i) + (copies_later ? ", transfers" : "");
-            StateWorld world(config, copies_later, seed + i);
-            for (std::int64_t k = 0; k < operations; ++k) world.operate();
-            world.end();
-            sums[0] += world.num_hits;
-            sums[1] += world.num_checkpoints;
-            sums[2] += world.num_truncated;
-            sums[3] += world.num_refused;
+            sums.run(config, copies_later, seed + i, operations);
         }
         ++i;
     }
-    std::printf("%lld hits, %lld checkpoints looked for, %lld truncated, %lld without a slot\n",
-                static_cast<long long>(sums[0]), static_cast<long long>(sums[1]),
-                static_cast<long long>(sums[2]), static_cast<long long>(sums[3]));
+    for (const kvcore::CacheConfig& config : configs_with_host()) {
+        check::note = "configuration " + std::to_string(i) + ", host tier";
+        sums.run(config, true, seed + i, operations);
+        ++i;
+    }
+    sums.print();
+    CHECK(sums.stats.loaded_checkpoints > 0 && sums.stored > 0 && sums.lost > 0);
 }

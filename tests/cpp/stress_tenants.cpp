@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "layer_groups.hpp"
 #include "tenant_world.hpp"
 
-using kvcore::CacheGroup;
-using kvcore::GroupKind;
 using kvcore::TenantQuota;
 
 namespace {
@@ -20,7 +19,7 @@ constexpr std::int64_t kNone = TenantQuota::kNoCeiling;
 
 kvcore::CacheConfig config(std::int32_t page_size, std::int64_t num_pages,
                            const std::vector<TenantQuota>& quotas,
-                           const std::vector<CacheGroup>& groups = {}) {
+                           const std::vector<kvcore::CacheGroup>& groups = {}) {
     kvcore::CacheConfig config;
     config.page_size = page_size;
     config.num_pages = num_pages;
@@ -32,10 +31,6 @@ kvcore::CacheConfig config(std::int32_t page_size, std::int64_t num_pages,
 }
 
 std::vector<kvcore::CacheConfig> configs() {
-    const CacheGroup full{GroupKind::kFull, 0, 1, 0};
-    const CacheGroup sliding{GroupKind::kSliding, 7, 1, 0};
-    const CacheGroup wide{GroupKind::kSliding, 9, 2, 0};
-    const CacheGroup chunked{GroupKind::kChunked, 8, 1, 0};
     std::vector<kvcore::CacheConfig> all = {
         config(4, 24, {{8, 14}, {0, 10}, {4, kNone}}),
         config(4, 20, {{0, 10}, {0, 10}}),
@@ -45,10 +40,10 @@ std::vector<kvcore::CacheConfig> configs() {
         config(4, 24, {{8, 14}, {0, 12}}),
         config(1, 48, {{12, 30}, {0, 25}}),
         config(4, 24, {{8, 14}, {0, 12}, {2, kNone}}),
-        config(4, 60, {{20, 40}, {0, 30}, {6, kNone}}, {full, sliding}),
-        config(4, 60, {{20, 40}, {0, 30}}, {wide, full}),
-        config(4, 30, {{8, 20}, {0, 16}}, {sliding, chunked}),
-        config(4, 60, {{20, 40}, {0, 36}}, {full, chunked}),
+        config(4, 60, {{20, 40}, {0, 30}, {6, kNone}}, {full(), sliding(7)}),
+        config(4, 60, {{20, 40}, {0, 30}}, {sliding(9, 2), full()}),
+        config(4, 30, {{8, 20}, {0, 16}}, {sliding(7), chunked(8)}),
+        config(4, 60, {{20, 40}, {0, 36}}, {full(), chunked(8)}),
     };
     all[4].dedup = false;
     all[5].prefix_caching = false;

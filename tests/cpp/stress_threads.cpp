@@ -102,14 +102,7 @@ class Worker {
     std::int32_t random_replica() {
         return static_cast<std::int32_t>(random_.below(config_.num_replicas));
     }
-    std::vector<TokenId> random_prompt() {
-        std::vector<TokenId> tokens = random_.pick(shared_.prompts);
-        tokens.resize(static_cast<std::size_t>(random_.between(1, count(tokens))));
-        for (std::int64_t n = random_.below(6); n > 0; --n) {
-            tokens.push_back(static_cast<TokenId>(random_.below(3)));
-        }
-        return tokens;
-    }
+    std::vector<TokenId> random_prompt() { return prompt_like(shared_.prompts, random_); }
 
     void claim() {
         const std::int32_t replica = random_replica();

@@ -6,6 +6,7 @@
 
 #include "check.hpp"
 #include "group_scene.hpp"
+#include "layer_groups.hpp"
 
 using kvcore::CacheGroup;
 using kvcore::GroupKind;
@@ -13,12 +14,6 @@ using kvcore::GroupKind;
 namespace {
 
 using Tokens = std::vector<TokenId>;
-
-constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
-
-CacheGroup sliding(std::int64_t window, std::int32_t num_bundles = 1, std::int32_t page_size = 0) {
-    return {GroupKind::kSliding, window, num_bundles, page_size};
-}
 
 Tokens count_up(TokenId first, std::int64_t n) {
     Tokens tokens;
@@ -28,7 +23,7 @@ Tokens count_up(TokenId first, std::int64_t n) {
 
 // What one prompt and its repetition hold, and how much a hit needs of each bundle.
 void test_hits_need_only_what_windows_read() {
-    GroupScene scene(GroupScene::config(16, 64, {kFull, sliding(32, 2)}));
+    GroupScene scene(GroupScene::config(16, 64, {full(), sliding(32, 2)}));
     const Tokens tokens = count_up(0, 55);
     Request first = scene.claim(tokens);
     CHECK_EQ(scene.reserve(first), kvcore::ReserveStatus::kOk);
@@ -57,7 +52,7 @@ void test_hits_need_only_what_windows_read() {
 
 // Pages behind the window come back at once: what a request holds is flat in its length.
 void test_pages_behind_the_window_come_back() {
-    GroupScene scene(GroupScene::config(16, 64, {kFull, sliding(32)}));
+    GroupScene scene(GroupScene::config(16, 64, {full(), sliding(32)}));
     Request request = scene.claim(count_up(0, 320));
     std::vector<std::int64_t> live;
     while (request.start < 320) {
@@ -85,7 +80,7 @@ void test_without_a_full_group() {
 
 // A bundle with smaller pages has several in a column.
 void test_pages_of_several_sizes() {
-    GroupScene scene(GroupScene::config(16, 64, {kFull, sliding(20, 1, 4)}));
+    GroupScene scene(GroupScene::config(16, 64, {full(), sliding(20, 1, 4)}));
     Request request = scene.claim(count_up(0, 100));
     scene.complete(request, 30);
     CHECK_EQ(count(scene.manager.pages_of(request.sequence, 1)), 4 * 7);
@@ -101,7 +96,7 @@ void test_pages_of_several_sizes() {
 
 // Who computes tokens again puts pages where the tree has none.
 void test_holes_are_filled() {
-    kvcore::CacheConfig config = GroupScene::config(2, 64, {kFull, sliding(4)});
+    kvcore::CacheConfig config = GroupScene::config(2, 64, {full(), sliding(4)});
     config.partial_page_reuse = 0;
     GroupScene scene(config);
     const Tokens tokens = count_up(0, 8);
@@ -134,12 +129,12 @@ void test_configurations_that_cannot_be() {
     CHECK_THROWS(std::invalid_argument, make({{GroupKind::kFull, 0, 0, 0}}));
     CHECK_THROWS(std::invalid_argument, make({sliding(4, 1, 5)}));
     CHECK_THROWS(std::invalid_argument, make(std::vector<CacheGroup>(8, sliding(4))));
-    make({kFull});
+    make({full()});
 }
 
 // Truncation goes as far back as drafts may.
 void test_truncation_keeps_within_drafts() {
-    kvcore::CacheConfig config = GroupScene::config(4, 64, {kFull, sliding(8)});
+    kvcore::CacheConfig config = GroupScene::config(4, 64, {full(), sliding(8)});
     config.max_draft_tokens = 5;
     GroupScene scene(config);
     Request request = scene.claim(count_up(0, 40));
@@ -155,7 +150,7 @@ void test_truncation_keeps_within_drafts() {
 
 // Without truncation nobody goes back behind what windows have left, by whichever call.
 void test_requests_do_not_go_back_behind_their_windows() {
-    GroupScene scene(GroupScene::config(4, 64, {kFull, sliding(8)}));
+    GroupScene scene(GroupScene::config(4, 64, {full(), sliding(8)}));
     Request request = scene.claim(count_up(0, 40));
     scene.complete(request);  // 40 tokens: the window reads from 33 on, which is in column 8
     const std::vector<BlockId> pages = scene.manager.pages_of(request.sequence, 1);
@@ -211,7 +206,7 @@ void test_columns_that_are_all_held_are_no_space() {
 
 // A fork has pages of windows as far as it has columns: what its parent reserved ahead is not its.
 void test_forks_reserve_for_themselves() {
-    GroupScene scene(GroupScene::config(4, 64, {kFull, sliding(8)}));
+    GroupScene scene(GroupScene::config(4, 64, {full(), sliding(8)}));
     Request parent = scene.claim(count_up(0, 30));
     parent.active = 10;
     CHECK(scene.run({&parent}));

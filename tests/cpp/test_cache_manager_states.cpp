@@ -320,6 +320,10 @@ void test_refused_configurations() {
     refused(config(8, {{-16}}));
     refused(config(8, {}));
     kvcore::CacheConfig host = config(8);
+    host.num_host_state_slots = 8;
+    refused(host);  // without pages there
+    host.states.clear();
+    host.num_state_slots = 0;
     host.host_pages = 8;
     refused(host);
 }

@@ -7,19 +7,14 @@
 
 #include "check.hpp"
 #include "group_scene.hpp"
+#include "layer_groups.hpp"
 #include "random.hpp"
-
-using kvcore::CacheGroup;
-using kvcore::GroupKind;
 
 namespace {
 
 using Tokens = std::vector<TokenId>;
 
 constexpr std::int32_t kPage = 16;
-constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
-
-CacheGroup sliding(std::int64_t window) { return {GroupKind::kSliding, window, 1, 0}; }
 
 void add(Tokens& tokens, Random& random, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) tokens.push_back(static_cast<TokenId>(random.below(9000)));
@@ -50,7 +45,8 @@ class Seats {
 
    private:
     static kvcore::CacheConfig config(std::int64_t num_pages, std::int64_t window) {
-        kvcore::CacheConfig config = GroupScene::config(kPage, num_pages, {kFull, sliding(window)});
+        kvcore::CacheConfig config =
+            GroupScene::config(kPage, num_pages, {full(), sliding(window)});
         config.max_seq_len = 70000;
         return config;
     }

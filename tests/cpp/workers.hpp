@@ -36,3 +36,15 @@ inline std::vector<std::vector<kvcore::TokenId>> random_prompts(Random& random, 
     }
     return prompts;
 }
+
+/// The beginning of one of the prompts, and up to five tokens more.
+inline std::vector<kvcore::TokenId> prompt_like(std::vector<std::vector<kvcore::TokenId>>& prompts,
+                                                Random& random) {
+    std::vector<kvcore::TokenId> tokens = random.pick(prompts);
+    const auto length = static_cast<std::int64_t>(tokens.size());
+    tokens.resize(static_cast<std::size_t>(random.between(1, length)));
+    for (std::int64_t n = random.below(6); n > 0; --n) {
+        tokens.push_back(static_cast<kvcore::TokenId>(random.below(3)));
+    }
+    return tokens;
+}

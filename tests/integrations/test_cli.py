@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 
 import kvcore
+from cli_runs import refused, shown, told
 from kvcore.cli.machine import isa_level, x86_64_level
-from kvcore.cli.main import main
 from kvcore.cli.presets import PRESETS, model_params
 from kvcore.cli.progress import progress_bar
 from kvcore.cli.sizes import format_size, parse_size, parse_tokens
@@ -22,13 +21,6 @@ from kvcore.cli.sizes import format_size, parse_size, parse_tokens
 V2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
-
-
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(arguments) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
 
 
 def test_options_print_version_and_paths(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,15 +72,11 @@ def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 def test_unknown_words_are_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("kvcore: error: ")
-    assert captured.err.count("\n") == 1
+    refused(capsys, *arguments)
 
 
 def test_info_tells_versions_isa_and_why_cuda_is_off(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json.loads(shown(capsys, "info", "--json"))
+    facts = told(capsys, "info")
     assert facts["kvcore"] == kvcore.__version__
     assert facts["python"] == platform.python_version()
     assert facts["numpy"] == np.__version__
@@ -210,8 +198,4 @@ def test_what_the_machine_does_not_give_is_one_line(
 ) -> None:
     for error in (OSError(28, "No space left on device"), MemoryError()):
         monkeypatch.setattr("kvcore.cli.info.collect", failing(error))
-        assert main(["info"]) == 1
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith("kvcore: error: ")
-        assert captured.err.count("\n") == 1
+        refused(capsys, "info", code=1)

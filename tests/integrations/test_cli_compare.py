@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from cli_runs import refused, told
 from kvcore.cli.main import main
 from kvcore.replay import POLICIES
-from replay_runs import refused, replay_json
 from trace_files import random_rows, row, write_trace
 
 ALL = ",".join(POLICIES)
@@ -31,8 +31,8 @@ def untimed(report: dict[str, Any]) -> dict[str, Any]:
 def test_every_policy_is_replayed_with_every_number_of_pages(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replay_json(
-        capsys, trace, "--page-size", "512", "--pages", "12,9,100", "--policy", ALL
+    answer = told(
+        capsys, "replay", trace, "--page-size", "512", "--pages", "12,9,100", "--policy", ALL
     )
     assert answer["policies"] == list(POLICIES)
     assert answer["pages"] == [9, 12, 100]
@@ -54,24 +54,24 @@ def test_each_result_is_that_of_a_replay_alone(
 ) -> None:
     for mode in ("admission", "online"):
         shared = (trace, "--mode", mode, "--page-size", "64", "--policy", POLICIES[-1])
-        answer = replay_json(capsys, *shared, "--pages", "90,200")
+        answer = told(capsys, "replay", *shared, "--pages", "90,200")
         for each in answer["results"]:
-            alone = replay_json(capsys, *shared, "--pages", str(each["pages"]))
+            alone = told(capsys, "replay", *shared, "--pages", str(each["pages"]))
             assert untimed(alone) == untimed(each)
 
 
 def test_one_pool_may_be_compared_for_several_policies(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replay_json(
-        capsys, trace, "--memory", "64MiB", "--model", "llama-3.1-8b", "--policy", ALL
+    answer = told(
+        capsys, "replay", trace, "--memory", "64MiB", "--model", "llama-3.1-8b", "--policy", ALL
     )
     assert answer["pages"] == [32]
     assert answer["policies"] == list(POLICIES)
 
 
 def test_online_there_is_no_one_optimum(capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    answer = replay_json(capsys, trace, "--mode", "online", "--pages", "300,2000")
+    answer = told(capsys, "replay", trace, "--mode", "online", "--pages", "300,2000")
     assert answer["mode"] == "online"
     assert answer["optimum"] == []
 
@@ -79,9 +79,8 @@ def test_online_there_is_no_one_optimum(capsys: pytest.CaptureFixture[str], trac
 def test_replicas_are_compared_with_one_pool_of_all_pages(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replay_json(
-        capsys, trace, "--replicas", "3", "--pages", "50,200", "--page-size", "128", "--policy", ALL
-    )
+    sized = ("--replicas", "3", "--pages", "50,200", "--page-size", "128")
+    answer = told(capsys, "replay", trace, *sized, "--policy", ALL)
     for each in answer["results"]:
         best = answer["optimum"][answer["pages"].index(each["pages"])]
         assert each["replicas"] == best["replicas"] == 3
@@ -93,12 +92,12 @@ def test_refused_requests_are_left_out_of_the_rate_of_those_served(
 ) -> None:
     path = str(write_trace(tmp_path, row([0, 1]), row([0, 2]), row([3, 4, 5])))
     sized = ("--mode", "admission", "--page-size", "512")
-    answer = replay_json(capsys, path, *sized, "--pages", "2")
+    answer = told(capsys, "replay", path, *sized, "--pages", "2")
     assert (answer["requests"], answer["refused"]) == (2, 1)
     assert answer["policy"] == "lru"
     assert answer["token_hit_rate"] == 1 / 7
     assert answer["served_token_hit_rate"] == 1 / 4
-    (best,) = replay_json(capsys, path, *sized, "--pages", "2,3")["optimum"][:1]
+    (best,) = told(capsys, "replay", path, *sized, "--pages", "2,3")["optimum"][:1]
     assert (best["token_hit_rate"], best["served_token_hit_rate"]) == (1 / 7, 1 / 4)
 
 
@@ -134,7 +133,7 @@ def test_bad_value_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     # The trace is not there either: what is told is found before anything is read.
-    line = refused(capsys, "no-such-trace", *arguments)
+    line = refused(capsys, "replay", "no-such-trace", *arguments)
     assert line.startswith("kvcore: error: ")
     assert told in line
 
@@ -146,7 +145,7 @@ def test_pools_beyond_memory_are_told(
         raise MemoryError
 
     monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", no_memory)
-    told = refused(capsys, trace, "--pages", "100,2147483647")
+    told = refused(capsys, "replay", trace, "--pages", "100,2147483647")
     assert "need" in told
     assert "more memory than there is" in told
 
@@ -161,7 +160,7 @@ def test_a_pool_that_is_refused_is_told_before_the_others_run(
         raise ValueError("too large")
 
     monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", refusing)
-    told = refused(capsys, trace, "--pages", "100,9000", "--policy", ALL)
+    told = refused(capsys, "replay", trace, "--pages", "100,9000", "--policy", ALL)
     assert "a pool of 9,000 pages of 16 tokens on each of 1 replicas: too large" in told
     assert made == [9000]
 
@@ -170,6 +169,6 @@ def test_prompts_of_too_many_pages_for_an_optimum_are_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: str
 ) -> None:
     monkeypatch.setattr("kvcore.replay.uses.MOST_PAGE_USES", 100)
-    told = refused(capsys, trace, "--pages", "100,200")
+    told = refused(capsys, "replay", trace, "--pages", "100,200")
     assert "an optimum is computed for at most 100" in told
     assert main(["replay", trace, "--mode", "online", "--pages", "1000,2000"]) == 0

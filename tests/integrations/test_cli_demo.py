@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cli_runs import refused, shown, told
 from kvcore import ops
 from kvcore.cli.demo_table import print_demo
 from kvcore.cli.main import main
@@ -49,12 +50,7 @@ CHECK_KEYS = {
 
 
 def demo_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["demo", *SMALL, *arguments, "--json"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert shown.out.count("\n") == 1
-    answer: dict[str, Any] = json.loads(shown.out)
-    return answer
+    return told(capsys, "demo", *SMALL, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -119,17 +115,14 @@ def test_table_fits_the_terminal(report: DemoReport, width: int) -> None:
 
 
 def test_piped_table_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", *SMALL]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert "\x1b" not in shown.out
+    out = shown(capsys, "demo", *SMALL)
+    assert "\x1b" not in out
     for words in ("served in", "tokens per second", "of them cached", "saved", "smallest margin"):
-        assert words in " ".join(shown.out.split())
+        assert words in " ".join(out.split())
 
 
 def test_table_tells_how_much_agrees(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", *SMALL, "--dtype", "float8_e4m3fn"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(shown(capsys, "demo", *SMALL, "--dtype", "float8_e4m3fn").split())
     assert re.search(r"\d+ of \d+ generated tokens \(\d\d\.\d%\) equal a recomputation", text)
 
 
@@ -181,7 +174,7 @@ def test_wrong_outputs_are_one_line_and_exit_1(
 
 # -- bad input -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         (["--chats", "0"], "'--chats': expected 1 to 100000, got 0"),
         (["--turns", "-1"], "'--turns': expected 1 to 100, got -1"),
@@ -197,14 +190,9 @@ def test_wrong_outputs_are_one_line_and_exit_1(
     ],
 )
 def test_bad_option_is_one_line_and_exit_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    assert main(["demo", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("kvcore: error: ")
-    assert shown.err.count("\n") == 1
-    assert told in shown.err
+    assert words in refused(capsys, "demo", *arguments)
 
 
 def test_import_of_the_package_leaves_the_demo_out() -> None:

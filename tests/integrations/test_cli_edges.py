@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cli_runs import refused, told
 from kvcore import KVCacheParams, PagedKVCacheManager
-from kvcore.cli.main import main
 from kvcore.cli.presets import model_params
 from kvcore.replay import PoolSettings
 from trace_files import row, write_trace
@@ -45,17 +45,6 @@ def trace(tmp_path: Path) -> str:
     return str(write_trace(tmp_path, *rows))
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Answer the one line that bad input ends with."""
-    assert main(arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("kvcore: error: ")
-    assert shown.err.count("\n") == 1
-    assert len(shown.err) > len("kvcore: error: \n")
-    return shown.err
-
-
 @pytest.mark.parametrize(
     ("command", "option"), [(c, option) for c, names in COUNTS.items() for option in names]
 )
@@ -71,8 +60,7 @@ def test_rates_may_be_as_large_as_they_like(
     for edge in ("0", "-1", "nan", "-inf", ""):
         refused(capsys, "replay", trace, f"{rate}={edge}")
     for edge in ("9" * 30, "1e308", "inf"):
-        assert main(["replay", trace, f"{rate}={edge}", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["requests"] == 30
+        assert told(capsys, "replay", trace, f"{rate}={edge}")["requests"] == 30
 
 
 @pytest.mark.parametrize("mode", ["online", "admission"])
@@ -80,22 +68,21 @@ def test_rates_may_be_as_large_as_they_like(
 def test_replicas_beyond_the_managers_bound_are_bad_input(
     capsys: pytest.CaptureFixture[str], trace: str, mode: str, size: list[str]
 ) -> None:
-    told = refused(capsys, "replay", trace, "--mode", mode, *size)
-    assert f"'--replicas': expected 1 to 32767, got {size[1]}" in told
+    line = refused(capsys, "replay", trace, "--mode", mode, *size)
+    assert f"'--replicas': expected 1 to 32767, got {size[1]}" in line
 
 
 def test_sequences_beyond_the_managers_bound_are_bad_input(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    told = refused(capsys, "replay", trace, "--decode-steps", "2147483647")
-    assert "max_seq_len is 2147484691, must be 1 .. 2147483647" in told
+    line = refused(capsys, "replay", trace, "--decode-steps", "2147483647")
+    assert "max_seq_len is 2147484691, must be 1 .. 2147483647" in line
 
 
 def test_concurrency_costs_no_more_than_the_requests(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    assert main(["replay", trace, "--concurrency", "2147483647", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["requests"] == 30
+    assert told(capsys, "replay", trace, "--concurrency", "2147483647")["requests"] == 30
 
 
 @pytest.mark.parametrize("mode", ["online", "admission"])
@@ -107,8 +94,8 @@ def test_pool_larger_than_memory_is_told_in_pages(
 
     sized = ["--mode", mode, "--pages", "2147483647", "--replicas", "7"]
     monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", no_memory)
-    told = refused(capsys, "replay", trace, *sized)
-    assert "2,147,483,647 pages of 16 tokens on each of 7 replicas needs more memory" in told
+    line = refused(capsys, "replay", trace, *sized)
+    assert "2,147,483,647 pages of 16 tokens on each of 7 replicas needs more memory" in line
 
 
 def test_replay_that_runs_out_of_memory_says_what_it_replays(
@@ -119,14 +106,14 @@ def test_replay_that_runs_out_of_memory_says_what_it_replays(
             raise MemoryError
 
     monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", Hungry)
-    told = refused(capsys, "replay", trace)
-    assert "30 requests of up to 1,044 tokens in a pool of 32,768 pages of 16 tokens" in told
-    assert "more memory than there is" in told
+    line = refused(capsys, "replay", trace)
+    assert "30 requests of up to 1,044 tokens in a pool of 32,768 pages of 16 tokens" in line
+    assert "more memory than there is" in line
 
 
 def test_demo_larger_than_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, "demo", "--chats", "1", "--pages", "2147483647")
-    assert "1 chats of 3 turns in 2,147,483,647 pages of 16 tokens need more memory" in told
+    line = refused(capsys, "demo", "--chats", "1", "--pages", "2147483647")
+    assert "1 chats of 3 turns in 2,147,483,647 pages of 16 tokens need more memory" in line
 
 
 def test_running_out_of_memory_elsewhere_names_the_command(
@@ -136,9 +123,8 @@ def test_running_out_of_memory_elsewhere_names_the_command(
         raise MemoryError
 
     monkeypatch.setattr("kvcore.cli.info.collect", no_memory)
-    assert main(["info", "--json"]) == 1
-    told = capsys.readouterr().err
-    assert told == "kvcore: error: kvcore info --json: it would need more memory than there is\n"
+    line = refused(capsys, "info", "--json", code=1)
+    assert line == "kvcore: error: kvcore info --json: it would need more memory than there is\n"
 
 
 def test_pools_that_no_manager_takes_are_one_kind_of_error() -> None:
@@ -186,8 +172,8 @@ def test_nesting_of_every_depth_is_an_answer(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
 def test_config_without_an_end_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, "plan", "/dev/zero", "--memory", "1GiB", "--max-seq-len", "1k")
-    assert "/dev/zero: no JSON: expected at most 16777216 bytes" in told
+    line = refused(capsys, "plan", "/dev/zero", "--memory", "1GiB", "--max-seq-len", "1k")
+    assert "/dev/zero: no JSON: expected at most 16777216 bytes" in line
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
@@ -201,8 +187,8 @@ def test_config_may_come_through_a_pipe(tmp_path: Path) -> None:
 
 
 def test_path_longer_than_any_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, "plan", "x" * 5000, "--memory", "1GiB", "--max-seq-len", "1k")
-    assert "expected the path of a config.json or one of" in told
+    line = refused(capsys, "plan", "x" * 5000, "--memory", "1GiB", "--max-seq-len", "1k")
+    assert "expected the path of a config.json or one of" in line
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "9" * 30, "nan", "inf", "1e308", ""])
@@ -213,5 +199,5 @@ def test_sizes_that_are_none_are_bad_input(capsys: pytest.CaptureFixture[str], s
 
 @pytest.mark.parametrize("size", ["9" * 400 + ".5GiB", "9" * 5000, "." + "9" * 5000])
 def test_sizes_longer_than_any_are_bad_input(capsys: pytest.CaptureFixture[str], size: str) -> None:
-    told = refused(capsys, "plan", "llama-3.1-8b", "--memory", size, "--max-seq-len", "1k")
-    assert "'--memory': expected at most 40 characters" in told
+    line = refused(capsys, "plan", "llama-3.1-8b", "--memory", size, "--max-seq-len", "1k")
+    assert "'--memory': expected at most 40 characters" in line

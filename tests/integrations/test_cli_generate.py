@@ -11,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cli_runs import refused, shown, told
 from conftest import require
 from kvcore.cli.main import main
 
@@ -40,18 +40,6 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    code = main(["generate", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert (code, captured.err) == (0, "")
-    return captured.out
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(shown(capsys, *arguments, "--json"))
-    return found
-
-
 def plainly(folder: Path, ids: Sequence[int], tokens: int) -> list[int]:
     """What the model says without kvcore."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -65,7 +53,7 @@ def plainly(folder: Path, ids: Sequence[int], tokens: int) -> list[int]:
 # -- one call ------------------------------------------------------------------------------------
 def test_tokens_are_the_models_own(capsys: pytest.CaptureFixture[str], words: Path) -> None:
     tokenizer = word_tokenizer()
-    answer = told(capsys, words, PROMPT, "--max-new-tokens", 9, "--page-size", 4)
+    answer = told(capsys, "generate", words, PROMPT, "--max-new-tokens", 9, "--page-size", 4)
     (result,) = answer["results"]
     assert result["token_ids"] == plainly(words, tokenizer(PROMPT)["input_ids"], 9)
     assert result["text"] == tokenizer.decode(result["token_ids"], skip_special_tokens=True)
@@ -81,15 +69,15 @@ def test_equal_beginnings_are_found_in_the_cache(
     capsys: pytest.CaptureFixture[str], words: Path
 ) -> None:
     prompts = [f"{PROMPT} {PROMPT} w{i}" for i in range(8, 11)]
-    answer = told(capsys, words, *prompts, "--page-size", 2, "--max-new-tokens", 4)
+    answer = told(capsys, "generate", words, *prompts, "--page-size", 2, "--max-new-tokens", 4)
     assert [r["prompt"] for r in answer["results"]] == prompts
     assert answer["cached_tokens"] == sum(r["cached_tokens"] for r in answer["results"]) == 2 * 14
     assert answer["hit_rate"] == pytest.approx(28 / 45)
 
 
 def test_text_comes_and_then_a_summary(capsys: pytest.CaptureFixture[str], words: Path) -> None:
-    text = told(capsys, words, PROMPT)["results"][0]["text"]
-    first, *between, last = shown(capsys, words, PROMPT).splitlines()
+    text = told(capsys, "generate", words, PROMPT)["results"][0]["text"]
+    first, *between, last = shown(capsys, "generate", words, PROMPT).splitlines()
     assert (first, between) == (text, [""])
     assert last.startswith("64 tokens at ")
     assert "0 of 7 prompt tokens from the cache (hit rate 0.0%)" in last
@@ -100,8 +88,8 @@ def test_texts_of_several_prompts_stand_under_their_prompts(
     capsys: pytest.CaptureFixture[str], words: Path
 ) -> None:
     prompts = ["w1 w2", "w3", "w4 w5 w6"]
-    results = told(capsys, words, *prompts, "--max-new-tokens", 6)["results"]
-    out = shown(capsys, words, *prompts, "--max-new-tokens", 6)
+    results = told(capsys, "generate", words, *prompts, "--max-new-tokens", 6)["results"]
+    out = shown(capsys, "generate", words, *prompts, "--max-new-tokens", 6)
     want = "".join(f"> {r['prompt']}\n{r['text']}\n" for r in results)
     assert out.startswith(want)
 
@@ -118,17 +106,18 @@ def test_text_is_written_while_it_is_generated(
 def test_generation_ends_with_the_models_eos(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: Path
 ) -> None:
-    said = told(capsys, words, PROMPT)["results"][0]["token_ids"]
+    said = told(capsys, "generate", words, PROMPT)["results"][0]["token_ids"]
     write_folder(tmp_path, word_tokenizer(), eos_token_id=said[5])
-    (result,) = told(capsys, tmp_path, PROMPT)["results"]
+    (result,) = told(capsys, "generate", tmp_path, PROMPT)["results"]
     assert result["token_ids"] == said[: said.index(said[5]) + 1]
     assert result["finish_reason"] == "eos"
-    assert shown(capsys, tmp_path, PROMPT).startswith(f"{result['text']}\n")
+    assert shown(capsys, "generate", tmp_path, PROMPT).startswith(f"{result['text']}\n")
 
 
 def test_drawing_repeats_with_a_seed(capsys: pytest.CaptureFixture[str], words: Path) -> None:
     def drawn(*options: object) -> list[int]:
-        tokens: list[int] = told(capsys, words, PROMPT, *options)["results"][0]["token_ids"]
+        (answer,) = told(capsys, "generate", words, PROMPT, *options)["results"]
+        tokens: list[int] = answer["token_ids"]
         return tokens
 
     greedy = drawn()
@@ -140,7 +129,8 @@ def test_drawing_repeats_with_a_seed(capsys: pytest.CaptureFixture[str], words: 
 
 def test_dtype_is_that_of_model_and_pages(capsys: pytest.CaptureFixture[str], words: Path) -> None:
     wide, narrow = (
-        told(capsys, words, PROMPT, "--dtype", dtype) for dtype in ("float32", "bfloat16")
+        told(capsys, "generate", words, PROMPT, "--dtype", dtype)
+        for dtype in ("float32", "bfloat16")
     )
     assert narrow["dtype"] == "bfloat16"
     assert narrow["peak_bytes"] * 2 == wide["peak_bytes"]
@@ -148,8 +138,8 @@ def test_dtype_is_that_of_model_and_pages(capsys: pytest.CaptureFixture[str], wo
 
 def test_memory_bounds_the_pool(capsys: pytest.CaptureFixture[str], words: Path) -> None:
     prompts = ["w1", "w2", "w3", "w4"]
-    free = told(capsys, words, *prompts, "--max-new-tokens", 20)
-    tight = told(capsys, words, *prompts, "--max-new-tokens", 20, "--memory", "24KiB")
+    free = told(capsys, "generate", words, *prompts, "--max-new-tokens", 20)
+    tight = told(capsys, "generate", words, *prompts, "--max-new-tokens", 20, "--memory", "24KiB")
     assert tight["pages"] == 3 < free["pages"]
     assert [r["token_ids"] for r in tight["results"]] == [r["token_ids"] for r in free["results"]]
 
@@ -169,7 +159,7 @@ def test_every_turn_finds_the_pages_of_those_before(
     where = request.getfixturevalue(folder)
     says(monkeypatch, "w8 w9 w10\n\n  \nw11 w12\n")
     how = ("--chat", "--page-size", 4, "--max-new-tokens", 9)
-    results = told(capsys, where, PROMPT, *how)["results"]
+    results = told(capsys, "generate", where, PROMPT, *how)["results"]
     assert [r["prompt"] for r in results] == [PROMPT, "w8 w9 w10", "w11 w12"]
     for before, after in itertools.pairwise(results):
         # All that was written is found: the last token of an answer has not been run yet.
@@ -182,7 +172,7 @@ def test_a_turn_answers_all_that_was_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, chatty: Path
 ) -> None:
     says(monkeypatch, "w8 w9 w10\n")
-    results = told(capsys, chatty, PROMPT, "--chat", "--max-new-tokens", 9)["results"]
+    results = told(capsys, "generate", chatty, PROMPT, "--chat", "--max-new-tokens", 9)["results"]
     said = f"<user> {PROMPT} <bot> {results[0]['text']} <user> w8 w9 w10 <bot>"
     ids = word_tokenizer()(said)["input_ids"]
     assert results[1]["prompt_tokens"] == len(ids)
@@ -194,7 +184,7 @@ def test_a_conversation_on_a_terminal_asks_for_lines(
 ) -> None:
     says(monkeypatch, "w8\nw9\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    out = shown(capsys, chatty, "--chat", "--max-new-tokens", 3)
+    out = shown(capsys, "generate", chatty, "--chat", "--max-new-tokens", 3)
     assert out.count("> ") == 3
     assert "hit rate" in out
 
@@ -203,7 +193,7 @@ def test_a_conversation_without_a_word_ends_well(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: Path
 ) -> None:
     says(monkeypatch, "")
-    answer = told(capsys, words, "--chat")
+    answer = told(capsys, "generate", words, "--chat")
     assert (answer["results"], answer["hit_rate"], answer["peak_used_pages"]) == ([], 0.0, 0)
 
 
@@ -220,7 +210,7 @@ def test_a_template_that_refuses_is_bad_input(
 ) -> None:
     write_folder(tmp_path, word_tokenizer(chat_template="{{ raise_exception('no users') }}"))
     says(monkeypatch, "w8\n")
-    assert "template refuses: no users" in refused(capsys, tmp_path, "--chat")
+    assert "template refuses: no users" in refused(capsys, "generate", tmp_path, "--chat")
 
 
 def test_interrupting_a_conversation_ends_it_without_a_trace(
@@ -236,15 +226,6 @@ def test_interrupting_a_conversation_ends_it_without_a_trace(
 
 
 # -- bad input -----------------------------------------------------------------------------------
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main(["generate", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("kvcore: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -263,7 +244,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_bad_options_are_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], words: Path, options: list[str], text: str
 ) -> None:
-    assert text in refused(capsys, words, *options)
+    assert text in refused(capsys, "generate", words, *options)
 
 
 def without(*names: str) -> Callable[[Path], None]:
@@ -303,13 +284,13 @@ def test_folders_that_are_not_whole_are_one_line_and_exit_2(
     folder = tmp_path / "copy"
     shutil.copytree(words, folder)
     damage(folder)
-    assert text in refused(capsys, folder, "w1")
+    assert text in refused(capsys, "generate", folder, "w1")
 
 
 def test_a_folder_that_is_none_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert "is no folder" in refused(capsys, tmp_path / "nowhere", "w1")
+    assert "is no folder" in refused(capsys, "generate", tmp_path / "nowhere", "w1")
 
 
 def test_models_that_cannot_run_on_pages_are_refused_with_the_reason(
@@ -321,17 +302,15 @@ def test_models_that_cannot_run_on_pages_are_refused_with_the_reason(
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4
     )
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    assert "recurrent state" in refused(capsys, tmp_path, "w1")
+    assert "recurrent state" in refused(capsys, "generate", tmp_path, "w1")
 
 
 def test_missing_libraries_are_one_line_and_exit_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert main(["generate", str(words), "w1"]) == 1
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert "pip install 'kvcore[transformers]'" in captured.err
+    line = refused(capsys, "generate", words, "w1", code=1)
+    assert "pip install 'kvcore[transformers]'" in line
 
 
 # -- the program ---------------------------------------------------------------------------------
@@ -355,7 +334,7 @@ def test_program_prints_nothing_but_its_answer(words: Path) -> None:
 def test_command_line_page_names_every_json_key(
     capsys: pytest.CaptureFixture[str], words: Path
 ) -> None:
-    answer = told(capsys, words, PROMPT)
+    answer = told(capsys, "generate", words, PROMPT)
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     section = page.split("\n## kvcore generate")[1].split("\n## ")[0]
     keys = [*answer, *answer["results"][0]]

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cli_runs import shown, told
 from conftest import require
-from kvcore.cli.main import main
 
 torch = require("torch")
 transformers = require("transformers")
@@ -28,18 +26,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    code = main(["generate", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert (code, captured.err) == (0, "")
-    return captured.out
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(shown(capsys, *arguments, "--json"))
-    return found
-
-
 @pytest.fixture
 def short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcore.cli.generate._MOST_WINDOWED", 16)
@@ -48,20 +34,21 @@ def short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_forwards")
 def test_groups_say_what_they_hold(capsys: pytest.CaptureFixture[str], windowed: Path) -> None:
     options = (windowed, PROMPT, "--page-size", 4, "--max-new-tokens", 20)
-    grouped, flat = told(capsys, *options), told(capsys, *options, "--flat")
+    grouped, flat = told(capsys, "generate", *options), told(capsys, "generate", *options, "--flat")
     assert grouped["results"] == flat["results"]
     page = 2 * 4 * 2 * 12 * 4  # K and V of a layer, float32
     full, window = grouped["groups"]
     assert full == {
+        "kind": "full",
         "layers": 1,
-        "window": None,
-        "chunk": None,
-        "page_tables": 1,
+        "keeps": None,
+        "bundles": 1,
         "pages": 15,  # of the prompt, whose chunks take most
         "bytes": 15 * page,
         "given_back": 0,
     }
-    assert (window["layers"], window["window"], window["page_tables"]) == (3, 7, 3)
+    kind = (window["kind"], window["layers"], window["keeps"], window["bundles"])
+    assert kind == ("window", 3, 7, 3)
     assert window["pages"] <= 3 * 7  # 6 + 16 tokens each
     assert window["given_back"] == 3 * 18
     assert grouped["flat_bytes"] == flat["flat_bytes"] == flat["peak_bytes"] == 20 * 4 * page
@@ -73,7 +60,7 @@ def test_groups_say_what_they_hold(capsys: pytest.CaptureFixture[str], windowed:
 
 
 def test_summary_names_the_groups(capsys: pytest.CaptureFixture[str], windowed: Path) -> None:
-    last = shown(capsys, windowed, PROMPT, "--page-size", 4).splitlines()[-1]
+    last = shown(capsys, "generate", windowed, PROMPT, "--page-size", 4).splitlines()[-1]
     assert "of 1 layer full, " in last
     assert "of 3 layers with a window of 7; " in last
     assert last.endswith(" without groups")
@@ -87,7 +74,7 @@ def test_a_conversation_goes_on_behind_its_windows(
     monkeypatch.setattr("sys.stdin.readline", lambda: "", raising=False)
     turns = [PROMPT, "w3 w4", "w5"]
     options = (windowed, "--chat", *turns, "--page-size", 4, "--max-new-tokens", 8)
-    grouped, flat = told(capsys, *options), told(capsys, *options, "--flat")
+    grouped, flat = told(capsys, "generate", *options), told(capsys, "generate", *options, "--flat")
     assert grouped["results"] != []
     for own, its in zip(grouped["results"], flat["results"], strict=True):
         assert own["token_ids"] == its["token_ids"]

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli_runs import refused, shown, told
 from conftest import require
-from kvcore.cli.main import main
 
 torch = require("torch")
 transformers = require("transformers")
@@ -29,30 +28,19 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    code = main(["generate", *map(str, arguments), "--page-size", "4", "--json"])
-    captured = capsys.readouterr()
-    assert (code, captured.err) == (0, "")
-    found: dict[str, Any] = json.loads(captured.out)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main(["generate", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return " ".join(captured.err.replace("\u2502", " ").split())
+def generated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    return told(capsys, "generate", *arguments, "--page-size", 4)
 
 
 def test_states_say_what_they_hold(capsys: pytest.CaptureFixture[str], stateful: Path) -> None:
-    found = told(capsys, stateful, *PROMPTS, "--max-new-tokens", 6)
+    found = generated(capsys, stateful, *PROMPTS, "--max-new-tokens", 6)
     full, state = found["groups"]
-    assert (full["layers"], full["page_tables"]) == (1, 1)
+    assert (full["kind"], full["layers"], full["bundles"]) == ("full", 1, 1)
     assert state == {
+        "kind": "state",
         "layers": 2,
-        "window": None,
-        "chunk": None,
-        "page_tables": 0,
+        "keeps": None,
+        "bundles": 0,
         "pages": 0,
         "slots": 2,
         "bytes": 2 * 2 * SLOT,
@@ -66,8 +54,8 @@ def test_states_say_what_they_hold(capsys: pytest.CaptureFixture[str], stateful:
 
 
 def test_summary_names_the_states(capsys: pytest.CaptureFixture[str], stateful: Path) -> None:
-    assert main(["generate", str(stateful), PROMPTS[0], "--max-new-tokens", "3"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    out = shown(capsys, "generate", stateful, PROMPTS[0], "--max-new-tokens", 3)
+    last = out.splitlines()[-1]
     assert "1.5 KiB of 2 layers with a state in 1 slot; " in last
     assert last.endswith(" without groups")
 
@@ -77,7 +65,7 @@ def test_a_turn_goes_on_from_the_one_before(
 ) -> None:
     monkeypatch.setattr("sys.stdin.readline", lambda: "", raising=False)
     turns = [PROMPTS[0], "w3 w4", "w5"]
-    found = told(capsys, stateful, "--chat", *turns, "--max-new-tokens", 5)
+    found = generated(capsys, stateful, "--chat", *turns, "--max-new-tokens", 5)
     first, *rest = found["results"]
     assert first["cached_tokens"] == 0
     for before, turn in zip(found["results"], rest, strict=False):
@@ -88,16 +76,16 @@ def test_states_count_as_memory(capsys: pytest.CaptureFixture[str], stateful: Pa
     longest = 12 * PAGE  # 45 tokens
     room = 4 * 2 * SLOT + longest
     one, two = (
-        told(capsys, stateful, *PROMPTS, "--max-new-tokens", 2, "--memory", size)
+        generated(capsys, stateful, *PROMPTS, "--max-new-tokens", 2, "--memory", size)
         for size in (room - 1, room)
     )
     assert (one["pages"], two["pages"]) == (14, 12)  # beside the slots of one, and of both
     assert one["results"][0]["token_ids"] == two["results"][0]["token_ids"]
-    text = refused(capsys, stateful, PROMPTS[0], "--memory", 4 * SLOT)
+    text = refused(capsys, "generate", stateful, PROMPTS[0], "--memory", 4 * SLOT)
     assert f"beside {4 * SLOT} bytes of states" in text
 
 
 def test_flat_means_nothing_for_states(capsys: pytest.CaptureFixture[str], stateful: Path) -> None:
-    text = refused(capsys, stateful, "w1", "--flat")
+    text = refused(capsys, "generate", stateful, "w1", "--flat")
     assert "'--flat'" in text
     assert "keep a state" in text

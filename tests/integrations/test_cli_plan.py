@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from cli_runs import refused, shown, told
 from hf_configs import CONFIGS
 from kvcore import KVCacheParams, PagedKVCacheManager
-from kvcore.cli.main import main
 from kvcore.cli.presets import PRESETS
 
 GIB = 1 << 30
@@ -38,13 +38,6 @@ PAGE_KEYS = {
 }
 
 
-def plan_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["plan", *arguments]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    return shown.out
-
-
 def plan_json(
     capsys: pytest.CaptureFixture[str],
     model: str,
@@ -53,20 +46,7 @@ def plan_json(
     max_seq_len: str = "32k",
 ) -> dict[str, Any]:
     sizes = ("--memory", memory, "--max-seq-len", max_seq_len)
-    out = plan_text(capsys, model, *sizes, *rest, "--json")
-    assert out.count("\n") == 1
-    answer: dict[str, Any] = json.loads(out)
-    return answer
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Answer the one line that bad input ends with."""
-    assert main(["plan", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("kvcore: error: ")
-    assert shown.err.count("\n") == 1
-    return shown.err
+    return told(capsys, "plan", model, *sizes, *rest)
 
 
 def numbers(pages: dict[str, Any]) -> list[Any]:
@@ -146,7 +126,7 @@ def test_json_has_every_key(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_table_shows_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    out = plan_text(capsys, "llama-3.1-8b", "--memory", "80GiB", "--max-seq-len", "32k")
+    out = shown(capsys, "plan", "llama-3.1-8b", "--memory", "80GiB", "--max-seq-len", "32k")
     assert "llama-3.1-8b: 32 layers, 8 K/V heads of 128; 80 GiB on 1 device" in out
     for words in (
         ["bytes per token", "131,072", "67,584", "67,584"],
@@ -164,7 +144,7 @@ def test_table_shows_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_table_tells_replicas_and_latent_rows(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("--memory", "80GiB", "--max-seq-len", "32k")
-    out = plan_text(capsys, "kimi-k2", *sizes, "--tp", "2", "--dp", "4")
+    out = shown(capsys, "plan", "kimi-k2", *sizes, "--tp", "2", "--dp", "4")
     assert "a latent row of 576; 80 GiB on 8 devices, 4 replicas" in " ".join(out.split())
     assert "pages per replica" in out
 
@@ -175,7 +155,7 @@ def test_title_is_the_model_as_it_was_given(
     (tmp_path / "[red]").mkdir()
     (tmp_path / "[red]" / "config.json").write_text(json.dumps(CONFIGS["qwen3-32b"]))
     monkeypatch.chdir(tmp_path)
-    out = plan_text(capsys, "[red]", "--memory", "80GiB", "--max-seq-len", "32k")
+    out = shown(capsys, "plan", "[red]", "--memory", "80GiB", "--max-seq-len", "32k")
     assert out.startswith("[red]: 64 layers")
 
 
@@ -241,7 +221,7 @@ def test_bad_input_is_one_line_and_exit_2(
 ) -> None:
     given = {"model": "llama-3.1-8b", "--memory": "80GiB", "--max-seq-len": "32k"} | changed
     model = given.pop("model")
-    line = refused(capsys, model, *(word for pair in given.items() for word in pair))
+    line = refused(capsys, "plan", model, *(word for pair in given.items() for word in pair))
     assert all(word in line for word in words), line
 
 
@@ -250,7 +230,7 @@ def test_what_must_be_given_is_named(capsys: pytest.CaptureFixture[str], missing
     given = {"--memory": "80GiB", "--max-seq-len": "32k"}
     model = [] if missing == "model" else ["llama-3.1-8b"]
     given.pop(missing, None)
-    line = refused(capsys, *model, *(word for pair in given.items() for word in pair))
+    line = refused(capsys, "plan", *model, *(word for pair in given.items() for word in pair))
     assert (missing if model else "CONFIG|PRESET") in line
 
 
@@ -268,13 +248,13 @@ def test_broken_config_is_named_with_its_field(
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
-    line = refused(capsys, str(path), "--memory", "80GiB", "--max-seq-len", "32k")
+    line = refused(capsys, "plan", str(path), "--memory", "80GiB", "--max-seq-len", "32k")
     assert line.count(str(path)) == 1
     assert all(word in line for word in words), line
 
 
 def test_help_says_what_the_memory_is_for(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(plan_text(capsys, "--help").split())
+    text = " ".join(shown(capsys, "plan", "--help").split())
     assert "For K and V, over all devices" in text
     assert "weights" in text
     assert "32k (32,768)" in text

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from cli_runs import refused, shown, told
 from hf_configs import CONFIGS
-from kvcore.cli.main import main
 from kvcore.cli.presets import PRESETS
 from kvcore.groups import bundles
 from kvcore.sizing import infer_optimal_batch_size
@@ -29,16 +29,11 @@ GROUP_KEYS = {
 }
 
 
-def plan_text(capsys: pytest.CaptureFixture[str], model: str, *rest: str) -> str:
-    assert main(["plan", model, "--memory", "24GiB", "--max-seq-len", "128k", *rest]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    return shown.out
+SIZES = ("--memory", "24GiB", "--max-seq-len", "128k")
 
 
 def plan_json(capsys: pytest.CaptureFixture[str], model: str, *rest: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(plan_text(capsys, model, "--json", *rest))
-    return answer
+    return told(capsys, "plan", model, *SIZES, *rest)
 
 
 # -- by hand -------------------------------------------------------------------------------------
@@ -173,7 +168,7 @@ def cells(out: str) -> list[list[str]]:
 
 
 def test_table_shows_what_groups_save_and_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    out = plan_text(capsys, "gemma-3-27b")
+    out = shown(capsys, "plan", "gemma-3-27b", *SIZES)
     for row in (
         ["sequences of 131,072", "2", "4", "4"],
         ["without groups", "0", "0", "0"],
@@ -187,30 +182,28 @@ def test_table_shows_what_groups_save_and_hold(capsys: pytest.CaptureFixture[str
 
 
 def test_table_shows_states_chunks_and_shared_layers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ["28", "a state of 15.75 MiB", "", ""] in cells(plan_text(capsys, "jamba-1.5-mini"))
-    assert ["36", "a chunk of 8,192", "3", "1,920"] in cells(plan_text(capsys, "llama-4-scout"))
-    out = " ".join(plan_text(capsys, "gemma-3n-e4b").split())
+    assert ["28", "a state of 15.75 MiB", "", ""] in cells(
+        shown(capsys, "plan", "jamba-1.5-mini", *SIZES)
+    )
+    assert ["36", "a chunk of 8,192", "3", "1,920"] in cells(
+        shown(capsys, "plan", "llama-4-scout", *SIZES)
+    )
+    out = " ".join(shown(capsys, "plan", "gemma-3n-e4b", *SIZES).split())
     assert "15 more layers read the K and V of others" in out
 
 
 # -- bad input -----------------------------------------------------------------------------------
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["plan", *arguments, "--memory", "24GiB", "--max-seq-len", "128k"]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    return shown.err
-
-
 def test_flat_plan_of_a_model_with_states_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "recurrent state" in refused(capsys, "jamba-1.5-mini", "--flat")
+    assert "recurrent state" in refused(capsys, "plan", "jamba-1.5-mini", *SIZES, "--flat")
 
 
 def test_states_that_do_not_divide_name_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    line = refused(capsys, "kimi-linear-48b-a3b", "--tp", "3")
+    line = refused(capsys, "plan", "kimi-linear-48b-a3b", *SIZES, "--tp", "3")
     assert "--tp" in line
     assert "num_heads 32" in line
 
 
 def test_chunk_of_no_token_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--max-chunk-tokens" in refused(capsys, "gemma-3-27b", "--max-chunk-tokens", "0")
+    assert "--max-chunk-tokens" in refused(
+        capsys, "plan", "gemma-3-27b", *SIZES, "--max-chunk-tokens", "0"
+    )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cli_runs import refused, told
 from kvcore.cli.main import main
-from replay_runs import refused, replay_json
 from trace_files import row, write_trace
 
 PROMISED = {
@@ -44,7 +44,7 @@ def trace(tmp_path: Path) -> str:
 def test_json_has_every_promised_key(
     capsys: pytest.CaptureFixture[str], trace: str, mode: str
 ) -> None:
-    answer = replay_json(capsys, trace, "--mode", mode, "--pages", "500")
+    answer = told(capsys, "replay", trace, "--mode", mode, "--pages", "500")
     assert answer.keys() >= PROMISED
     assert answer["mode"] == mode
     assert (answer["requests"], answer["refused"], answer["leaked_pages"]) == (30, 0, 0)
@@ -62,7 +62,7 @@ def test_refused_prompts_do_not_count_as_work(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = str(write_trace(tmp_path, row([0]), row([1, 2])))
-    answer = replay_json(capsys, path, "--mode", "admission", "--pages", "40")
+    answer = told(capsys, "replay", path, "--mode", "admission", "--pages", "40")
     assert (answer["requests"], answer["refused"]) == (1, 1)
     assert answer["prompt_tokens"] == 3 * 512
     tokens = answer["tokens_per_second"] * answer["manager_seconds"]
@@ -70,10 +70,10 @@ def test_refused_prompts_do_not_count_as_work(
 
 
 def test_without_a_trace_there_is_chat(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = replay_json(capsys, "--limit", "40", "--seed", "3")
+    answer = told(capsys, "replay", "--limit", "40", "--seed", "3")
     assert answer["requests"] == 40
     assert answer["workload"] == "built-in chat, seed 3"
-    assert answer == replay_json(capsys, "--limit", "40", "--seed", "3") | {
+    assert answer == told(capsys, "replay", "--limit", "40", "--seed", "3") | {
         name: answer[name]
         for name in answer
         if "seconds" in name or "_us_" in name or name == "tokens_per_second"
@@ -102,8 +102,8 @@ def test_table_names_what_was_measured(capsys: pytest.CaptureFixture[str], trace
 def test_memory_and_model_size_the_pool(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     # 2 * 32 layers * 8 heads * 128 elements * 2 bytes = 128 KiB per token
     sized = ("--memory", "64 MiB", "--model", "Llama-3.1-8B")
-    assert replay_json(capsys, trace, *sized)["pages"] == 32
-    halved = replay_json(capsys, trace, *sized, "--replicas", "2", "--page-size", "32")
+    assert told(capsys, "replay", trace, *sized)["pages"] == 32
+    halved = told(capsys, "replay", trace, *sized, "--replicas", "2", "--page-size", "32")
     assert (halved["pages"], halved["total_pages"]) == (8, 16)
 
 
@@ -123,10 +123,12 @@ def test_model_may_be_a_config_file(
     path.write_text(json.dumps(config), encoding="utf-8")
     # 2 * 2 layers * 2 heads * 16 elements * 2 bytes * 16 tokens = 4 KiB per page
     for model in (path, tmp_path):
-        answer = replay_json(capsys, trace, "--memory", "1MiB", "--model", str(model))
+        answer = told(capsys, "replay", trace, "--memory", "1MiB", "--model", str(model))
         assert answer["pages"] == 256
     path.write_text("[]", encoding="utf-8")
-    assert "config.json: " in refused(capsys, trace, "--memory", "1MiB", "--model", str(path))
+    assert "config.json: " in refused(
+        capsys, "replay", trace, "--memory", "1MiB", "--model", str(path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_model_may_be_a_config_file(
 def test_bad_option_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    line = refused(capsys, *arguments)
+    line = refused(capsys, "replay", *arguments)
     assert line.startswith("kvcore: error: ")
     assert told in line
 
@@ -170,8 +172,8 @@ def test_malformed_trace_is_one_line_and_exit_2(
 ) -> None:
     path = write_trace(tmp_path, row([0]), row([0], output=-3))
     told = f"{path}:2: output_length: expected a positive integer, got -3"
-    assert told in refused(capsys, str(path))
-    assert told in refused(capsys, str(path), "--json")
+    assert told in refused(capsys, "replay", str(path))
+    assert told in refused(capsys, "replay", str(path), "--json")
 
 
 def test_module_is_the_same_program(trace: str) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cli_runs import refused, told
+from hf_group_configs import MIMO
 from kvcore.cli.main import main
-from replay_runs import refused, replay_json
-from trace_files import random_rows, write_trace
+from trace_files import random_rows, row, write_trace
 
 GROUPS = ("--groups", "gemma-3-1b")
 
@@ -21,7 +22,7 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_the_same_memory_is_replayed_twice(capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    answer = replay_json(capsys, trace, *GROUPS, "--pages", "300,900", "--policy", "lru,lfu")
+    answer = told(capsys, "replay", trace, *GROUPS, "--pages", "300,900", "--policy", "lru,lfu")
     # 26 layers of 4 full ones and 22 with a window; bundles of 2.
     assert answer["flat_page_bytes"] == 13 * answer["group_page_bytes"] == 26 * 16 * 256 * 2 * 2
     assert answer["memory"] == [pages * answer["flat_page_bytes"] for pages in (300, 900)]
@@ -46,7 +47,7 @@ def test_the_same_memory_is_replayed_twice(capsys: pytest.CaptureFixture[str], t
 
 def test_an_engine_serves_groups_too(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     mode = ("--mode", "online", "--concurrency", "8", "--chunk", "1024")
-    answer = replay_json(capsys, trace, *GROUPS, "--pages", "250,800", *mode)
+    answer = told(capsys, "replay", trace, *GROUPS, "--pages", "250,800", *mode)
     assert (answer["mode"], answer["optimum"]) == ("online", [])
     for each in answer["results"]:
         assert each["leaked_pages"] == 0
@@ -55,10 +56,10 @@ def test_an_engine_serves_groups_too(capsys: pytest.CaptureFixture[str], trace: 
 
 
 def test_memory_names_the_pools_of_both(capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    answer = replay_json(capsys, trace, *GROUPS, "--memory", "416MiB,104MiB,104.1MiB")
+    answer = told(capsys, "replay", trace, *GROUPS, "--memory", "416MiB,104MiB,104.1MiB")
     assert answer["pages"] == [256, 1024]
     both = ("--memory", "104MiB,416MiB", "--model", "gemma-3-1b")
-    assert replay_json(capsys, trace, *both)["pages"] == [256, 1024]
+    assert told(capsys, "replay", trace, *both)["pages"] == [256, 1024]
 
 
 def test_a_config_file_names_a_model(
@@ -74,9 +75,51 @@ def test_a_config_file_names_a_model(
         "dtype": "float16",
     }
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    answer = replay_json(capsys, trace, "--groups", str(tmp_path), "--pages", "300")
+    answer = told(capsys, "replay", trace, "--groups", str(tmp_path), "--pages", "300")
     (window,) = answer["results"][1]["groups"]
     assert (window["kind"], window["keeps"], window["bundles"]) == ("window", 512, 1)
+
+
+def test_rows_of_their_own_are_counted_in_pages_of_their_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two full layers of 4 heads, four with 8 heads and a window of 128 tokens; K 192, V 128."""
+    (tmp_path / "config.json").write_text(json.dumps(MIMO), encoding="utf-8")
+    prompts = (row([0, 1]), row([2, 3]), row([0, 1, 4]))  # 1,024 tokens, others, and 1,536
+    trace = write_trace(tmp_path, *prompts)
+    options = ("--pages", "90,400", "--mode", "admission", "--chunk", "512")
+    answer = told(capsys, "replay", trace, "--groups", tmp_path, *options)
+    # Two layers share a page: 32 tokens of full ones, or 16 of wide ones; 1 bundle and 2.
+    token = 2 * (2 * 4 + 4 * 8) * (192 + 128)
+    assert (answer["flat_page_bytes"], answer["group_page_bytes"]) == (
+        16 * token,
+        16 * token * 2 // 5,
+    )
+    small_flat, large_flat, small, large = answer["results"]
+    assert (small_flat["refused"], small_flat["cached_tokens"]) == (1, 0)  # of 96 flat pages
+    assert (large_flat["refused"], large_flat["cached_tokens"]) == (0, 1024)
+    for each, pages in ((small, 225), (large, 1000)):
+        assert (each["pages"], each["refused"], each["cached_tokens"]) == (pages, 0, 1024)
+        full, window = each["groups"]
+        assert (full["layers"], full["bundles"], full["keeps"]) == (2, 1, None)
+        assert (window["layers"], window["bundles"], window["keeps"]) == (4, 2, 128)
+        # 1,024, 1,024 and 1,536 tokens in pages of 32; of a window always 8 pages of 16, twice.
+        assert full["held_pages"] == (32 + 32 + 48) / 3
+        assert window["held_pages"] == 2 * 8
+        assert each["mean_used_pages"] == (48 + 48 + 64) / 3
+        assert each["concurrency"] == pages / ((48 + 48 + 64) / 3)
+        assert each["peak_used_pages"] == 48 + 2 * (8 + 32)  # the last prompt's last chunk
+        # The first 56 of 64 pages, twice; of the third prompt 8 from the hit and 24 of its own.
+        assert (full["given_back"], window["given_back"]) == (0, 2 * (56 + 56 + 32))
+        assert full["cached_pages"] == 32 + 32 + 16
+        assert (full["holes"], full["filled"], window["filled"]) == (0, 0, 0)
+    window_pages = 2 * (64 + 64 + 32)
+    assert (large["evicted_pages"], large["groups"][1]["cached_pages"]) == (0, window_pages)
+    # 225 pages: 160 of the first prompt leave 65 of the 160 that the second needs, and the third
+    # needs 80 more. What windows passed goes, 4 pages at once: all that they have of 32 tokens.
+    gone = 4 * (24 + 20)
+    assert (small["evicted_pages"], small["groups"][1]["holes"]) == (gone, gone)
+    assert small["groups"][1]["cached_pages"] == window_pages - gone
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
@@ -114,7 +157,7 @@ def test_bad_value_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     # The trace is not there either: what is told is found before anything is read.
-    line = refused(capsys, "no-such-trace", *arguments)
+    line = refused(capsys, "replay", "no-such-trace", *arguments)
     assert line.startswith("kvcore: error: ")
     assert told in line
 
@@ -122,14 +165,14 @@ def test_bad_value_is_one_line_and_exit_2(
 def test_more_pages_than_can_be_numbered_are_told(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    told = refused(capsys, trace, *GROUPS, "--pages", "10,2147483647")
+    told = refused(capsys, "replay", trace, *GROUPS, "--pages", "10,2147483647")
     assert "expected at most 2147483647 of those" in told
 
 
 def test_a_pool_without_room_refuses_everything(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
-    answer = replay_json(capsys, trace, *GROUPS, "--pages", "1", "--page-size", "1")
+    answer = told(capsys, "replay", trace, *GROUPS, "--pages", "1", "--page-size", "1")
     for each in answer["results"]:
         assert each["refused"] > 50
         assert (each["requests"], each["leaked_pages"]) == (60 - each["refused"], 0)

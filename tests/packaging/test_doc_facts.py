@@ -126,6 +126,9 @@ def test_errors_quoted_on_the_troubleshooting_page_are_the_real_ones() -> None:
         ("control-path", "docs/benchmarks.md", "control-path"),
         ("data-path", "docs/benchmarks.md", "data-path"),
         ("generate", "docs/benchmarks.md", "generate"),
+        ("control-path", "docs/groups.md", "groups-cost"),
+        ("control-path", "docs/tenants.md", "quotas-cost"),
+        ("generate", "docs/groups.md", "groups-model"),
     ],
 )
 def test_figures_of_a_page_are_those_of_the_stored_run(suite: str, page: str, mark: str) -> None:

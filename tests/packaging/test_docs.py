@@ -24,12 +24,14 @@ from kvcore import (
     extra_keys,
     functional,
     groups,
+    keys,
     moving,
     ops,
     policies,
     scheduler,
 )
 from kvcore._hot import contexts, prefix_tree
+from kvcore._hot import keys as hot_keys
 from kvcore.cli.main import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +40,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 HEADERS = sorted((ROOT / "cpp" / "include" / "kvcore").glob("*.hpp"))
 CLASSES = [
     value
-    for module in (kvcore, functional, groups, moving, ops, policies, scheduler, cuda)
+    for module in (kvcore, functional, groups, keys, moving, ops, policies, scheduler, cuda)
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 ]
@@ -80,7 +82,7 @@ def in_reference(module: ModuleType) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [kvcore, functional, groups, moving, ops, policies, scheduler, cuda, extra_keys],
+    [kvcore, functional, groups, keys, moving, ops, policies, scheduler, cuda, extra_keys],
     ids=lambda m: m.__name__,
 )
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
@@ -159,7 +161,14 @@ def test_command_line_page_names_every_json_key(
 
 
 @pytest.mark.parametrize(
-    "stub", ["_core.pyi", "_hot/contexts.pyi", "_hot/inputs.pyi", "_hot/prefix_tree.pyi"]
+    "stub",
+    [
+        "_core.pyi",
+        "_hot/contexts.pyi",
+        "_hot/inputs.pyi",
+        "_hot/keys.pyi",
+        "_hot/prefix_tree.pyi",
+    ],
 )
 def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
     """The constructors of extension classes do not tell theirs."""
@@ -193,7 +202,7 @@ def documented(module: ModuleType) -> dict[str, str]:
     return {name: text for name, text in found.items() if ">>>" in text}
 
 
-EXAMPLES = documented(_core) | documented(contexts) | documented(prefix_tree)
+EXAMPLES = documented(_core) | documented(contexts) | documented(hot_keys) | documented(prefix_tree)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -203,7 +212,8 @@ def test_example_of_an_extension_class_runs(name: str) -> None:
 
 
 def test_extension_classes_have_examples() -> None:
-    assert {"BlockPool", "CacheManager", "PrefixTree", "TextGenerationContext"} <= EXAMPLES.keys()
+    expected = {"BlockPool", "CacheManager", "KeyChain", "PrefixTree", "TextGenerationContext"}
+    assert expected <= EXAMPLES.keys()
 
 
 # -- links ---------------------------------------------------------------------------------------

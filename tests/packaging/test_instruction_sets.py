@@ -116,8 +116,8 @@ def test_unknown_level_is_refused() -> None:
     assert "KVCORE_ISA is avx9, must be one of" in done.stderr
 
 
-def test_objects_of_a_level_export_their_table_only() -> None:
-    """What two levels shared, the linker could take from the newer one for an old processor."""
+def exported_symbols() -> dict[str, list[str]]:
+    """What each object of the library offers to others, by its name."""
     nm = require_program("nm")
     library = Path(kvcore.get_cmake_dir()).parents[1] / "libkvcore.a"
     listing = subprocess.run(
@@ -130,9 +130,29 @@ def test_objects_of_a_level_export_their_table_only() -> None:
     for line in listing.splitlines():
         *place, kind, symbol = line.split()
         member = place[0].split(":")[-2] if ":" in place[0] else place[0]
-        if member.startswith("isa_") and not kind.islower():
+        if not kind.islower():
             exported.setdefault(member, []).append(symbol)
+    return exported
+
+
+def test_objects_of_a_level_export_their_table_only() -> None:
+    """What two levels shared, the linker could take from the newer one for an old processor."""
+    exported = {k: v for k, v in exported_symbols().items() if k.startswith("isa_")}
     assert len(exported) == (3 if isa_level().startswith("x86-64") else 1)
     for member, symbols in exported.items():
         assert len(symbols) == 1, f"{member} exports {symbols}"
         assert symbols[0].endswith("KernelsE")
+
+
+def test_objects_for_some_processors_export_their_function_only() -> None:
+    names = ("compress_sha_ni", "write_tokens_sse4")
+    found = {
+        name: symbols
+        for member, symbols in exported_symbols().items()
+        for name in names
+        if member.startswith(name)
+    }
+    assert set(found) == (set(names) if isa_level().startswith("x86-64") else set())
+    for name, symbols in found.items():
+        assert len(symbols) == 1, f"{name} exports {symbols}"
+        assert name in symbols[0]

@@ -64,7 +64,7 @@ def block_of(page: str, language: str) -> str:
     return str(blocks[0])
 
 
-@pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "cpp.pxd"])
+@pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "cpp.pxd", "cpp_index.pxd"])
 def test_package_ships_typing_and_cython_declarations(name: str) -> None:
     assert (PACKAGE / name).is_file()
 

@@ -23,6 +23,7 @@ MAY_INCLUDE = {
     "support": set(),
     "simd": {"support"},
     "data": {"simd", "support"},
+    "keys": {"support"},
     "index": {"support"},
     "tiers": {"index", "data", "support"},
     "groups": {"index", "support"},
@@ -35,6 +36,7 @@ PUBLIC = {
         *("attention", "dtype", "kernels", "layout", "page_bytes", "paged_batch", "paged_rows"),
         *("pool_view", "slots", "transfer"),
     },
+    "keys": {"cbor", "page_keys", "sha256"},
     "index": {
         *("block_pool", "eviction", "eviction_policies", "prefix_tree", "stand_ins"),
         *("tenants", "tree_listener"),

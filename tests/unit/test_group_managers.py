@@ -10,7 +10,7 @@ import pytest
 
 from grouped_traffic import SHAPES, Traffic, manager_of, params_of
 from kvcore import CapacityError, PagedKVCacheManager, TextGenerationContext, ops
-from kvcore.groups import FullAttention, SlidingWindow, State, bundles
+from kvcore.groups import FullAttention, SlidingWindow, bundles
 
 
 def claimed(
@@ -134,22 +134,6 @@ def test_what_never_fits_is_refused() -> None:
     assert manager.reserve(claimed(manager, "a", list(range(28)), active_idx=1))
     with pytest.raises(CapacityError, match="more than the whole pool of 20"):
         manager.reserve(claimed(manager, "b", list(range(40)), active_idx=1))
-
-
-@pytest.mark.parametrize(
-    ("groups", "options", "text"),
-    [
-        (
-            (FullAttention([0]), State([1], {"s": ((2,), "float32")})),
-            {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001},
-            "0 with states",
-        ),
-    ],
-    ids=["host tier"],
-)
-def test_what_is_not_kept_is_refused(groups: Any, options: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        manager_of(params_of(*groups, **options))
 
 
 def test_bundles_out_of_range_are_refused() -> None:

@@ -192,7 +192,12 @@ MIXED = [
 
 @pytest.mark.parametrize("params", MIXED, ids=lambda p: str(len(bundles(p))))
 def test_slots_refuse_groups_and_say_so(params: KVCacheParams) -> None:
-    with pytest.raises(ValueError, match="the params have groups"):
+    kinds = ", ".join(
+        f"{type(group).__name__} of {len(group.layers)} layers"
+        for group in params.groups or params.attention_groups
+    )
+    words = rf"the params have groups \({kinds}\), .* all 4 layers, in rows of 4 heads of 16; use"
+    with pytest.raises(ValueError, match=words):
         ContinuousBatchingKVCacheManager(params, 1, 64, 4, ["cpu"])
 
 

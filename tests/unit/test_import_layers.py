@@ -23,7 +23,7 @@ LAYERS = (
         *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),
         *("sizing", "cache_sizing", "splits"),
     ),
-    ("_core", "_cuda", "cpp", "_hot", "context", "extra_keys"),
+    ("_core", "_cuda", "cpp", "_hot", "context", "extra_keys", "keys"),
     ("arrays", "backends", "cuda"),
     ("ops", "saved"),
     ("pools", "states", "symbols", "increment", "compat", "functional", "moving"),

@@ -335,11 +335,6 @@ def test_copies_of_a_manager_without_arrays() -> None:
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"num_states": 3}, "num_states is 3, must be at least 4"),
     ({}, {"num_states": 0}, "num_states is 0, must be at least 4"),
-    (
-        {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001},
-        {},
-        "must be 0 with states",
-    ),
     ({"groups": (FullAttention([0]),)}, {"num_states": 4}, "num_states is 4, must be left out"),
 ]
 

@@ -48,6 +48,8 @@ struct GroupStats {
     std::int64_t holes = 0;         // that the tree lacks for tokens that it has
     std::int64_t given_back = 0;    // since construction or the last reset: behind windows
     std::int64_t filled = 0;        // since then: holes of the tree that have pages again
+    std::int64_t stored_pages = 0;  // since then: copied to the host tier
+    std::int64_t loaded_pages = 0;  // since then: copied back
 
     /// Adds another replica's.
     GroupStats& operator+=(const GroupStats& other) noexcept {
@@ -56,6 +58,8 @@ struct GroupStats {
         holes += other.holes;
         given_back += other.given_back;
         filled += other.filled;
+        stored_pages += other.stored_pages;
+        loaded_pages += other.loaded_pages;
         return *this;
     }
 };

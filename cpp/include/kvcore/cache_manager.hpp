@@ -130,7 +130,8 @@ class CacheManager {
     /// commit. Throws std::invalid_argument when a request claims more written tokens than its
     /// pages hold, and PendingTransfersError. With a host tier, copies of cached pages that are not
     /// there yet go to `transfers`: as many as have room, none of a sequence whose last ones are
-    /// not finished or for which memory runs out.
+    /// not finished or for which memory runs out. So do states that are due to become checkpoints,
+    /// on the device and in the tier: their sequence is pending until both are done.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                 Transfers* transfers = nullptr);
 

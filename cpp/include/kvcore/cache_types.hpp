@@ -44,6 +44,8 @@ struct CacheConfig {
     // one for each sequence at least, those beyond are checkpoints.
     std::vector<StateGroup> states;
     std::int64_t num_state_slots = 0;
+    // Of the tier below each replica, for checkpoints; 0: those stay on the device.
+    std::int64_t num_host_state_slots = 0;
     EvictionConfig eviction;  // of cached pages, in each replica; a host tier has LRU
 };
 
@@ -168,6 +170,7 @@ struct Transfers {
     std::vector<PageMove> copies;      // within the device's pool
     std::vector<PageMove> tier_moves;  // between it and the tiers below: whole pages
     std::vector<StateMove> state_copies;  // between slots of states, in all their groups
+    std::vector<StateMove> state_moves;   // the same between the device's and those of the tier
     std::vector<MovedRequest> moved;      // to be set back should a load fail
 
     [[nodiscard]] bool empty() const noexcept { return ticket == 0; }
@@ -177,6 +180,7 @@ struct Transfers {
         copies.clear();
         tier_moves.clear();
         state_copies.clear();
+        state_moves.clear();
         moved.clear();
     }
 };

@@ -70,19 +70,10 @@ std::int32_t ColumnPages::longest_hit(TreePosition at) const noexcept {
     return depth;
 }
 
-// Upwards from the end: each hole is as far as the next prefix to try may go.
 std::int32_t ColumnPages::longest_hit(std::size_t window, TreePosition at) const noexcept {
-    const Grouping::Window& rule = grouping_.windows()[window];
-    const std::int64_t tokens = grouping_.column_tokens();
     ColumnsUp columns(at, grouping_.column_tokens());
-    std::int32_t end = at.depth;
-    std::int32_t first = grouping_.first_column(rule, end * tokens);
-    for (std::int32_t column = end - 1; column >= first; --column) {
-        if (has(columns[column], window)) continue;
-        end = column;
-        first = grouping_.first_column(rule, end * tokens);
-    }
-    return end;
+    return grouping_.longest_hit(grouping_.windows()[window], at.depth,
+                                 [&](std::int32_t column) { return has(columns[column], window); });
 }
 
 bool ColumnPages::has_all(std::size_t window, TreePosition at, std::int32_t first) const noexcept {
@@ -338,6 +329,10 @@ std::vector<GroupStats> ColumnPages::stats() const {
             each.given_back = given_back_[static_cast<std::size_t>(group.window)];
             each.filled = filled_[static_cast<std::size_t>(group.window)];
         }
+        const std::size_t counted =
+            group.window < 0 ? ColumnCounts::kFull : static_cast<std::size_t>(group.window);
+        each.stored_pages = stored_.of[counted] * group.num_lanes;
+        each.loaded_pages = loaded_.of[counted] * group.num_lanes;
         for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
             const auto column = static_cast<BlockId>(c);
             if (columns_.ref_count(column) == 0) continue;

@@ -33,6 +33,17 @@ class ColumnsUp {
     std::int32_t column_tokens_;
 };
 
+/// Columns of which pages were copied: those of each window, and those of all full lanes.
+struct ColumnCounts {
+    static constexpr std::size_t kFull = Grouping::kMaxWindows;
+    std::array<std::int64_t, Grouping::kMaxWindows + 1> of{};
+
+    ColumnCounts& operator+=(const ColumnCounts& more) noexcept {
+        for (std::size_t i = 0; i < of.size(); ++i) of[i] += more.of[i];
+        return *this;
+    }
+};
+
 /// Which pages the columns of a replica have, and who reads them.
 ///
 /// Where layers do not all keep everything, sequences and the tree own columns instead of pages: an
@@ -176,11 +187,15 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
 
     /// In the order of the groups. O(columns).
     [[nodiscard]] std::vector<GroupStats> stats() const;
-    /// Counts from 0 what is given back and filled.
+    /// Counts from 0 what is given back, filled, stored and loaded.
     void reset_counts() noexcept {
         given_back_.fill(0);
         filled_.fill(0);
+        stored_ = loaded_ = {};
     }
+    /// Copies between the tiers are done.
+    void count_stored(const ColumnCounts& columns) noexcept { stored_ += columns; }
+    void count_loaded(const ColumnCounts& columns) noexcept { loaded_ += columns; }
     /// A request has left a column behind.
     void pass(BlockId column, std::size_t window, Departure how) noexcept {
         if (has(column, window)) given_back_[window] += grouping_.windows()[window].num_lanes;
@@ -244,6 +259,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     std::int64_t num_filled_ = 0;  // holes, ever
     std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
     std::array<std::int64_t, Grouping::kMaxWindows> filled_{};
+    ColumnCounts stored_;
+    ColumnCounts loaded_;
 };
 
 }  // namespace kvcore

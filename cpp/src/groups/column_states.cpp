@@ -51,14 +51,23 @@ void ColumnStates::give_back(Slot slot) noexcept {
 ColumnStates::Slot ColumnStates::add(BlockId column) noexcept {
     if (num_available() == 0) return kNone;
     const Slot slot = take();
+    join_column(slot, column);
+    return slot;
+}
+
+void ColumnStates::hand_over(Slot slot, BlockId column) noexcept {
+    join_column(slot, column);
+    make_ready(slot);
+}
+
+void ColumnStates::join_column(Slot slot, BlockId column) noexcept {
     Entry& entry = at(slot);
     entry.owner = Owner::kColumn;
     entry.column = column;
     of_column_[static_cast<std::size_t>(column)] = slot + 1;
     link(slot);
     ++num_checkpoints_;
-    ++num_unused_;
-    return slot;
+    if (entry.holds == 0) ++num_unused_;
 }
 
 void ColumnStates::make_ready(Slot checkpoint) noexcept {

@@ -51,6 +51,8 @@ class ColumnStates final : public PoolListener {
     [[nodiscard]] Slot take() noexcept;
     /// A checkpoint becomes a request's slot as it is, with what holds it.
     void take_over(Slot checkpoint) noexcept;
+    /// The reverse: a slot that was taken is the checkpoint of a column that has none, and ready.
+    void hand_over(Slot slot, BlockId column) noexcept;
     /// The request is done with it.
     void give_back(Slot slot) noexcept;
     /// A slot for a checkpoint of a column that has none, found once it is ready; kNone where none
@@ -103,6 +105,7 @@ class ColumnStates final : public PoolListener {
     [[nodiscard]] const Entry& at(Slot slot) const noexcept {
         return slots_[static_cast<std::size_t>(slot)];
     }
+    void join_column(Slot slot, BlockId column) noexcept;
     void link(Slot slot) noexcept;
     void unlink(Slot slot) noexcept;
     void leave_column(Slot slot) noexcept;
@@ -154,9 +157,8 @@ class StateHold {
         leave();
     }
     void leave() noexcept {
-        if (!is_held_) return;
-        is_held_ = false;
-        states_->let_go(slot_);
+        const bool was_held = states_ != nullptr && std::exchange(is_held_, false);
+        if (was_held) states_->let_go(slot_);
     }
     void enter() noexcept {
         if (states_ != nullptr && !std::exchange(is_held_, true)) states_->hold(slot_);

@@ -61,6 +61,19 @@ class Grouping {
     [[nodiscard]] std::int32_t first_column(const Window& window, std::int64_t n) const noexcept {
         return static_cast<std::int32_t>(window.rule.skipped_tokens(n) / column_tokens_);
     }
+    /// Columns of the longest prefix of `end` ones that a window can serve. Upwards from the end:
+    /// each hole is as far as the next prefix to try may go. `has(column)` is asked once of each.
+    template <class Has>
+    [[nodiscard]] std::int32_t longest_hit(const Window& window, std::int32_t end,
+                                           const Has& has) const {
+        std::int32_t first = first_column(window, std::int64_t{end} * column_tokens_);
+        for (std::int32_t column = end - 1; column >= first; --column) {
+            if (has(column)) continue;
+            end = column;
+            first = first_column(window, std::int64_t{end} * column_tokens_);
+        }
+        return end;
+    }
     /// Columns in front of an end that the next turn may read, or one that differs from this in its
     /// last page.
     [[nodiscard]] std::int32_t reach(const Window& window) const noexcept {

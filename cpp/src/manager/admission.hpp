@@ -25,6 +25,8 @@ struct FoundHit {
     /// It takes over pages of the tree.
     [[nodiscard]] bool shares() const noexcept { return is_taken() && match.at.node != nullptr; }
     [[nodiscard]] bool is_partial() const noexcept { return match.partial_tokens > 0; }
+    /// Its end is in the host tier alone.
+    [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
 };
 
 /// A reservation worked out against the present state: nothing has been done yet.

@@ -63,7 +63,7 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     TreeNode* root = home.tree.find_namespace(request.name_space);
     const std::int32_t fewest = state_.config.partial_page_reuse;
     PrefixMatch& match = hit.match;
-    TreePosition whole;  // what the tree has, be it that windows miss some of it
+    TreePosition whole;  // what the tree has, be it that windows or states miss some of it
     if (root != nullptr) {
         // At least one token is left to run.
         const bool wants_part = allow_partial && fewest > 0 && home.states == nullptr;
@@ -77,6 +77,7 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
         }
         if (home.states != nullptr) {
             // Where whole pages go on without a checkpoint, prompts branch: one is made there.
+            whole = match.at;
             hit.branch = std::int64_t{match.at.depth} * state_.config.page_size;
             match.at = PrefixTree::position(match.at.node, home.longest_hit(match.at));
         } else if (home.columns != nullptr) {
@@ -88,10 +89,10 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     }
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
     if (home.host != nullptr) {
-        if (home.columns == nullptr) {
-            find_below(hit, *home.host, request);
-        } else {
+        if (home.narrows_hits()) {
             find_columns_below(hit, whole, home, request);
+        } else {
+            find_below(hit, *home.host, request);
         }
     }
     if (hit.tokens > sequence.hit_tokens) return;
@@ -113,8 +114,8 @@ void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestVie
     hit.match.partial_tokens = 0;
 }
 
-// The same where columns have pages of each bundle: what the tier has of those in front of the end
-// counts too, for it may be pages of windows that the tree misses.
+// The same where columns have pages of each bundle, or checkpoints: what the tier has of those in
+// front of the end counts too, for it may be what the tree misses.
 void Admitter::find_columns_below(FoundHit& hit, TreePosition whole, const Replica& home,
                                   const RequestView& request) const {
     const std::int64_t page = state_.config.page_size;
@@ -122,6 +123,7 @@ void Admitter::find_columns_below(FoundHit& hit, TreePosition whole, const Repli
     const TreePosition below =
         home.host->match(request.name_space, request.tokens, request.end - 1);
     if (below.depth == 0) return;
+    if (home.states != nullptr) hit.branch = std::max(hit.branch, below.depth * page);
     const std::int32_t depth = tiered::longest_hit(home, whole, below);
     if (depth * page <= hit.tokens) return;
     if (whole.node != nullptr) {
@@ -233,7 +235,7 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
         tiered::for_each_patch(home, admission.hit.match.at, admission.start,
                                [&](const Patch& patch) {
                                    ++admission.patched;
-                                   admission.pages += tiered::count_pages(grouping, patch);
+                                   admission.pages += tiered::count_pages(grouping, patch.windows);
                                });
     }
     const bool is_cut = row.frozen() > admission.needed;

@@ -35,7 +35,8 @@ bool is_settled(const ManagerState& state, SequenceHandle handle) {
         if (is_its(copy.ticket, copy.owner, copy.into)) return false;
     }
     for (const TierFlight& flight : state.flights.all()) {
-        if (flight.is_load && is_its(flight.ticket, flight.owner, flight.sequence)) return false;
+        if (!flight.holds_up()) continue;
+        if (is_its(flight.ticket, flight.owner, flight.sequence)) return false;
     }
     return true;
 }
@@ -252,8 +253,7 @@ std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
 
 StateStats CacheManager::state_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    const Replica& asked = impl_->state.replica_at(replica);
-    return asked.states == nullptr ? StateStats{} : asked.states->stats();
+    return impl_->state.replica_at(replica).state_stats();
 }
 
 std::vector<TokenId> CacheManager::tokens_up_to(TokenId highest) const {

@@ -195,7 +195,7 @@ void check_transfers(const ManagerState& state) {
     add_state_copies(state, pending);
     for (const TierFlight& flight : state.flights.all()) {
         const Sequence* sequence = state.sequences.find(flight.sequence);
-        if (flight.is_load && sequence != nullptr) ++pending[sequence];
+        if (flight.holds_up() && sequence != nullptr) ++pending[sequence];
     }
     for (const Sequence& sequence : state.sequences.entries()) {
         const auto found = pending.find(&sequence);

@@ -66,7 +66,7 @@ void Claims::begin_again(SequenceHandle handle) {
     if (sequence.num_pending > 0) {
         const bool is_under_way = state_.copies.is_under_way(handle) ||
                                   state_.state_copies.is_under_way(handle) ||
-                                  state_.flights.is_loading(handle);
+                                  state_.flights.is_under_way(handle);
         if (is_under_way) rules::refuse_pending(-1);
         state_.copies.drop_owed(handle);
         state_.state_copies.drop_owed(handle);
@@ -107,13 +107,9 @@ StateHold Claims::find_state(SequenceHandle handle, const Sequence& sequence,
     const StateRow& row = state_.states.of(handle);
     const std::int64_t stands = std::max(row.at, row.run);
     if (n == 0 || n == stands || row.slot == ColumnStates::kNone) return {};
-    Replica& home = state_.home_of(sequence);
-    const std::int64_t columns = n / state_.config.page_size;
-    if (n % state_.config.page_size == 0 && columns <= sequence.pages.committed()) {
-        const BlockId column =
-            home.last_column({sequence.pages.node(), static_cast<std::int32_t>(columns)});
-        if (home.states->has(column)) return {*home.states, home.states->find(column)};
-    }
+    StateHold found =
+        state_.home_of(sequence).hold_state({sequence.pages.node(), sequence.pages.committed()}, n);
+    if (found) return found;
     throw std::invalid_argument(detail::concat("cannot be truncated to ", n, " tokens, must be ",
                                                stands,
                                                ", whose state the request has, or a token with a "

@@ -12,45 +12,29 @@ namespace kvcore {
 
 // The columns behind the tree's part of the hit are the request's own. What those of the tree miss
 // cannot lie in them before it has arrived, for others would read it: patches bring it.
-std::unique_ptr<TierFlight> TierFlights::prepare_column_load(SequenceHandle handle,
-                                                             std::int32_t replica,
-                                                             const TieredHit& hit,
-                                                             Transfers& transfers) {
-    const Replica& home = home_of(replica);
-    TierIndex& host = *home.host;
-    auto flight = std::make_unique<TierFlight>();
-    flight->replica = replica;
-    flight->sequence = handle;
-    flight->is_load = true;
-    flight->first = hit.at.depth;
+void TierFlights::choose_column_load(const Replica& home, const TieredHit& hit,
+                                     TierFlight& flight) const {
     const auto end = static_cast<std::int32_t>(hit.tokens / page_size_);
     std::int32_t lowest = std::min(hit.at.depth, hit.below.depth);
     tiered::for_each_patch(home, hit.at, hit.tokens, [&](const Patch& patch) {
-        flight->patches.push_back(patch);
-        flight->num_pages += tiered::count_pages(grouping_, patch);
+        flight.patches.push_back(patch);
+        flight.num_pages += tiered::count_pages(grouping_, patch.windows);
         lowest = std::min(lowest, patch.index);
     });
     const std::int32_t num_own = end - hit.at.depth;
-    flight->num_pages += std::int64_t{num_own} * grouping_.num_full_lanes();
+    flight.num_pages += std::int64_t{num_own} * grouping_.num_full_lanes();
     for (const Grouping::Window& window : grouping_.windows()) {
         const std::int32_t first = grouping_.first_column(window, hit.tokens);
-        flight->num_pages +=
+        flight.num_pages +=
             std::int64_t{window.num_lanes} * std::max(0, end - std::max(first, hit.at.depth));
     }
-    flight->source = PathHold(host.pool(), host.tree(), host.tree().split(hit.below),
-                              hit.below.depth, home.host_columns.get());
-    flight->host_pages.resize(static_cast<std::size_t>(hit.below.depth - lowest));
-    host.copy_pages({flight->source.node(), hit.below.depth}, lowest, flight->host_pages.data());
-    flight->device_pages.reserve(static_cast<std::size_t>(num_own) + flight->patches.size());
-    make_room(transfers.tier_moves, static_cast<std::size_t>(flight->num_pages));
-    make_room(flights_, 1);
-    return flight;
+    flight.host_pages.resize(static_cast<std::size_t>(hit.below.depth - lowest));
+    home.host->copy_pages(hit.below, lowest, flight.host_pages.data());
+    flight.device_pages.reserve(static_cast<std::size_t>(num_own) + flight.patches.size());
 }
 
 void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence,
                                   Transfers& transfers) noexcept {
-    load.ticket = tickets_.of(transfers);
-    load.owner = std::this_thread::get_id();
     Replica& home = home_of(load.replica);
     for (const BlockId record : load.host_pages) home.host_columns->enter_all(record);
     const std::int32_t end = load.source.depth();
@@ -75,14 +59,14 @@ void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence,
         give_out_column(load, patch.bringer, record_of(patch.index), transfers);
     }
     home.note_peak();
-    ++sequence.num_pending;
     flights_.push_back(std::move(load));
 }
 
 // The pages that both sides have.
-void TierFlights::give_out_column(const TierFlight& flight, BlockId column, BlockId record,
+void TierFlights::give_out_column(TierFlight& flight, BlockId column, BlockId record,
                                   Transfers& transfers) const noexcept {
     const Replica& home = home_of(flight.replica);
+    count_column(home, column, record, flight.copied);
     const Tier from = flight.is_load ? Tier::kHost : Tier::kDevice;
     const Tier to = flight.is_load ? Tier::kDevice : Tier::kHost;
     for (const Grouping::Bundle& bundle : grouping_.bundles()) {
@@ -95,6 +79,16 @@ void TierFlights::give_out_column(const TierFlight& flight, BlockId column, Bloc
                                             flight.is_load ? here : below, tokens, flight.sequence,
                                             from, to});
         }
+    }
+}
+
+void TierFlights::count_column(const Replica& home, BlockId column, BlockId record,
+                               ColumnCounts& counts) noexcept {
+    for (std::size_t w = 0; w < home.columns->grouping().windows().size(); ++w) {
+        if (home.columns->has(column, w) && home.host_columns->has(record, w)) ++counts.of[w];
+    }
+    if (home.columns->has_full_pages(column) && home.host_columns->has_full_pages(record)) {
+        ++counts.of[ColumnCounts::kFull];
     }
 }
 

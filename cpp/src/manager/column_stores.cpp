@@ -15,16 +15,9 @@ namespace {
 
 constexpr std::uint8_t kFullLanes{1U << Grouping::kMaxWindows};
 
-bool has_window(std::uint8_t part, std::size_t window) noexcept {
-    return (part >> window & 1) != 0;
-}
-
 std::int64_t count_pages(const Grouping& grouping, std::uint8_t part) noexcept {
-    std::int64_t pages = (part & kFullLanes) != 0 ? grouping.num_full_lanes() : 0;
-    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-        if (has_window(part, w)) pages += grouping.windows()[w].num_lanes;
-    }
-    return pages;
+    const std::int64_t full = (part & kFullLanes) != 0 ? grouping.num_full_lanes() : 0;
+    return full + tiered::count_pages(grouping, part);
 }
 
 }  // namespace
@@ -110,11 +103,11 @@ void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& 
         BlockId& record = flight.host_pages[i];
         const std::uint8_t part = choice.parts[i];
         if (part == 0) continue;
-        detail::require_law(home.host->take(1, &record) == 1, "host tier: there is room");
+        detail::require_law(home.take_stored(1, &record) == 1, "host tier: there is room");
         records.enter_all(record);
         if ((part & kFullLanes) != 0) records.fill_full(record);
         for (std::size_t w = 0; w < Grouping::kMaxWindows; ++w) {
-            if (has_window(part, w)) records.fill(record, w);
+            if (tiered::has_window(part, w)) records.fill(record, w);
         }
     }
 }
@@ -164,7 +157,8 @@ void TierFlights::give_out_records(Standing& standing, const Choice& choice, Tie
     flight.num_pages = choice.num_pages;
     flight.first = choice.first;
     flight.place = std::move(standing.place);
-    flight.source = PathHold(home.pool, home.tree, node, choice.end(), home.columns.get());
+    flight.source =
+        PathHold(home.pool, home.tree, node, choice.end(), home.columns.get(), home.states.get());
     for (const BlockId column : flight.device_pages) home.columns->enter_all(column);
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
@@ -273,7 +267,10 @@ void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
         }
     }
     flight.source.end(false);
-    if (done) home.metrics.stored_pages += flight.num_pages;
+    if (done) {
+        home.metrics.stored_pages += flight.num_pages;
+        home.columns->count_stored(flight.copied);
+    }
     if (done && flight.is_wanted) {
         home.host_columns->begin_leaving();
         home.host_columns->leave_from({flight.place.node(), flight.place.depth()});
@@ -283,9 +280,7 @@ void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
     for (const BlockId record : flight.host_pages) {
         if (record >= 0) give_record_back(home, record);
     }
-    if (has_ended) return flight.place.reset();
-    standing->storing = 0;
-    standing->place = std::move(flight.place);
+    hand_back_place(flight, done);
 }
 
 }  // namespace kvcore

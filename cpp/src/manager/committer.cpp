@@ -241,7 +241,7 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
         const StateRow& row = state_.states.of(request.sequence);
         if (row.slot == ColumnStates::kNone) continue;
         if (!state_.states.advance(request.sequence, request.start)) continue;
-        const Sequence& sequence = *state_.sequences.find(request.sequence);
+        Sequence& sequence = *state_.sequences.find(request.sequence);
         const bool has_place =
             request.start == std::int64_t{sequence.pages.committed()} * state_.config.page_size;
         if (!has_place) continue;  // without memory, or room in a quota, it was not committed
@@ -253,18 +253,22 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
     }
 }
 
-// At the end of what the sequence committed, unless somebody has made it before.
-void Committer::make_checkpoint(const Sequence& sequence, SequenceHandle handle,
-                                Transfers* transfers) {
+// At the end of what the sequence committed, unless somebody has made it before: on the device and
+// in the tier, each by itself.
+void Committer::make_checkpoint(Sequence& sequence, SequenceHandle handle, Transfers* transfers) {
     Replica& home = state_.home_of(sequence);
+    const ColumnStates::Slot slot = state_.states.of(handle).slot;
+    if (home.host != nullptr) {
+        state_.flights.owe_checkpoint(handle, sequence, slot, *transfers);
+    }
     ColumnStates& states = *home.states;
-    const BlockId column = home.last_column({sequence.pages.node(), sequence.pages.committed()});
+    const TreePosition end{sequence.pages.node(), sequence.pages.committed()};
+    const BlockId column = Replica::last_column(home.tree, end);
     const ColumnStates::Slot known = states.find(column);
     if (known != ColumnStates::kNone) return states.renew(known);
     state_.state_copies.make_room(1, transfers);
     const ColumnStates::Slot made = states.add(column);
     if (made == ColumnStates::kNone) return;
-    const ColumnStates::Slot slot = state_.states.of(handle).slot;
     state_.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
 }
 

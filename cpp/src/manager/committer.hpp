@@ -42,7 +42,7 @@ class Committer {
                       std::int32_t row) noexcept;
     void leave_windows(const RequestBatch& batch) noexcept;
     void advance_states(const RequestBatch& batch, Transfers* transfers) noexcept;
-    void make_checkpoint(const Sequence& sequence, SequenceHandle handle, Transfers* transfers);
+    void make_checkpoint(Sequence& sequence, SequenceHandle handle, Transfers* transfers);
     template <class Visit>
     void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;

@@ -63,6 +63,14 @@ struct Fetcher::Part {
         target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
     }
 
+    // Rows behind those that a table has are counted only.
+    void write_state(const RequestView& request, std::int64_t row, const StateRows& states) const {
+        const bool has_room = target.table != nullptr && row < target.table->max_rows();
+        if (has_room && target.states != nullptr) {
+            target.states[row] = states.of(request.sequence).slot;
+        }
+    }
+
     // False where a table has no room.
     bool write_bundles(const RequestView& request, const Sequence& sequence, std::int64_t row,
                        const ManagerState& groups) {
@@ -109,7 +117,6 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
         target->width = 0;
     }
     new_input_.assign(static_cast<std::size_t>(end - targets), 0);
-    if (state_.states.exist()) next_row_.resize(new_input_.size());
     missing_.clear();
     late_.clear();
 }
@@ -177,6 +184,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
             continue;
         }
         part.write(request, sequence, row, groups);
+        if (has_states) part.write_state(request, row, state_.states);
         if (request.active <= sequence.counted_end) continue;
         part.new_input += request.active - std::max(request.start, sequence.counted_end);
         counted.set(sequence, request.active);
@@ -188,8 +196,9 @@ void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) c
     for (const LateRow& late : late_) {
         const Sequence& sequence = rows_[late.batch_row];
         Part part{targets[sequence.replica]};
-        part.write(batch[late.batch_row], sequence, late.row,
-                   state_.grouping.is_plain() ? nullptr : &state_);
+        const RequestView& request = batch[late.batch_row];
+        part.write(request, sequence, late.row, state_.grouping.is_plain() ? nullptr : &state_);
+        if (state_.states.exist()) part.write_state(request, late.row, state_.states);
         targets[sequence.replica] = part.target;
     }
 }
@@ -205,20 +214,6 @@ void Fetcher::count(const RequestBatch& batch) noexcept {
         sequence.written = std::min(sequence.written, request.start);
         TokenCounts::count_input(state_.home_of(sequence).metrics, sequence, request.start,
                                  request.active);
-    }
-}
-
-// Where each row has its state, which runs on from now on.
-void Fetcher::write_states(const RequestBatch& batch, std::int64_t num_steps,
-                           FetchTarget* targets) {
-    std::fill(next_row_.begin(), next_row_.end(), 0);
-    for (std::int64_t i = 0; i < batch.size(); ++i) {
-        const RequestView& request = batch[i];
-        const auto replica = state_.sequences.find(request.sequence)->replica;
-        const std::int64_t row = next_row_[static_cast<std::size_t>(replica)]++;
-        state_.states.note_run(request, num_steps);
-        if (targets[replica].states == nullptr) continue;
-        targets[replica].states[row] = state_.states.of(request.sequence).slot;
     }
 }
 
@@ -253,7 +248,9 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
     }
     counted.keep();
     count(batch);
-    if (state_.states.exist()) write_states(batch, num_steps, targets);
+    for (std::int64_t i = 0; state_.states.exist() && i < batch.size(); ++i) {
+        state_.states.note_run(batch[i], num_steps);
+    }
     for (FetchTarget* target = targets; target != end; ++target) {
         if (target->rows > 0) pad(state_.grouping, *target);
     }

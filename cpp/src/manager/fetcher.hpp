@@ -39,7 +39,6 @@ class Fetcher {
                        FetchResult& result);
     void write_late_rows(const RequestBatch& batch, FetchTarget* targets) const;
     void count(const RequestBatch& batch) noexcept;
-    void write_states(const RequestBatch& batch, std::int64_t num_steps, FetchTarget* targets);
 
     ManagerState& state_;
     BatchRows& rows_;
@@ -48,7 +47,6 @@ class Fetcher {
     std::vector<LateRow> late_;            // rows that are written when all is reserved
     std::vector<Undo> undo_;               // what to take back from the rows of a refused batch
     std::vector<std::int64_t> new_input_;  // tokens of each replica
-    std::vector<std::int64_t> next_row_;   // of each replica
 };
 
 }  // namespace kvcore

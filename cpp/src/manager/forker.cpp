@@ -111,11 +111,8 @@ StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
     StateHold found;
     if (row.at == written && row.run == written) {
         found = StateHold(*home.states, row.slot);
-    } else if (written % state_.config.page_size == 0 &&
-               source.pages.committed() * std::int64_t{state_.config.page_size} >= written) {
-        const auto columns = static_cast<std::int32_t>(written / state_.config.page_size);
-        const TreePosition at{source.pages.node(), columns};
-        if (home.states->has(home.last_column(at))) found = home.hold_state(at);
+    } else {
+        found = home.hold_state({source.pages.node(), source.pages.committed()}, written);
     }
     if (!found) {
         throw InRow<std::invalid_argument>(

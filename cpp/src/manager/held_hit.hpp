@@ -15,7 +15,8 @@ namespace kvcore {
 /// quotas alone.
 ///
 /// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
-/// tier; with groups, a hold on the pages that windows read, here and there.
+/// tier; with groups, a hold on the pages that windows read, here and there; with states one on the
+/// checkpoint where it ends.
 /// Threads: none of its own; CacheManager locks around it. Cost: O(1), with groups O(columns that
 /// windows read).
 class HeldHit {
@@ -30,7 +31,7 @@ class HeldHit {
         if (home.owners != nullptr) quotas::shorten(home, found_, sequence.hit_tokens);
         if (found_.shares()) {
             windows_ = WindowHold(home, found_.match.at, found_.tokens);
-            checkpoint_ = home.hold_state(found_.match.at);
+            if (!found_.ends_below()) checkpoint_ = home.hold_state(found_.match.at);
             if (found_.is_partial()) {
                 source_ = WindowHold(home, found_.match.partial, found_.tokens);
             }
@@ -40,6 +41,7 @@ class HeldHit {
             records_ =
                 WindowHold(*home.host_columns, home.host->tree(), found_.below, found_.tokens);
         }
+        if (!checkpoint_) checkpoint_ = home.hold_stored_state(found_.below);
         hold(home);
     }
 

@@ -49,6 +49,7 @@ void reset_prefix_cache(ManagerState& state) noexcept {
         if (replica->owners != nullptr) tell_held(*replica);
         if (replica->states != nullptr) replica->states->forget();
         if (replica->host != nullptr) replica->host->reset();
+        if (replica->host_states != nullptr) replica->host_states->forget();
     }
 }
 
@@ -59,6 +60,7 @@ void reset_metrics(ManagerState& state) noexcept {
         if (replica->owners != nullptr) replica->owners->reset_refusals();
         if (replica->columns != nullptr) replica->columns->reset_counts();
         if (replica->states != nullptr) replica->states->reset_counts();
+        if (replica->host_states != nullptr) replica->host_states->reset_counts();
         replica->note_peak();
     }
 }

@@ -119,14 +119,20 @@ class PathHold {
     /// Pages [n] at the end of the prefix of `depth` pages on the way to `node`, or columns: those
     /// of windows have their reader elsewhere.
     PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth,
-             ColumnPages* columns = nullptr) noexcept
-        : pool_(&pool), tree_(&tree), columns_(columns), node_(node), depth_(depth) {
+             ColumnPages* columns, ColumnStates* states) noexcept
+        : pool_(&pool),
+          tree_(&tree),
+          columns_(columns),
+          states_(states),
+          node_(node),
+          depth_(depth) {
         tree.pin(node);
     }
     PathHold(PathHold&& other) noexcept
         : pool_(other.pool_),
           tree_(other.tree_),
           columns_(other.columns_),
+          states_(other.states_),
           node_(std::exchange(other.node_, nullptr)),
           depth_(other.depth_),
           references_(std::exchange(other.references_, {})) {}
@@ -135,6 +141,7 @@ class PathHold {
         std::swap(pool_, moved.pool_);
         std::swap(tree_, moved.tree_);
         std::swap(columns_, moved.columns_);
+        std::swap(states_, moved.states_);
         std::swap(node_, moved.node_);
         std::swap(depth_, moved.depth_);
         std::swap(references_, moved.references_);
@@ -172,6 +179,7 @@ class PathHold {
         const auto uncache = [this](BlockId column) { columns_->uncache(column); };
         if (loose > 0) pool_->share(first, loose);
         if (columns_ != nullptr) std::for_each(first, first + loose, uncache);
+        if (states_ != nullptr) states_->forget_columns(first, loose);
         references_ = {first, references_.n + loose};
         depth_ -= static_cast<std::int32_t>(loose);
         node_ = loose < pinned ? PrefixTree::position(node_, depth_).node : nullptr;
@@ -182,6 +190,7 @@ class PathHold {
     BlockPool* pool_ = nullptr;
     PrefixTree* tree_ = nullptr;
     ColumnPages* columns_ = nullptr;  // none where a column is a page
+    ColumnStates* states_ = nullptr;  // none without states
     TreeNode* node_ = nullptr;        // nullptr: the tree has nothing that is held
     std::int32_t depth_ = 0;          // of that part
     Pages references_;

@@ -64,6 +64,7 @@ struct Replica {
     // What is stored of each run of tokens: a record of its bundles, in pages of the tier. None
     // where a column is a page.
     std::unique_ptr<ColumnPages> host_columns;
+    std::unique_ptr<ColumnStates> host_states;  // checkpoints of its records; none without
 
     [[nodiscard]] std::int64_t num_pages() const noexcept {
         return columns == nullptr ? pool.num_blocks() : columns->pages().num_blocks();
@@ -96,13 +97,22 @@ struct Replica {
         } while (columns != nullptr && states != nullptr && at.depth != before);
         return at.depth;
     }
-    /// The checkpoint where a hit ends; kNone without states.
+    /// The checkpoint at the end of a prefix, should it be ready.
     [[nodiscard]] StateHold hold_state(TreePosition at) noexcept {
-        if (states == nullptr || at.depth == 0) return {};
-        const ColumnStates::Slot slot = states->find(last_column(at));
-        return slot == ColumnStates::kNone ? StateHold() : StateHold(*states, slot);
+        return hold_state(states.get(), tree, at);
     }
-    [[nodiscard]] BlockId last_column(TreePosition at) const noexcept {
+    /// The same where a row of that committed prefix has `n` tokens.
+    [[nodiscard]] StateHold hold_state(TreePosition committed, std::int64_t n) noexcept {
+        const std::int64_t columns = n / tree.page_size();
+        if (n % tree.page_size() != 0 || columns > committed.depth) return {};
+        return hold_state({committed.node, static_cast<std::int32_t>(columns)});
+    }
+    /// The same of the host tier.
+    [[nodiscard]] StateHold hold_stored_state(TreePosition below) noexcept {
+        return host_states == nullptr ? StateHold()
+                                      : hold_state(host_states.get(), host->tree(), below);
+    }
+    [[nodiscard]] static BlockId last_column(const PrefixTree& tree, TreePosition at) noexcept {
         BlockId column = 0;
         tree.copy_pages(at, at.depth - 1, &column);
         return column;
@@ -132,13 +142,37 @@ struct Replica {
         if (not_free > peak) peak = std::max(peak, not_free - num_evictable());
     }
 
+    /// Takes pages of the host tier, or records, as TierIndex has it.
+    [[nodiscard]] std::int64_t take_stored(std::int64_t n, BlockId* out) noexcept {
+        const std::int64_t taken = host->take(n, out);
+        if (host_states != nullptr) host_states->forget_columns(out, taken);
+        return taken;
+    }
     /// Pages that the host tier holds.
     [[nodiscard]] std::int64_t num_stored() const noexcept {
         if (host == nullptr) return 0;
         return host_columns == nullptr ? host->num_stored() : host_columns->num_cached();
     }
+    /// Zeros without states.
+    [[nodiscard]] StateStats state_stats() const noexcept {
+        if (states == nullptr) return {};
+        StateStats stats = states->stats();
+        if (host_states == nullptr) return stats;
+        const StateStats below = host_states->stats();
+        stats.host_slots = below.total_slots;
+        stats.host_checkpoints = below.checkpoints;
+        stats.stored_checkpoints = below.checkpoints_made;
+        stats.loaded_checkpoints = below.checkpoint_hits;
+        return stats;
+    }
 
    private:
+    [[nodiscard]] static StateHold hold_state(ColumnStates* states, const PrefixTree& tree,
+                                              TreePosition at) noexcept {
+        if (states == nullptr || at.depth == 0) return {};
+        const BlockId column = last_column(tree, at);
+        return states->has(column) ? StateHold(*states, states->find(column)) : StateHold();
+    }
     void watch_owners(const CacheConfig& config) {
         owners = std::make_unique<PageOwners>(config.num_pages, config.quotas);
         if (columns != nullptr) {
@@ -158,8 +192,14 @@ struct Replica {
     void make_host(const CacheConfig& config, const Grouping& grouping) {
         if (grouping.is_plain()) {
             host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
-            return;
+        } else {
+            make_host_columns(config, grouping);
         }
+        if (config.num_host_state_slots == 0) return;
+        host_states = std::make_unique<ColumnStates>(config.num_host_state_slots, host->pool(),
+                                                     host_columns.get());
+    }
+    void make_host_columns(const CacheConfig& config, const Grouping& grouping) {
         auto policy = std::make_unique<WindowPolicy>(std::make_unique<LruPolicy>());
         WindowPolicy& windows = *policy;
         const std::int64_t columns =

@@ -135,8 +135,8 @@ void take_state(ManagerState& state, Reservation& made, const Sequence& sequence
     } else if (row.slot == ColumnStates::kNone) {
         row.slot = states.take();
     }
+    if (made.checkpoint || (made.load != nullptr && made.load->stored_state)) states.count_hit();
     if (made.checkpoint) {
-        states.count_hit();
         if (!takes_over) {
             states.renew(checkpoint);
             state.state_copies.add({sequence.replica, checkpoint, row.slot}, {}, request.sequence,
@@ -192,7 +192,7 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
         if (home.owners != nullptr && hit.is_partial()) {
             made.partial.node = tree.split(hit.match.partial);
         }
-        made.checkpoint = home.hold_state(hit.match.at);
+        if (!hit.ends_below()) made.checkpoint = home.hold_state(hit.match.at);
         if (home.columns != nullptr) {
             made.windows = WindowHold(home, hit.match.at, hit.tokens);
             if (hit.is_partial()) made.source = WindowHold(home, hit.match.partial, hit.tokens);
@@ -209,12 +209,9 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     if (hit.is_partial() || writes_frozen || made.checkpoint) make_room_for_copies(1, transfers);
     if (transfers != nullptr) make_room(transfers->moved, 1);
     if (hit.below.node != nullptr) {
-        made.load = state_.grouping.is_plain()
-                        ? state_.flights.prepare_load(request.sequence, sequence.replica, hit.below,
-                                                      admission.hit_pages, *transfers)
-                        : state_.flights.prepare_column_load(request.sequence, sequence.replica,
-                                                             {hit.match.at, hit.below, hit.tokens},
-                                                             *transfers);
+        made.load = state_.flights.prepare_load(request.sequence, sequence.replica,
+                                                {hit.match.at, hit.below, hit.tokens},
+                                                !made.checkpoint, *transfers);
     }
     return made;
 }
@@ -266,7 +263,10 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     if (!made.idle.empty()) quotas::share_out(home, made.idle, state_.tenants.of(handle));
     if (home.states != nullptr) take_state(state_, made, sequence, request, transfers);
     if (made.load != nullptr) {
-        state_.flights.owe_load(*made.load, sequence, admission.hit_pages, *transfers);
+        const bool has_state = home.states != nullptr;
+        state_.flights.owe_load(*made.load, sequence,
+                                has_state ? state_.states.of(handle).slot : ColumnStates::kNone,
+                                *transfers);
     }
     count(state_, admission, sequence);
     const bool has_moved = request.start != admission.start || request.active != admission.active;

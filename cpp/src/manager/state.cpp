@@ -20,8 +20,10 @@ void require_count(const char* name, std::int64_t value, std::int64_t most,
 }
 
 void require_states(const CacheConfig& config) {
-    if (config.states.empty()) return require_count("num_states", config.num_state_slots, 0, 0);
     constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
+    const bool has_host_slots = !config.states.empty() && config.host_pages > 0;
+    require_count("num_host_states", config.num_host_state_slots, has_host_slots ? kInt32 : 0, 0);
+    if (config.states.empty()) return require_count("num_states", config.num_state_slots, 0, 0);
     if (config.num_state_slots < config.max_sequences) {
         throw std::invalid_argument(detail::concat(
             "num_states is ", config.num_state_slots, ", must be at least ", config.max_sequences,
@@ -34,10 +36,6 @@ void require_states(const CacheConfig& config) {
                                                    ", must be a multiple of the page size ",
                                                    config.page_size, ", or 0"));
     }
-    if (config.host_pages == 0) return;
-    throw std::invalid_argument(
-        detail::concat("host_pages is ", config.host_pages,
-                       ", must be 0 with states: the host tier does not know them"));
 }
 
 const CacheConfig& checked(const CacheConfig& config) {

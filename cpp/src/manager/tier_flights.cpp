@@ -24,45 +24,66 @@ TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
     storing_.assign(replicas.size(), std::vector<bool>(n));
 }
 
-// The pages behind the tree's part of the hit are the request's own; they are filled from below.
 std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std::int32_t replica,
-                                                      TreePosition below, std::int32_t first,
+                                                      const TieredHit& hit, bool has_state,
                                                       Transfers& transfers) {
-    TierIndex& host = *home_of(replica).host;
+    Replica& home = home_of(replica);
+    TierIndex& host = *home.host;
     auto flight = std::make_unique<TierFlight>();
     flight->replica = replica;
     flight->sequence = handle;
     flight->is_load = true;
-    flight->source = PathHold(host.pool(), host.tree(), host.tree().split(below), below.depth);
-    const auto n = static_cast<std::size_t>(below.depth - first);
-    flight->num_pages = static_cast<std::int64_t>(n);
-    flight->host_pages.resize(n);
-    host.copy_pages({flight->source.node(), below.depth}, first, flight->host_pages.data());
-    flight->device_pages.reserve(n);
-    make_room(transfers.tier_moves, n);
+    flight->first = hit.at.depth;
+    const TreePosition below{host.tree().split(hit.below), hit.below.depth};
+    flight->source = PathHold(host.pool(), host.tree(), below.node, below.depth,
+                              home.host_columns.get(), home.host_states.get());
+    const TieredHit found{hit.at, below, hit.tokens};
+    if (grouping_.is_plain()) {
+        choose_load(home, found, *flight);
+    } else {
+        choose_column_load(home, found, *flight);
+    }
+    make_room(transfers.tier_moves, static_cast<std::size_t>(flight->num_pages));
     make_room(flights_, 1);
+    if (has_state) flight->stored_state = home.hold_stored_state(below);
+    if (flight->stored_state) make_room(transfers.state_moves, 1);
     return flight;
+}
+
+// The pages behind the tree's part of the hit are the request's own; they are filled from below.
+void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const {
+    const auto n = static_cast<std::size_t>(hit.below.depth - hit.at.depth);
+    flight.num_pages = static_cast<std::int64_t>(n);
+    flight.host_pages.resize(n);
+    home.host->copy_pages(hit.below, hit.at.depth, flight.host_pages.data());
+    flight.device_pages.reserve(n);
 }
 
 void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers) {
     make_room(transfers.tier_moves, pages);
     make_room(flights_, loads);
+    if (replicas_[0]->host_states != nullptr) make_room(transfers.state_moves, loads);
 }
 
-void TierFlights::owe_load(TierFlight& load, Sequence& sequence, std::int32_t first,
+void TierFlights::owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
                            Transfers& transfers) noexcept {
-    if (!grouping_.is_plain()) return owe_column_load(load, sequence, transfers);
     load.ticket = tickets_.of(transfers);
     load.owner = std::this_thread::get_id();
+    if (load.stored_state) {
+        load.state = StateHold(*home_of(load.replica).states, slot);
+        transfers.state_moves.push_back(
+            {load.replica, load.stored_state.slot(), slot, Tier::kHost, Tier::kDevice});
+    }
+    ++sequence.num_pending;
+    if (!grouping_.is_plain()) return owe_column_load(load, sequence, transfers);
     for (std::size_t i = 0; i < load.host_pages.size(); ++i) {
-        const BlockId page = sequence.pages[first + static_cast<std::int32_t>(i)];
+        const BlockId page = sequence.pages[load.first + static_cast<std::int32_t>(i)];
         load.device_pages.push_back(page);
         transfers.tier_moves.push_back({load.replica, load.host_pages[i], page, page_size_,
                                         load.sequence, Tier::kHost, Tier::kDevice});
     }
     home_of(load.replica)
         .pool.share(load.device_pages.data(), static_cast<std::int64_t>(load.device_pages.size()));
-    ++sequence.num_pending;
     flights_.push_back(std::move(load));
 }
 
@@ -90,7 +111,7 @@ void TierFlights::find_place(Standing& standing, const Sequence& sequence) const
 // nothing after it fails.
 void TierFlights::choose_stores(const Standing& standing, const Sequence& sequence,
                                 std::int32_t end, TierFlight& flight) const {
-    const Replica& home = home_of(sequence.replica);
+    Replica& home = home_of(sequence.replica);
     const std::int32_t first = standing.place.depth();
     TreeNode* node = sequence.pages.node();
     std::vector<BlockId>& pages = flight.device_pages;
@@ -108,7 +129,7 @@ void TierFlights::choose_stores(const Standing& standing, const Sequence& sequen
     flight.tokens = home.tree.tokens_of({node, last}, first);
     flight.host_pages.resize(pages.size());
     const auto taken = static_cast<std::size_t>(
-        home.host->take(static_cast<std::int64_t>(pages.size()), flight.host_pages.data()));
+        home.take_stored(static_cast<std::int64_t>(pages.size()), flight.host_pages.data()));
     pages.resize(taken);
     flight.host_pages.resize(taken);
     flight.tokens.resize((static_cast<std::size_t>(flight.ahead) + taken) *
@@ -139,8 +160,8 @@ void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
     flight.place = std::move(standing.place);
     const auto n = static_cast<std::int32_t>(flight.device_pages.size());
     flight.num_pages = n;
-    flight.source =
-        PathHold(home.pool, home.tree, sequence.pages.node(), stored + flight.ahead + n);
+    flight.source = PathHold(home.pool, home.tree, sequence.pages.node(), stored + flight.ahead + n,
+                             nullptr, home.states.get());
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
 }
@@ -201,8 +222,13 @@ void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
     }
     flight.source.end(false);
     if (done) home.metrics.stored_pages += n;
-    const bool is_published = done && flight.is_wanted && publish(flight);
+    const bool is_published = n > 0 && done && flight.is_wanted && publish(flight);
     if (!is_published) home.host->give_back(flight.host_pages.data(), n);
+    hand_back_place(flight, done);
+}
+
+void TierFlights::hand_back_place(TierFlight& flight, bool done) noexcept {
+    if (flight.state) finish_checkpoint(flight, done);
     Standing* standing = find(flight.sequence);
     if (standing->storing == flight.number) {
         standing->storing = 0;
@@ -212,9 +238,9 @@ void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
     }
 }
 
-bool TierFlights::is_loading(SequenceHandle handle) const noexcept {
+bool TierFlights::is_under_way(SequenceHandle handle) const noexcept {
     return std::any_of(flights_.begin(), flights_.end(), [handle](const TierFlight& flight) {
-        return flight.is_load && flight.sequence == handle;
+        return flight.holds_up() && flight.sequence == handle;
     });
 }
 
@@ -320,6 +346,7 @@ void TierFlights::check_integrity() const {
     for (std::size_t r = 0; r < storing_.size(); ++r) {
         check_tier(static_cast<std::int32_t>(r));
         if (!grouping_.is_plain()) check_records(static_cast<std::int32_t>(r));
+        if (replicas_[r]->host_states != nullptr) check_states(static_cast<std::int32_t>(r));
     }
 }
 

@@ -19,7 +19,8 @@
 
 namespace kvcore {
 
-/// Pages between the pool and the host tier that one sequence was given in one call.
+/// Pages between the pool and the host tier that one sequence was given in one call; with states
+/// also the checkpoint at the end of what is there then, or that alone.
 ///
 /// With groups of layers all ids here are those of columns: what is copied are the pages that the
 /// columns of both sides have in the same lanes. Those of a store that only complete a record of
@@ -48,6 +49,14 @@ struct TierFlight {
     std::int32_t prompt_end = 0;  // stores: whole columns of the prompt
     std::array<std::int32_t, Grouping::kMaxWindows> read_from{};  // stores: what the row read
     std::vector<Patch> patches;                                   // loads
+    ColumnCounts copied;                                          // columns of num_pages
+    // With states alone, and only where a checkpoint is copied:
+    StateHold state;               // the slot of its sequence
+    StateHold stored_state;        // that of the tier
+    std::int32_t state_depth = 0;  // stores: of the record that it belongs to
+
+    /// Its sequence may not run before it is over.
+    [[nodiscard]] bool holds_up() const noexcept { return is_load || state; }
 };
 
 /// All that is on its way to or from the host tiers, and how far each sequence's prefix is there.
@@ -56,8 +65,8 @@ struct TierFlight {
 ///
 /// Owns: the flights with a hold on every page that they read or write, and for each sequence a
 /// place in its tier, or the number of the flight that has it.
-/// Invariant: a page is stored by one flight at a time. A sequence's `num_pending` counts its loads
-/// here, and its copies. Its place is on the prefix that it committed.
+/// Invariant: a page is stored by one flight at a time. A sequence's `num_pending` counts flights
+/// here that hold it up, and its copies. Its place is on the prefix that it committed.
 /// Threads: none of its own; CacheManager locks around it.
 /// Cost: O(pages moved) and O(flights) to finish; where the tier is full, `owe_stores` costs next
 /// to nothing.
@@ -69,26 +78,27 @@ class TierFlights {
 
     [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
 
-    /// A load of what the tier has on the way to `below`, from column `first` of the sequence's row
-    /// on. Throws std::bad_alloc, and has changed nothing.
+    /// A load of what a hit has in the tier alone; of its checkpoint too where the device has none.
+    /// Throws std::bad_alloc, and has changed nothing.
     [[nodiscard]] std::unique_ptr<TierFlight> prepare_load(SequenceHandle handle,
-                                                           std::int32_t replica, TreePosition below,
-                                                           std::int32_t first,
+                                                           std::int32_t replica,
+                                                           const TieredHit& hit, bool has_state,
                                                            Transfers& transfers);
-    /// The same with groups of layers.
-    [[nodiscard]] std::unique_ptr<TierFlight> prepare_column_load(SequenceHandle handle,
-                                                                  std::int32_t replica,
-                                                                  const TieredHit& hit,
-                                                                  Transfers& transfers);
     /// Of several rows: each has made room for its own load alone.
     void make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers);
-    /// Gives it out. There is room.
-    void owe_load(TierFlight& load, Sequence& sequence, std::int32_t first,
+    /// Gives it out; a checkpoint goes into that slot. There is room.
+    void owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
                   Transfers& transfers) noexcept;
     /// Gives out what the sequence committed and the tier does not have: as much as there is room
     /// for, while nothing of it is on its way. With groups, also pages of windows that the sequence
     /// has and their records lack. Throws std::bad_alloc; nothing was given out then.
     void owe_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
+    /// Gives out the state in a sequence's slot, which is that at the end of what it committed, as
+    /// a checkpoint of the tier. Behind `owe_stores` of the same call; not where the tier will not
+    /// have those tokens, has that checkpoint, or has no slot. Throws std::bad_alloc; nothing was
+    /// given out then.
+    void owe_checkpoint(SequenceHandle handle, Sequence& sequence, ColumnStates::Slot slot,
+                        Transfers& transfers);
 
     /// Those of a ticket have landed, or failed: `begin_again(sequence, handle)` gets each whose
     /// pages did not arrive. False where there are none.
@@ -110,7 +120,7 @@ class TierFlights {
                        flights_.end());
         return is_known;
     }
-    [[nodiscard]] bool is_loading(SequenceHandle handle) const noexcept;
+    [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
     /// A sequence's place once its committed part is cut; nothing where that is no change. Throws
     /// std::bad_alloc.
@@ -168,6 +178,13 @@ class TierFlights {
     [[nodiscard]] std::uint32_t free_number() noexcept;
     void finish_store(TierFlight& flight, bool done) noexcept;
     [[nodiscard]] bool publish(TierFlight& flight) const noexcept;
+    [[nodiscard]] TierFlight* find_store(SequenceHandle handle,
+                                         const Transfers& transfers) noexcept;
+    [[nodiscard]] std::int32_t depth_after(const TierFlight& flight) const noexcept;
+    void finish_checkpoint(TierFlight& flight, bool done) noexcept;
+    void hand_back_place(TierFlight& flight, bool done) noexcept;
+    void choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
+    void choose_column_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
     void owe_column_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
     [[nodiscard]] std::uint8_t part_for(const Replica& home, BlockId column, BlockId record,
                                         const ReadFrom& read_from,
@@ -188,14 +205,17 @@ class TierFlights {
                                                    std::size_t window,
                                                    bool has_ended) const noexcept;
     void owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers) noexcept;
-    void give_out_column(const TierFlight& flight, BlockId column, BlockId record,
+    void give_out_column(TierFlight& flight, BlockId column, BlockId record,
                          Transfers& transfers) const noexcept;
+    static void count_column(const Replica& home, BlockId column, BlockId record,
+                             ColumnCounts& counts) noexcept;
     void leave_records(const TierFlight& flight) const noexcept;
     void finish_column_load(const TierFlight& flight, const Sequence* arrived) const noexcept;
     void keep_end(Replica& home, const StorePlace& place) const noexcept;
     void check_records(std::int32_t replica) const;
     void check_sequence(const Sequence& sequence, const Standing& standing) const;
     void check_tier(std::int32_t replica) const;
+    void check_states(std::int32_t replica) const;
 
     // A request whose pages did not arrive is where a claim begins: what it holds may be anything.
     template <class BeginAgain>
@@ -204,7 +224,12 @@ class TierFlights {
         Sequence* sequence = sequences_.find(flight.sequence);
         if (home.columns != nullptr) leave_records(flight);
         flight.source.end(true);
-        if (done) home.metrics.loaded_pages += flight.num_pages;
+        if (done) {
+            home.metrics.loaded_pages += flight.num_pages;
+            if (home.columns != nullptr) home.columns->count_loaded(flight.copied);
+            if (flight.stored_state) home.host_states->count_hit();
+        }
+        flight.stored_state.end_use();
         if (sequence != nullptr) {
             --sequence->num_pending;
             if (!done) begin_again(*sequence, flight.sequence);

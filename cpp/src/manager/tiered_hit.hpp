@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// With groups of layers: what the device and the tier below it serve together.
+// With groups of layers or states: what the device and the tier below it serve together.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,24 @@
 
 namespace kvcore {
 
-/// A prefix of which the device has the first columns, and the tier below those behind them, or
-/// pages of windows that the device's columns miss. What is in neither is read by no group.
+/// A prefix of which the device has the first columns, and the tier below those behind them, pages
+/// of windows that the device's columns miss, or the checkpoint at the end. What is in neither is
+/// read by no group.
 struct TieredHit {
     TreePosition at;     // of the device
     TreePosition below;  // of the tier; no node: it has nothing that is needed
     std::int64_t tokens = 0;
 };
+
+namespace tiered {
+
+static_assert(Grouping::kMaxWindows < 8, "a window has a bit");
+
+[[nodiscard]] inline bool has_window(std::uint8_t windows, std::size_t window) noexcept {
+    return (windows >> window & 1) != 0;
+}
+
+}  // namespace tiered
 
 /// A column of the device's tree that gets pages of windows from below, which another column brings
 /// until they have arrived.
@@ -28,20 +39,30 @@ struct Patch {
     BlockId bringer = -1;
 
     [[nodiscard]] bool has(std::size_t window) const noexcept {
-        return (windows >> window & 1) != 0;
+        return tiered::has_window(windows, window);
     }
 };
-static_assert(Grouping::kMaxWindows < 8, "a window has a bit");
 
 namespace tiered {
 
 /// The longest prefix of both, in columns, that every group can serve: full groups have each
-/// column, here or below, windows those that they read. O(columns between them + windows).
+/// column, here or below, windows those that they read, states a checkpoint at the end. O(columns
+/// between them + windows).
 [[nodiscard]] std::int32_t longest_hit(const Replica& home, TreePosition at,
                                        TreePosition below) noexcept;
 /// Columns of a prompt that the replica has, here or below. Without groups too.
 [[nodiscard]] std::int64_t count_columns(const Replica& home, std::string_view name_space,
                                          const TokenId* tokens, std::int64_t n) noexcept;
+
+/// Pages of windows that are named by a bit each.
+[[nodiscard]] inline std::int64_t count_pages(const Grouping& grouping,
+                                              std::uint8_t windows) noexcept {
+    std::int64_t pages = 0;
+    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+        if (has_window(windows, w)) pages += grouping.windows()[w].num_lanes;
+    }
+    return pages;
+}
 
 /// Calls visit(patch) for each column on the way to `at` that misses pages which a hit of so many
 /// tokens reads, from the end. O(columns that windows read).
@@ -66,16 +87,6 @@ void for_each_patch(const Replica& home, TreePosition at, std::int64_t tokens, c
         }
         if (patch.windows != 0) visit(patch);
     });
-}
-
-/// Pages that a patch brings.
-[[nodiscard]] inline std::int64_t count_pages(const Grouping& grouping,
-                                              const Patch& patch) noexcept {
-    std::int64_t pages = 0;
-    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-        if (patch.has(w)) pages += grouping.windows()[w].num_lanes;
-    }
-    return pages;
 }
 
 }  // namespace tiered

@@ -153,6 +153,8 @@ cdef class Settler:
             self.states.run(state_copies_array(transfers.state_copies))
         if transfers.tier_moves.size() != 0:
             self.mover.run(host_copies_array(transfers.tier_moves))
+        if transfers.state_moves.size() != 0:
+            self.states.move(host_states_array(transfers.state_moves))
         return 0
 
     cdef int settle_owed(self, SequenceHandle sequence) except -1:
@@ -278,4 +280,17 @@ cdef cnp.ndarray host_copies_array(const vector[PageMove]& moves):
         data[4 * i + 1] = moves[i].is_load()
         data[4 * i + 2] = moves[i].page_in(Tier.kDevice)
         data[4 * i + 3] = moves[i].page_in(Tier.kHost)
+    return out
+
+
+cdef cnp.ndarray host_states_array(const vector[StateMove]& moves):
+    """The same of slots of states."""
+    cdef cnp.ndarray out = int32_rows(<int64_t>moves.size(), 4)
+    cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
+    cdef size_t i
+    for i in range(moves.size()):
+        data[4 * i] = moves[i].replica
+        data[4 * i + 1] = moves[i].is_load()
+        data[4 * i + 2] = moves[i].slot_in(Tier.kDevice)
+        data[4 * i + 3] = moves[i].slot_in(Tier.kHost)
     return out

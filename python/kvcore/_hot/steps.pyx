@@ -310,6 +310,11 @@ cdef int store(Settler settler, Transfers* transfers, list contexts) except -1:
                 "%d checkpoints of states were not made", transfers.state_copies.size(),
                 exc_info=True,
             )
+        if transfers.state_moves.size() != 0:
+            log.warning(
+                "%d checkpoints of states were not stored in the host tier",
+                transfers.state_moves.size(), exc_info=True,
+            )
     return 0
 
 

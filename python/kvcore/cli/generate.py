@@ -19,6 +19,7 @@ from kvcore.cli.held_pages import WatchedManager
 from kvcore.cli.live_text import LiveText
 from kvcore.cli.local_model import Conversation, LocalModel
 from kvcore.cli.sizes import format_size, parse_size
+from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.groups.layers import has_windows
 from kvcore.sizing import (
     STATES_PER_REQUEST,
@@ -30,8 +31,7 @@ from kvcore.sizing import (
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams
 
-# Tokens of a forward: windows hold those of one beside their own.
-_MOST_TOKENS = 2048
+# Tokens of a forward where layers have windows, which hold those of one beside their own.
 _MOST_WINDOWED = 512
 
 ModelDir = Annotated[
@@ -178,7 +178,7 @@ class Pages:
     @staticmethod
     def max_batch_tokens(params: KVCacheParams) -> int:
         """Return the tokens of a forward."""
-        return _MOST_WINDOWED if has_windows(params) else _MOST_TOKENS
+        return _MOST_WINDOWED if has_windows(params) else MAX_CHUNK_TOKENS
 
 
 @dataclass
@@ -321,13 +321,13 @@ def _told(summary: dict[str, Any]) -> str:
 
 
 def _told_group(group: dict[str, Any]) -> str:
-    kept = "full"
-    if "slots" in group:
-        slots = "slot" if group["slots"] == 1 else "slots"
-        kept = f"with a state in {group['slots']} {slots}"
-    elif group["window"] is not None:
-        kept = f"with a window of {group['window']}"
-    elif group["chunk"] is not None:
-        kept = f"with chunks of {group['chunk']}"
+    if group["kind"] == "state":
+        kept = f"with a state in {group['slots']} {'slot' if group['slots'] == 1 else 'slots'}"
+    else:
+        kept = {
+            "full": "full",
+            "window": f"with a window of {group['keeps']}",
+            "chunk": f"with chunks of {group['keeps']}",
+        }[group["kind"]]
     layers = "layer" if group["layers"] == 1 else "layers"
     return f"{format_size(group['bytes'])} of {group['layers']} {layers} {kept}"

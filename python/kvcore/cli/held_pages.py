@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State, bundles
-from kvcore.groups.layers import column_tokens, pages_per_column
+from kvcore.groups import FullAttention, State
+from kvcore.groups.layers import column_tokens
+from kvcore.groups.names import described
+from kvcore.groups.packing import bundles_of
 from kvcore.paged import PagedKVCacheManager
 
 if TYPE_CHECKING:
@@ -65,16 +67,11 @@ class WatchedManager(PagedKVCacheManager):
 
     def _columns(self, held: Sequence[int], batch: Any) -> int:
         """Count the pages of all tokens: of layers that keep them, else without what is shared."""
+        size = column_tokens(self.params)
         if self._full is None:
-            size = column_tokens(self.params)
             return sum(-(-context.end_idx // size) for context in batch)
-        return held[self._full] // sum(
-            pages
-            for pages, bundle in zip(
-                pages_per_column(self.params), bundles(self.params), strict=True
-            )
-            if bundle.group == self.params.attention_groups[self._full]
-        )
+        own = bundles_of(self.params, self.params.attention_groups[self._full])
+        return held[self._full] // sum(size // bundle.page_size for bundle in own)
 
     def groups_held(self) -> list[dict[str, Any]]:
         """Return for each group its layers, and what they held at most; empty without groups."""
@@ -84,8 +81,8 @@ class WatchedManager(PagedKVCacheManager):
         given_back = [each.given_back for each in self.group_metrics] or [0]
         rows = [
             {
-                **_told(group),
-                "page_tables": sum(bundle.group == group for bundle in bundles(params)),
+                **described(group),
+                "bundles": len(bundles_of(params, group)),
                 "pages": pages,
                 "bytes": pages * params.bytes_per_page,
                 "given_back": passed,
@@ -96,21 +93,10 @@ class WatchedManager(PagedKVCacheManager):
 
     def _states_held(self, group: State) -> dict[str, Any]:
         return {
-            "layers": len(group.layers),
-            "window": None,
-            "chunk": None,
-            "page_tables": 0,
+            **described(group),
+            "bundles": 0,
             "pages": 0,
             "slots": self.most_slots,
             "bytes": self.most_slots * group.bytes_per_slot,
             "given_back": 0,
         }
-
-
-def _told(group: AttentionGroup) -> dict[str, Any]:
-    """Say how many layers a group has and what they keep."""
-    span = {
-        "window": group.window if isinstance(group, SlidingWindow) else None,
-        "chunk": group.chunk if isinstance(group, ChunkedLocal) else None,
-    }
-    return {"layers": len(group.layers), **span}

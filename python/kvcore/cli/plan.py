@@ -15,11 +15,11 @@ from kvcore.cli.plan_table import print_plan
 from kvcore.cli.presets import PRESETS, find_model
 from kvcore.cli.sizes import parse_size, parse_tokens
 from kvcore.dtypes import itemsize
-from kvcore.groups import State, bundles
+from kvcore.groups import State
 from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.groups.layers import column_tokens
-from kvcore.groups.names import kept_tokens, kind_of
-from kvcore.groups.packing import row_widths
+from kvcore.groups.names import described
+from kvcore.groups.packing import bundles_of, row_widths
 from kvcore.replay import PoolSettings
 from kvcore.sizing import (
     STATES_PER_REQUEST,
@@ -201,17 +201,13 @@ def _pages(
 
 def _grouping(params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int) -> dict[str, Any]:
     """Tell which layers keep what, and what one sequence holds of it."""
-    packed = bundles(params)
     run = column_tokens(params)
-    groups: list[dict[str, Any]] = [
-        {"kind": kind_of(group), "layers": len(group.layers), "keeps": kept_tokens(group)}
-        for group in params.groups or ()
-    ]
+    groups = [described(group) for group in params.groups or ()]
     for told, group in zip(groups, params.groups or (), strict=True):
         if isinstance(group, State):
             told["bytes_per_slot"] = group.bytes_per_slot * params.tensor_parallel_degree
             continue
-        mine = [bundle for bundle in packed if bundle.group == group]
+        mine = bundles_of(params, group)
         runs = group.max_pages(max_seq_len, run, max_chunk_tokens)
         told["page_size"] = mine[0].page_size
         told["bundles"] = len(mine)

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from kvcore.groups.kinds import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow
-from kvcore.groups.packing import Bundle, Params, bundles, page_shape, row_elements, row_widths
+from kvcore.groups.packing import (
+    Bundle,
+    Params,
+    bundles,
+    bundles_of,
+    page_shape,
+    row_elements,
+    row_widths,
+)
 
 __all__ = [
     "LayerMap",
@@ -176,10 +184,9 @@ def core_groups(params: GroupedParams) -> list[tuple[str, int, int, int]]:
     """Return the groups as the core takes them: kind, span, bundles, tokens of a page."""
     if params.groups is None and params.shared is None:
         return []
-    packed = bundles(params)
     found = []
     for group in params.attention_groups:
-        own = [bundle for bundle in packed if bundle.group == group]
+        own = bundles_of(params, group)
         kind, span = _rule(group)
         found.append((kind, span, len(own), own[0].page_size))
     return found

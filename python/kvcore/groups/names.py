@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvcore.groups.kinds import AttentionGroup, ChunkedLocal, SlidingWindow
 from kvcore.groups.state import State
 
-__all__ = ["kept_tokens", "kind_of"]
+__all__ = ["described", "kept_tokens"]
 
 
-def kind_of(group: AttentionGroup | State) -> str:
-    """Return "full", "window", "chunk" or "state"."""
-    if isinstance(group, State):
-        return "state"
-    if isinstance(group, SlidingWindow):
-        return "window"
-    return "chunk" if isinstance(group, ChunkedLocal) else "full"
+def described(group: AttentionGroup | State) -> dict[str, Any]:
+    """Return what JSON tells of a group: its kind, the number of its layers, what they keep.
+
+    Notes
+    -----
+    ``kind`` is "full", "window", "chunk" or "state". ``keeps`` are the tokens of the window or
+    chunk, None where there is neither.
+    """
+    return {"kind": _kind(group), "layers": len(group.layers), "keeps": kept_tokens(group)}
 
 
 def kept_tokens(group: AttentionGroup | State) -> int | None:
@@ -23,3 +27,11 @@ def kept_tokens(group: AttentionGroup | State) -> int | None:
     if isinstance(group, SlidingWindow):
         return group.window
     return group.chunk if isinstance(group, ChunkedLocal) else None
+
+
+def _kind(group: AttentionGroup | State) -> str:
+    if isinstance(group, State):
+        return "state"
+    if isinstance(group, SlidingWindow):
+        return "window"
+    return "chunk" if isinstance(group, ChunkedLocal) else "full"

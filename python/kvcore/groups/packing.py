@@ -11,7 +11,15 @@ from typing import Protocol
 
 from kvcore.groups.kinds import AttentionGroup, FullAttention
 
-__all__ = ["Bundle", "PageShape", "bundles", "page_shape", "row_elements", "row_widths"]
+__all__ = [
+    "Bundle",
+    "PageShape",
+    "bundles",
+    "bundles_of",
+    "page_shape",
+    "row_elements",
+    "row_widths",
+]
 
 _MOST_PADDING = 20  # one layer's place in so many may stay empty, or so many bytes of a layer's
 
@@ -110,6 +118,11 @@ def bundles(params: Params) -> tuple[Bundle, ...]:
     if not hasattr(params, "attention_groups"):
         raise TypeError(f"params is a {type(params).__name__}, must be a KVCacheParams")
     return _packed(params)[0]
+
+
+def bundles_of(params: Params, group: AttentionGroup) -> tuple[Bundle, ...]:
+    """Return the bundles of one of the params' groups."""
+    return tuple(bundle for bundle in bundles(params) if bundle.group == group)
 
 
 def page_shape(params: Params) -> PageShape:

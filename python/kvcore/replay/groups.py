@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcore.groups import bundles
-from kvcore.groups.names import kept_tokens, kind_of
+from kvcore.groups.names import described
+from kvcore.groups.packing import bundles_of
 
 if TYPE_CHECKING:
     from kvcore import KVCacheParams, PagedKVCacheManager
@@ -84,15 +84,12 @@ class GroupSamples:
 
     def reports(self) -> tuple[GroupReport, ...]:
         """Sum up, in the order of the groups."""
-        packed = bundles(self._model)
         metrics = self._manager.group_metrics
         groups = self._model.attention_groups
         return tuple(
             GroupReport(
-                kind=kind_of(group),
-                keeps=kept_tokens(group),
-                layers=len(group.layers),
-                bundles=sum(bundle.group == group for bundle in packed),
+                **described(group),
+                bundles=len(bundles_of(self._model, group)),
                 held_pages=held / max(1, self._count),
                 cached_pages=found.cached_pages,
                 holes=found.holes,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kvcore import PagedKVCacheManager
+from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.integrations.transformers.batch import PackedBatch
 from kvcore.integrations.transformers.checks import (
     Limits,
@@ -42,7 +43,7 @@ def generate(
     do_sample: bool = False,
     temperature: float = 1.0,
     seed: int | None = None,
-    max_batch_tokens: int = 2048,
+    max_batch_tokens: int = MAX_CHUNK_TOKENS,
     stream: Stream | None = None,
     progress: bool | Report | None = None,
 ) -> list[GenerationResult]:
