@@ -44,7 +44,12 @@ class Goal:
         return f"{stat}{sign} {number(self.per_limit)} x {name}{rest} = {number(self.value(row))}"
 
 
+# Pages at 0.85 of the disk's own rate, by several threads.
+_OF_DISK = 1 / 0.85
+
 GOALS = (
+    Goal("disk.put.*.4", 0.0, per_limit=_OF_DISK),
+    Goal("disk.get.*.4", 0.0, per_limit=_OF_DISK),
     Goal("match.hot.64", 0.25),
     Goal("match.hot.256", 0.25),
     Goal("match.hot.8192", 0.25, per_limit=1.5),

@@ -17,16 +17,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import mmap
+import os
 import random
 import statistics
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness import Row, main, make_row, undisturbed
 
@@ -273,6 +277,58 @@ class PieceCopies:
         for target in targets:
             copy(target, source)
         return perf_counter_ns() - start
+
+
+def blocks_of_memory(size: int) -> NDArray[np.uint8]:
+    """Return present memory that begins with a page, as O_DIRECT wants it."""
+    memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    memory[:] = 1
+    return memory
+
+
+class DirectFile:
+    """Read and write a file past the system's page cache, on threads that live.
+
+    All of the file was written once. OSError where the file system has no O_DIRECT.
+
+    Parameters
+    ----------
+    path : Path
+    total, piece : int
+        Bytes of the file, and of one read or write.
+    threads : int
+    """
+
+    def __init__(self, path: Path, total: int, piece: int, threads: int) -> None:
+        self._places = range(0, total - piece + 1, piece)
+        self._piece, self._next = piece, 0
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+        self._pool = ThreadPoolExecutor(threads)
+        self._memory = blocks_of_memory(max(piece, 16 << 20)).reshape(-1, piece)
+        for at in range(0, total, self._memory.size):
+            self._run(os.pwritev, range(at, min(total, at + self._memory.size), piece))
+
+    def close(self) -> None:
+        """End the threads and close the file."""
+        self._pool.shutdown()
+        os.close(self._file)
+
+    def read(self, size: int) -> None:
+        """Read ``size`` bytes in pieces at random places."""
+        self._run(os.preadv, random.sample(self._places, size // self._piece))
+
+    def write(self, size: int) -> None:
+        """Write ``size`` bytes in pieces, each behind the one before."""
+        begin, self._next = self._next, self._next + size // self._piece
+        count = len(self._places)
+        self._run(os.pwritev, [self._places[i % count] for i in range(begin, self._next)])
+
+    def _run(self, call: Call, places: Sequence[int]) -> None:
+        def move(i: int, at: int) -> int:
+            return int(call(self._file, [self._memory[i % len(self._memory)]], at))
+
+        moved = sum(self._pool.map(move, range(len(places)), places))
+        assert moved == len(places) * self._piece
 
 
 class Products:

@@ -38,6 +38,7 @@ KVCORE_MODULE(_core, module) {
     bind_attention(module);
     bind_block_pool(module);
     bind_cache_manager(module);
+    bind_disk_store(module);
     bind_host_store(module);
     bind_page_copier(module);
     bind_kernels(module);

@@ -512,6 +512,105 @@ class HostStore:
         Copy pages of the host tier back; rows as for store.
         """
 
+class StoreTask:
+    """A batch of pages on its way to or from a disk; holds their buffers."""
+
+    def done(self) -> bool:
+        """done(self: kvcore._core.StoreTask) -> bool
+
+        Return whether it is over, without waiting.
+        """
+    def wait(self, timeout: float | None = None) -> bool:
+        """wait(self: kvcore._core.StoreTask, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> bool
+
+        Wait for so many seconds, or without end; return whether it is over.
+        """
+    def result(self) -> int:
+        """result(self: kvcore._core.StoreTask) -> int
+
+        Wait; return the pages that were read, a prefix, or that are stored now.
+        """
+
+class DiskStore:
+    """Pages in files of fixed slots, by key: see kvcore.stores.DiskStore."""
+
+    def __init__(
+        self,
+        directories: Sequence[tuple[str, int]],
+        page_bytes: int,
+        fingerprint: bytes,
+        *,
+        threads: int,
+        queue_pages: int,
+        segment_bytes: int,
+        direct: bool,
+        breaker_failures: int,
+        breaker_seconds: float,
+        slow_seconds: float,
+    ) -> None: ...
+    def get(self, keys: Sequence[bytes], buffers: Sequence[Any]) -> StoreTask:
+        """get(self: kvcore._core.DiskStore, keys: collections.abc.Sequence, buffers: collections.abc.Sequence) -> kvcore._core.StoreTask
+
+        Begin to read pages into buffers.
+        """
+    def put(self, keys: Sequence[bytes], buffers: Sequence[Any]) -> StoreTask:
+        """put(self: kvcore._core.DiskStore, keys: collections.abc.Sequence, buffers: collections.abc.Sequence) -> kvcore._core.StoreTask
+
+        Begin to write pages from buffers.
+        """
+    def parts_of(self, keys: Sequence[bytes]) -> list[int]:
+        """parts_of(self: kvcore._core.DiskStore, keys: collections.abc.Sequence) -> list[int]
+
+        Return a bit for each part that each page has.
+        """
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """remove(self: kvcore._core.DiskStore, keys: collections.abc.Sequence) -> int
+
+        Forget pages; return how many there were.
+        """
+    def stats(self) -> dict[str, Any]:
+        """stats(self: kvcore._core.DiskStore) -> dict
+
+        Return the counters since the store was opened.
+        """
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that a page takes in a file."""
+    @property
+    def page_bytes(self) -> int:
+        """Most bytes of a page."""
+    @property
+    def closed(self) -> bool:
+        """Whether it refuses every call: closed, or of a process that was forked."""
+    def close(self) -> None:
+        """close(self: kvcore._core.DiskStore) -> None
+
+        Carry out what waits, and let the directories go.
+        """
+    def check_integrity(self) -> None:
+        """check_integrity(self: kvcore._core.DiskStore) -> None
+
+        Raise AssertionError unless each slot is free, being written, or found by its key.
+        """
+
+def inspect_disk_store(directory: str, verify: bool) -> dict[str, Any]:
+    """inspect_disk_store(directory: str, verify: bool) -> dict
+
+    Return what the files of a store hold, all bytes checked if asked for.
+    """
+
+def purge_disk_store(directory: str) -> int:
+    """purge_disk_store(directory: str) -> int
+
+    Remove the files of a store; return their bytes.
+    """
+
+def crc32c(data: Any, before: int = 0) -> int:
+    """crc32c(data: object, before: typing.SupportsInt | typing.SupportsIndex = 0) -> int
+
+    Return the CRC-32C of bytes, or of those behind bytes whose CRC is `before`.
+    """
+
 def allocate_blocks(
     key_pool: _Array,
     value_pool: _Array,

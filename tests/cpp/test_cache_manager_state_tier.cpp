@@ -128,8 +128,11 @@ void test_a_full_device_has_checkpoints_in_the_tier() {
     const kvcore::Transfers stores = scene.step(request);
     CHECK(stores.state_copies.empty());
     CHECK_EQ(count(stores.state_moves), 1);
-    scene.finish(stores);
+    // Nobody gets the slot before its state is stored.
     scene.manager.release(request.sequence);
+    CHECK_EQ(scene.stats().available_slots, 0);
+    scene.finish(stores);
+    CHECK_EQ(scene.stats().available_slots, 1);
     CHECK_EQ(scene.hit(kPrompt), 8);
     CHECK_EQ(scene.manager.match(0, "", kPrompt.data(), 9), 0);
     CHECK_EQ(scene.manager.recommend_replica("", kPrompt.data(), 9), 0);

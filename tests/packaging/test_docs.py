@@ -29,6 +29,7 @@ from kvcore import (
     ops,
     policies,
     scheduler,
+    stores,
 )
 from kvcore._hot import contexts, prefix_tree
 from kvcore._hot import keys as hot_keys
@@ -40,7 +41,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 HEADERS = sorted((ROOT / "cpp" / "include" / "kvcore").glob("*.hpp"))
 CLASSES = [
     value
-    for module in (kvcore, functional, groups, keys, moving, ops, policies, scheduler, cuda)
+    for module in (kvcore, functional, groups, keys, moving, ops, policies, scheduler, stores, cuda)
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 ]
@@ -82,7 +83,7 @@ def in_reference(module: ModuleType) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [kvcore, functional, groups, keys, moving, ops, policies, scheduler, cuda, extra_keys],
+    [kvcore, functional, groups, keys, moving, ops, policies, scheduler, stores, cuda, extra_keys],
     ids=lambda m: m.__name__,
 )
 def test_reference_documents_every_public_name(module: ModuleType) -> None:
@@ -134,7 +135,12 @@ def test_command_line_page_names_every_command_and_option() -> None:
     for section, command in [(sections[0], program)] + [
         (s, program.commands[s.split()[0]]) for s in sections[1:]
     ]:
-        options = {o for p in command.params for o in p.opts if o.startswith("--")}
+        commands = (
+            [command, *getattr(command, "commands", {}).values()]
+            if command != program
+            else [command]
+        )
+        options = {o for c in commands for p in c.params for o in p.opts if o.startswith("--")}
         named = set(re.findall(r"(?<=`)--[\w-]+", section))
         assert named - {"--json", "--help"} == options - {"--json", "--help"}
 

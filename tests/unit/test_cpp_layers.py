@@ -33,8 +33,8 @@ MAY_INCLUDE = {
 PUBLIC = {
     "words": {"errors", "page_moves", "types"},
     "data": {
-        *("attention", "dtype", "kernels", "layout", "page_bytes", "paged_batch", "paged_rows"),
-        *("pool_view", "slots", "transfer"),
+        *("attention", "crc32c", "dtype", "kernels", "layout", "page_bytes", "paged_batch"),
+        *("paged_rows", "pool_view", "slots", "transfer"),
     },
     "keys": {"cbor", "page_keys", "sha256"},
     "index": {
@@ -42,7 +42,7 @@ PUBLIC = {
         *("tenants", "tree_listener"),
     },
     "groups": {"cache_groups", "cache_states"},
-    "tiers": {"host_store", "page_copier", "tier_index"},
+    "tiers": {"disk_store", "host_store", "page_copier", "tier_index"},
     "manager": {
         *("cache_manager", "cache_types", "lookup_table", "metrics", "name_space", "prefix_hit"),
     },

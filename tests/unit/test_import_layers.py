@@ -18,12 +18,16 @@ ROOT = Path(kvcore.__file__).parent
 #: From the bottom up, by the first name behind ``kvcore``; a module imports its own layer and those
 #: before it. "" is the package itself, from which the layers behind it take the public names.
 LAYERS = (
-    ("errors", "arguments", "device", "dtypes", "metrics", "plans", "policies", "tenants"),
+    (
+        *("errors", "arguments", "byte_sizes", "device", "dtypes", "metrics", "plans", "policies"),
+        "tenants",
+    ),
     (
         *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),
         *("sizing", "cache_sizing", "splits"),
     ),
     ("_core", "_cuda", "cpp", "_hot", "context", "extra_keys", "keys"),
+    ("stores",),
     ("arrays", "backends", "cuda"),
     ("ops", "saved"),
     ("pools", "states", "symbols", "increment", "compat", "functional", "moving"),

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcore.byte_sizes import format_size
 from kvcore.cli.curves import COLOURS, Curve, draw_curves
 from kvcore.cli.group_figures import GROUP_HEAD, NAMES, POOL_HEAD, group_rows, page_units, pool_rows
-from kvcore.cli.sizes import format_size
 from kvcore.replay import Comparison
 
 __all__ = ["print_comparison"]

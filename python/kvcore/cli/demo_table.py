@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvcore.cli.sizes import format_size
+from kvcore.byte_sizes import format_size
 from kvcore.demo import DemoReport, DemoSettings, RunReport
 
 _Row: TypeAlias = tuple[str, Callable[[RunReport], str]]

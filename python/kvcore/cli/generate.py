@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvcore.byte_sizes import format_size, parse_size
 from kvcore.cli import options
 from kvcore.cli.held_pages import WatchedManager
 from kvcore.cli.live_text import LiveText
 from kvcore.cli.local_model import Conversation, LocalModel
-from kvcore.cli.sizes import format_size, parse_size
 from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.groups.layers import has_windows
 from kvcore.sizing import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvcore.cli.sizes import format_size
+from kvcore.byte_sizes import format_size
 from kvcore.replay import Comparison, GroupReport, ReplayReport
 from kvcore.replay.pool import flat_page_bytes
 

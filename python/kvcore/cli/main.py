@@ -8,6 +8,7 @@ from typing import Annotated, cast
 import typer
 
 import kvcore
+from kvcore.cli import tier
 from kvcore.cli.demo import demo
 from kvcore.cli.generate import generate
 from kvcore.cli.info import info
@@ -31,6 +32,7 @@ app.command()(replay)
 app.command()(plan)
 app.command()(generate)
 app.command()(info)
+app.add_typer(tier.app, name="tier")
 
 
 @app.callback(invoke_without_command=True)

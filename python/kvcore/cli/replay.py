@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from kvcore import KVCacheParams
+from kvcore.byte_sizes import parse_size
 from kvcore.cli import replay_options as options
 from kvcore.cli.comparison_page import comparison_page
 from kvcore.cli.comparison_table import print_comparison
@@ -22,7 +23,6 @@ from kvcore.cli.page_style import SLOTS
 from kvcore.cli.presets import find_model, model_params
 from kvcore.cli.progress import progress_bar
 from kvcore.cli.replay_table import print_report
-from kvcore.cli.sizes import parse_size
 from kvcore.replay import (
     POLICIES,
     Comparison,

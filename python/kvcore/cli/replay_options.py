@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kvcore.byte_sizes import format_size
 from kvcore.cli.options import count, within
-from kvcore.cli.sizes import format_size
 from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES
 from kvcore.replay.trace_lines import MOST_CHARACTERS, MOST_LINES
 

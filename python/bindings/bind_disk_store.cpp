@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvcore/disk_store.hpp"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "kvcore/crc32c.hpp"
+#include "store_args.hpp"
+
+namespace py = pybind11;
+using kvcore::BreakerState;
+using kvcore::DiskReport;
+using kvcore::DiskStore;
+using kvcore::DiskStoreConfig;
+using kvcore::DiskStoreStats;
+using kvcore::StoreKey;
+using kvcore::StoreTask;
+using kvcore::python::BatchArg;
+using kvcore::python::HeldBuffer;
+using kvcore::python::key_arg;
+using kvcore::python::keys_arg;
+
+namespace {
+
+/// A batch under way, with the memory that it reads or writes.
+class BoundTask {
+   public:
+    BoundTask(StoreTask task, std::vector<HeldBuffer> held)
+        : held_(std::move(held)), task_(std::make_unique<StoreTask>(std::move(task))) {}
+    BoundTask(BoundTask&& other) noexcept = default;
+    BoundTask& operator=(BoundTask&& other) = delete;
+    ~BoundTask() {
+        if (task_ == nullptr) return;
+        PyThreadState* const state = PyEval_SaveThread();
+        task_.reset();  // waits; then the memory is free
+        PyEval_RestoreThread(state);
+    }
+
+    [[nodiscard]] bool done() const noexcept { return task_->done(); }
+    // In slices, so that Ctrl-C ends it.
+    [[nodiscard]] bool wait(const std::optional<double>& timeout) const {
+        constexpr double kSlice = 0.1;
+        if (timeout && !(*timeout >= 0)) {
+            throw py::value_error("timeout is negative, must be at least 0 seconds, or None");
+        }
+        double left = timeout.value_or(std::numeric_limits<double>::infinity());
+        for (;;) {
+            const double slice = std::min(left, kSlice);
+            bool is_done = false;
+            {
+                const py::gil_scoped_release unlocked;
+                is_done = task_->wait(slice);
+            }
+            if (is_done) return true;
+            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+            left -= slice;
+            if (left <= 0) return false;
+        }
+    }
+    [[nodiscard]] std::int64_t result() const {
+        static_cast<void>(wait(std::nullopt));
+        return task_->result();
+    }
+
+   private:
+    std::vector<HeldBuffer> held_;
+    std::unique_ptr<StoreTask> task_;
+};
+
+/// A store that is closed without the GIL.
+class BoundDiskStore {
+   public:
+    explicit BoundDiskStore(DiskStoreConfig config) {
+        const py::gil_scoped_release unlocked;
+        store_ = std::make_unique<DiskStore>(std::move(config));
+    }
+    BoundDiskStore(const BoundDiskStore&) = delete;
+    BoundDiskStore& operator=(const BoundDiskStore&) = delete;
+    ~BoundDiskStore() {
+        PyThreadState* const state = PyEval_SaveThread();
+        store_.reset();
+        PyEval_RestoreThread(state);
+    }
+    [[nodiscard]] DiskStore& store() const noexcept { return *store_; }
+
+   private:
+    std::unique_ptr<DiskStore> store_;
+};
+
+py::bytes bytes_of(const StoreKey& key) {
+    return {reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()};
+}
+
+std::unique_ptr<BoundDiskStore> open_store(
+    const std::vector<std::pair<std::string, std::int64_t>>& directories, std::int64_t page_bytes,
+    const py::object& fingerprint, int threads, std::int64_t queue_pages,
+    std::int64_t segment_bytes, bool direct, std::int32_t breaker_failures, double breaker_seconds,
+    double slow_seconds) {
+    DiskStoreConfig config;
+    for (const auto& [path, quota] : directories) config.directories.push_back({path, quota});
+    config.page_bytes = page_bytes;
+    config.fingerprint = key_arg(fingerprint, "fingerprint");
+    config.threads = threads;
+    config.queue_pages = queue_pages;
+    config.segment_bytes = segment_bytes;
+    config.direct = direct;
+    config.breaker_failures = breaker_failures;
+    config.breaker_seconds = breaker_seconds;
+    config.slow_seconds = slow_seconds;
+    return std::make_unique<BoundDiskStore>(std::move(config));
+}
+
+template <class Byte>
+BoundTask begin(const BoundDiskStore& bound, const py::sequence& keys,
+                const py::sequence& buffers) {
+    BatchArg<Byte> batch(keys, buffers);
+    StoreTask task;
+    {
+        const py::gil_scoped_release unlocked;
+        if constexpr (std::is_const_v<Byte>) {
+            task = bound.store().put_async(std::move(batch.pages));
+        } else {
+            task = bound.store().get_async(std::move(batch.pages));
+        }
+    }
+    return {std::move(task), std::move(batch.held)};
+}
+
+std::vector<std::uint64_t> parts_of(const BoundDiskStore& bound, const py::sequence& given) {
+    const std::vector<StoreKey> keys = keys_arg(given);
+    std::vector<std::uint64_t> parts;
+    parts.reserve(keys.size());
+    const py::gil_scoped_release unlocked;
+    for (const StoreKey& key : keys) parts.push_back(bound.store().parts_of(key));
+    return parts;
+}
+
+std::int64_t remove_pages(const BoundDiskStore& bound, const py::sequence& given) {
+    const std::vector<StoreKey> keys = keys_arg(given);
+    const py::gil_scoped_release unlocked;
+    return bound.store().remove(keys);
+}
+
+const char* name_of(BreakerState state) noexcept {
+    if (state == BreakerState::kClosed) return "closed";
+    return state == BreakerState::kOpen ? "open" : "half-open";
+}
+
+py::dict stats_of(const BoundDiskStore& bound) {
+    const DiskStoreStats stats = bound.store().stats();
+    py::dict out;
+    out["slots"] = stats.slots;
+    out["capacity"] = stats.capacity;
+    out["stored"] = stats.stored;
+    out["restored"] = stats.restored;
+    out["foreign"] = stats.foreign;
+    out["hits"] = stats.hits;
+    out["misses"] = stats.misses;
+    out["written"] = stats.written;
+    out["evicted"] = stats.evicted;
+    out["bytes_read"] = stats.bytes_read;
+    out["bytes_written"] = stats.bytes_written;
+    out["corrupt"] = stats.corrupt;
+    out["errors"] = stats.errors;
+    out["timeouts"] = stats.timeouts;
+    out["refused"] = stats.refused;
+    out["no_room"] = stats.no_room;
+    out["queued"] = stats.queued;
+    out["breaker"] = name_of(stats.breaker);
+    out["direct"] = stats.direct;
+    out["read_times"] = stats.read_times;
+    out["write_times"] = stats.write_times;
+    return out;
+}
+
+py::dict inspect(const std::string& directory, bool verify) {
+    DiskReport report;
+    {
+        const py::gil_scoped_release unlocked;
+        report = kvcore::inspect_disk_store(directory, verify);
+    }
+    py::dict fingerprints;
+    for (std::size_t i = 0; i < report.fingerprints.size(); ++i) {
+        fingerprints[bytes_of(report.fingerprints[i])] = report.page_counts[i];
+    }
+    py::dict out;
+    out["slot_bytes"] = report.slot_bytes;
+    out["slots"] = report.slots;
+    out["stored"] = report.stored;
+    out["payload_bytes"] = report.payload_bytes;
+    out["file_bytes"] = report.file_bytes;
+    out["corrupt"] = report.corrupt;
+    out["owner"] = report.owner;
+    out["bad_slots"] = report.bad_slots;
+    out["fingerprints"] = fingerprints;
+    return out;
+}
+
+std::int64_t purge(const std::string& directory) {
+    const py::gil_scoped_release unlocked;
+    return kvcore::purge_disk_store(directory);
+}
+
+std::uint32_t checksum(const py::object& data, std::uint32_t before) {
+    const HeldBuffer buffer(data, false, "data");
+    const py::gil_scoped_release unlocked;
+    return kvcore::crc32c(buffer.data(), static_cast<std::size_t>(buffer.bytes()), before);
+}
+
+void bind_task(py::module_& module) {
+    py::class_<BoundTask>(module, "StoreTask",
+                          "A batch of pages on its way to or from a disk; holds their buffers.")
+        .def("done", &BoundTask::done, "Return whether it is over, without waiting.")
+        .def("wait", &BoundTask::wait, py::arg("timeout") = py::none(),
+             "Wait for so many seconds, or without end; return whether it is over.")
+        .def("result", &BoundTask::result,
+             "Wait; return the pages that were read, a prefix, or that are stored now.");
+}
+
+}  // namespace
+
+void bind_disk_store(py::module_& module) {
+    bind_task(module);
+    py::class_<BoundDiskStore>(
+        module, "DiskStore", "Pages in files of fixed slots, by key: see kvcore.stores.DiskStore.")
+        .def(py::init(&open_store), py::arg("directories"), py::arg("page_bytes"),
+             py::arg("fingerprint"), py::kw_only(), py::arg("threads"), py::arg("queue_pages"),
+             py::arg("segment_bytes"), py::arg("direct"), py::arg("breaker_failures"),
+             py::arg("breaker_seconds"), py::arg("slow_seconds"))
+        .def("get", &begin<std::byte>, py::arg("keys"), py::arg("buffers"),
+             "Begin to read pages into buffers.")
+        .def("put", &begin<const std::byte>, py::arg("keys"), py::arg("buffers"),
+             "Begin to write pages from buffers.")
+        .def("parts_of", &parts_of, py::arg("keys"),
+             "Return a bit for each part that each page has.")
+        .def("remove", &remove_pages, py::arg("keys"), "Forget pages; return how many there were.")
+        .def("stats", &stats_of, "Return the counters since the store was opened.")
+        .def_property_readonly(
+            "slot_bytes", [](const BoundDiskStore& bound) { return bound.store().slot_bytes(); },
+            "Bytes that a page takes in a file.")
+        .def_property_readonly(
+            "page_bytes", [](const BoundDiskStore& bound) { return bound.store().page_bytes(); },
+            "Most bytes of a page.")
+        .def_property_readonly(
+            "closed", [](const BoundDiskStore& bound) { return bound.store().is_closed(); },
+            "Whether it refuses every call: closed, or of a process that was forked.")
+        .def(
+            "close",
+            [](const BoundDiskStore& bound) {
+                const py::gil_scoped_release unlocked;
+                bound.store().close();
+            },
+            "Carry out what waits, and let the directories go.")
+        .def(
+            "check_integrity",
+            [](const BoundDiskStore& bound) {
+                const py::gil_scoped_release unlocked;
+                bound.store().check_integrity();
+            },
+            "Raise AssertionError unless each slot is free, being written, or found by its key.");
+    module.def("inspect_disk_store", &inspect, py::arg("directory"), py::arg("verify"),
+               "Return what the files of a store hold, all bytes checked if asked for.");
+    module.def("purge_disk_store", &purge, py::arg("directory"),
+               "Remove the files of a store; return their bytes.");
+    module.def("crc32c", &checksum, py::arg("data"), py::arg("before") = 0,
+               "Return the CRC-32C of bytes, or of those behind bytes whose CRC is `before`.");
+}

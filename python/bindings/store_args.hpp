@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and buffers of pages that go to a store or come from it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvcore/disk_store.hpp"
+#include "kvcore/errors.hpp"
+
+namespace kvcore::python {
+
+/// A key; TypeError for what is no bytes, ValueError for another length.
+[[nodiscard]] inline StoreKey key_arg(pybind11::handle given, const std::string& name) {
+    namespace py = pybind11;
+    if (!PyBytes_Check(given.ptr())) {
+        throw py::type_error(
+            detail::concat(name, " is a ", Py_TYPE(given.ptr())->tp_name, ", must be bytes"));
+    }
+    StoreKey key;
+    const auto size = static_cast<std::size_t>(PyBytes_GET_SIZE(given.ptr()));
+    if (size != key.bytes.size()) {
+        throw py::value_error(
+            detail::concat(name, " has ", size, " bytes, must have ", key.bytes.size()));
+    }
+    std::memcpy(key.bytes.data(), PyBytes_AS_STRING(given.ptr()), size);
+    return key;
+}
+
+[[nodiscard]] inline std::vector<StoreKey> keys_arg(const pybind11::sequence& given) {
+    std::vector<StoreKey> keys;
+    const auto n = static_cast<std::size_t>(pybind11::len(given));
+    for (std::size_t i = 0; i < n; ++i) {
+        keys.push_back(key_arg(given[i], detail::concat("keys[", i, "]")));
+    }
+    return keys;
+}
+
+/// Memory of a Python object, which stays where it is as long as this lives.
+///
+/// Threads: with the GIL.
+class HeldBuffer {
+   public:
+    /// TypeError for what has no memory, is not contiguous, or read-only though it is written to.
+    HeldBuffer(pybind11::handle given, bool is_written, const std::string& name) {
+        const int flags = is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+        if (PyObject_GetBuffer(given.ptr(), &view_, flags) == 0) return;
+        pybind11::error_already_set cause;
+        throw pybind11::type_error(detail::concat(
+            name, ": ", pybind11::str(cause.value()).cast<std::string>(), "; pass a contiguous ",
+            is_written ? "writable " : "", "array of bytes, such as array.view(np.uint8)"));
+    }
+    HeldBuffer(HeldBuffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
+    HeldBuffer& operator=(HeldBuffer&& other) noexcept {
+        std::swap(view_, other.view_);
+        return *this;
+    }
+    ~HeldBuffer() {
+        if (view_.obj != nullptr) PyBuffer_Release(&view_);
+    }
+    [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(view_.buf); }
+    [[nodiscard]] std::int64_t bytes() const noexcept { return view_.len; }
+
+   private:
+    Py_buffer view_{};
+};
+
+/// Pages of a batch and the memory of their parts.
+template <class Byte>
+class BatchArg {
+   public:
+    /// `buffers`: for each key a buffer, which is part 0, or a list of them by part, with None for
+    /// those that are not there.
+    BatchArg(const pybind11::sequence& keys, const pybind11::sequence& buffers) {
+        namespace py = pybind11;
+        const std::vector<StoreKey> all = keys_arg(keys);
+        if (py::len(buffers) != all.size()) {
+            throw py::value_error(detail::concat(all.size(), " keys and ", py::len(buffers),
+                                                 " buffers; give one buffer for each key"));
+        }
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            pages.push_back({all[i], {}});
+            add(buffers[i], detail::concat("buffers[", i, "]"));
+        }
+        if constexpr (!std::is_const_v<Byte>) check_apart();
+    }
+
+    std::vector<StorePage<Byte>> pages;
+    std::vector<HeldBuffer> held;
+
+   private:
+    void add(const pybind11::object& given, const std::string& name) {
+        namespace py = pybind11;
+        if (!py::isinstance<py::list>(given) && !py::isinstance<py::tuple>(given)) {
+            add_part(0, given, name);
+            return;
+        }
+        const auto parts = py::reinterpret_borrow<py::sequence>(given);
+        const auto n = static_cast<std::int32_t>(
+            std::min<std::size_t>(py::len(parts), static_cast<std::size_t>(kMaxStoreParts) + 1));
+        for (std::int32_t part = 0; part < n; ++part) {
+            const py::object buffer = parts[static_cast<std::size_t>(part)];
+            if (!buffer.is_none()) add_part(part, buffer, detail::concat(name, "[", part, "]"));
+        }
+    }
+    void add_part(std::int32_t part, const pybind11::object& buffer, const std::string& name) {
+        held.emplace_back(buffer, !std::is_const_v<Byte>, name);
+        pages.back().parts.push_back({part, held.back().data(), held.back().bytes()});
+    }
+    // A page that was checked is not overwritten by the next one.
+    void check_apart() const {
+        std::vector<std::pair<const std::byte*, const std::byte*>> extents;
+        for (const HeldBuffer& each : held) {
+            extents.emplace_back(each.data(), each.data() + each.bytes());
+        }
+        std::sort(extents.begin(), extents.end());
+        for (std::size_t i = 1; i < extents.size(); ++i) {
+            if (extents[i].first >= extents[i - 1].second) continue;
+            throw pybind11::value_error(
+                "buffers share memory, so that pages would overwrite each other; pass memory of "
+                "its own for each");
+        }
+    }
+};
+
+}  // namespace kvcore::python

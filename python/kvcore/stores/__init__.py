@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores of pages below the device: the protocol, a store on disks, and the texts that name tiers.
+
+``import kvcore`` does not import this.
+"""
+
+from kvcore.stores.disk import DiskStore
+from kvcore.stores.memory import MemoryStore
+from kvcore.stores.protocol import (
+    BlockStore,
+    FinishedHandle,
+    StoreCapacity,
+    StoreHandle,
+    StoreHealth,
+)
+from kvcore.stores.specs import DiskTier, HostTier, TierSpec, parse_tier
+
+__all__ = [
+    "BlockStore",
+    "DiskStore",
+    "DiskTier",
+    "FinishedHandle",
+    "HostTier",
+    "MemoryStore",
+    "StoreCapacity",
+    "StoreHandle",
+    "StoreHealth",
+    "TierSpec",
+    "parse_tier",
+]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages for stores: the bytes of each follow from its number, so that what comes can be checked."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvcore.stores import BlockStore, DiskStore
+
+PAGE = 6000
+FINGERPRINT = hashlib.sha256(b"a model").digest()
+
+
+def key(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+def content(number: int, part: int = 0, size: int = PAGE) -> bytes:
+    return random.Random(number * 64 + part).randbytes(size)
+
+
+def quota(pages: int, page_bytes: int = PAGE) -> int:
+    """Return the bytes of a directory that has room for so many pages."""
+    return 4096 + pages * (4096 + -(-page_bytes // 4096) * 4096)
+
+
+def open_disk(folder: Path, pages: int, page_bytes: int = PAGE, **options: Any) -> DiskStore:
+    """Open a store with room for so many pages, four in a file."""
+    slot = quota(1, page_bytes) - 4096
+    return DiskStore(
+        f"disk:{folder}:{quota(pages, page_bytes)}",
+        page_bytes=page_bytes,
+        fingerprint=FINGERPRINT,
+        segment_bytes=4 * slot,
+        **options,
+    )
+
+
+def put(store: BlockStore, *numbers: int) -> int:
+    """Store pages; return how many are stored."""
+    pages = [content(n) for n in numbers]
+    return store.put_from([key(n) for n in numbers], pages).result()
+
+
+def get(store: BlockStore, *numbers: int) -> int:
+    """Read pages and check their bytes; return how many were served."""
+    pages = [bytearray(PAGE) for _ in numbers]
+    served = store.get_into([key(n) for n in numbers], pages).result()
+    check(numbers[:served], pages)
+    return served
+
+
+def check(numbers: Sequence[int], pages: Sequence[bytearray]) -> None:
+    for number, page in zip(numbers, pages, strict=False):
+        assert page == content(number), f"page {number} is not what was stored"
