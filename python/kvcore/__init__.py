@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path as _Path
 
-from kvcore import _core, functional, groups, ops, policies, scheduler
+from kvcore import _core, functional, groups, moving, ops, policies, scheduler
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefix_tree import PrefixTree
@@ -76,6 +76,7 @@ __all__ = [
     "get_cmake_dir",
     "get_include",
     "groups",
+    "moving",
     "ops",
     "policies",
     "scheduler",

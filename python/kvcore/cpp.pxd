@@ -156,6 +156,12 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         kOk
         kNoSpace
         kPending
+    cdef cppclass SequenceMark:
+        int64_t written
+        int64_t state
+        int64_t run
+        uint32_t pages
+        uint32_t windows
     cdef cppclass BatchReserve:
         int64_t reserved
         ReserveStatus status
@@ -250,6 +256,8 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         BatchReserve reserve_batch(
             const RequestBatch& batch, int64_t num_steps, Transfers* transfers
         ) except +translate_exception
+        ReserveStatus begin_at(RequestView& request, int64_t n) except +translate_exception
+        SequenceMark mark_of(SequenceHandle sequence) except +translate_exception
         ReservePlan plan(
             const RequestView& request, int64_t num_steps
         ) except +translate_exception

@@ -18,6 +18,7 @@ from kvcore.cache_sizing import CacheSizing
 from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
+from kvcore.moving.methods import MovesSequences
 from kvcore.params import KVCacheParams, require_count
 from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCacheManager"]
 
 
-class PagedKVCacheManager(CacheSizing, CacheMetrics):
+class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
     """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
 
     Parameters

@@ -55,6 +55,7 @@ void reservations() {
     for (const State& state : reserve_states::all()) {
         allocates_nothing("plan", state, [](ManagerScene& scene) { scene.call_plan(); });
         leaves_no_trace("reserve", state, [](ManagerScene& scene) { scene.call_reserve(); });
+        leaves_no_trace("begin_at", state, [](ManagerScene& scene) { scene.call_begin_at(); });
         leaves_no_trace("match, allocate", state,
                         [](ManagerScene& scene) { scene.call_match_and_allocate(); });
         halves_do_what_reserve_does(state);

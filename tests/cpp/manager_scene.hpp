@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -254,6 +255,14 @@ class ManagerScene {
         kvcore::PrefixHit hit = manager.match(views[0]);
         const auto status = manager.allocate(hit, views[0], views[0].end, given());
         answer[0] = static_cast<std::int64_t>(status);
+    }
+    /// Where the request has pages already, that is refused.
+    void call_begin_at() {
+        try {
+            answer[0] = static_cast<std::int64_t>(manager.begin_at(views[0], views[0].end - 1));
+        } catch (const std::invalid_argument&) {
+            answer[0] = -2;
+        }
     }
     void call_reserve_batch() { reserve_first(batch().size()); }
     void reserve_first(std::int64_t n) {

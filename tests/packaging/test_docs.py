@@ -25,6 +25,7 @@ from kvcore import (
     functional,
     groups,
     keys,
+    moving,
     ops,
     policies,
     scheduler,
@@ -40,7 +41,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 HEADERS = sorted((ROOT / "cpp" / "include" / "kvcore").glob("*.hpp"))
 CLASSES = [
     value
-    for module in (kvcore, functional, groups, keys, ops, policies, scheduler, stores, cuda)
+    for module in (kvcore, functional, groups, keys, moving, ops, policies, scheduler, stores, cuda)
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 ]
@@ -82,7 +83,7 @@ def in_reference(module: ModuleType) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [kvcore, functional, groups, keys, ops, policies, scheduler, stores, cuda, extra_keys],
+    [kvcore, functional, groups, keys, moving, ops, policies, scheduler, stores, cuda, extra_keys],
     ids=lambda m: m.__name__,
 )
 def test_reference_documents_every_public_name(module: ModuleType) -> None:

@@ -6,14 +6,14 @@ of streams, over several devices and replicas, with pages in the host tier and w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from cuda_machine import Machine, emulated, require_emulation
-from grouped_traffic import Traffic, manager_of, params_of, with_host_tier
-from kvcore import KVCacheParams, TextGenerationContext, ops
+from device_traffic import DeviceTraffic
+from grouped_traffic import manager_of, params_of, with_host_tier
+from kvcore import TextGenerationContext, ops
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow
 
 require_emulation()
@@ -40,41 +40,6 @@ SHAPES = {
 def machine() -> Iterator[Machine]:
     with emulated(devices=4) as made:
         yield made
-
-
-class DeviceTraffic(Traffic):
-    """What is read is looked at in the end, so that nothing waits for it on the way."""
-
-    def __init__(self, machine: Machine, params: KVCacheParams, seed: int) -> None:
-        devices = [f"cuda:{i}" for i in range(params.n_devices)]
-        super().__init__(params, seed, num_pages=40, devices=devices)
-        self.machine = machine
-        self.found: list[tuple[Any, Any, Any]] = []
-
-    def append(self, inputs: Any, layer: int, arrays: list[Any]) -> None:
-        tables: Any = ops.batch.layer_pools(inputs, layer).lookup_table
-        device = tables.data.device_id
-        there = [None if a is None else self.machine.array(a, device) for a in arrays]
-        super().append(inputs, layer, there)
-
-    def check(self, inputs: Any, layer: int, rows: Any, firsts: list[int]) -> None:
-        pools: Any = ops.batch.layer_pools(inputs, layer).pools
-        device = pools[0].data.device_id
-        lengths = np.array([context.active_idx for context in rows], np.uint32)
-        shapes = [(int(lengths.sum()), *pool.shape[2:]) for pool in pools]
-        out = tuple(self.machine.memory(shape, np.float32, device) for shape in shapes)
-        ops.gather(inputs, layer, lengths=lengths, out=out)
-        kept = [np.arange(n) >= first for n, first in zip(lengths, firsts, strict=True)]
-        owner = self.owners[layer]
-        for part, array in enumerate(out):
-            wanted = [self.values(owner, context, part, 0) for context in rows]
-            self.found.append((array, np.concatenate(wanted), np.concatenate(kept)))
-
-    def look(self) -> None:
-        for array, wanted, kept in self.found:
-            seen = self.machine.host(array)[kept]
-            assert np.all(seen == wanted[kept][:, None, None])
-            self.read += len(seen)
 
 
 @pytest.mark.parametrize("host_pages", [0, 200])

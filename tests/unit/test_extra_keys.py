@@ -273,10 +273,12 @@ def test_a_context_moves_on_to_another_manager() -> None:
         context.rewind(14)
 
 
-def test_contexts_are_not_pickled_and_not_copied() -> None:
+def test_contexts_are_pickled_and_copied_with_their_keys() -> None:
     context = make_context(PROMPT, extra_keys=CAT)
-    assert isinstance(error_of(lambda: pickle.dumps(context)), TypeError)
-    assert isinstance(error_of(lambda: copy.copy(context)), TypeError)
+    context.rewind(8)  # within the image
+    for again in (pickle.loads(pickle.dumps(context)), copy.copy(context)):
+        assert again.extra_keys == context.extra_keys == tuple(CAT)
+        assert again.tokens.tolist() == PROMPT[:8]
 
 
 def test_foreign_contexts_with_keys() -> None:

@@ -121,8 +121,9 @@ def test_pins_come_from_managers_alone() -> None:
 def test_contexts_are_made_whole() -> None:
     with pytest.raises(TypeError):
         kvcore.TextGenerationContext.__new__(kvcore.TextGenerationContext)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        copy.copy(make_context([1, 2, 3]))
+    again = copy.copy(make_context([1, 2, 3]))
+    again.update(4)
+    assert (again.start_idx, again.tokens.tolist()) == (3, [1, 2, 3, 4])
 
 
 def test_context_that_is_made_twice_stays_what_it_was() -> None:

@@ -93,6 +93,17 @@ class CacheManager {
     /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
 
+    /// Gives a sequence that has nothing yet pages for a request whose first `n` tokens its caller
+    /// brings, and a slot for their state: where the request stands then, as behind a hit. The
+    /// cache is not looked at, and windows get pages for what is read from there on alone. The
+    /// caller writes all of these pages before the next commit, which puts them where
+    /// `request.name_space` says. Throws as `reserve`, and std::invalid_argument unless
+    /// 1 <= n < request.end, and for a sequence that was reserved or fetched. O(pages added).
+    [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n);
+    /// For who copies the pages of a sequence while others may use the manager. Throws
+    /// RequestNotFoundError, and PendingTransfersError. O(1).
+    [[nodiscard]] SequenceMark mark_of(SequenceHandle sequence) const;
+
     /// The halves of `reserve`, for who decides in between. `match` finds what the cache has of a
     /// request's prompt and holds it; the request is not touched, and dropping the hit leaves no
     /// trace, but with quotas runs of the tree that were cut. Throws as `reserve`, but no

@@ -110,6 +110,24 @@ class RequestBatch {
     std::int64_t size_;
 };
 
+/// What a sequence has written, and in which pages: equal marks before and behind a copy of these
+/// pages say that the copy is what was written.
+struct SequenceMark {
+    std::int64_t written = 0;  // tokens, as of the last commit
+    std::int64_t state = 0;    // with states: the token that its slot stands at
+    std::int64_t run = 0;      // and how far it was fetched since
+    std::uint32_t pages = 0;   // changes when a page is replaced, dropped or left
+    std::uint32_t windows = 0;
+
+    friend bool operator==(const SequenceMark& a, const SequenceMark& b) noexcept {
+        return a.written == b.written && a.state == b.state && a.run == b.run &&
+               a.pages == b.pages && a.windows == b.windows;
+    }
+    friend bool operator!=(const SequenceMark& a, const SequenceMark& b) noexcept {
+        return !(a == b);
+    }
+};
+
 /// Whether a reservation was made: a full pool is an answer, not an error.
 enum class ReserveStatus {
     kOk,

@@ -112,6 +112,16 @@ ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_step
     return impl_->ordered.plan(request, num_steps);
 }
 
+ReserveStatus CacheManager::begin_at(RequestView& request, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    return impl_->ordered.begin_at(request, n);
+}
+
+SequenceMark CacheManager::mark_of(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    return look_up::mark_of(impl_->state, sequence);
+}
+
 PrefixHit CacheManager::match(const RequestView& request) const {
     const Lock lock(impl_->mutex);
     return PrefixHit(

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kvcore/errors.hpp"
+#include "manager/rules.hpp"
 #include "manager/tiered_hit.hpp"
 
 namespace kvcore::look_up {
@@ -105,6 +106,21 @@ std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest) {
                      [&](TokenId token) { return token <= highest; });
     }
     return found;
+}
+
+SequenceMark mark_of(const ManagerState& state, SequenceHandle handle) {
+    const Sequence& sequence = state.sequences.at(handle);
+    if (sequence.num_pending > 0) rules::refuse_pending(-1);
+    SequenceMark mark;
+    mark.written = sequence.written;
+    mark.pages = sequence.pages.version();
+    if (!state.grouping.is_plain()) mark.windows = state.windows.of(handle).version;
+    if (state.states.exist()) {
+        const StateRow& row = state.states.of(handle);
+        mark.state = row.at;
+        mark.run = row.run;
+    }
+    return mark;
 }
 
 std::int64_t first_uncached(const ManagerState& state, SequenceHandle handle) {

@@ -22,6 +22,7 @@ namespace kvcore::look_up {
 [[nodiscard]] std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
                                             std::int32_t bundle);
 [[nodiscard]] std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest);
+[[nodiscard]] SequenceMark mark_of(const ManagerState& state, SequenceHandle handle);
 [[nodiscard]] std::int64_t first_uncached(const ManagerState& state, SequenceHandle sequence);
 [[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);
 [[nodiscard]] std::vector<TenantStats> tenant_stats(const Replica& replica);

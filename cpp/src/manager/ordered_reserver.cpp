@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <new>
+#include <stdexcept>
 
+#include "kvcore/errors.hpp"
 #include "manager/joint_reserver.hpp"
 #include "manager/quotas.hpp"
 
@@ -76,6 +78,29 @@ BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t nu
         }
     }
     return {batch.size(), ReserveStatus::kOk};
+}
+
+// As behind a hit of which no page is there. Nothing is copied for it, so there are no transfers.
+ReserveStatus OrderedReserver::begin_at(RequestView& request, std::int64_t n) {
+    rows_.check({&request, 1}, 1);
+    Sequence& sequence = rows_[0];
+    if (!sequence.pages.empty() || sequence.is_sealed()) {
+        throw std::invalid_argument(detail::concat("the sequence has ", sequence.pages.size(),
+                                                   " pages or was fetched, must be as it was "
+                                                   "claimed; release it and claim again"));
+    }
+    if (n < 1 || n >= request.end) {
+        throw std::invalid_argument(detail::concat("the sequence cannot begin at token ", n,
+                                                   ", must be 1 .. ", request.end - 1, ": of ",
+                                                   request.end, " tokens one at least runs"));
+    }
+    const OwedCopies::Call scope(state_.copies);
+    FoundHit brought;
+    brought.tokens = n;
+    const Admission admission = admitter_.admit(brought, sequence, request, 1);
+    const ReserveStatus status = take(admission, sequence, request, 0, nullptr);
+    if (status == ReserveStatus::kOk) sequence.reuse = Reuse::kSealed;
+    return status;
 }
 
 ReservePlan OrderedReserver::plan(const RequestView& request, std::int64_t num_steps) const {

@@ -98,6 +98,7 @@ class TextGenerationContext:
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         tenant: str | None = None,
     ) -> Self: ...
+    def __deepcopy__(self, memo: object) -> Self: ...
     @property
     def tenant(self) -> str | None:
         """Whose its pages are; None without."""

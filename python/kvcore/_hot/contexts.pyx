@@ -27,6 +27,8 @@ from kvcore._hot.extra_keys cimport (
 )
 from kvcore._hot.terms cimport make_terms
 
+from copy import copy
+
 cnp.import_array()
 
 cdef object USUAL_PRIORITY = 50  # one object in CPython, whoever writes it
@@ -324,6 +326,9 @@ cdef class TextGenerationContext:
         if Py_REFCNT(<PyObject*>self._buffer) > 1:
             # a snapshot must not see what comes next
             self._move_buffer(cnp.PyArray_DIM(self._buffer, 0))
+
+    def __deepcopy__(self, memo):
+        return copy(self)  # made by kvcore.saved; the request id says who it is: the same object
 
     def __repr__(self):
         return (

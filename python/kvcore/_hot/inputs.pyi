@@ -3,6 +3,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from kvcore.groups.layers import LayerMap
 
@@ -40,7 +41,24 @@ class RaggedKVCacheInputs:
         tables: tuple[NDArray[np.uint32], ...] | None = None,
         layers: LayerMap | None = None,
         states: tuple[NDArray[np.int32], ...] | None = None,
+        row_offsets: NDArray[np.uint32] | None = None,
     ) -> None: ...
+    def with_pool(self, blocks: Any, kv_scales: Any = None) -> RaggedKVCacheInputs:
+        """Return the same inputs over a pool, such as a worker process has.
+
+        Parameters
+        ----------
+        blocks : array, or pair of arrays
+            As the manager's would be, on the device whose inputs these are.
+        kv_scales : array, or pair of arrays, optional
+            Of a quantised pool.
+
+        Notes
+        -----
+        Nothing is copied and nothing checked: kernels check what they are given.
+        """
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, memo: Any) -> Self: ...
     @property
     def states(self) -> tuple[NDArray[np.int32], ...]:
         """The slot of each request's state, int32 [B] for each State group, a tuple.

@@ -19,6 +19,11 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject* o)
 
 
+cdef object copied(object array):
+    """A copy of an array of a fetch; of a table it is no table any more."""
+    return np.array(array) if isinstance(array, np.ndarray) else array.copy()
+
+
 cdef class RaggedKVCacheInputs:
     """Hold what the kernels of one device need for one batch of B requests.
 
@@ -43,7 +48,7 @@ cdef class RaggedKVCacheInputs:
     """
 
     def __init__(self, blocks, cache_lengths, lookup_table, max_lengths, kv_scales=None, *,
-                 tables=None, layers=None, states=None):
+                 tables=None, layers=None, states=None, row_offsets=None):
         self._tables = tables
         self._states = states
         self._layers = layers
@@ -52,6 +57,7 @@ cdef class RaggedKVCacheInputs:
         self.lookup_table = lookup_table
         self.max_lengths = max_lengths
         self.kv_scales = kv_scales
+        self._row_offsets = row_offsets
 
     @property
     def row_offsets(self):
@@ -95,6 +101,43 @@ cdef class RaggedKVCacheInputs:
             self.blocks, cache_lengths, self.lookup_table, max_lengths, self.kv_scales,
             tables=self._tables, layers=self._layers, states=self._states,
         )
+
+    def with_pool(self, blocks, kv_scales=None):
+        """Return the same inputs over a pool, such as a worker process has.
+
+        Parameters
+        ----------
+        blocks : array, or pair of arrays
+            As the manager's would be, on the device whose inputs these are.
+        kv_scales : array, or pair of arrays, optional
+            Of a quantised pool.
+
+        Notes
+        -----
+        Nothing is copied and nothing checked: kernels check what they are given.
+        """
+        cdef RaggedKVCacheInputs inputs = self.__copy__()
+        inputs.blocks, inputs.kv_scales = blocks, kv_scales
+        return inputs
+
+    def __copy__(self):
+        cdef RaggedKVCacheInputs inputs = new_inputs(
+            self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths, self.kv_scales
+        )
+        inputs._tables, inputs._states, inputs._layers = self._tables, self._states, self._layers
+        inputs._new_lengths, inputs._row_offsets = self._new_lengths, self._row_offsets
+        return inputs
+
+    def __deepcopy__(self, memo):
+        cdef RaggedKVCacheInputs inputs = self.__copy__()  # of the pool, which is the manager's
+        inputs.cache_lengths = copied(self.cache_lengths)
+        inputs.lookup_table = copied(self.lookup_table)
+        inputs.max_lengths = copied(self.max_lengths)
+        if self._tables is not None:
+            inputs._tables = (inputs.lookup_table, *[copied(table) for table in self._tables[1:]])
+        if self._states is not None:
+            inputs._states = tuple([copied(slots) for slots in self._states])
+        return inputs
 
     def __repr__(self):
         shapes = ", ".join(

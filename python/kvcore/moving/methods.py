@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager offers to move a request to another one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from typing import Any, BinaryIO, Literal, overload
+
+from kvcore._hot.engine import StepEngine
+from kvcore.context import ContextLike, TextGenerationContext
+from kvcore.moving.exporting import export_sequence
+from kvcore.moving.files import write_parts
+from kvcore.moving.importing import import_sequence
+from kvcore.moving.rows import Pools
+from kvcore.moving.sequences import SavedSequence, read_sequence
+from kvcore.params import KVCacheParams
+
+__all__ = ["MovesSequences"]
+
+
+class MovesSequences(StepEngine):
+    """Move requests between managers and processes."""
+
+    params: KVCacheParams
+    _states: tuple[dict[str, list[Any]], ...]
+
+    def _pools(self) -> Pools:
+        return Pools(self, self.params, self._shards, self._states, self._gpus)
+
+    @overload
+    def export_sequence(
+        self, request_id: Hashable, file: None = None, *, model: str | None = None
+    ) -> bytes: ...
+    @overload
+    def export_sequence(
+        self,
+        request_id: Hashable,
+        file: str | os.PathLike[str] | BinaryIO,
+        *,
+        model: str | None = None,
+    ) -> None: ...
+    def export_sequence(
+        self,
+        request_id: Hashable,
+        file: str | os.PathLike[str] | BinaryIO | None = None,
+        *,
+        model: str | None = None,
+    ) -> bytes | None:
+        """Save what a request has written as of its last ``step``: K, V and state.
+
+        Parameters
+        ----------
+        request_id
+            A claimed request; it is not changed and goes on.
+        file : path or binary file, optional
+            Where to write it. A path has the whole file or what was there before.
+        model : str, optional
+            Name of the model or adapter, for ``import_sequence`` to compare.
+
+        Returns
+        -------
+        bytes, or None where `file` is given
+            In the layout of safetensors: see "Move a request" in the documentation.
+
+        Raises
+        ------
+        RequestNotFoundError
+            Also where another thread releases it meanwhile.
+        ValueError
+            Nothing is written; its state has run further; the manager has no pool.
+        KVCacheError
+            Other threads went on with it all the time.
+        OSError
+            The file cannot be written.
+
+        Notes
+        -----
+        Costs copying the tokens that the request still reads, with their checksums. Takes no page
+        and no place in the batch.
+        """
+        parts = export_sequence(self._pools(), request_id, model).packed()
+        if file is None:
+            return b"".join(parts)
+        write_parts(file, parts)
+        return None
+
+    def import_sequence(
+        self,
+        ctx: TextGenerationContext | ContextLike,
+        data: bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO | SavedSequence,
+        *,
+        replica_idx: int | Literal["auto"] = "auto",
+        model: str | None = None,
+    ) -> bool:
+        """Claim a request and have it go on where ``export_sequence`` saved it.
+
+        Parameters
+        ----------
+        ctx : context
+            Not claimed, with the saved tokens that are written and at least one more, in the same
+            namespace. Its ``start_idx`` moves behind them.
+        data : bytes-like, path, binary file, or SavedSequence
+            What ``export_sequence`` wrote.
+        replica_idx : int or "auto"
+            As for ``external_claim``.
+        model : str, optional
+            What the saved request must have been given as its model.
+
+        Returns
+        -------
+        bool
+            False when its pages do not fit now; then nothing has changed, it is not claimed.
+
+        Raises
+        ------
+        ValueError
+            Data that was changed or cut, of other layers, heads or windows than the manager's, or
+            of a dtype that the pool's does not hold exactly; other tokens or another namespace than
+            the context's; a manager without a pool.
+        AlreadyClaimedError, CapacityError, IndexError
+            As for ``external_claim``; it can never fit.
+        OSError
+            The file cannot be read.
+
+        Notes
+        -----
+        Page size, replicas and, without states, the tensor parallel degree may be others than where
+        it comes from. The tokens count as cached ones. Its whole pages enter the prefix cache, once
+        all of them are written. Nobody else uses the request until this returns.
+        """
+        saved = data if isinstance(data, SavedSequence) else read_sequence(data)
+        return import_sequence(self._pools(), ctx, saved, replica_idx, model)

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of moved requests that were changed, cut or made up: refused, and nothing has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcore import PagedKVCacheManager, moving
+from kvcore.moving import tensors
+from moved_requests import assert_reads, moving_manager, moving_params, written_request
+from state_model import prefill, state_manager, state_params
+
+PROMPT = [(5 * i + 1) % 7 for i in range(10)]
+
+
+@cache
+def valid() -> bytes:
+    manager = moving_manager(moving_params(n_kv_heads=1, head_dim=2))
+    written_request(manager, "r", PROMPT, extra_keys=[(2, 2, b"cat")])
+    return manager.export_sequence("r", model="m")
+
+
+@cache
+def valid_states() -> bytes:
+    manager = state_manager(state_params())
+    prefill(manager, "r", PROMPT)
+    return manager.export_sequence("r")
+
+
+@cache
+def target() -> PagedKVCacheManager:
+    return moving_manager(moving_params(n_kv_heads=1, head_dim=2))
+
+
+def header_of(data: bytes) -> tuple[dict[str, Any], bytes]:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
+
+
+def with_header(header: Any, body: bytes, *, signs: bool = True) -> bytes:
+    """A file of that header, with checksums that are right: its writer meant it."""
+    if signs and isinstance(header.get("__metadata__"), dict):
+        header["__metadata__"].pop("header_sha256", None)
+        header["__metadata__"]["header_sha256"] = tensors._digest(header)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def assert_exact_or_refused(data: bytes) -> bool:
+    """Import it; True where that is refused, else its content is what was written."""
+    manager = target()
+    before = (manager.num_free_blocks, manager.num_cached_blocks)
+    try:
+        saved = moving.read_sequence(data)
+        context = saved.context("r")
+        assert manager.import_sequence(context, saved)
+    except ValueError as error:
+        assert 10 < len(str(error)) < 1000
+        assert (manager.num_free_blocks, manager.num_cached_blocks) == before
+        assert not manager.contains("r")
+        return True
+    assert saved.written == 10
+    assert saved.tokens[:10].tolist() == PROMPT
+    assert_reads(manager, context)
+    manager.release("r")
+    manager.reset_prefix_cache()
+    return False
+
+
+def test_the_file_as_it_was_written_is_read() -> None:
+    assert not assert_exact_or_refused(valid())
+    header, body = header_of(valid())
+    assert not assert_exact_or_refused(with_header(header, body))
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    data = valid()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << (place % 8)
+        assert assert_exact_or_refused(bytes(changed)), f"byte {place}"
+
+
+def test_every_length_but_the_whole_is_refused() -> None:
+    data = valid()
+    for n in [*range(64), *range(64, len(data), 61), len(data) - 1]:
+        assert assert_exact_or_refused(data[:n])
+    assert assert_exact_or_refused(data + b"\0")
+    assert assert_exact_or_refused(data + data)
+
+
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 2**40, 100_000_001, 0, 1])
+def test_lengths_of_headers(length: int) -> None:
+    assert assert_exact_or_refused(length.to_bytes(8, "little") + valid()[8:])
+
+
+def changes(header: dict[str, Any]) -> dict[str, Any]:
+    """Headers made up by somebody who knows how to sign them."""
+    name = "layers.1.k"
+    metadata = header["__metadata__"]
+
+    def tensor(**fields: Any) -> dict[str, Any]:
+        return header | {name: header[name] | fields}
+
+    def told(**fields: Any) -> dict[str, Any]:
+        texts = {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in fields.items()
+        }
+        return header | {"__metadata__": metadata | texts}
+
+    begin, end = header[name]["data_offsets"]
+    nested = "[" * 100_000
+    return {
+        "overlap": tensor(data_offsets=[0, end - begin]),
+        "beyond the end": tensor(data_offsets=[begin, 2**62]),
+        "backwards": tensor(data_offsets=[end, begin]),
+        "negative": tensor(data_offsets=[-1, end]),
+        "floats": tensor(data_offsets=[float(begin), float(end)]),
+        "bools": tensor(data_offsets=[False, True]),
+        "a huge shape": tensor(shape=[2**40, 2**40, 2**40]),
+        "an empty shape": tensor(shape=[0, 2**60]),
+        "another shape": tensor(shape=[1, 10, 2]),
+        "no shape": tensor(shape=None),
+        "many axes": tensor(shape=[1] * 10_000),
+        "another dtype": tensor(dtype="I32"),
+        "no dtype": tensor(dtype="F7"),
+        "a list for a dtype": tensor(dtype=["F32"]),
+        "more fields": tensor(more=1),
+        "no entry": header | {name: None},
+        "one tensor less": {key: value for key, value in header.items() if key != name},
+        "another name": {("x" if key == name else key): value for key, value in header.items()},
+        "version 2": told(version=2),
+        "another format": told(format="kvcore.snapshot"),
+        "a format that is a list": told(format=[1]),
+        "no metadata": {key: value for key, value in header.items() if key != "__metadata__"},
+        "metadata of lists": header | {"__metadata__": [1]},
+        "metadata that is no text": header | {"__metadata__": metadata | {"version": 1}},
+        "nested": told(layers=nested),
+        "more metadata": told(more=1),
+        "written 0": told(written=0),
+        "written more than there is": told(written=11),
+        "written huge": told(written=2**80),
+        "written true": told(written=True),
+        "written as a float": told(written=10.0),
+        "written NaN": told(written="NaN"),
+        "written nothing": told(written=None),
+        "indices": told(start_idx=11, active_idx=3),
+        "end": told(end_idx=12),
+        "layers": told(layers={}),
+        "a layer more": told(layers=json.loads(metadata["layers"]) | {"2": [0, 1, [2, 2]]}),
+        "layers of text": told(layers={"x": [0, 1, [2, 2]]}),
+        "layers of other digits": told(layers={"٣": [0, 1, [2, 2]]}),
+        "layer 00": told(layers={"00": [0, 1, [2, 2]], "1": [0, 1, [2, 2]]}),
+        "a long layer": told(layers={"1" * 5000: [0, 1, [2, 2]]}),
+        "layers that are a list": told(layers=[1, 2]),
+        "layers without widths": told(layers={"0": [0, 1], "1": [0, 1]}),
+        "layers of many widths": told(layers={"0": [0, 1, [2, 2, 2]], "1": [0, 1, [2, 2]]}),
+        "layers that begin later": told(layers={"0": [5, 1, [2, 2]], "1": [0, 1, [2, 2]]}),
+        "layers behind the end": told(layers={"0": [50, 1, [2, 2]], "1": [0, 1, [2, 2]]}),
+        "states": told(states=[[[0], {"conv": [[2], "float32"]}]]),
+        "states of anything": told(states=[7]),
+        "scales": told(kv_scale_granularity=2),
+        "scales of nothing": told(kv_scale_granularity=0),
+        "scales wider than rows": told(kv_scale_granularity=64),
+        "another kv dtype": told(dtype="bfloat16"),
+        "no kv dtype": told(dtype=["float32"]),
+        "int32": told(dtype="int32"),
+        "a page of nothing": told(page_size=0),
+        "a key of nothing": told(extra_keys=[[2, 0, "00"]]),
+        "a key behind the end": told(extra_keys=[[200, 2, "00"]]),
+        "a key without end": told(extra_keys=[[2, 2**31, "00"]]),
+        "a key that is no hex": told(extra_keys=[[2, 2, "xx"]]),
+        "keys of anything": told(extra_keys=7),
+        "a salt that is a number": told(cache_salt=5),
+        "a model that is a list": told(model=[]),
+        "no checksums": told(sha256={}),
+        "checksums of anything": told(sha256=7),
+        "another checksum": told(sha256=dict.fromkeys(json.loads(metadata["sha256"]), "00")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("change", changes(header_of(valid())[0]))
+def test_signed_headers_that_say_something_else(change: str) -> None:
+    header, body = header_of(valid())
+    assert assert_exact_or_refused(with_header(changes(header)[change], body))
+
+
+def test_the_checksum_of_the_header_is_compared() -> None:
+    header, body = header_of(valid())
+    header["__metadata__"]["cache_salt"] = '"another"'
+    with pytest.raises(ValueError, match="the checksum of the header is not that of its text"):
+        moving.read_sequence(with_header(header, body, signs=False))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"7",
+        b"[" * 200_000,
+        b'{"a":' * 100_000,
+        b'{"a": 1, "a": 2}',
+        b'{"a": NaN}',
+        b"\xff\xfe\xfd",
+        b"9" * 100_000,
+        b'{"__metadata__": {}}',
+    ],
+    ids=lambda text: text[:20].decode("latin1"),
+)
+def test_headers_that_are_no_header(text: bytes) -> None:
+    with pytest.raises(ValueError, match="the data is damaged"):
+        moving.read_sequence(len(text).to_bytes(8, "little") + text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_mutated_files(data: Any) -> None:
+    """Bytes changed, moved and cut, in the header and in the tensors."""
+    changed = bytearray(valid())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(changed) - 1))
+        kind = data.draw(st.sampled_from(["set", "insert", "delete", "swap"]))
+        if kind == "set":
+            changed[place] = data.draw(st.integers(0, 255))
+        elif kind == "insert":
+            changed[place:place] = data.draw(st.binary(min_size=1, max_size=9))
+        elif kind == "delete":
+            del changed[place : place + data.draw(st.integers(1, 9))]
+        else:
+            other = data.draw(st.integers(0, len(changed) - 1))
+            changed[place], changed[other] = changed[other], changed[place]
+        changed = changed or bytearray(b"x")
+    assert_exact_or_refused(bytes(changed))
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_signed_headers_with_any_value_anywhere(data: Any) -> None:
+    header, body = header_of(valid())
+    name = data.draw(st.sampled_from(sorted(header)))
+    field = data.draw(st.sampled_from(sorted(header[name])))
+    value = data.draw(_VALUES)
+    header[name][field] = json.dumps(value) if name == "__metadata__" else value
+    assert_exact_or_refused(with_header(header, body))
+
+
+@settings(max_examples=100, deadline=None)
+@given(place=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_mutated_files_of_states(place: int, value: int) -> None:
+    changed = bytearray(valid_states())
+    changed[place % len(changed)] = value
+    manager = state_manager(state_params())
+    try:
+        saved = moving.read_sequence(bytes(changed))
+        assert manager.import_sequence(saved.context("r"), saved)
+    except ValueError:
+        assert not manager.contains("r")
+        return
+    assert manager.export_sequence("r") == valid_states()
+
+
+def test_contents_are_what_the_checksums_are_of() -> None:
+    header, body = header_of(valid())
+    sums = json.loads(header["__metadata__"]["sha256"])
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            assert sums[name] == hashlib.sha256(body[begin:end]).hexdigest()
+
+
+_WRITER = """
+import sys
+from moved_requests import moving_manager, moving_params, written_request
+manager = moving_manager(moving_params(n_kv_heads=8, head_dim=256), num_pages=64)
+written_request(manager, "r", list(range(150)))
+print("ready", flush=True)
+while True:
+    manager.export_sequence("r", sys.argv[1])
+"""
+
+
+def kill_writer(path: Path, seconds: float) -> None:
+    """Have a process write the file again and again, and kill it after some time."""
+    folder = str(Path(__file__).parents[1] / "support")
+    environment = os.environ | {
+        "PYTHONPATH": folder + os.pathsep + os.environ.get("PYTHONPATH", "")
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def run_kills(folder: Path, n: int) -> None:
+    path, draw = folder / "r.kv", random.Random(n)
+    for _ in range(n):
+        kill_writer(path, draw.uniform(0.002, 0.1))
+        if path.exists():
+            assert moving.read_sequence(path).written == 150
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
+    run_kills(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_many_writers_that_are_killed(tmp_path: Path) -> None:
+    run_kills(tmp_path, 25)
+    assert (tmp_path / "r.kv").exists()
