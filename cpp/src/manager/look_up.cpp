@@ -44,7 +44,7 @@ std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId*
     const TreePosition at = find(replica, name_space, tokens, n, pages);
     if (replica.columns != nullptr) replica.columns->touch(at);
     if (replica.states != nullptr && at.depth > 0) {
-        replica.states->renew(replica.states->find(replica.last_column(at)));
+        replica.states->renew(replica.states->find(Replica::last_column(replica.tree, at)));
     }
     replica.tree.touch(at);
     return at.depth;
