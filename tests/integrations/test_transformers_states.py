@@ -194,9 +194,10 @@ def calls_of(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ..
 
 def test_requests_that_generate_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("qwen3-next")
+    params = cache_params(model, 4, enable_prefix_caching=False)  # runs the model once
     shapes = calls_of(model.model.layers[0].linear_attn.in_proj_ba, monkeypatch)
     prompts = prompts_of()[:4]
-    manager = manager_of(model, 4, params=cache_params(model, 4, enable_prefix_caching=False))
+    manager = manager_of(model, 4, params=params)
     generate(model, prompts, manager=manager, max_new_tokens=NEW)
     assert shapes[:4] == [(1, len(prompt)) for prompt in prompts]
     assert shapes[4:] == [(4, 1)] * (NEW - 1)
