@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
-"""The public C++ headers beneath the manager: tables, rows, policies, the prefix tree, keys of pages."""
+"""The public C++ headers beneath the manager: tables, rows, policies, prefix trees, keys."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
