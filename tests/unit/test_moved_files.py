@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import random
-import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -362,49 +358,3 @@ def test_contents_are_what_the_checksums_are_of() -> None:
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
             assert sums[name] == hashlib.sha256(body[begin:end]).hexdigest()
-
-
-_WRITER = """
-import sys
-from moved_requests import moving_manager, moving_params, written_request
-manager = moving_manager(moving_params(n_kv_heads=8, head_dim=256), num_pages=64)
-written_request(manager, "r", list(range(150)))
-print("ready", flush=True)
-while True:
-    manager.export_sequence("r", sys.argv[1])
-"""
-
-
-def kill_writer(path: Path, seconds: float) -> None:
-    """Have a process write the file again and again, and kill it after some time."""
-    folder = str(Path(__file__).parents[1] / "support")
-    environment = os.environ | {
-        "PYTHONPATH": folder + os.pathsep + os.environ.get("PYTHONPATH", "")
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, env=environment
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def run_kills(folder: Path, n: int) -> None:
-    path, draw = folder / "r.kv", random.Random(n)
-    for _ in range(n):
-        kill_writer(path, draw.uniform(0.002, 0.1))
-        if path.exists():
-            assert moving.read_sequence(path).written == 150
-
-
-def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
-    run_kills(tmp_path, 3)
-
-
-@pytest.mark.slow
-def test_many_writers_that_are_killed(tmp_path: Path) -> None:
-    run_kills(tmp_path, 25)
-    assert (tmp_path / "r.kv").exists()

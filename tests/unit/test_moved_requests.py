@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import io
-import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -298,81 +296,6 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> 
     with pytest.raises(OSError):  # noqa: PT011 - the system's text
         manager.export_sequence("r", folder)
     assert [each.name for each in tmp_path.iterdir()] == ["r.kv"]
-
-
-class ShortWrites(io.RawIOBase):
-    """A raw file that takes few bytes at a time, and after some none."""
-
-    def __init__(self, most: int = 2**40, answer: Any = None) -> None:
-        self.found, self.most, self.answer = b"", most, answer
-
-    def write(self, data: Any) -> Any:
-        if len(self.found) >= self.most:
-            return self.answer
-        taken = bytes(data[: 1 + len(self.found) % 100])
-        self.found += taken
-        return len(taken)
-
-
-def test_files_that_take_few_bytes_at_a_time() -> None:
-    manager = moving_manager()
-    written_request(manager, "r", PROMPT)
-    file = ShortWrites()
-    manager.export_sequence("r", file)  # type: ignore[call-overload]
-    assert file.found == manager.export_sequence("r")
-    with pytest.raises(BlockingIOError, match="takes no more bytes now"):
-        manager.export_sequence("r", ShortWrites(1000))  # type: ignore[call-overload]
-    for answer in (0, -1, 2**20):
-        with pytest.raises(OSError, match=f"the file took {answer} of"):
-            manager.export_sequence("r", ShortWrites(1000, answer))  # type: ignore[call-overload]
-
-
-def test_permissions_are_those_of_a_file_that_is_opened(tmp_path: Path) -> None:
-    manager = moving_manager()
-    written_request(manager, "r", PROMPT)
-    for umask in (0o022, 0o027, 0o077):
-        path, opened = tmp_path / f"r{umask}.kv", tmp_path / f"opened{umask}"
-        before = os.umask(umask)
-        try:
-            manager.export_sequence("r", path)
-            opened.touch()
-        finally:
-            os.umask(before)
-        assert path.stat().st_mode == opened.stat().st_mode
-        path.chmod(0o640)
-        manager.export_sequence("r", path)
-        assert path.stat().st_mode & 0o777 == 0o640
-
-
-def test_links_are_followed(tmp_path: Path) -> None:
-    manager = moving_manager()
-    written_request(manager, "r", PROMPT)
-    (tmp_path / "folder").mkdir()
-    target, link = tmp_path / "folder" / "target.kv", tmp_path / "r.kv"
-    link.symlink_to("folder/target.kv")
-    for _ in range(2):  # where the target is not there, and where it is
-        manager.export_sequence("r", link)
-        assert link.is_symlink()
-        assert target.read_bytes() == manager.export_sequence("r")
-        assert sorted(each.name for each in tmp_path.rglob("*")) == ["folder", "r.kv", "target.kv"]
-
-
-def test_devices_and_pipes_are_written_as_they_are(tmp_path: Path) -> None:
-    manager = moving_manager()
-    written_request(manager, "r", PROMPT)
-    pipe, found = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
-    reader.start()
-    manager.export_sequence("r", pipe)
-    reader.join()
-    assert pipe.is_fifo()
-    assert found == [manager.export_sequence("r")]
-    link = tmp_path / "null"
-    link.symlink_to(os.devnull)
-    manager.export_sequence("r", link)
-    assert Path(os.devnull).is_char_device()
-    assert link.is_symlink()
 
 
 def test_safetensors_reads_it() -> None:
