@@ -39,7 +39,7 @@ def context_keys(
     Parameters
     ----------
     context : TextGenerationContext, or an object like it
-        Its tokens, ``extra_key``, ``cache_salt`` and ``extra_keys`` count.
+        Its tokens up to ``end_idx``, ``extra_key``, ``cache_salt`` and ``extra_keys`` count.
     page_size : int
         Tokens per page.
     seed, scheme
@@ -68,12 +68,17 @@ def context_keys(
     """
     if not hasattr(context, "tokens"):
         raise TypeError(f"context is a {type(context).__name__}, must be one: it has no tokens")
+    tokens, extra_keys = context.tokens, getattr(context, "extra_keys", None)
+    end = getattr(context, "end_idx", len(tokens))
+    if end < len(tokens):  # contexts of other classes may have room behind what they hold
+        tokens = tokens[:end]
+        extra_keys = [key for key in extra_keys or () if key[0] < end]
     return page_keys(
-        context.tokens,
+        tokens,
         page_size,
         extra_key=getattr(context, "extra_key", None),
         cache_salt=getattr(context, "cache_salt", None),
-        extra_keys=getattr(context, "extra_keys", None),
+        extra_keys=extra_keys,
         seed=seed,
         scheme=scheme,
     )

@@ -16,6 +16,10 @@ from kvcore.groups.layers import LayerMap
 
 __all__ = ["context_state", "inputs_state", "make_context", "make_inputs"]
 
+#: Tokens behind its last one that an extra key of a saved context may reach: they are made, and cut
+#: off again. More than any image or video has, and few enough for what a file may ask for.
+_MOST_BEHIND = 1 << 20
+
 #: Of the states below: raised when what they hold changes.
 VERSION = 1
 
@@ -87,8 +91,11 @@ def _with_room(tokens: Any, extra_keys: Any) -> Any:
         return tokens
     ends = [key[0] + key[1] for key in extra_keys if _is_key(key) and key[0] < len(tokens)]
     reach = max([len(tokens), *ends])
-    if reach > 2**31:
-        raise ValueError(f"the saved context has an extra key up to token {reach}; it was changed")
+    if reach > len(tokens) + _MOST_BEHIND:
+        raise ValueError(
+            f"the saved context has an extra key up to token {reach} and {len(tokens)} tokens, "
+            f"must reach at most {_MOST_BEHIND} behind them; make it with all tokens of the key"
+        )
     return np.concatenate([tokens, np.zeros(reach - len(tokens), np.int32)])
 
 

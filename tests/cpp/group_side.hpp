@@ -83,7 +83,7 @@ class GroupSide {
         end = std::min(end, size_of(row));
         const std::int32_t first = row.committed;
         if (end <= first) return;
-        pages_.make_room_to_cache(end - first);
+        pages_.make_room_to_cache(end - first, 0);
         std::vector<kvcore::DuplicatePage> known;
         TreeNode* node =
             tree_.insert(row.node, row.tokens.data() + first * kPage, row.columns.data() + first,

@@ -123,7 +123,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         if (std::find(passed_.begin(), passed_.end(), entry) != passed_.end()) put_in(entry);
     }
     // Ids of departures are taken when ColumnPages takes them: among equals a policy goes by id.
-    void make_room_to_cache(std::int64_t n) {
+    void make_room_to_cache(std::int64_t n, std::int64_t) {
         constexpr std::size_t kSpare = kvcore::ColumnPages::kSpareDepartures;
         if (policy_.free.size() >= kSpare) return;
         const std::size_t entries =

@@ -119,6 +119,28 @@ void test_a_checkpoint_comes_back_alone() {
     CHECK_EQ(scene.hit(kPrompt), 8);
 }
 
+// The tier has their pages already, and its checkpoint has gone.
+void test_requests_that_share_a_prefix_store_one_checkpoint() {
+    Scene scene(config(3, 2, 60));
+    for (const TokenId start : {0, 200, 300}) scene.run(count_up(start, 9));
+    scene.crowd_out(4);
+    CHECK_EQ(scene.stats().checkpoints, 0);
+    Request first = scene.begin(kPrompt);
+    Request second = scene.begin(kPrompt);
+    CHECK_EQ(first.start + second.start, 0);
+    for (Request* each : {&first, &second}) {
+        each->start = each->active;
+        each->active = each->end();
+    }
+    const kvcore::Transfers stores = scene.commit_batch({&first, &second});
+    CHECK(stores.tier_moves.empty());
+    CHECK_EQ(count(stores.state_moves), 1);
+    scene.finish(stores);
+    CHECK_EQ(scene.stats().host_checkpoints, 2);
+    CHECK_EQ(scene.stats().stored_checkpoints, 4);
+    CHECK_EQ(scene.hit(kPrompt), 8);
+}
+
 // All slots of the device are those of requests.
 void test_a_full_device_has_checkpoints_in_the_tier() {
     Scene scene(config(3, 4, 40));
@@ -270,6 +292,7 @@ int main() {
     test_a_checkpoint_is_stored_where_it_was_computed();
     test_pages_and_checkpoint_come_back();
     test_a_checkpoint_comes_back_alone();
+    test_requests_that_share_a_prefix_store_one_checkpoint();
     test_a_full_device_has_checkpoints_in_the_tier();
     test_what_fails_is_a_miss();
     test_releases_in_the_middle();

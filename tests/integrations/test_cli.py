@@ -17,7 +17,7 @@ from kvcore.byte_sizes import format_size, parse_size
 from kvcore.cli.machine import isa_level, x86_64_level
 from kvcore.cli.presets import PRESETS, model_params
 from kvcore.cli.progress import progress_bar
-from kvcore.cli.sizes import parse_tokens
+from kvcore.cli.token_counts import parse_tokens
 
 V2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"

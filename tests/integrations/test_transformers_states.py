@@ -221,6 +221,15 @@ def test_a_layer_tells_whether_it_goes_on_from_a_state(family: str, expected: bo
     assert told == {expected}
 
 
+def test_a_layer_that_overflows_on_noise_runs_token_by_token() -> None:
+    (layer, *_) = mixers.mixers_of(model_of("bamba"))
+    states = {"conv_states": torch.zeros((1, 8, 4)), "recurrent_states": torch.zeros((1, 2, 4, 4))}
+    tells_nothing = mixers._reads_states(
+        layer, 8, states, lambda *_: torch.full((1, 2, 8), torch.nan)
+    )
+    assert tells_nothing is False
+
+
 @pytest.mark.parametrize("family", ["jamba", pytest.param("bamba", marks=pytest.mark.slow)])
 def test_an_overwritten_checkpoint_changes_the_output(family: str) -> None:
     model = model_of(family)

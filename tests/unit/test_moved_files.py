@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import random
-import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +51,10 @@ def with_header(header: Any, body: bytes, *, signs: bool = True) -> bytes:
     if signs and isinstance(header.get("__metadata__"), dict):
         header["__metadata__"].pop("header_sha256", None)
         header["__metadata__"]["header_sha256"] = tensors._digest(header)
-    text = json.dumps(header).encode()
+    return with_text(tensors._header_text(header), body)
+
+
+def with_text(text: bytes, body: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
@@ -116,7 +116,7 @@ def changes(header: dict[str, Any]) -> dict[str, Any]:
 
     def told(**fields: Any) -> dict[str, Any]:
         texts = {
-            key: value if isinstance(value, str) else json.dumps(value)
+            key: value if isinstance(value, str) else tensors._json(value)
             for key, value in fields.items()
         }
         return header | {"__metadata__": metadata | texts}
@@ -182,6 +182,8 @@ def changes(header: dict[str, Any]) -> dict[str, Any]:
         "a key of nothing": told(extra_keys=[[2, 0, "00"]]),
         "a key behind the end": told(extra_keys=[[200, 2, "00"]]),
         "a key without end": told(extra_keys=[[2, 2**31, "00"]]),
+        "a key in other digits": told(extra_keys=[[2, 2, "AA"]]),
+        "a text with spaces": told(extra_keys='[[2, 2, "00"]]'),
         "a key that is no hex": told(extra_keys=[[2, 2, "xx"]]),
         "keys of anything": told(extra_keys=7),
         "a salt that is a number": told(cache_salt=5),
@@ -203,6 +205,71 @@ def test_the_checksum_of_the_header_is_compared() -> None:
     header["__metadata__"]["cache_salt"] = '"another"'
     with pytest.raises(ValueError, match="the checksum of the header is not that of its text"):
         moving.read_sequence(with_header(header, body, signs=False))
+
+
+def test_spaces_and_order_of_the_header_are_those_that_are_written() -> None:
+    header, body = header_of(valid())
+    text = valid()[8 : len(valid()) - len(body)]
+    assert with_text(text, body) == valid()
+    for other in (
+        text + b" " * 8,
+        b" " * 8 + text,
+        text.replace(b'},"', b'}, "'),
+        json.dumps(dict(reversed(header.items())), separators=(",", ":")).encode(),
+        text.replace(b"k", rb"\u006b", 1),
+    ):
+        with pytest.raises(ValueError, match="the header has other spaces, another order"):
+            moving.read_sequence(with_text(other, body))
+
+
+def test_headers_nested_as_deep_as_they_are_parsed() -> None:
+    header, body = header_of(valid())
+    header["__metadata__"]["header_sha256"] = "0" * 64
+    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
+        text = tensors._json(header | {"x": 7}).replace('"x":7', '"x":' + "[" * depth + "]" * depth)
+        with pytest.raises(ValueError, match="the data is damaged"):
+            moving.read_sequence(with_text(text.encode(), body))
+
+
+def test_thousands_of_layers_fit_in_a_header_and_no_more_is_written() -> None:
+    row = np.zeros((1, 1, 1), np.float32)
+    names = ("k", "k_scale", "v", "v_scale")
+    many = {f"layers.{i}.{name}": row for i in range(4000) for name in names}
+    layers = {str(i): [10**6, 128, [1024, 1024]] for i in range(4000)}
+    parts = tensors.pack(many, {"layers": layers})
+    room = len(many) * len("[1000000,128,1024][1000000000000,1000000000000]")
+    assert len(parts[1]) + room < tensors._MOST_HEADER
+    found, metadata = tensors.unpack(b"".join(parts))
+    assert (found.keys(), metadata) == (many.keys(), {"layers": layers})
+    with pytest.raises(ValueError, match="must be at most 4194304; pass digests"):
+        tensors.pack({}, {"extra_keys": "0" * (4 << 20)})
+    with pytest.raises(ValueError, match="a header of 4194305 bytes"):
+        tensors.unpack(((4 << 20) + 1).to_bytes(8, "little") + bytes(5 << 20))
+
+
+def test_tensors_are_read_only_views() -> None:
+    data = bytearray(valid())
+    saved = moving.read_sequence(data)
+    for array in (saved.tokens, *saved.tensors.values()):
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+    data[-1] ^= 1  # the caller's own: it is not copied
+    last = header_of(valid())[0]["tokens"]
+    assert last["data_offsets"][1] == len(data) - 8 - int.from_bytes(data[:8], "little")
+    assert saved.tokens[-1] != moving.read_sequence(valid()).tokens[-1]
+
+
+def test_a_small_file_asks_for_little_memory() -> None:
+    header, body = header_of(valid())
+    for length in (2**20 + 10, 2**28):
+        header["__metadata__"]["extra_keys"] = tensors._json([[2, length, "aa"]])
+        saved = moving.read_sequence(with_header(header, body))
+        with pytest.raises(ValueError, match="must reach at most 1048576 behind them"):
+            saved.context("r")
+    header["__metadata__"]["extra_keys"] = tensors._json([[2, 2**20, "aa"]])
+    context = moving.read_sequence(with_header(header, body)).context("r")
+    assert (context.extra_keys, context.end_idx) == (((2, 2**20, b"\xaa"),), 11)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +332,7 @@ def test_signed_headers_with_any_value_anywhere(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(header)))
     field = data.draw(st.sampled_from(sorted(header[name])))
     value = data.draw(_VALUES)
-    header[name][field] = json.dumps(value) if name == "__metadata__" else value
+    header[name][field] = tensors._json(value) if name == "__metadata__" else value
     assert_exact_or_refused(with_header(header, body))
 
 
@@ -291,49 +358,3 @@ def test_contents_are_what_the_checksums_are_of() -> None:
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
             assert sums[name] == hashlib.sha256(body[begin:end]).hexdigest()
-
-
-_WRITER = """
-import sys
-from moved_requests import moving_manager, moving_params, written_request
-manager = moving_manager(moving_params(n_kv_heads=8, head_dim=256), num_pages=64)
-written_request(manager, "r", list(range(150)))
-print("ready", flush=True)
-while True:
-    manager.export_sequence("r", sys.argv[1])
-"""
-
-
-def kill_writer(path: Path, seconds: float) -> None:
-    """Have a process write the file again and again, and kill it after some time."""
-    folder = str(Path(__file__).parents[1] / "support")
-    environment = os.environ | {
-        "PYTHONPATH": folder + os.pathsep + os.environ.get("PYTHONPATH", "")
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, env=environment
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def run_kills(folder: Path, n: int) -> None:
-    path, draw = folder / "r.kv", random.Random(n)
-    for _ in range(n):
-        kill_writer(path, draw.uniform(0.002, 0.1))
-        if path.exists():
-            assert moving.read_sequence(path).written == 150
-
-
-def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
-    run_kills(tmp_path, 3)
-
-
-@pytest.mark.slow
-def test_many_writers_that_are_killed(tmp_path: Path) -> None:
-    run_kills(tmp_path, 25)
-    assert (tmp_path / "r.kv").exists()

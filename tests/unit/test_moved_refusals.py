@@ -210,6 +210,49 @@ def test_data_of_another_type() -> None:
         manager.import_sequence(TextGenerationContext("r", PROMPT), "/no/such/file")
 
 
+def no_copy(*_: Any) -> None:
+    raise AssertionError
+
+
+def test_arguments_of_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = exported()
+    manager = moving_manager()
+    context: Any = written_request(manager, "r", PROMPT)
+    monkeypatch.setattr(Pools, "read", no_copy)
+    monkeypatch.setattr(importing, "_write", no_copy)
+    before = state_of(manager)
+    wrong: Any
+    for wrong in (5, b"path", io.StringIO(), []):
+        with pytest.raises(TypeError, match="must be a path, or a file opened in binary mode"):
+            manager.export_sequence("r", wrong)
+    for wrong in (5, b"llama", ["llama"]):
+        with pytest.raises(TypeError, match="must be a str or None"):
+            manager.export_sequence("r", model=wrong)
+        with pytest.raises(TypeError, match="must be a str or None"):
+            manager.import_sequence(moving.read_sequence(data).context("s"), data, model=wrong)
+    for wrong in (None, 7, "s", PROMPT):
+        with pytest.raises(TypeError, match="no context: it has no request_id"):
+            manager.import_sequence(wrong, data)
+    assert state_of(manager) == before
+    assert (context.start_idx, manager.contains("s")) == (18, False)
+
+
+def test_a_context_that_stands_further_on_is_refused_and_stays() -> None:
+    data = exported()
+    manager = moving_manager()
+    before = state_of(manager)
+    context = moving.read_sequence(data).context("r")
+    context.update(4)
+    context.extend([5])
+    with pytest.raises(ValueError, match="has start_idx 19, must be 0 to be imported; set it to 0"):
+        manager.import_sequence(context, data)
+    assert (context.start_idx, context.active_idx, context.end_idx) == (19, 21, 21)
+    assert (manager.contains("r"), state_of(manager)) == (False, before)
+    context.start_idx = 0
+    assert manager.import_sequence(context, data)
+    assert_reads(manager, context)
+
+
 # ---- other threads -------------------------------------------------------------------------------
 
 

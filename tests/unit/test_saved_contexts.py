@@ -108,6 +108,7 @@ def state() -> dict[str, Any]:
         ({"tokens": np.array([None] * 3)}, TypeError, "tokens that are no int32"),
         ({"extra_keys": 7}, TypeError, "extra_keys"),
         ({"extra_keys": ((0, 2**40, b"x"),)}, ValueError, "an extra key up to token"),
+        ({"extra_keys": ((2, 2**20 + 2, b"x"),)}, ValueError, "at most 1048576 behind them"),
         ({"extra_keys": ((9, 1, b"x"),)}, ValueError, "starts at 9"),
         ({"extra_keys": ((0, 1, "x"),)}, TypeError, "must be bytes"),
         ({"extra_key": 7}, TypeError, "extra_key"),

@@ -160,7 +160,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// again: at the end of what each committed, one page in front of that, and where others branch
     /// off. Should they leave more than that, some pages go as if they were passed. Throws
     /// std::bad_alloc.
-    void make_room_to_cache(std::int64_t n, std::int64_t readers = 0) {
+    void make_room_to_cache(std::int64_t n, std::int64_t readers) {
         idle_.make_room(static_cast<std::size_t>(tree_.num_cached() + n) * num_windows_,
                         static_cast<std::size_t>(kSpareDepartures + 4 * readers));
     }

@@ -86,8 +86,11 @@ class IdlePages {
         if (contains(entry)) remove(entry);
         push(passed_, kPassed, entry);
     }
-    /// In a departure; where there is no room for one more, like those that are passed.
+    /// In a departure. Where there is no room for one more it stays in the one that it is in, or
+    /// goes like those that are passed.
     void keep(Entry entry) noexcept {
+        if (current_ == 0 && policy_.num_free_departures() == 0 && is_kept_with_others(entry))
+            return;
         if (contains(entry)) remove(entry);
         if (current_ == 0) begin_departure();
         if (current_ == 0) return push(passed_, kPassed, entry);
@@ -150,6 +153,11 @@ class IdlePages {
         bool is_broken = false;
     };
 
+    // Of one that is alone, the departure ends with it: there is room for another one.
+    [[nodiscard]] bool is_kept_with_others(Entry entry) const noexcept {
+        const Link& link = links_[entry];
+        return link.list > kPassed && (link.previous != 0 || link.next != 0);
+    }
     void push(List& list, std::uint32_t number, Entry entry) noexcept {
         links_[entry] = {list.last, 0, number};
         (list.last != 0 ? links_[list.last - 1].next : list.first) = entry + 1;

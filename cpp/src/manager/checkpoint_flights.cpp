@@ -19,6 +19,14 @@ TierFlight* TierFlights::find_store(SequenceHandle handle, const Transfers& tran
     return found == flights_.end() ? nullptr : &*found;
 }
 
+// Several requests that share a prefix may come to its end in one step.
+bool TierFlights::is_storing_state(std::int32_t replica, TreePosition end) const noexcept {
+    return std::any_of(flights_.begin(), flights_.end(), [&](const TierFlight& flight) {
+        return flight.replica == replica && !flight.is_load && flight.stored_state &&
+               flight.place && flight.place.node() == end.node && flight.state_depth == end.depth;
+    });
+}
+
 // Where the place of a store will be.
 std::int32_t TierFlights::depth_after(const TierFlight& flight) const noexcept {
     const auto num_new =
@@ -46,6 +54,7 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence, Colu
         if (StateHold known = home.hold_stored_state({standing.place.node(), depth})) {
             return known.end_use();
         }
+        if (is_storing_state(sequence.replica, {standing.place.node(), depth})) return;
     }
     if (home.host_states->num_available() == 0) return;
     make_room(transfers.state_moves, 1);

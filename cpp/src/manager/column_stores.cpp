@@ -219,7 +219,7 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
     const std::size_t begin = flight.host_pages.size() - static_cast<std::size_t>(flight.num_new);
     const std::int64_t ahead = std::int64_t{flight.ahead} * page_size_;
     try {
-        home.host_columns->make_room_to_cache(flight.num_new);
+        home.host_columns->make_room_to_cache(flight.num_new, home.num_sequences);
         const std::int32_t joint = flight.place.depth() + flight.ahead;
         flight.place.advance(flight.tokens.data(), ahead);
         if (flight.place.depth() != joint) return;

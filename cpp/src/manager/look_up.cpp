@@ -42,7 +42,10 @@ std::int64_t match(const Replica& replica, std::string_view name_space, const To
 std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId* tokens,
                    std::int64_t n, std::vector<BlockId>* pages) {
     const TreePosition at = find(replica, name_space, tokens, n, pages);
-    if (replica.columns != nullptr) replica.columns->touch(at);
+    if (replica.columns != nullptr) {
+        replica.columns->make_room_to_cache(0, 1);
+        replica.columns->touch(at);
+    }
     if (replica.states != nullptr && at.depth > 0) {
         replica.states->renew(replica.states->find(Replica::last_column(replica.tree, at)));
     }

@@ -178,6 +178,7 @@ class TierFlights {
     [[nodiscard]] std::uint32_t free_number() noexcept;
     void finish_store(TierFlight& flight, bool done) noexcept;
     [[nodiscard]] bool publish(TierFlight& flight) const noexcept;
+    [[nodiscard]] bool is_storing_state(std::int32_t replica, TreePosition end) const noexcept;
     [[nodiscard]] TierFlight* find_store(SequenceHandle handle,
                                          const Transfers& transfers) noexcept;
     [[nodiscard]] std::int32_t depth_after(const TierFlight& flight) const noexcept;

@@ -61,7 +61,7 @@ def page_key(parent: bytes, tokens: _Tokens, extra: Sequence[Any] | None = None)
         The page's tokens.
     extra : list, optional
         What tells the page's tokens from equal ones: lists and tuples of int, str, bytes and None.
-        As ``kvcore.extra_keys.keys_of_pages`` lists it; None where there is nothing.
+        As ``kvcore.extra_keys.keys_of_pages`` lists it; None or empty where there is nothing.
 
     Returns
     -------

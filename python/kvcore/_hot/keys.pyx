@@ -88,7 +88,7 @@ def page_key(parent, tokens, extra=None):
         The page's tokens.
     extra : list, optional
         What tells the page's tokens from equal ones: lists and tuples of int, str, bytes and None.
-        As ``kvcore.extra_keys.keys_of_pages`` lists it; None where there is nothing.
+        As ``kvcore.extra_keys.keys_of_pages`` lists it; None or empty where there is nothing.
 
     Returns
     -------
@@ -115,7 +115,8 @@ def page_key(parent, tokens, extra=None):
             raise TypeError(
                 f"extra is a {type(extra).__name__}, must be a list or tuple, or None"
             )
-        put_item(item, extra, "extra", 0)
+        if extra:
+            put_item(item, extra, "extra", 0)
     cdef cnp.ndarray source = as_tokens(tokens)
     return bytes_of(cpp_page_key(
         front, <const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0),

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,7 +174,8 @@ class Pages:
                 f"without groups; leave it out",
                 param_hint="'--flat'",
             )
-        return cache_params(model, self.page_size, groups=False)
+        flat = partial(cache_params, groups=False)
+        return options.checked("MODEL_DIR", flat, model, self.page_size)
 
     @staticmethod
     def max_batch_tokens(params: KVCacheParams) -> int:

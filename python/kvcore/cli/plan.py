@@ -14,7 +14,7 @@ from kvcore.byte_sizes import parse_size
 from kvcore.cli import options
 from kvcore.cli.plan_table import print_plan
 from kvcore.cli.presets import PRESETS, find_model
-from kvcore.cli.sizes import parse_tokens
+from kvcore.cli.token_counts import parse_tokens
 from kvcore.dtypes import itemsize
 from kvcore.groups import State
 from kvcore.groups.kinds import MAX_CHUNK_TOKENS

@@ -75,7 +75,7 @@ def _saved(
     context, params = mark.context, pools.params
     tokens = np.array(context.tokens, np.int32)[: int(context.end_idx)]
     layers = pools.layers(written)
-    given = [key for key in context_keys(context) if key[0] < len(tokens)]
+    given = [key for key in extra_keys_of(context) if key[0] < len(tokens)]
     return SavedSequence(
         tokens=tokens,
         written=written,
@@ -95,7 +95,7 @@ def _saved(
     )
 
 
-def context_keys(context: Any) -> list[tuple[int, int, bytes]]:
+def extra_keys_of(context: Any) -> list[tuple[int, int, bytes]]:
     """Return the extra keys of a context of any class."""
     return list(getattr(context, "extra_keys", None) or ())
 

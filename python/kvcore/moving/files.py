@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,27 +40,64 @@ def write_parts(file: Any, parts: Iterable[Any]) -> None:
     """Write parts one behind the other to a path or a binary file.
 
     A path gets the file once all of it is on the disk: it is written beside it under another name,
-    synced and renamed. What was there before stays so long, also where the process is killed.
+    synced and renamed. What was there before stays so long, also where the process is killed. Links
+    are followed. What is no regular file, a device or a pipe, is written as it is.
 
     Raises
     ------
     OSError
+        Part of a file that is not named by a path may be written.
     """
     if not isinstance(file, str | os.PathLike):
-        for part in parts:
-            file.write(part)
+        _write_all(file, parts)
         return
-    path = Path(file)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    before = _status(file)
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        with Path(file).open("wb", buffering=0) as target:
+            _write_all(target, parts)
+        return
+    _replace(Path(os.path.realpath(file)), before, parts)
+
+
+def _write_all(file: Any, parts: Iterable[Any]) -> None:
+    """Write parts to a file that may take fewer bytes than it is given."""
+    for part in parts:
+        rest = memoryview(part)
+        while len(rest) > 0:
+            count = file.write(rest)
+            if count is None:
+                raise BlockingIOError(
+                    errno.EAGAIN, "the file takes no more bytes now; pass one that blocks"
+                )
+            if not 0 < count <= len(rest):
+                raise OSError(errno.EIO, f"the file took {count} of {len(rest)} bytes")
+            rest = rest[count:]
+
+
+def _status(file: Any) -> os.stat_result | None:
+    """Return what is known of what a path names; None where there is nothing."""
+    try:
+        return Path(file).stat()
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, before: os.stat_result | None, parts: Iterable[Any]) -> None:
+    """Write beside a path and rename, with the permissions of what was there, or of a new file."""
+    name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    # 0o666 is what open() makes files with: the umask of the process is taken off by the system.
+    handle = os.open(name, flags, 0o666 if before is None else 0o600)
     try:
         with os.fdopen(handle, "wb") as target:
-            for part in parts:
-                target.write(part)
+            _write_all(target, parts)
             target.flush()
             os.fsync(target.fileno())
-        Path(name).replace(path)
+        if before is not None:
+            name.chmod(stat.S_IMODE(before.st_mode))
+        name.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
 

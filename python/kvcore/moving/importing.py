@@ -14,9 +14,9 @@ from kvcore._hot.moves import begin_at, mark_of
 from kvcore.backends.selection import place_of
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.dtypes import numpy_dtype
-from kvcore.moving.exporting import context_keys
+from kvcore.moving.exporting import extra_keys_of
 from kvcore.moving.rows import LayerRows, Pools
-from kvcore.moving.sequences import SavedSequence
+from kvcore.moving.sequences import SavedSequence, check_sequence
 
 __all__ = ["import_sequence"]
 
@@ -38,6 +38,7 @@ def import_sequence(
 ) -> bool:
     """Give a request the pages of a file; see ``PagedKVCacheManager.import_sequence``."""
     pools.require("import")
+    check_sequence(saved)
     layers = pools.layers(saved.written)
     _check_model(saved, model)
     _check_layout(pools, saved, layers)
@@ -151,6 +152,11 @@ def _check_states(pools: Pools, saved: SavedSequence) -> None:
 def _check_context(context: Any, saved: SavedSequence) -> None:
     n = saved.written
     name = f"request {context.request_id!r}"
+    if context.start_idx != 0:
+        raise ValueError(
+            f"{name} has start_idx {context.start_idx}, must be 0 to be imported; set it to 0, or "
+            f"make a context with read_sequence(data).context(request_id)"
+        )
     if context.end_idx <= n:
         raise ValueError(
             f"{name} has {context.end_idx} tokens, must have more than the {n} that are written in "
@@ -170,7 +176,7 @@ def _check_context(context: Any, saved: SavedSequence) -> None:
                 f"{name} has {field} {own!r}, must be {found!r} as the saved request; K and V of "
                 f"another namespace are others"
             )
-    if _keys(context_keys(context), n) != _keys(saved.extra_keys, n):
+    if _keys(extra_keys_of(context), n) != _keys(saved.extra_keys, n):
         raise ValueError(
             f"{name} has other extra keys in its first {n} tokens than the saved request; import "
             f"it with the same"

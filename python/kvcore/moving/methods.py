@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, Literal, overload
 
 from kvcore._hot.engine import StepEngine
 from kvcore.context import ContextLike, TextGenerationContext
+from kvcore.moving.arguments import require_context, require_model, require_target
 from kvcore.moving.exporting import export_sequence
 from kvcore.moving.files import write_parts
 from kvcore.moving.importing import import_sequence
@@ -54,7 +55,8 @@ class MovesSequences(StepEngine):
         request_id
             A claimed request; it is not changed and goes on.
         file : path or binary file, optional
-            Where to write it. A path has the whole file or what was there before.
+            Where to write it. A path has the whole file or what was there before; a device or a
+            pipe is written as it is.
         model : str, optional
             Name of the model or adapter, for ``import_sequence`` to compare.
 
@@ -68,9 +70,12 @@ class MovesSequences(StepEngine):
         RequestNotFoundError
             Also where another thread releases it meanwhile.
         ValueError
-            Nothing is written; its state has run further; the manager has no pool.
+            Nothing is written; its state has run further; its extra keys take megabytes; the
+            manager has no pool.
         KVCacheError
             Other threads went on with it all the time.
+        TypeError
+            `file` or `model` is something else.
         OSError
             The file cannot be written.
 
@@ -79,6 +84,8 @@ class MovesSequences(StepEngine):
         Costs copying the tokens that the request still reads, with their checksums. Takes no page
         and no place in the batch.
         """
+        require_target(file)
+        require_model(model)
         parts = export_sequence(self._pools(), request_id, model).packed()
         if file is None:
             return b"".join(parts)
@@ -99,7 +106,7 @@ class MovesSequences(StepEngine):
         ----------
         ctx : context
             Not claimed, with the saved tokens that are written and at least one more, in the same
-            namespace. Its ``start_idx`` moves behind them.
+            namespace. Its ``start_idx`` is 0, and moves behind them.
         data : bytes-like, path, binary file, or SavedSequence
             What ``export_sequence`` wrote.
         replica_idx : int or "auto"
@@ -117,7 +124,9 @@ class MovesSequences(StepEngine):
         ValueError
             Data that was changed or cut, of other layers, heads or windows than the manager's, or
             of a dtype that the pool's does not hold exactly; other tokens or another namespace than
-            the context's; a manager without a pool.
+            the context's, or one whose ``start_idx`` is not 0; a manager without a pool.
+        TypeError
+            An argument of another type.
         AlreadyClaimedError, CapacityError, IndexError
             As for ``external_claim``; it can never fit.
         OSError
@@ -129,5 +138,7 @@ class MovesSequences(StepEngine):
         it comes from. The tokens count as cached ones. Its whole pages enter the prefix cache, once
         all of them are written. Nobody else uses the request until this returns.
         """
+        require_context(ctx)
+        require_model(model)
         saved = data if isinstance(data, SavedSequence) else read_sequence(data)
         return import_sequence(self._pools(), ctx, saved, replica_idx, model)

@@ -11,18 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.context import TextGenerationContext
+from kvcore.dtypes import numpy_dtype
 from kvcore.moving.files import bytes_of
 from kvcore.moving.tensors import DTYPES, damaged, pack, unpack
 from kvcore.saved import VERSION as STATE_VERSION
 from kvcore.saved import make_context
 
-__all__ = ["FORMAT", "VERSION", "SavedLayer", "SavedSequence", "SavedState", "read_sequence"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "SavedLayer",
+    "SavedSequence",
+    "SavedState",
+    "check_sequence",
+    "read_sequence",
+]
 
 FORMAT = "kvcore.sequence"
 #: Of the layout; raised when a reader of an older one would get something wrong.
 VERSION = 1
 
 _MOST = 2**31 - 1
+#: Raised by what reads metadata, where it is of another shape.
+_OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 _FIELDS = {
     *("format", "version", "model", "dtype", "page_size", "kv_scale_granularity"),
     *("tensor_parallel_degree", "layers", "states", "written", "start_idx", "active_idx"),
@@ -124,7 +135,13 @@ class SavedSequence:
     tensors: Mapping[str, NDArray[Any]] = field(repr=False)
 
     def context(self, request_id: Hashable) -> TextGenerationContext:
-        """Return a fresh context with the tokens and keys of the request, to import it with."""
+        """Return a fresh context with the tokens and keys of the request, to import it with.
+
+        Raises
+        ------
+        ValueError
+            A key that does not fit its tokens, or reaches more than 2**20 tokens behind them.
+        """
         return make_context(
             {
                 "version": STATE_VERSION,
@@ -191,7 +208,8 @@ def read_sequence(data: Any) -> SavedSequence:
     Returns
     -------
     SavedSequence
-        Whose tensors are views of the bytes.
+        Whose tensors are read-only views of the bytes. A bytearray, or the memory under a
+        memoryview, remains the caller's: what is written there later is not noticed.
 
     Raises
     ------
@@ -205,28 +223,42 @@ def read_sequence(data: Any) -> SavedSequence:
     -----
     Costs reading the bytes, and their checksums.
     """
-    tensors, metadata = unpack(bytes_of(data))
+    whole = bytes_of(data)
+    try:
+        return _described(*unpack(whole))
+    except _OTHER_SHAPE as error:
+        raise damaged(f"its metadata is of another shape ({str(error)[:80]})") from None
+
+
+def check_sequence(saved: SavedSequence) -> None:
+    """Check that tokens, tensors and indices belong to what is said about them.
+
+    Raises
+    ------
+    ValueError
+        They do not: somebody has made or changed it.
+    """
+    try:
+        _check(saved, len(saved.tokens))
+    except _OTHER_SHAPE as error:
+        raise damaged(f"a field is of another type ({str(error)[:80]})") from None
+
+
+def _described(tensors: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> SavedSequence:
     found, version = metadata.get("format"), metadata.get("version")
     if found != FORMAT or version != VERSION:
         raise ValueError(
             f"the data has format {str(found)[:40]!r} version {str(version)[:40]!r}, must be "
             f"{FORMAT!r} version {VERSION}; read it with the version of kvcore that wrote it"
         )
-    try:
-        return _described(tensors, metadata)
-    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise damaged(f"its metadata is of another shape ({str(error)[:80]})") from None
-
-
-def _described(tensors: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> SavedSequence:
     if metadata.keys() != _FIELDS:
         raise damaged(f"its metadata has {sorted(metadata.keys() ^ _FIELDS)} more or less")
     tokens = tensors.pop("tokens")
     saved = SavedSequence(
         tokens=tokens,
-        written=_count("written", metadata["written"], 1),
-        start_idx=_count("start_idx", metadata["start_idx"]),
-        active_idx=_count("active_idx", metadata["active_idx"]),
+        written=metadata["written"],
+        start_idx=metadata["start_idx"],
+        active_idx=metadata["active_idx"],
         extra_key=_text("extra_key", metadata["extra_key"]),
         cache_salt=_text("cache_salt", metadata["cache_salt"]),
         extra_keys=tuple(map(_extra_key, metadata["extra_keys"])),
@@ -248,6 +280,9 @@ def _described(tensors: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> Sa
 
 
 def _check(saved: SavedSequence, end: int) -> None:
+    _count("written", saved.written, 1)
+    for name in ("start_idx", "active_idx"):
+        _count(name, getattr(saved, name))
     tokens = saved.tokens
     if tokens.shape != (end,) or tokens.dtype != np.int32:
         raise damaged(f"its tokens are {tokens.dtype} {tokens.shape}, must be int32 ({end},)")
@@ -258,7 +293,7 @@ def _check(saved: SavedSequence, end: int) -> None:
         raise damaged(f"its tensors are others than its layers': {_some(wanted, saved.tensors)}")
     for name, (shape, dtype) in wanted.items():
         found = saved.tensors[name]
-        if found.shape != shape or found.dtype.name != dtype:
+        if found.shape != shape or found.dtype != numpy_dtype(dtype):
             raise damaged(f"tensor {name!r} is {found.dtype} {found.shape}, not {dtype} {shape}")
 
 
@@ -270,6 +305,7 @@ def shapes_of(saved: SavedSequence) -> Iterable[tuple[str, tuple[tuple[int, ...]
     """Return shape and dtype of each tensor that belongs to a description, by name."""
     for index, layer in saved.layers.items():
         rows = saved.written - layer.first
+        _count("first", layer.first)
         if rows <= 0:
             continue
         for suffix, width, is_scale in parts_of_layer(layer, saved.kv_scale_granularity):
@@ -310,7 +346,7 @@ def _layer(given: Any) -> SavedLayer:
     if len(widths) not in (1, 2):
         raise damaged(f"a layer has {len(widths)} rows for a token")
     return SavedLayer(
-        _count("first", first),
+        first,
         _count("heads", heads, 1),
         tuple(_count("width", width, 1) for width in widths),
     )
@@ -329,4 +365,7 @@ def _state(given: Any) -> SavedState:
 
 def _extra_key(given: Any) -> tuple[int, int, bytes]:
     start, length, key = given
-    return _count("a key's start", start), _count("a key's length", length, 1), bytes.fromhex(key)
+    found = bytes.fromhex(key)
+    if found.hex() != key:
+        raise damaged(f"an extra key is {key[:40]!r}, not in small hex digits")
+    return _count("a key's start", start), _count("a key's length", length, 1), found

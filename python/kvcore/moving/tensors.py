@@ -33,7 +33,8 @@ DTYPES = {
 }
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
 
-_MOST_HEADER = 100_000_000  # bytes, the bound of safetensors
+#: Bytes: 5,000 layers of K, V and their scales fit.
+_MOST_HEADER = 4 << 20
 _MOST_DIMS = 32
 _METADATA = "__metadata__"
 _CHECKSUMS = "sha256"  # of each tensor, in the metadata
@@ -66,6 +67,11 @@ def pack(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> li
         Of the dtypes of ``DTYPES``, in host memory.
     metadata : mapping of str to JSON value
         Each is written as its JSON text.
+
+    Raises
+    ------
+    ValueError
+        More than fits in a header.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     parts = [_bytes_of(array) for _, array in ordered]
@@ -83,9 +89,18 @@ def pack(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> li
     texts = {name: _json(value) for name, value in metadata.items()}
     header[_METADATA] = texts | {_CHECKSUMS: _json(sums)}
     header[_METADATA][_DIGEST] = _digest(header)
-    text = _json(header).encode()
-    text += b" " * (-len(text) % 8)
+    text = _header_text(header)
+    if len(text) > _MOST_HEADER:
+        raise ValueError(
+            f"the header of the file takes {len(text)} bytes, must be at most {_MOST_HEADER}; pass "
+            f"digests as extra_keys, not contents"
+        )
     return [len(text).to_bytes(8, "little"), text, *parts]
+
+
+def _header_text(header: Mapping[str, Any]) -> bytes:
+    text = _json(header).encode()
+    return text + b" " * (-len(text) % 8)
 
 
 def _digest(header: Mapping[str, Any]) -> str:
@@ -94,7 +109,7 @@ def _digest(header: Mapping[str, Any]) -> str:
 
 
 def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the tensors of a file, views of its bytes, and its metadata.
+    """Return the tensors of a file, read-only views of its bytes, and its metadata.
 
     Parameters
     ----------
@@ -105,12 +120,14 @@ def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     ------
     ValueError
         Anything but a file of ``pack``, byte for byte.
+    RecursionError
+        A header that is nested as deep as it can just be parsed.
 
     Notes
     -----
     Nothing is allocated by what the header says. Costs the checksums: O(bytes).
     """
-    view = memoryview(data).cast("B")
+    view = memoryview(data).cast("B").toreadonly()
     header, begin = _read_header(view)
     metadata = header.pop(_METADATA)
     body = view[begin:]
@@ -133,12 +150,15 @@ def _read_header(view: memoryview) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(view[:8], "little")
     if length > min(_MOST_HEADER, len(view) - 8):
         raise damaged(f"a header of {length} bytes in a file of {len(view)}")
-    header = _parsed(bytes(view[8 : 8 + length]))
+    text = bytes(view[8 : 8 + length])
+    header = _parsed(text)
     metadata = header.get(_METADATA) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise damaged("the header has no metadata")
     if metadata.get(_DIGEST) != _digest(header):
         raise damaged("the checksum of the header is not that of its text")
+    if text != _header_text(header):
+        raise damaged("the header has other spaces, another order or other escapes")
     return header, 8 + length
 
 
@@ -163,7 +183,10 @@ def _no_constant(name: str) -> None:
 def _metadata_value(metadata: Mapping[str, str], name: str) -> Any:
     if name not in metadata:
         raise damaged(f"the metadata lacks {name!r}")
-    return _parsed(metadata[name])
+    value = _parsed(metadata[name])
+    if _json(value) != metadata[name]:
+        raise damaged(f"the text of {name!r} has other spaces, another order or other escapes")
+    return value
 
 
 def _is_count(value: Any) -> bool:
