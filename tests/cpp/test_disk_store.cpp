@@ -225,6 +225,15 @@ void quotas_hold() {
     CHECK_EQ(bytes, config.directories[0].quota_bytes);
 }
 
+void files_may_be_larger_than_quotas() {
+    const TemporaryDirectory directory;
+    DiskStoreConfig config = disk_config(directory.path, kBytes, 5);
+    config.segment_bytes = std::int64_t{1} << 50;
+    DiskStore store(config);
+    CHECK_EQ(Pages(store, kBytes).put({1, 2, 3}), 3);
+    CHECK_EQ(store.stats().slots, 5);
+}
+
 void one_store_has_a_directory() {
     const TemporaryDirectory directory;
     const DiskStoreConfig config = disk_config(directory.path, kBytes, 2);
@@ -366,6 +375,7 @@ int main() {
     pages_have_parts();
     pages_are_spread_over_directories();
     quotas_hold();
+    files_may_be_larger_than_quotas();
     one_store_has_a_directory();
     slots_of_another_size_are_refused();
     a_closed_store_refuses();

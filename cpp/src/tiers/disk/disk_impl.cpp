@@ -238,7 +238,7 @@ void DiskStore::Impl::grow(std::size_t directory, std::unique_lock<std::mutex>& 
     growing_ = true;
     int error = 0;
     try {
-        index_.make_room(directory, files.segment_slots());
+        index_.make_room(directory, std::min(files.segment_slots(), room.capacity - room.slots));
         lock.unlock();
         const Watch watch(*this, seams_.clock());
         error = files.grow();

@@ -55,7 +55,7 @@ class SlotFiles {
     [[nodiscard]] std::int64_t num_slots() const noexcept { return num_slots_; }
     /// Slots within the quota.
     [[nodiscard]] std::int64_t capacity() const noexcept { return capacity_; }
-    /// The most that `grow` adds.
+    /// The most that `grow` adds, within the capacity.
     [[nodiscard]] std::int64_t segment_slots() const noexcept { return shape_.segment_slots; }
     [[nodiscard]] bool is_direct() const noexcept { return direct_; }
     /// Whether the files at the start were of no known shape, and are gone.
