@@ -161,6 +161,7 @@ py::dict stats_of(const BoundDiskStore& bound) {
     out["slots"] = stats.slots;
     out["capacity"] = stats.capacity;
     out["stored"] = stats.stored;
+    out["broken"] = stats.broken;
     out["restored"] = stats.restored;
     out["foreign"] = stats.foreign;
     out["hits"] = stats.hits;

@@ -536,7 +536,7 @@ class DiskStore:
 
     def __init__(
         self,
-        directories: Sequence[tuple[str, int]],
+        directories: Sequence[tuple[str | bytes, int]],
         page_bytes: int,
         fingerprint: bytes,
         *,
@@ -593,13 +593,13 @@ class DiskStore:
         Raise AssertionError unless each slot is free, being written, or found by its key.
         """
 
-def inspect_disk_store(directory: str, verify: bool) -> dict[str, Any]:
+def inspect_disk_store(directory: str | bytes, verify: bool) -> dict[str, Any]:
     """inspect_disk_store(directory: str, verify: bool) -> dict
 
     Return what the files of a store hold, all bytes checked if asked for.
     """
 
-def purge_disk_store(directory: str) -> int:
+def purge_disk_store(directory: str | bytes) -> int:
     """purge_disk_store(directory: str) -> int
 
     Remove the files of a store; return their bytes.

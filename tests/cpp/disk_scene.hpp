@@ -112,6 +112,12 @@ class FaultyOps final : public kvcore::FileOps {
     std::atomic<int> read_error{0};   // errno of every read; 0: none
     std::atomic<int> write_error{0};  // of every write
     std::atomic<int> allocate_error{0};
+    std::atomic<std::int64_t> disk_bytes{std::int64_t{1} << 60};  // of the longest file
+    std::atomic<int> interruptions{0};                            // of allocations to come
+    std::atomic<int> open_error{0};                               // of every opening
+    std::atomic<std::int64_t> bad_from{-1};  // where a file can be neither read ...
+    std::atomic<std::int64_t> bad_to{-1};    // ... nor written
+    std::function<void()> before_allocate;
     std::atomic<int> refuse_direct{0};     // errno of opening or reading past the page cache
     std::atomic<bool> short_reads{false};  // one block at a time, and nothing at last
     std::atomic<bool> small_moves{false};  // one block at a time, all of them
@@ -119,20 +125,29 @@ class FaultyOps final : public kvcore::FileOps {
 
     int open(const char* path, int flags) override;
     ssize_t read(int fd, const iovec* parts, int n, off_t offset) override {
-        return move(read_error, parts, n, [&](const iovec* p, int k) {
+        return move(is_bad(offset, EIO, read_error), parts, n, [&](const iovec* p, int k) {
             if (short_reads && offset % (1 << 16) != 0) return ssize_t{0};
             return FileOps::read(fd, p, k, offset);
         });
     }
     ssize_t write(int fd, const iovec* parts, int n, off_t offset) override {
-        return move(write_error, parts, n,
+        return move(is_bad(offset, EIO, write_error), parts, n,
                     [&](const iovec* p, int k) { return FileOps::write(fd, p, k, offset); });
     }
     int allocate(int fd, off_t bytes) override {
+        if (before_allocate) before_allocate();
+        if (interruptions > 0) {
+            --interruptions;
+            return EINTR;
+        }
+        if (bytes > disk_bytes) return ENOSPC;
         return allocate_error != 0 ? int{allocate_error} : FileOps::allocate(fd, bytes);
     }
 
    private:
+    [[nodiscard]] int is_bad(off_t at, int error, int otherwise) const {
+        return bad_from <= at && at < bad_to ? error : otherwise;
+    }
     template <class Move>
     ssize_t move(int error, const iovec* parts, int n, const Move& transfer) {
         if (before_move) before_move();
@@ -148,6 +163,10 @@ class FaultyOps final : public kvcore::FileOps {
 };
 
 inline int FaultyOps::open(const char* path, int flags) {
+    if (open_error != 0 && std::strstr(path, "segment-") != nullptr) {
+        errno = open_error;
+        return -1;
+    }
 #if defined(O_DIRECT)
     if (refuse_direct != 0 && (flags & O_DIRECT) != 0) {
         errno = refuse_direct;

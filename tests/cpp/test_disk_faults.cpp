@@ -65,7 +65,7 @@ void reads_that_fail_are_misses() {
 
 void writes_that_fail_are_not_found() {
     const TemporaryDirectory directory;
-    FaultyScene scene(disk_config(directory.path, kBytes, 4));
+    FaultyScene scene(disk_config(directory.path, kBytes, 6));  // two are lost
     Pages pages(*scene.store, kBytes);
     CHECK_EQ(pages.put({1, 2}), 2);
     for (const int error : {ENOSPC, EIO}) {

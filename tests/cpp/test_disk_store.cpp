@@ -65,7 +65,7 @@ void restart_keeps_pages() {
     {
         DiskStore store(config);
         Pages pages(store, kBytes);
-        CHECK_EQ(pages.put({0, 1, 2, 3, 4, 5}), 6);
+        for (std::uint64_t number = 0; number < 6; ++number) CHECK_EQ(pages.put({number}), 1);
         CHECK_EQ(store.remove({key_of(3)}), 1);
     }
     {
@@ -94,6 +94,51 @@ void restart_keeps_pages() {
     DiskStore store(config);
     CHECK_EQ(store.stats().restored, 0);
     CHECK(store.stats().foreign > 0);
+}
+
+void empty_slots_are_used_before_those_of_others() {
+    const TemporaryDirectory directory;
+    const DiskStoreConfig config = disk_config(directory.path, kBytes, 8);
+    DiskStoreConfig other = config;
+    other.fingerprint = key_of(777);
+    {
+        DiskStore store(config);
+        Pages pages(store, kBytes);  // in two files of four
+        for (std::uint64_t number = 0; number < 5; ++number) CHECK_EQ(pages.put({number}), 1);
+    }
+    {
+        DiskStore store(other);
+        CHECK_EQ(store.stats().foreign, 5);
+        CHECK_EQ(Pages(store, kBytes).put({10}), 1);
+    }
+    {
+        DiskStore store(config);
+        CHECK_EQ(Pages(store, kBytes).get({0, 1, 2, 3, 4}), 5);
+    }
+    {
+        DiskStore store(other);
+        Pages pages(store, kBytes);
+        for (const std::uint64_t number : {11, 12, 13}) CHECK_EQ(pages.put({number}), 1);
+    }
+    DiskStore store(config);
+    Pages pages(store, kBytes);
+    CHECK(!pages.has(0));  // the oldest
+    CHECK_EQ(pages.get({1, 2, 3, 4}), 4);
+}
+
+void pages_of_another_size_are_replaced() {
+    const TemporaryDirectory directory;
+    DiskStore store(disk_config(directory.path, 2 * kBytes, 4));
+    Pages pages(store, kBytes);
+    Pages larger(store, 2 * kBytes);
+    CHECK_EQ(pages.put({1}), 1);
+    CHECK_EQ(larger.put({1}), 1);
+    CHECK_EQ(larger.get({1}), 1);
+    CHECK_EQ(pages.put({1}), 1);
+    CHECK_EQ(pages.get({1}), 1);
+    CHECK_EQ(store.stats().written, 3);
+    CHECK_EQ(store.stats().stored, 1);
+    store.check_integrity();
 }
 
 void least_recently_used_goes_first() {
@@ -178,6 +223,15 @@ void quotas_hold() {
         }
     }
     CHECK_EQ(bytes, config.directories[0].quota_bytes);
+}
+
+void files_may_be_larger_than_quotas() {
+    const TemporaryDirectory directory;
+    DiskStoreConfig config = disk_config(directory.path, kBytes, 5);
+    config.segment_bytes = std::int64_t{1} << 50;
+    DiskStore store(config);
+    CHECK_EQ(Pages(store, kBytes).put({1, 2, 3}), 3);
+    CHECK_EQ(store.stats().slots, 5);
 }
 
 void one_store_has_a_directory() {
@@ -315,10 +369,13 @@ int main() {
     puts_and_gets();
     aligned_memory_is_read_in_place();
     restart_keeps_pages();
+    empty_slots_are_used_before_those_of_others();
+    pages_of_another_size_are_replaced();
     least_recently_used_goes_first();
     pages_have_parts();
     pages_are_spread_over_directories();
     quotas_hold();
+    files_may_be_larger_than_quotas();
     one_store_has_a_directory();
     slots_of_another_size_are_refused();
     a_closed_store_refuses();

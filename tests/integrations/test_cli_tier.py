@@ -132,3 +132,17 @@ def test_what_is_no_store_is_bad_input(
         assert len(err.splitlines()) == 1
     assert (tmp_path / "kept").read_text() == "mine"
     assert (tmp_path / "broken" / "kvcore-store").exists()
+
+
+def test_paths_need_not_be_unicode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(filled(tmp_path / "kv\udcff"))
+    code, out, _ = asked(capsys, "ls", folder, "--json")
+    assert code == 0
+    assert json.loads(out)["directory"] == folder
+    assert asked(capsys, "verify", folder)[0] == 0
+    code, out, _ = asked(capsys, "purge", folder, "--yes")
+    assert code == 0
+    assert "kv\\udcff" in out
+    code, _, err = asked(capsys, "ls", folder)
+    assert code != 0
+    assert "Traceback" not in err

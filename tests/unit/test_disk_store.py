@@ -329,3 +329,14 @@ def test_a_full_disk_keeps_the_pages_that_fit(small_disk: Path) -> None:
     assert store.stats()["restored"] == stats["stored"]
     assert get(store, 63) == 1
     store.close()
+
+
+def test_paths_need_not_be_unicode(tmp_path: Path) -> None:
+    folder = tmp_path / "kv\udcff"
+    store = open_disk(folder, 4)
+    assert put(store, 1) == 1
+    store.close()
+    assert [*os.listdir(os.fsencode(tmp_path))] == [b"kv\xff"]  # noqa: PTH208 - as bytes
+    store = open_disk(folder, 4)
+    assert get(store, 1) == 1
+    store.close()

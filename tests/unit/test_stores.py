@@ -163,3 +163,48 @@ def test_a_tier_is_a_text() -> None:
         HostTier(True)
     with pytest.raises(ValueError, match="without directories"):
         DiskTier(())
+
+
+# -- the store in memory ---------------------------------------------------------------------------
+def test_a_page_larger_than_the_memory_store_evicts_nothing() -> None:
+    store = MemoryStore(4 * PAGE)
+    assert put(store, 1, 2) == 2
+    assert store.put_from([key(3)], [bytes(4 * PAGE + 1)]).result() == 0
+    assert get(store, 1, 2) == 2
+    assert store.put_from([key(1)], [bytes(4 * PAGE)]).result() == 1  # of another size: replaces
+    assert store.get_into([key(1)], [bytearray(4 * PAGE)]).result() == 1
+    assert store.capacity().pages == 1
+
+
+def test_a_wrong_batch_changes_nothing_in_memory() -> None:
+    store = MemoryStore(4 * PAGE)
+    with pytest.raises(ValueError, match="zip"):
+        store.put_from([key(1), key(2)], [content(1)])
+    with pytest.raises(TypeError):
+        store.put_from([key(1), key(2)], [content(1), 5])
+    assert store.contains([key(1), key(2)]) == [False, False]
+    page = bytearray(PAGE)
+    put(store, 1)
+    with pytest.raises(ValueError, match="zip"):
+        store.get_into([key(1), key(2)], [page])
+    assert page == bytes(PAGE)
+    assert store.health().hits == store.health().misses == 0
+
+
+def test_the_memory_store_has_no_health_once_closed() -> None:
+    store = MemoryStore(PAGE)
+    store.close()
+    with pytest.raises(KVCacheError, match="closed"):
+        store.health()
+
+
+def test_buffers_may_call_the_memory_store() -> None:
+    store = MemoryStore(4 * PAGE)
+
+    class Curious(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            assert store.contains([key(1)]) == [False]
+            return super().__iter__()
+
+    assert store.put_from([key(1)], [Curious([content(1)])]).result() == 1
+    assert get(store, 1) == 1

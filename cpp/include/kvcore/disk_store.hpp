@@ -73,6 +73,7 @@ struct DiskStoreStats {
     std::int64_t slots = 0;     // that the files have now
     std::int64_t capacity = 0;  // slots within the quotas
     std::int64_t stored = 0;
+    std::int64_t broken = 0;    // slots that failed, and are left alone until it is reopened
     std::int64_t restored = 0;  // found by the scan at the start
     std::int64_t foreign = 0;   // there, of another fingerprint
     std::int64_t hits = 0;      // served
@@ -85,8 +86,9 @@ struct DiskStoreStats {
     std::int64_t errors = 0;   // reads, writes and allocations that the system refused or cut short
     std::int64_t timeouts = 0;  // reads and writes that took too long
     std::int64_t refused = 0;   // not tried: the breaker was open
-    std::int64_t no_room = 0;   // not written: every slot was being read or written
-    std::int64_t queued = 0;    // waiting now
+    std::int64_t no_room = 0;  // not written: every slot was in use or broken, and the disk gave no
+                               // space for more
+    std::int64_t queued = 0;   // waiting now
     BreakerState breaker = BreakerState::kClosed;
     bool direct = false;  // whether all directories are read and written directly
     Times read_times{};
@@ -150,8 +152,9 @@ class DiskStore {
     [[nodiscard]] std::int64_t get(std::vector<PageToRead> pages) {
         return get_async(std::move(pages)).result();
     }
-    /// Writes pages, but those whose parts are stored already. A page that has other parts is
-    /// replaced. While the queue is full a batch waits, `slow_seconds` at most: then it is refused.
+    /// Writes pages, but those whose parts are stored already. A page that has other parts, or
+    /// others' sizes, or could not be read the last time, is replaced. While the queue is full a
+    /// batch waits, `slow_seconds` at most: then it is refused.
     StoreTask put_async(std::vector<PageToWrite> pages);
     std::int64_t put(std::vector<PageToWrite> pages) {
         return put_async(std::move(pages)).result();

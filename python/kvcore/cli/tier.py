@@ -2,6 +2,7 @@
 """``kvcore tier``: look at what a disk store left in a directory, check it, and remove it."""
 
 import json
+import os
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -25,7 +26,9 @@ def ls(*, directory: Directory, as_json: options.AsJson = False) -> None:
 
     Example: kvcore tier ls /var/cache/kv
     """
-    _print(directory, _asked(_core.inspect_disk_store, directory, False), as_json=as_json)
+    _print(
+        directory, _asked(_core.inspect_disk_store, os.fsencode(directory), False), as_json=as_json
+    )
 
 
 @app.command()
@@ -36,7 +39,7 @@ def verify(*, directory: Directory, as_json: options.AsJson = False) -> None:
 
     Example: kvcore tier verify /var/cache/kv
     """
-    report = _asked(_core.inspect_disk_store, directory, True)
+    report = _asked(_core.inspect_disk_store, os.fsencode(directory), True)
     _print(directory, report, as_json=as_json)
     if report["corrupt"]:
         raise typer.Exit(1)
@@ -53,7 +56,7 @@ def purge(
 
     Example: kvcore tier purge /var/cache/kv --yes
     """
-    report = _asked(_core.inspect_disk_store, directory, False)
+    report = _asked(_core.inspect_disk_store, os.fsencode(directory), False)
     if report["owner"]:
         _fail(f"directory {directory} is in use by process {report['owner']}; close that store")
     if not yes:
@@ -61,7 +64,7 @@ def purge(
         typer.confirm(
             f"Remove {report['stored']:,} pages ({size}) from {directory}?", abort=True, err=True
         )
-    removed = _asked(_core.purge_disk_store, directory)
+    removed = _asked(_core.purge_disk_store, os.fsencode(directory))
     if as_json:
         typer.echo(json.dumps({"directory": directory, "removed_bytes": removed}))
     else:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ class DiskStore:
             raise ValueError(f"tier is {tier!r}, must be one such as 'disk:/var/cache/kv:200GiB'")
         self._spec = spec
         self._store = _core.DiskStore(
-            list(spec.directories),
+            [(os.fsencode(path), size) for path, size in spec.directories],
             page_bytes,
             fingerprint,
             threads=threads,
@@ -193,11 +194,12 @@ class DiskStore:
         -------
         dict
             Those of `health` and: `slots` that the files have, `capacity` of the quotas, `stored`
-            pages, `restored` ones that the start found, `foreign` ones of other fingerprints,
-            `written`, `evicted`, `refused` (not tried while the breaker was open), `no_room` (every
-            slot was in use), `queued` (waiting now), `direct`; `read_times` and `write_times`,
-            lists whose item i counts pages that took less than 2 ** (i + 1) microseconds and no
-            less than half of that.
+            pages, `broken` slots that failed and are left alone until the store is reopened,
+            `restored` pages that the start found, `foreign` ones of other fingerprints, `written`,
+            `evicted`, `refused` (not tried while the breaker was open), `no_room` (every slot was
+            in use or broken, and the disk gave no space for more), `queued` (waiting now),
+            `direct`; `read_times` and `write_times`, lists whose item i counts pages that took less
+            than 2 ** (i + 1) microseconds and no less than half of that.
         """
         return self._store.stats()
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 
 from kvcore.errors import KVCacheError
@@ -24,6 +25,13 @@ _Parts = dict[int, bytes]
 def _parts(buffers: PageBuffers) -> dict[int, memoryview]:
     listed = buffers if isinstance(buffers, (list, tuple)) else [buffers]
     return {i: memoryview(each).cast("B") for i, each in enumerate(listed) if each is not None}
+
+
+def _pages(
+    keys: Sequence[bytes], buffers: Sequence[PageBuffers]
+) -> list[tuple[bytes, dict[int, memoryview]]]:
+    """Read what a call was given; not under the lock, for a buffer may call the store."""
+    return [(key, _parts(each)) for key, each in zip(keys, buffers, strict=True)]
 
 
 class MemoryStore:
@@ -46,84 +54,91 @@ class MemoryStore:
     """
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._pages: OrderedDict[bytes, _Parts] | None = OrderedDict()
+        self._pages: OrderedDict[bytes, _Parts] = OrderedDict()
+        self._closed = False
         self._capacity_bytes = capacity_bytes
         self._used = self._hits = self._misses = self._bytes_in = self._bytes_out = 0
         self._lock = Lock()
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Tell of each page whether it is stored."""
-        with self._lock:
-            return [key in self._open for key in keys]
+        with self._opened():
+            return [key in self._pages for key in keys]
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
         """Copy pages into memory, up to the first that is not there."""
-        with self._lock:
-            served = 0
-            for key, wanted in zip(keys, buffers, strict=True):
-                if not self._serve(key, _parts(wanted)):
-                    break
+        pages, served = _pages(keys, buffers), 0
+        with self._opened():
+            while served < len(pages) and self._serve(*pages[served]):
                 served += 1
             self._hits += served
-            self._misses += len(keys) - served
+            self._misses += len(pages) - served
         return FinishedHandle(served)
 
     def put_from(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
         """Copy pages from memory, but those that are stored with all these parts."""
-        with self._lock:
-            for key, given in zip(keys, buffers, strict=True):
-                parts = _parts(given)
-                if not parts.keys() <= self._open.get(key, {}).keys():
+        pages = _pages(keys, buffers)
+        with self._opened():
+            for key, parts in pages:
+                if not self._has(key, parts):
                     self._forget(key)
-                    self._keep(key, {part: bytes(data) for part, data in parts.items()})
-            return FinishedHandle(sum(key in self._open for key in keys))
+                    self._keep(key, parts)
+            return FinishedHandle(sum(key in self._pages for key, _ in pages))
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Forget pages; return how many there were."""
-        with self._lock:
+        with self._opened():
             return sum(self._forget(key) for key in keys)
 
     def capacity(self) -> StoreCapacity:
         """Return how much the store holds."""
-        with self._lock:
-            return StoreCapacity(self._capacity_bytes, self._used, len(self._open))
+        with self._opened():
+            return StoreCapacity(self._capacity_bytes, self._used, len(self._pages))
 
     def health(self) -> StoreHealth:
         """Return the counters."""
-        counts = (self._hits, self._misses, self._bytes_in, self._bytes_out)
-        return StoreHealth("closed", *counts)
+        with self._opened():
+            counts = (self._hits, self._misses, self._bytes_in, self._bytes_out)
+            return StoreHealth("closed", *counts)
 
     def close(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._pages, self._used = None, 0
+            self._pages, self._used, self._closed = OrderedDict(), 0, True
 
-    @property
-    def _open(self) -> OrderedDict[bytes, _Parts]:
-        if self._pages is None:
-            raise KVCacheError("this store is closed; open another")
-        return self._pages
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise KVCacheError("this store is closed; open another")
+            yield
+
+    def _has(self, key: bytes, parts: dict[int, memoryview]) -> bool:
+        stored = self._pages.get(key)
+        return stored is not None and all(
+            part in stored and len(stored[part]) == len(data) for part, data in parts.items()
+        )
 
     def _serve(self, key: bytes, wanted: dict[int, memoryview]) -> bool:
-        stored = self._open.get(key, {})
-        if any(len(stored.get(part, b"")) != len(to) for part, to in wanted.items()):
+        if not self._has(key, wanted):
             return False
         for part, to in wanted.items():
-            to[:] = stored[part]
+            to[:] = self._pages[key][part]
             self._bytes_out += len(to)
-        self._open.move_to_end(key)
+        self._pages.move_to_end(key)
         return True
 
-    def _keep(self, key: bytes, parts: _Parts) -> None:
+    def _keep(self, key: bytes, parts: dict[int, memoryview]) -> None:
         size = sum(map(len, parts.values()))
-        while self._open and self._used + size > self._capacity_bytes:
-            self._forget(next(iter(self._open)))
-        if self._used + size <= self._capacity_bytes:
-            self._open[key] = parts
-            self._used += size
-            self._bytes_in += size
+        if size > self._capacity_bytes:
+            return
+        while self._used + size > self._capacity_bytes:
+            self._forget(next(iter(self._pages)))
+        self._pages[key] = {part: bytes(data) for part, data in parts.items()}
+        self._used += size
+        self._bytes_in += size
 
     def _forget(self, key: bytes) -> bool:
-        parts = self._open.pop(key, None)
+        parts = self._pages.pop(key, None)
         self._used -= sum(map(len, (parts or {}).values()))
         return parts is not None

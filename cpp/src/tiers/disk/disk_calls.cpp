@@ -34,6 +34,12 @@ void check_pages(const std::vector<StorePage<Byte>>& pages, std::int64_t page_by
     }
 }
 
+// Whether a stored page has the parts of another, as far as the sizes tell.
+bool is_part_of(const KnownPage& part, const KnownPage& stored) noexcept {
+    if (part.parts == stored.parts) return part.payload_bytes == stored.payload_bytes;
+    return (part.parts & ~stored.parts) == 0 && part.payload_bytes < stored.payload_bytes;
+}
+
 std::size_t time_bucket(std::int64_t nanoseconds) noexcept {
     std::size_t bucket = 0;
     for (std::int64_t us = nanoseconds / 1000; us >= 2 && bucket < 31; us /= 2) ++bucket;
@@ -276,6 +282,7 @@ bool DiskStore::Impl::read(const PageToRead& page, SlotId slot, std::size_t work
     const PageOutcome outcome = timed(worker, counters_.read_times, [&](PageIo& io) {
         return io.read(files_of(place), place.slot, page, stored);
     });
+    set_suspect(slot, outcome == PageOutcome::kFailed);
     if (outcome == PageOutcome::kRight) {
         counters_.bytes_read += known(page).payload_bytes;
         return true;
@@ -291,11 +298,12 @@ bool DiskStore::Impl::read(const PageToRead& page, SlotId slot, std::size_t work
 }
 
 bool DiskStore::Impl::write(const PageToWrite& page, std::size_t worker) {
-    const std::uint64_t parts = known(page).parts;
+    const KnownPage given = known(page);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const SlotId slot = index_.find(page.key);
-        if (slot != kNoSlot && (parts & ~index_.parts_of(slot)) == 0) {
+        if (slot != kNoSlot && !index_.is_suspect(slot) &&
+            is_part_of(given, {index_.parts_of(slot), index_.payload_of(slot)})) {
             index_.touch(slot);
             return true;
         }
@@ -323,6 +331,7 @@ bool DiskStore::Impl::write_to(SlotId slot, const PageToWrite& page, std::size_t
         return io.write(files_of(place), place.slot, page, sequence_++);
     });
     if (outcome != PageOutcome::kRight) {
+        set_suspect(slot, true);
         erase_and_free(slot);
         return false;
     }
@@ -367,6 +376,7 @@ DiskStoreStats DiskStore::Impl::stats() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     out.slots = index_.num_slots();
     out.stored = index_.num_stored();
+    out.broken = index_.num_broken();
     for (const Room& room : rooms_) out.capacity += room.capacity;
     return out;
 }

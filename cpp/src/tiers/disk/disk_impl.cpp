@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t kLeastSegment = std::int64_t{64} << 20;
 constexpr double kNanoseconds = 1e9;
+constexpr std::size_t kMostCallers = 16;  // that erase or grow at once and are watched
 
 std::int64_t nanoseconds(double seconds) noexcept {
     return static_cast<std::int64_t>(seconds * kNanoseconds);
@@ -28,7 +29,7 @@ struct Found {
     std::uint64_t parts = 0;
     std::int64_t payload = 0;
     std::uint64_t sequence = 0;
-    enum class Kind : std::uint8_t { kFree, kCorrupt, kForeign, kFailed, kStored };
+    enum class Kind : std::uint8_t { kFree, kCorrupt, kForeign, kFailed, kStored };  // best first
     Kind kind = Kind::kFree;
 };
 
@@ -59,6 +60,27 @@ Found look_at(const SlotFiles& files, SlotPlace place, std::int64_t slot_bytes,
 
 }  // namespace
 
+/// A call of the system that may hang, seen by `is_refusing` while it lasts.
+class DiskStore::Impl::Watch {
+   public:
+    // Where all entries are taken, one that hangs is seen by the others.
+    Watch(Impl& impl, std::int64_t now) noexcept {
+        auto i = static_cast<std::size_t>(impl.config.threads);  // the others are theirs
+        for (; i < impl.began_.size() && entry_ == nullptr; ++i) {
+            std::int64_t none = 0;
+            if (impl.began_[i].compare_exchange_strong(none, now)) entry_ = &impl.began_[i];
+        }
+    }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+    ~Watch() {
+        if (entry_ != nullptr) *entry_ = 0;
+    }
+
+   private:
+    std::atomic<std::int64_t>* entry_ = nullptr;
+};
+
 DiskSeams system_seams() {
     return {std::make_shared<FileOps>(), [] {
                 return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -72,7 +94,7 @@ DiskStore::Impl::Impl(DiskStoreConfig given, const DiskSeams& seams)
       slot_bytes(kHeaderBytes + whole_blocks(config.page_bytes)),
       seams_(seams),
       process_(::getpid()),
-      began_(static_cast<std::size_t>(config.threads)),
+      began_(static_cast<std::size_t>(config.threads) + kMostCallers),
       breaker_(config.breaker_failures, nanoseconds(config.breaker_seconds)),
       index_(config.directories.size()) {
     for (int i = 0; i < config.threads; ++i) io_.emplace_back(slot_bytes, config.fingerprint);
@@ -94,7 +116,9 @@ void DiskStore::Impl::open_directories() {
     }
 }
 
-// Finds what earlier stores left, the newest last: so far as one knows, it was used last.
+// Finds what earlier stores left. Pages count as used when they were written. Of the other slots
+// the empty ones are given out first, then the corrupt, then those of other fingerprints, oldest
+// first.
 void DiskStore::Impl::scan() {
     std::vector<Found> all;
     for (std::size_t d = 0; d < directories_.size(); ++d) {
@@ -118,6 +142,10 @@ void DiskStore::Impl::scan() {
     std::stable_sort(all.begin(), all.end(), [](const Found& a, const Found& b) {
         return a.kind != b.kind ? a.kind < b.kind : a.sequence < b.sequence;
     });
+    const auto stored = std::find_if(all.begin(), all.end(), [](const Found& found) {
+        return found.kind == Found::Kind::kStored;
+    });
+    std::reverse(all.begin(), stored);  // the slot freed last is given out first
     for (const Found& found : all) {
         const SlotId slot = index_.add(found.place);
         if (found.kind == Found::Kind::kCorrupt) ++counters_.corrupt;
@@ -188,12 +216,19 @@ SlotId DiskStore::Impl::obtain() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (bool must_look_again = true; must_look_again;) {
         must_look_again = false;
-        const SlotId slot = next_free(lock, must_look_again);
+        SlotId slot = next_free(lock, must_look_again);
         if (slot != kNoSlot) return slot;
+        if (must_look_again) continue;
+        slot = index_.evict();
+        if (slot != kNoSlot) {
+            ++counters_.evicted;
+            return slot;
+        }
+        // It was not the slots that were broken, but the disk.
+        must_look_again = index_.num_slots() > 0 && index_.num_broken() == index_.num_slots();
+        if (must_look_again) index_.free_broken();
     }
-    const SlotId slot = index_.evict();
-    if (slot != kNoSlot) ++counters_.evicted;
-    return slot;
+    return kNoSlot;
 }
 
 // Without the lock while the disk sets space aside; one directory at a time.
@@ -201,21 +236,18 @@ void DiskStore::Impl::grow(std::size_t directory, std::unique_lock<std::mutex>& 
     SlotFiles& files = *directories_[directory];
     Room& room = rooms_[directory];
     growing_ = true;
-    lock.unlock();
     int error = 0;
     try {
+        index_.make_room(directory, std::min(files.segment_slots(), room.capacity - room.slots));
+        lock.unlock();
+        const Watch watch(*this, seams_.clock());
         error = files.grow();
     } catch (...) {
         error = ENOMEM;
     }
-    lock.lock();
+    if (!lock.owns_lock()) lock.lock();
     growing_ = false;
     changed_.notify_all();
-    try {
-        index_.make_room(directory, files.num_slots() - room.slots);
-    } catch (...) {
-        error = ENOMEM;
-    }
     if (error != 0) {
         ++counters_.errors;
         room.retry_at = seams_.clock() + nanoseconds(config.breaker_seconds);
@@ -223,7 +255,6 @@ void DiskStore::Impl::grow(std::size_t directory, std::unique_lock<std::mutex>& 
     }
     const std::int64_t first = room.slots;
     room.slots = files.num_slots();
-    room.capacity = files.capacity();
     for (std::int64_t slot = room.slots; slot-- > first;) {  // those taken first lie first
         index_.free(index_.add({static_cast<std::int32_t>(directory), slot}));
     }
@@ -238,24 +269,38 @@ void DiskStore::Impl::unpin(SlotId slot) noexcept {
     if (is_last) erase_and_free(slot);
 }
 
-// So that the page is not found after a restart either; not where the disk fails anyway.
+void DiskStore::Impl::set_suspect(SlotId slot, bool is_suspect) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    index_.set_suspect(slot, is_suspect);
+}
+
+// So that the page is not found after a restart either; not where the disk fails anyway. That a
+// slot fails again which has failed says nothing new about the disk.
 void DiskStore::Impl::erase_and_free(SlotId slot) noexcept {
     SlotPlace place;
+    bool was_suspect = false;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         place = index_.place_of(slot);
+        was_suspect = index_.is_suspect(slot);
     }
+    bool is_written = true;
     if (is_refusing()) {
         ++counters_.refused;
     } else {
         const std::int64_t begin = seams_.clock();
         iovec part{zeros_.data(), static_cast<std::size_t>(kHeaderBytes)};
-        const bool is_written = files_of(place).write(place.slot, &part, 1) == 0;
+        {
+            const Watch watch(*this, begin);
+            is_written = files_of(place).write(place.slot, &part, 1) == 0;
+        }
         const std::int64_t end = seams_.clock();
         if (!is_written) ++counters_.errors;
-        if (!is_written || is_slow(end - begin)) breaker_.failed(end);
+        const bool is_news = !is_written && !was_suspect;
+        if (is_news || is_slow(end - begin)) breaker_.failed(end);
     }
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_written) index_.set_suspect(slot, true);
     index_.free(slot);
 }
 

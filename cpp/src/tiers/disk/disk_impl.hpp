@@ -56,6 +56,7 @@ class DiskStore::Impl {
     /// A call under way, which `close` waits for. Throws Error where calls are refused.
     class Call;
     class WriteOfKey;
+    class Watch;
     enum class State { kOpen, kClosing, kClosed };
     /// What a directory can still give; as the files know it, but under the lock.
     struct Room {
@@ -80,6 +81,7 @@ class DiskStore::Impl {
     void grow(std::size_t directory, std::unique_lock<std::mutex>& lock);
     void unpin(SlotId slot) noexcept;
     void erase_and_free(SlotId slot) noexcept;
+    void set_suspect(SlotId slot, bool is_suspect) noexcept;
     template <class Transfer>
     [[nodiscard]] PageOutcome timed(std::size_t worker, std::array<DiskCounters::Count, 32>& times,
                                     const Transfer& transfer) noexcept;
@@ -90,9 +92,10 @@ class DiskStore::Impl {
     DiskSeams seams_;
     pid_t process_;
     std::vector<std::unique_ptr<SlotFiles>> directories_;
-    AlignedBuffer zeros_{kHeaderBytes};             // what a slot without a page begins with
-    std::vector<PageIo> io_;                        // [threads]
-    std::vector<std::atomic<std::int64_t>> began_;  // [threads]: when a transfer did; 0: none
+    AlignedBuffer zeros_{kHeaderBytes};  // what a slot without a page begins with
+    std::vector<PageIo> io_;             // [threads]
+    // [threads and callers]: when a transfer, an erase or a growth began; 0: none.
+    std::vector<std::atomic<std::int64_t>> began_;
     Breaker breaker_;
     DiskCounters counters_;
     std::int64_t restored_ = 0;

@@ -62,6 +62,12 @@ int FileOps::allocate(int fd, off_t bytes) {
     return ::ftruncate(fd, std::max(bytes, now.st_size)) == 0 ? 0 : errno;
 }
 
+int allocate_all(FileOps& ops, int fd, off_t bytes) {
+    int error = EINTR;
+    while (error == EINTR) error = ops.allocate(fd, bytes);
+    return error;
+}
+
 int read_all(FileOps& ops, int fd, iovec* parts, int n, off_t offset) {
     return transfer_all([&](iovec* p, int k, off_t at) { return ops.read(fd, p, k, at); }, parts, n,
                         offset);

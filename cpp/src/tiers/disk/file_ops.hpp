@@ -24,6 +24,9 @@ class FileOps {
     virtual int allocate(int fd, off_t bytes);
 };
 
+/// Sets space aside, whatever interrupts it. 0 or errno.
+[[nodiscard]] int allocate_all(FileOps& ops, int fd, off_t bytes);
+
 /// Reads or writes all of the parts, which are changed. 0, errno, or kEndOfFile.
 constexpr int kEndOfFile = -1;
 [[nodiscard]] int read_all(FileOps& ops, int fd, iovec* parts, int n, off_t offset);

@@ -98,6 +98,7 @@ std::vector<std::string> segment_files(const std::string& directory) {
 }
 
 DirectoryLock::DirectoryLock(const std::string& directory) {
+    const std::string text = concat(static_cast<std::int64_t>(::getpid()), "\n");
     constexpr int kTries = 5;  // who only asks for the owner has the lock for a moment, too
     std::int64_t owner = -1;
     file_ = try_lock(directory, owner);
@@ -110,7 +111,6 @@ DirectoryLock::DirectoryLock(const std::string& directory) {
                            owner > 0 ? concat("process ", owner) : std::string("another store"),
                            "; close that store first, or give each its own directory"));
     }
-    const std::string text = concat(static_cast<std::int64_t>(::getpid()), "\n");
     const bool is_told =
         ::ftruncate(file_, 0) == 0 && ::pwrite(file_, text.data(), text.size(), 0) > 0;
     static_cast<void>(is_told);  // for people: the lock holds without it
@@ -213,10 +213,18 @@ void SlotFiles::remove_segments(std::int64_t from) const {
     }
 }
 
+// A file that is there but cannot be opened ends it: its pages would be overwritten later.
 void SlotFiles::open_segments() {
-    for (const std::int64_t segments = segments_of(capacity_); num_files() < segments;) {
-        const std::string name = segment_name(num_files());
-        if (::access((path() + "/" + name).c_str(), F_OK) != 0 || grow() != 0) break;
+    while (num_slots_ < capacity_) {
+        const std::int64_t files = num_files();
+        const std::string whole = path() + "/" + segment_name(files);
+        if (::access(whole.c_str(), F_OK) != 0) {
+            if (errno != ENOENT) refuse(path(), errno);
+            return;
+        }
+        const int error = grow();
+        if (error != 0 && error != ENOSPC && error != EDQUOT) refuse(path(), error);
+        if (num_files() == files) return;
     }
 }
 
@@ -235,17 +243,31 @@ std::int64_t SlotFiles::slots_in(std::int64_t segment) const noexcept {
     return std::min(shape_.segment_slots, capacity_ - segment * shape_.segment_slots);
 }
 
-// As many slots of a file as the disk gives; less than all of them are the last ones.
-std::int64_t SlotFiles::fit(int file, std::int64_t there, int& error) {
-    for (std::int64_t slots = slots_in(num_files());; slots /= 2) {
-        if (slots <= there) return there;
-        error = ops_.allocate(file, slots * shape_.slot_bytes);
-        if (error == 0) return slots;
-        if (error != ENOSPC && error != EDQUOT) return there;
+// As many slots of a file as the disk gives, beside those that are there.
+std::int64_t SlotFiles::fit(int file, std::int64_t there, std::int64_t most, int& error) {
+    for (std::int64_t more = most - there; more > 0; more /= 2) {
+        error = allocate_all(ops_, file, (there + more) * shape_.slot_bytes);
+        if (error == 0) return there + more;
+        if (error != ENOSPC && error != EDQUOT) break;
     }
+    return there;
 }
 
 int SlotFiles::grow() {
+    if (num_slots_ >= capacity_) return ENOSPC;
+    return num_slots_ < num_files() * shape_.segment_slots ? extend_file() : add_file();
+}
+
+int SlotFiles::extend_file() {
+    const std::int64_t last = num_files() - 1;
+    const std::int64_t there = num_slots_ - last * shape_.segment_slots;
+    int error = 0;
+    const std::int64_t slots = fit(files_.back(), there, slots_in(last), error);
+    num_slots_ += slots - there;
+    return slots > there ? 0 : error;
+}
+
+int SlotFiles::add_file() {
     const std::string name = segment_name(num_files());
     const int file = open_file(name, O_RDWR | O_CREAT);
     if (file < 0) return errno;
@@ -254,7 +276,7 @@ int SlotFiles::grow() {
     const std::int64_t most = slots_in(num_files());
     int error = 0;
     const std::int64_t slots =
-        fit(file, std::min<std::int64_t>(most, now.st_size / shape_.slot_bytes), error);
+        fit(file, std::min<std::int64_t>(most, now.st_size / shape_.slot_bytes), most, error);
     if (slots == 0) {
         ::close(file);
         if (is_new) ::unlink((path() + "/" + name).c_str());
@@ -268,7 +290,6 @@ int SlotFiles::grow() {
     }
     files_.push_back(file);
     num_slots_ += slots;
-    if (slots < most) capacity_ = num_slots_;
     return 0;
 }
 

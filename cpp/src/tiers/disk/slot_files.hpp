@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -35,7 +36,7 @@ class DirectoryLock {
     int file_;
 };
 
-/// The slots of one directory, by number, in files of equally many.
+/// The slots of one directory, by number, in files of equally many; the last one may have less.
 ///
 /// Owns: the directory's lock and its open files.
 /// Invariant: slots 0 .. num_slots - 1 can be read and written.
@@ -52,12 +53,16 @@ class SlotFiles {
 
     [[nodiscard]] const std::string& path() const noexcept { return directory_.path; }
     [[nodiscard]] std::int64_t num_slots() const noexcept { return num_slots_; }
+    /// Slots within the quota.
     [[nodiscard]] std::int64_t capacity() const noexcept { return capacity_; }
+    /// The most that `grow` adds, within the capacity.
+    [[nodiscard]] std::int64_t segment_slots() const noexcept { return shape_.segment_slots; }
     [[nodiscard]] bool is_direct() const noexcept { return direct_; }
     /// Whether the files at the start were of no known shape, and are gone.
     [[nodiscard]] bool was_reset() const noexcept { return was_reset_; }
 
-    /// Adds the slots of one more file. 0, or errno where the disk refuses.
+    /// Adds the slots that the last file lacks, or those of one more; as many as the disk gives. 0,
+    /// or errno where it gives none.
     [[nodiscard]] int grow();
     /// From and to the beginning of a slot: parts of whole blocks, at multiples of one, which are
     /// changed. As read_all and write_all.
@@ -70,7 +75,9 @@ class SlotFiles {
     [[nodiscard]] std::int64_t segments_of(std::int64_t slots) const noexcept;
     void save_shape();
     [[nodiscard]] int move_shape(std::byte* block, bool is_write);
-    [[nodiscard]] std::int64_t fit(int file, std::int64_t there, int& error);
+    [[nodiscard]] std::int64_t fit(int file, std::int64_t there, std::int64_t most, int& error);
+    [[nodiscard]] int add_file();
+    [[nodiscard]] int extend_file();
     [[nodiscard]] std::int64_t num_files() const noexcept {
         return static_cast<std::int64_t>(files_.size());
     }
@@ -91,7 +98,7 @@ class SlotFiles {
     StoreShape shape_;
     std::int64_t capacity_ = 0;
     std::int64_t num_slots_ = 0;
-    bool direct_;
+    std::atomic<bool> direct_;
     bool was_reset_ = false;
     std::vector<int> files_;  // with room for all, so that it never moves
 };

@@ -2,6 +2,7 @@
 #include "tiers/disk/slot_index.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "kvcore/errors.hpp"
 
@@ -20,7 +21,7 @@ void SlotIndex::make_room(std::size_t directory, std::int64_t slots) {
 }
 
 SlotId SlotIndex::add(SlotPlace place) noexcept {
-    records_.push_back({place, {}, 0, 0, kNoSlot, kNoSlot, 0, State::kBusy});
+    records_.push_back({place, {}, 0, 0, kNoSlot, kNoSlot, 0, State::kBusy, false});
     ++num_of_[static_cast<std::size_t>(place.directory)];
     return num_slots() - 1;
 }
@@ -58,10 +59,12 @@ SlotId SlotIndex::take_free(std::size_t directory) noexcept {
 }
 
 SlotId SlotIndex::evict() noexcept {
-    for (SlotId slot = oldest_; slot != kNoSlot; slot = at(slot).newer) {
-        if (at(slot).pins > 0) continue;
-        [[maybe_unused]] const bool is_busy = drop(slot);
-        return slot;
+    for (SlotId slot = oldest_; slot != kNoSlot;) {
+        const SlotId evicted = std::exchange(slot, at(slot).newer);
+        if (at(evicted).pins > 0) continue;
+        [[maybe_unused]] const bool is_busy = drop(evicted);
+        if (!is_suspect(evicted)) return evicted;
+        free(evicted);
     }
     return kNoSlot;
 }
@@ -98,8 +101,21 @@ bool SlotIndex::retire(SlotId slot) noexcept {
 
 void SlotIndex::free(SlotId slot) noexcept {
     Record& record = at(slot);
-    record.state = State::kFree;
-    free_[static_cast<std::size_t>(record.place.directory)].push_back(slot);
+    record.state = record.is_suspect ? State::kBroken : State::kFree;
+    if (record.is_suspect) {
+        ++num_broken_;
+    } else {
+        free_[static_cast<std::size_t>(record.place.directory)].push_back(slot);
+    }
+}
+
+void SlotIndex::free_broken() noexcept {
+    for (SlotId slot = num_slots(); slot-- > 0;) {
+        if (at(slot).state != State::kBroken) continue;
+        set_suspect(slot, false);
+        free(slot);
+    }
+    num_broken_ = 0;
 }
 
 void SlotIndex::link(SlotId slot) noexcept {
@@ -120,7 +136,7 @@ void SlotIndex::check_integrity() const {
     using detail::require_law;
     std::size_t free = 0;
     for (const std::vector<SlotId>& each : free_) free += each.size();
-    std::size_t counts[4] = {};
+    std::size_t counts[5] = {};
     for (const Record& record : records_) {
         ++counts[static_cast<int>(record.state)];
         const bool is_read = record.pins > 0;
@@ -131,6 +147,8 @@ void SlotIndex::check_integrity() const {
     require_law(counts[static_cast<int>(State::kFree)] == free, "free slots are listed once");
     require_law(counts[static_cast<int>(State::kStored)] == by_key_.size(),
                 "each stored slot is found by a key");
+    require_law(counts[static_cast<int>(State::kBroken)] == static_cast<std::size_t>(num_broken_),
+                "broken slots are counted");
     std::size_t linked = 0;
     for (SlotId slot = oldest_; slot != kNoSlot; slot = at(slot).newer, ++linked) {
         require_law(at(slot).state == State::kStored && find(at(slot).key) == slot,

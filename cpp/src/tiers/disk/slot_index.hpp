@@ -34,7 +34,8 @@ struct StoreKeyHash {
 ///
 /// Owns: a record for each slot; no files.
 /// Invariant: a slot is free, busy (its bytes change; nobody finds it), stored (found by its key,
-/// in the order of use) or doomed (stored before, still being read, found no more).
+/// in the order of use), doomed (stored before, still being read, found no more) or broken (a write
+/// or the last read of it failed; nobody gets it).
 /// Threads: none of its own; the store locks around it.
 /// Cost: O(1), `take` O(pages being read).
 class SlotIndex {
@@ -72,8 +73,13 @@ class SlotIndex {
                    bool& is_busy);
     /// A stored page is found no more. True: the slot is busy; otherwise doomed.
     [[nodiscard]] bool drop(SlotId slot) noexcept;
-    /// A busy slot is free.
+    /// A busy slot is free, or broken if it is suspect.
     void free(SlotId slot) noexcept;
+    /// Whether the last read or write of a slot failed.
+    void set_suspect(SlotId slot, bool is_suspect) noexcept { at(slot).is_suspect = is_suspect; }
+    [[nodiscard]] bool is_suspect(SlotId slot) const noexcept { return at(slot).is_suspect; }
+    /// Broken slots are free again. O(slots).
+    void free_broken() noexcept;
 
     [[nodiscard]] std::int64_t num_slots() const noexcept {
         return static_cast<std::int64_t>(records_.size());
@@ -81,10 +87,11 @@ class SlotIndex {
     [[nodiscard]] std::int64_t num_stored() const noexcept {
         return static_cast<std::int64_t>(by_key_.size());
     }
+    [[nodiscard]] std::int64_t num_broken() const noexcept { return num_broken_; }
     void check_integrity() const;
 
    private:
-    enum class State : std::uint8_t { kFree, kBusy, kStored, kDoomed };
+    enum class State : std::uint8_t { kFree, kBusy, kStored, kDoomed, kBroken };
     struct Record {
         SlotPlace place;
         StoreKey key;
@@ -94,6 +101,7 @@ class SlotIndex {
         SlotId older;
         std::int32_t pins;
         State state;
+        bool is_suspect;
     };
 
     [[nodiscard]] Record& at(SlotId slot) noexcept {
@@ -111,6 +119,7 @@ class SlotIndex {
     std::unordered_set<StoreKey, StoreKeyHash> writing_;
     std::vector<std::vector<SlotId>> free_;  // by directory, with room for every slot
     std::vector<std::size_t> num_of_;        // slots of each directory
+    std::int64_t num_broken_ = 0;
     SlotId newest_ = kNoSlot;
     SlotId oldest_ = kNoSlot;
 };
