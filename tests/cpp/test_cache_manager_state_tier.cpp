@@ -60,11 +60,15 @@ struct Scene : HostFixture {
     kvcore::StateStats stats() { return manager.state_stats(0); }
 };
 
-const Tokens kPrompt = count_up(0, 9);  // its checkpoint is at token 8
+/// Its checkpoint is at token 8.
+const Tokens& prompt() {
+    static const Tokens tokens = count_up(0, 9);
+    return tokens;
+}
 
 void test_a_checkpoint_is_stored_where_it_was_computed() {
     Scene scene(config(6, 4));
-    Request request = scene.begin(kPrompt);
+    Request request = scene.begin(prompt());
     CHECK_EQ(request.active, 8);
     const kvcore::Transfers stores = scene.step(request);
     CHECK((stores.state_copies == Moves{{0, 0, 1}}));
@@ -84,11 +88,11 @@ void test_a_checkpoint_is_stored_where_it_was_computed() {
 
 void test_pages_and_checkpoint_come_back() {
     Scene scene(config(3, 4));
-    scene.run(kPrompt);
+    scene.run(prompt());
     scene.crowd_out();
     CHECK_EQ(scene.stats().checkpoints, 0);
-    CHECK_EQ(scene.manager.match(0, "", kPrompt.data(), 9), 0);
-    Request again = scene.claim(kPrompt);
+    CHECK_EQ(scene.manager.match(0, "", prompt().data(), 9), 0);
+    Request again = scene.claim(prompt());
     CHECK_EQ(scene.manager.plan(again.view()).hit_tokens, 8);
     const kvcore::Transfers loads = scene.reserve(again);
     CHECK_EQ(again.start, 8);
@@ -105,10 +109,10 @@ void test_pages_and_checkpoint_come_back() {
 // The device has lost the checkpoint alone.
 void test_a_checkpoint_comes_back_alone() {
     Scene scene(config(3, 4, 40));
-    scene.run(kPrompt);
+    scene.run(prompt());
     scene.crowd_out(4);
     CHECK_EQ(scene.manager.stats(0).cached_pages, 4);
-    Request again = scene.claim(kPrompt);
+    Request again = scene.claim(prompt());
     const kvcore::Transfers loads = scene.reserve(again);
     CHECK_EQ(again.start, 8);
     CHECK(loads.tier_moves.empty());
@@ -116,7 +120,7 @@ void test_a_checkpoint_comes_back_alone() {
     scene.finish(loads);
     // It goes on with the tier's, which others still find.
     scene.finish(scene.step(again));
-    CHECK_EQ(scene.hit(kPrompt), 8);
+    CHECK_EQ(scene.hit(prompt()), 8);
 }
 
 // The tier has their pages already, and its checkpoint has gone.
@@ -125,8 +129,8 @@ void test_requests_that_share_a_prefix_store_one_checkpoint() {
     for (const TokenId start : {0, 200, 300}) scene.run(count_up(start, 9));
     scene.crowd_out(4);
     CHECK_EQ(scene.stats().checkpoints, 0);
-    Request first = scene.begin(kPrompt);
-    Request second = scene.begin(kPrompt);
+    Request first = scene.begin(prompt());
+    Request second = scene.begin(prompt());
     CHECK_EQ(first.start + second.start, 0);
     for (Request* each : {&first, &second}) {
         each->start = each->active;
@@ -138,7 +142,7 @@ void test_requests_that_share_a_prefix_store_one_checkpoint() {
     scene.finish(stores);
     CHECK_EQ(scene.stats().host_checkpoints, 2);
     CHECK_EQ(scene.stats().stored_checkpoints, 4);
-    CHECK_EQ(scene.hit(kPrompt), 8);
+    CHECK_EQ(scene.hit(prompt()), 8);
 }
 
 // All slots of the device are those of requests.
@@ -146,7 +150,7 @@ void test_a_full_device_has_checkpoints_in_the_tier() {
     Scene scene(config(3, 4, 40));
     Request first = scene.begin(count_up(200, 4));
     Request second = scene.begin(count_up(300, 4));
-    Request request = scene.begin(kPrompt);
+    Request request = scene.begin(prompt());
     const kvcore::Transfers stores = scene.step(request);
     CHECK(stores.state_copies.empty());
     CHECK_EQ(count(stores.state_moves), 1);
@@ -155,20 +159,20 @@ void test_a_full_device_has_checkpoints_in_the_tier() {
     CHECK_EQ(scene.stats().available_slots, 0);
     scene.finish(stores);
     CHECK_EQ(scene.stats().available_slots, 1);
-    CHECK_EQ(scene.hit(kPrompt), 8);
-    CHECK_EQ(scene.manager.match(0, "", kPrompt.data(), 9), 0);
-    CHECK_EQ(scene.manager.recommend_replica("", kPrompt.data(), 9), 0);
+    CHECK_EQ(scene.hit(prompt()), 8);
+    CHECK_EQ(scene.manager.match(0, "", prompt().data(), 9), 0);
+    CHECK_EQ(scene.manager.recommend_replica("", prompt().data(), 9), 0);
 }
 
 void test_what_fails_is_a_miss() {
     Scene scene(config(3, 4));
-    scene.run(kPrompt, false);
+    scene.run(prompt(), false);
     CHECK_EQ(scene.stats().host_checkpoints, 0);
     CHECK_EQ(scene.stored(), 0);
-    CHECK_EQ(scene.hit(kPrompt), 0);
-    scene.run(kPrompt);
+    CHECK_EQ(scene.hit(prompt()), 0);
+    scene.run(prompt());
     scene.crowd_out();
-    Request again = scene.claim(kPrompt);
+    Request again = scene.claim(prompt());
     const kvcore::Transfers loads = scene.reserve(again);
     CHECK_EQ(loads.moved[0].start, 0);
     scene.finish(loads, false);
@@ -184,15 +188,15 @@ void test_what_fails_is_a_miss() {
 // A slot under copy stays what it is, whoever had it.
 void test_releases_in_the_middle() {
     Scene scene(config(3, 4));
-    Request request = scene.begin(kPrompt);
+    Request request = scene.begin(prompt());
     const kvcore::Transfers stores = scene.step(request);
     scene.manager.release(request.sequence);
     scene.manager.check_integrity();
     scene.finish(stores);
     CHECK_EQ(scene.stats().available_slots, 3);
     scene.crowd_out();
-    CHECK_EQ(scene.hit(kPrompt), 8);
-    Request again = scene.claim(kPrompt);
+    CHECK_EQ(scene.hit(prompt()), 8);
+    Request again = scene.claim(prompt());
     const kvcore::Transfers loads = scene.reserve(again);
     scene.manager.release(again.sequence);
     scene.manager.reset_prefix_cache();
@@ -207,7 +211,7 @@ void test_releases_in_the_middle() {
 void test_resets_in_the_middle() {
     for (const bool is_released : {false, true}) {
         Scene scene(config(6, 4));
-        Request request = scene.begin(kPrompt);
+        Request request = scene.begin(prompt());
         const kvcore::Transfers stores = scene.step(request);
         if (is_released) scene.manager.release(request.sequence);
         scene.manager.reset_prefix_cache();
@@ -240,13 +244,13 @@ void test_the_least_recently_used_goes() {
 // Without slots in the tier its pages serve as far as the device has a checkpoint.
 void test_a_tier_of_pages_alone() {
     Scene scene(config(6, 0));
-    scene.run(kPrompt);
+    scene.run(prompt());
     CHECK_EQ(scene.stored(), 4);
     CHECK_EQ(scene.stats().host_slots, 0);
     scene.crowd_out();
-    CHECK_EQ(scene.hit(kPrompt), 0);
+    CHECK_EQ(scene.hit(prompt()), 0);
     // It branches where the pages of the tier end.
-    Request again = scene.claim(kPrompt);
+    Request again = scene.claim(prompt());
     CHECK_EQ(scene.manager.plan(again.view()).active, 8);
 }
 
@@ -268,13 +272,13 @@ void test_groups_are_counted() {
     kvcore::CacheConfig given = config(3, 4, 24);
     given.groups = {{}, {kvcore::GroupKind::kSliding, 4, 1, 0}};
     Scene scene(given);
-    scene.run(kPrompt);
+    scene.run(prompt());
     std::vector<kvcore::GroupStats> stats = scene.manager.group_stats(0);
     CHECK_EQ(stats[0].stored_pages, 4);
     CHECK_EQ(stats[1].stored_pages, 4);
     CHECK_EQ(scene.manager.metrics().stored_pages, 8);
     scene.crowd_out(8);
-    Request again = scene.claim(kPrompt);
+    Request again = scene.claim(prompt());
     scene.finish(scene.reserve(again));
     CHECK_EQ(again.start, 8);
     stats = scene.manager.group_stats(0);
