@@ -15,7 +15,6 @@ using kvcore::BlockId;
 using kvcore::IdlePages;
 using kvcore::PrefixTree;
 using kvcore::TokenId;
-using kvcore::TreePosition;
 using kvcore::WindowPolicy;
 
 namespace {
