@@ -171,8 +171,8 @@ MUTANTS = (
     Mutant(
         "a checkpoint is that of the column in front",
         "cpp/src/manager/committer.cpp",
-        "home.last_column({sequence.pages.node(), sequence.pages.committed()});",
-        "home.last_column({sequence.pages.node(), std::max(1, sequence.pages.committed() - 1)});",
+        "Replica::last_column(home.tree, end);",
+        "Replica::last_column(home.tree, {end.node, std::max(1, end.depth - 1)});",
         "states",
     ),
     Mutant(
