@@ -19,7 +19,7 @@ from hf_models import FAMILIES, expected_of, model_of, prompts_of  # noqa: E402
 from kvcore import PagedKVCacheManager  # noqa: E402
 from kvcore.integrations.transformers import attention, cache_params, generate  # noqa: E402
 from kvcore.integrations.transformers.rules import AttentionRule, rule_of  # noqa: E402
-from kvcore.scheduler import Scheduler  # noqa: E402
+from preemptions import preemptions  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -69,15 +69,7 @@ def test_family_generates_the_same(family: str, page: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss", "deepseek-v3"])
 def test_preempted_requests_generate_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    preempted = []
-    original = Scheduler.next_batch
-
-    def counted(self: Scheduler, **options: bool) -> Any:
-        batch = original(self, **options)
-        preempted.extend(batch.preempted if batch else [])
-        return batch
-
-    monkeypatch.setattr(Scheduler, "next_batch", counted)
+    preempted = preemptions(monkeypatch)
     model = model_of(family)
     manager = manager_of(model, 3, tokens=53 + NEW + 5)
     assert tokens_of(model, manager, max_batch_tokens=40) == expected_of(family, NEW)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conftest import require
@@ -14,7 +13,6 @@ from conftest import require
 torch = require("torch")
 transformers = require("transformers")
 
-import hf_models  # noqa: E402
 from hf_models import STATEFUL, expected_of, plain, prompts_of  # noqa: E402
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager  # noqa: E402
 from kvcore.context import TextGenerationContext  # noqa: E402
@@ -28,38 +26,14 @@ from kvcore.integrations.transformers import (  # noqa: E402
     paged_attention,
     slots,
 )
-from kvcore.scheduler import Scheduler  # noqa: E402
 from kvcore.sizing import longest_sequence  # noqa: E402
+from preemptions import preemptions  # noqa: E402
+from stateful_models import LONGEST, NEW, manager_of, model_of, overwrite  # noqa: E402
 
 torch.set_num_threads(1)
 
-NEW = 14
-LONGEST = 53 + NEW
 FEW = ["falcon-h1", "bamba", "qwen3-next", "jamba"]
 REST = sorted(STATEFUL.keys() - set(FEW))
-
-
-def model_of(family: str) -> Any:
-    if not hf_models.exists(family):
-        pytest.skip(f"transformers {transformers.__version__} does not run {family} in packed rows")
-    return hf_models.model_of(family)
-
-
-def manager_of(model: Any, page: int, pages: int = 0, **options: Any) -> PagedKVCacheManager:
-    """A manager for all prompts at once, or with so many pages; slots are full of noise."""
-    params = options.pop("params", None) or cache_params(model, page)
-    options = {"max_batch_size": 8, "enable_runtime_checks": True} | options
-    manager = PagedKVCacheManager(
-        params, max_seq_len=128, num_pages=pages or 16 * -(-LONGEST // page), **options
-    )
-    overwrite(manager)
-    return manager
-
-
-def overwrite(manager: PagedKVCacheManager) -> None:
-    for group in manager.states:
-        for (array,) in group.values():
-            array[:] = np.random.default_rng(0).normal(size=array.shape)
 
 
 def tokens_of(model: Any, manager: PagedKVCacheManager, **options: Any) -> list[list[int]]:
@@ -104,15 +78,7 @@ def test_other_families_generate_the_same(family: str) -> None:
 
 def check_preemption(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool holds the longest sequence and little more."""
-    preempted = []
-    original = Scheduler.next_batch
-
-    def counted(self: Scheduler, **options: bool) -> Any:
-        batch = original(self, **options)
-        preempted.extend(batch.preempted if batch else [])
-        return batch
-
-    monkeypatch.setattr(Scheduler, "next_batch", counted)
+    preempted = preemptions(monkeypatch)
     model = model_of(family)
     params = cache_params(model, 3)
     pages = next(n for n in range(1000) if longest_sequence(params, n, 40) >= LONGEST) + 3
@@ -346,49 +312,6 @@ def test_slots_and_pages_stay_within_half_the_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory, "free_memory", lambda: 2 * (longest + 2 * slot - 1))
     with pytest.raises(CapacityError, match=f"beside {2 * slot} bytes of states"):
         generate(model, prompts_of(), max_new_tokens=NEW)
-
-
-# -- bfloat16 ------------------------------------------------------------------------------------
-def logits_through_slots(model: Any, tokens: list[int], chunk: int) -> Any:
-    """The logits of every token, given all those before it."""
-    manager = manager_of(model, 3)
-    context = TextGenerationContext("row", tokens, active_idx=chunk)
-    manager.claim("row")
-    parts = []
-    with paged_attention(model), torch.inference_mode():
-        while context.start_idx < len(tokens):
-            context.active_idx = min(context.start_idx + chunk, len(tokens))
-            inputs = manager.fetch([context])[0]
-            packed = PackedBatch(inputs, [context], manager=manager)
-            rows = torch.arange(context.active_length).numpy()
-            parts.append(model(**packed.model_inputs(rows)).logits[0])
-            context.update(0)
-            manager.step([context])
-    return torch.cat(parts).float()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["bamba", "lfm2", "jamba"])
-def test_bfloat16_is_as_near_to_float32_as_transformers_is(family: str) -> None:
-    exact = model_of(family)
-    model = hf_models.build(family).to(torch.bfloat16)
-    mine, theirs = [], []
-    for prompt, answer in zip(prompts_of(), expected_of(family, NEW), strict=True):
-        tokens = prompt + answer
-        with torch.inference_mode():
-            truth = exact(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-            alone = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
-        theirs.append((alone - truth).abs())
-        mine.append((logits_through_slots(model, tokens, 9) - truth).abs())
-    assert float(torch.cat(mine).mean()) <= 1.25 * float(torch.cat(theirs).mean())
-
-
-def test_float32_logits_are_those_of_the_whole_sequence() -> None:
-    model, tokens = model_of("bamba"), prompts_of()[-1]
-    with torch.inference_mode():
-        whole = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-    for chunk in (7, 53):
-        assert torch.allclose(logits_through_slots(model, tokens, chunk), whole, atol=2e-4)
 
 
 def test_an_exception_in_a_model_leaves_its_layers_as_they_were(

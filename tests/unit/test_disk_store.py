@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import require_program
 from kvcore import KVCacheError, _core
 from kvcore.stores import DiskStore, DiskTier
 from stored_pages import FINGERPRINT, PAGE, content, get, key, open_disk, put, quota
@@ -301,12 +302,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB in memory, where this process may have one."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(mount, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no program mount")
-    if done.returncode:
+    mount = [require_program("mount"), "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("file systems may not be mounted here")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import require
 from foreign_context import Context
 from kvcore import (
     TextGenerationContext,
@@ -299,9 +300,7 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> 
 
 
 def test_safetensors_reads_it() -> None:
-    safetensors = pytest.importorskip(
-        "safetensors.numpy", reason="safetensors is not installed: its reader is not compared"
-    )
+    safetensors = require("safetensors.numpy")
     data = exported(moving_params(dtype="float16"), cache_salt="s")
     found = safetensors.load(data)
     saved = moving.read_sequence(data)
