@@ -50,6 +50,9 @@ _OF_DISK = 1 / 0.85
 GOALS = (
     Goal("disk.put.*.4", 0.0, per_limit=_OF_DISK),
     Goal("disk.get.*.4", 0.0, per_limit=_OF_DISK),
+    Goal("tiers.nothing.*", 3.0, per_limit=1.0),
+    Goal("tiers.load", 0.0, per_limit=1 / 0.8),
+    Goal("tiers.decode.ratio", 1.1),
     Goal("match.hot.64", 0.25),
     Goal("match.hot.256", 0.25),
     Goal("match.hot.8192", 0.25, per_limit=1.5),

@@ -54,7 +54,7 @@ SUITES = {
         "replay",
         "startup",
     ),
-    "data-path": ("data_path", "transfer", "attention", "swap", "disk"),
+    "data-path": ("data_path", "transfer", "attention", "swap", "disk", "tiers"),
     "generate": ("generate", "hf_groups"),
 }
 # By suite, what pages quote: page, mark, and the keys of the rows as of a shell.

@@ -42,16 +42,34 @@ kvcore::GroupKind group_kind(const std::string& name) {
                           "', must be 'full', 'sliding' or 'chunked'");
 }
 
-CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
-                           std::int64_t max_sequences, std::int64_t max_seq_len,
-                           std::int32_t num_replicas, bool prefix_caching, bool dedup,
-                           std::int32_t partial_page_reuse, std::int64_t host_pages,
-                           const py::object& eviction, const std::vector<Group>& groups,
-                           bool reserve_chunks, std::int64_t max_draft_tokens,
-                           const std::vector<Quota>& quotas,
-                           const std::vector<std::int64_t>& states, std::int64_t num_states,
-                           std::int64_t num_host_states) {
+kvcore::EvictionConfig eviction_config(const py::object& eviction) {
+    const auto [order, attention_tokens] = py::module_::import("kvcore.policies")
+                                               .attr("resolved")(eviction)
+                                               .cast<std::pair<std::string, std::int32_t>>();
+    return {kvcore::eviction_order(order), attention_tokens};
+}
+
+CacheManager* make_manager(
+    std::int64_t num_blocks, std::int32_t page_size, std::int64_t max_sequences,
+    std::int64_t max_seq_len, std::int32_t num_replicas, bool prefix_caching, bool dedup,
+    std::int32_t partial_page_reuse, std::int64_t host_pages, const py::object& eviction,
+    const std::vector<Group>& groups, bool reserve_chunks, std::int64_t max_draft_tokens,
+    const std::vector<Quota>& quotas, const std::vector<std::int64_t>& states,
+    std::int64_t num_states, std::int64_t num_host_states, const std::string& write_policy,
+    std::int32_t write_threshold, const py::object& host_eviction, std::int32_t host_min_priority,
+    bool has_stores, const std::string& key_seed, const py::object& stand_ins) {
     kvcore::CacheConfig config;
+    config.write_policy = kvcore::write_policy(write_policy);
+    config.write_threshold = write_threshold;
+    config.host_eviction = eviction_config(host_eviction);
+    config.host_min_priority = host_min_priority;
+    config.has_stores = has_stores;
+    config.key_seed = key_seed;
+    if (!stand_ins.is_none()) {
+        config.stand_ins = static_cast<const kvcore::StandIns*>(
+            PyCapsule_GetPointer(stand_ins.ptr(), "kvcore.StandIns"));
+        if (config.stand_ins == nullptr) throw py::error_already_set();
+    }
     for (const std::int64_t interval : states) config.states.push_back({interval});
     config.num_state_slots = num_states;
     config.num_host_state_slots = num_host_states;
@@ -72,10 +90,7 @@ CacheManager* make_manager(std::int64_t num_blocks, std::int32_t page_size,
     config.dedup = dedup;
     config.partial_page_reuse = partial_page_reuse;
     config.host_pages = host_pages;
-    const auto [order, attention_tokens] = py::module_::import("kvcore.policies")
-                                               .attr("resolved")(eviction)
-                                               .cast<std::pair<std::string, std::int32_t>>();
-    config.eviction = {kvcore::eviction_order(order), attention_tokens};
+    config.eviction = eviction_config(eviction);
     return new CacheManager(config);
 }
 
@@ -256,7 +271,10 @@ void bind_cache_manager(py::module_& module) {
              py::arg("reserve_chunks") = false, py::arg("max_draft_tokens") = 0,
              py::arg("quotas") = std::vector<Quota>(),
              py::arg("states") = std::vector<std::int64_t>(), py::arg("num_states") = 0,
-             py::arg("num_host_states") = 0)
+             py::arg("num_host_states") = 0, py::arg("write_policy") = "write_through",
+             py::arg("write_threshold") = 2, py::arg("host_eviction") = "lru",
+             py::arg("host_min_priority") = 0, py::arg("has_stores") = false,
+             py::arg("key_seed") = py::bytes(), py::arg("stand_ins") = py::none())
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)

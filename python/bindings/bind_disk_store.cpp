@@ -244,6 +244,13 @@ void bind_disk_store(py::module_& module) {
         .def("parts_of", &parts_of, py::arg("keys"),
              "Return a bit for each part that each page has.")
         .def("remove", &remove_pages, py::arg("keys"), "Forget pages; return how many there were.")
+        .def(
+            "clear",
+            [](const BoundDiskStore& bound) {
+                const py::gil_scoped_release unlocked;
+                return bound.store().clear();
+            },
+            "Forget all pages, those on their way included; return how many were found.")
         .def("stats", &stats_of, "Return the counters since the store was opened.")
         .def_property_readonly(
             "slot_bytes", [](const BoundDiskStore& bound) { return bound.store().slot_bytes(); },

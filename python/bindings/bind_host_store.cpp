@@ -30,6 +30,14 @@ class BoundStore {
         : pool_(std::move(caches)), store_(std::make_unique<HostStore>(num_pages, pool_.views())) {}
 
     [[nodiscard]] const HostStore& store() const noexcept { return *store_; }
+    /// Its pages as bytes; the array keeps `self`, whose memory it is.
+    [[nodiscard]] static py::array_t<std::uint8_t> memory(const py::object& self) {
+        const HostStore& store = self.cast<const BoundStore&>().store();
+        return {{store.num_pages(), store.page_bytes()},
+                {store.page_bytes(), std::int64_t{1}},
+                reinterpret_cast<const std::uint8_t*>(store.page(0)),
+                self};
+    }
 
     void copy(const Ids& pairs, bool is_store, const py::object& threads) const {
         const std::vector<PagePair> all = pairs_of(pairs, is_store);
@@ -75,6 +83,9 @@ void bind_host_store(py::module_& module) {
                                [](const BoundStore& bound) { return bound.store().num_pages(); })
         .def_property_readonly("page_bytes",
                                [](const BoundStore& bound) { return bound.store().page_bytes(); })
+        .def_property_readonly(
+            "memory", [](const py::object& self) { return BoundStore::memory(self); },
+            "The pages as bytes, uint8 [num_pages, page_bytes]; present once they are written.")
         .def(
             "store",
             [](const BoundStore& bound, const Ids& pairs, const py::object& threads) {

@@ -45,6 +45,20 @@ num_states : int
     Slots of states of each replica, at least max_sequences where there are such groups.
 num_host_states : int
     Slots of the host tier of each replica for checkpoints of states.
+write_policy : {"write_through", "write_through_selective", "write_back"}
+    When a cached page goes to the host tier.
+write_threshold : int
+    With "write_through_selective": once it was used so often, 1 .. 255.
+host_eviction : str or kvcore.policies.EvictionPolicy
+    Which pages of the host tier go first when it is full.
+host_min_priority : int
+    With ``eviction="priority"``: of a prefix no page goes there from the first of a lower priority on.
+has_stores : bool
+    What arrives in the host tier has keys and waits to be written to stores below it.
+key_seed : bytes
+    Of these keys, one item of canonical CBOR; empty for none.
+stand_ins : capsule, optional
+    The names of tokens with extra keys.
 
 Raises
 ------

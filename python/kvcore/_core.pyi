@@ -252,6 +252,20 @@ class CacheManager:
         Slots of states of each replica, at least max_sequences where there are such groups.
     num_host_states : int
         Slots of the host tier of each replica for checkpoints of states.
+    write_policy : {"write_through", "write_through_selective", "write_back"}
+        When a cached page goes to the host tier.
+    write_threshold : int
+        With "write_through_selective": once it was used so often, 1 .. 255.
+    host_eviction : str or kvcore.policies.EvictionPolicy
+        Which pages of the host tier go first when it is full.
+    host_min_priority : int
+        With ``eviction="priority"``: of a prefix no page goes there from the first of a lower priority on.
+    has_stores : bool
+        What arrives in the host tier has keys and waits to be written to stores below it.
+    key_seed : bytes
+        Of these keys, one item of canonical CBOR; empty for none.
+    stand_ins : capsule, optional
+        The names of tokens with extra keys.
 
     Raises
     ------
@@ -294,6 +308,13 @@ class CacheManager:
         states: Sequence[int] = ...,
         num_states: int = 0,
         num_host_states: int = 0,
+        write_policy: str = "write_through",
+        write_threshold: int = 2,
+        host_eviction: EvictionPolicy | str = "lru",
+        host_min_priority: int = 0,
+        has_stores: bool = False,
+        key_seed: bytes = b"",
+        stand_ins: object = None,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.
@@ -501,6 +522,10 @@ class HostStore:
     def num_pages(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The pages as bytes, uint8 [num_pages, page_bytes]; present once they are written."""
+
     def store(self, pairs: _Array, threads: int = 1) -> None:
         """store(self: kvcore._core.HostStore, pairs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object = 1) -> None
 
@@ -567,6 +592,11 @@ class DiskStore:
         """remove(self: kvcore._core.DiskStore, keys: collections.abc.Sequence) -> int
 
         Forget pages; return how many there were.
+        """
+    def clear(self) -> int:
+        """clear(self: kvcore._core.DiskStore) -> int
+
+        Forget all pages, those on their way included; return how many were found.
         """
     def stats(self) -> dict[str, Any]:
         """stats(self: kvcore._core.DiskStore) -> dict

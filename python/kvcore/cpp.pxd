@@ -5,8 +5,9 @@
 What is beneath the manager stands in `kvcore.cpp_index`, and is to be cimported from here.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from kvcore.cpp_index cimport (
@@ -226,6 +227,67 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t num_tokens
 
 
+cdef extern from "kvcore/store_moves.hpp" namespace "kvcore" nogil:
+    cdef cppclass StoredPart:
+        int32_t part
+        BlockId page
+    cdef cppclass ColumnParts:
+        int32_t column
+        uint64_t parts
+    cdef cppclass StoreMoves:
+        uint64_t ticket
+        int32_t replica
+        vector[PageKey] keys
+        vector[StoredPart] parts
+        vector[int32_t] ends
+    cdef cppclass StoreSearch:
+        int32_t replica
+        int32_t stored
+        int32_t have
+        int32_t legal
+        int32_t most
+        PageKey parent
+        cbool has_gaps
+cdef extern from "kvcore/cached_columns.hpp" namespace "kvcore" nogil:
+    cdef cppclass CachedRun:
+        int32_t parent
+        int32_t name_space
+        int32_t first
+        int32_t num_columns
+        int32_t rank
+    cdef cppclass CachedTree:
+        uint64_t num_resets
+        vector[string] name_spaces
+        vector[CachedRun] runs
+        vector[TokenId] tokens
+    cdef cppclass CachedColumn:
+        uint8_t windows
+        uint8_t passed
+        int32_t state
+    cdef cppclass ColumnSpan:
+        int32_t replica
+        uint64_t num_resets
+        string_view name_space
+        const TokenId* tokens
+        int64_t n
+        int32_t first
+    cdef cppclass CacheExport:
+        CacheExport()
+        const vector[CachedColumn]& columns()
+        const vector[BlockId]& pages()
+    cdef enum class ImportStatus:
+        kTaken
+        kKnown
+        kNoParent
+        kNoRoom
+        kReset
+    cdef cppclass CacheImport:
+        CacheImport()
+        ImportStatus status()
+        const vector[CachedColumn]& columns()
+        const vector[BlockId]& pages()
+
+
 cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheManager:
         CacheManager(const CacheConfig& config) except +translate_exception
@@ -256,7 +318,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         BatchReserve reserve_batch(
             const RequestBatch& batch, int64_t num_steps, Transfers* transfers
         ) except +translate_exception
-        ReserveStatus begin_at(RequestView& request, int64_t n) except +translate_exception
+        ReserveStatus begin_at(
+            RequestView& request, int64_t n, Transfers* transfers
+        ) except +translate_exception
         SequenceMark mark_of(SequenceHandle sequence) except +translate_exception
         ReservePlan plan(
             const RequestView& request, int64_t num_steps
@@ -304,12 +368,42 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         vector[TokenId] tokens_up_to(TokenId highest) except +translate_exception
         int64_t first_uncached(SequenceHandle sequence) except +translate_exception
+        CachedTree cached_tree(int32_t replica) except +translate_exception
+        CacheExport export_columns(const ColumnSpan& span) except +translate_exception
+        CacheImport import_columns(
+            const ColumnSpan& span, const CachedColumn* columns
+        ) except +translate_exception
+        cbool publish(CacheImport& filled, cbool more) except +translate_exception
+        uint64_t num_resets() except +translate_exception
         void reset_prefix_cache() except +translate_exception
         void finish(uint64_t ticket, cbool done) except +translate_exception
         OwedStatus take_owed(
             SequenceHandle sequence, Transfers& transfers
         ) except +translate_exception
         void wait(SequenceHandle sequence) except +translate_exception
+        cbool take_writes(int64_t most, StoreMoves& out) except +translate_exception
+        void finish_writes(uint64_t ticket) except +translate_exception
+        int64_t num_waiting_writes()
+        int64_t num_dropped_writes()
+        StoreSearch search_below(const RequestView& request) except +translate_exception
+        StoreSearch search_below(
+            int32_t replica, string_view name_space, const TokenId* tokens, int64_t n
+        ) except +translate_exception
+        void keys_below(
+            string_view name_space, const TokenId* tokens, int32_t first, int32_t last,
+            const PageKey& parent, PageKey* out
+        ) except +translate_exception
+        PageKey root_key_below(string_view name_space) except +translate_exception
+        vector[ColumnParts] needed_below(
+            int32_t replica, string_view name_space, const TokenId* tokens, int32_t end
+        ) except +translate_exception
+        void begin_fill(
+            int32_t replica, string_view name_space, const TokenId* tokens, int32_t end,
+            const ColumnParts* columns, const PageKey* keys, int64_t n, StoreMoves& out
+        ) except +translate_exception
+        void finish_fill(
+            uint64_t ticket, int64_t arrived, cbool forward
+        ) except +translate_exception
         vector[PageMove] take_copies() except +translate_exception
         vector[StateMove] take_state_copies() except +translate_exception
         int32_t state_of(SequenceHandle sequence) except +translate_exception

@@ -26,6 +26,8 @@ cdef extern from "<string_view>" namespace "std" nogil:
     cdef cppclass string_view:
         string_view()
         string_view(const char* data, size_t size)
+        const char* data()
+        size_t size()
 
 
 cdef extern from "kvcore/lookup_table.hpp" namespace "kvcore" nogil:
@@ -151,6 +153,7 @@ cdef extern from "kvcore/stand_ins.hpp" namespace "kvcore" nogil:
         StandIns(int64_t num_ids, int64_t fewest) except +translate_exception
         TokenId acquire(string_view name) except +translate_exception
         TokenId find(string_view name) except +translate_exception
+        string hold(TokenId id) except +translate_exception
         void release(TokenId id) except +translate_exception
         int64_t size()
         cbool is_sweep_due()

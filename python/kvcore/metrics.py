@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-__all__ = ["GroupMetrics", "KVCacheMetrics", "StateMetrics"]
+__all__ = ["GroupMetrics", "KVCacheMetrics", "StateMetrics", "TierMetrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +116,57 @@ class KVCacheMetrics:
     def cache_hit_rate(self) -> float:
         """Share of `prompt_tokens` taken from the cache, 0..1; 0.0 when there are none."""
         return self.cache_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierMetrics:
+    """Hold the counters of one tier at one moment; ``metrics["hits"]`` is ``metrics.hits``.
+
+    A page of a model with groups is one with all that the tier has of its tokens.
+
+    Attributes
+    ----------
+    hits : int
+        Pages that were read and were right.
+    misses : int
+        Pages that were asked for and are not there, or could not be had.
+    bytes_in, bytes_out : int
+        Written to the tier, and read from it.
+    corrupt : int
+        Pages whose bytes were not those that were stored; they were removed.
+    timeouts : int
+        Calls of the store that took too long.
+    errors : int
+        Calls that failed, or answered what makes no sense.
+    breaker : str
+        ``"closed"``: the tier is used; ``"open"``: it failed and is not asked for some time;
+        ``"half-open"``: one call at a time shows whether it works again.
+    pages_waiting : int
+        In the host tier, to be written to this one.
+    read_p50, read_p99, write_p50, write_p99 : float
+        Seconds that batches took, of the last 512 each; 0.0 where there were none.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    corrupt: int = 0
+    timeouts: int = 0
+    errors: int = 0
+    breaker: Literal["closed", "open", "half-open"] = "closed"
+    pages_waiting: int = 0
+    read_p50: float = 0.0
+    read_p99: float = 0.0
+    write_p50: float = 0.0
+    write_p99: float = 0.0
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field by its name."""
+        if name not in self.keys():
+            raise KeyError(f"{name!r} is none of {', '.join(self.keys())}")
+        return getattr(self, name)
+
+    def keys(self) -> list[str]:
+        """Return the names of the fields, so that ``dict(metrics)`` has them all."""
+        return [field.name for field in fields(self)]

@@ -26,17 +26,20 @@ from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.states import StateArrays, chosen_states, intervals
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.tenants import checked_quotas
+from kvcore.tier_rules import checked_tier
+from kvcore.tiers import TieredCache, TierOptions
 from kvcore.zmq_reset import ResetListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvcore.policies import EvictionPolicy
+    from kvcore.stores import BlockStore
 
 __all__ = ["PagedKVCacheManager"]
 
 
-class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
+class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache):
     """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
 
     Parameters
@@ -72,7 +75,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
         A prefix hit may end inside a page, whose first tokens are then copied: from so many on.
         True is 1, False (or 0) never.
     eviction : str or kvcore.policies.EvictionPolicy
-        Which cached pages go first when memory is full. A host tier goes by "lru" always.
+        Which cached pages go first when memory is full.
     clock : callable, optional
         Returns seconds, by which priorities of contexts end; asked with "priority" alone.
     reserve_chunks : bool
@@ -91,6 +94,32 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
         With a host tier too: its slots in each replica for checkpoints, out of
         ``host_kvcache_swap_space_gb``. By default as many as half of that holds; with 0 checkpoints
         stay on the device.
+    write_policy : {"write_through", "write_through_selective", "write_back"}
+        With a host tier: when a cached page is copied there. When it enters the cache, once it was
+        used `write_threshold` times, or when it is about to be evicted.
+    write_threshold : int
+        1 .. 255. The first use is the ``step`` that brings the page, each later one a request that
+        takes it over from the cache, or brings it again.
+    host_eviction : str or kvcore.policies.EvictionPolicy
+        With a host tier: which of its pages go first when it is full. "priority" only where
+        `eviction` is "priority" too.
+    host_min_priority : int
+        With a host tier and ``eviction="priority"``: pages of a lower priority are not copied
+        there, nor what follows them in a prompt.
+    tiers : list of str or kvcore.stores.BlockStore, optional
+        Where pages go below the device, in this order: "host:64MiB" (of each replica; first, and
+        the same as ``enable_kvcache_swapping_to_host``), "disk:/var/cache/kv:200GiB", or stores
+        that are there. Stores without a host tier get one, of no more than 1 GiB or what two
+        requests need.
+    fingerprint : bytes or str, optional
+        Names the weights: stores find no pages of another model. Without it they tell models apart
+        by their layers, heads and dtype alone.
+    async_onload : bool
+        ``maybe_reserve`` does not wait for pages from stores: see ``poll``.
+    store_timeout : float
+        Seconds that a call of a store may take before it is a miss.
+    max_write_wait : float
+        Seconds that a ``step`` waits where half of the host tier is still to be written to stores.
 
     Raises
     ------
@@ -138,15 +167,37 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
         quotas: Mapping[str, tuple[int, int | None]] | None = None,
         num_states: int | None = None,
         num_host_states: int | None = None,
+        write_policy: str = "write_through",
+        write_threshold: int = 2,
+        host_eviction: EvictionPolicy | str = "lru",
+        host_min_priority: int = 0,
+        tiers: Sequence[str | BlockStore] | None = None,
+        fingerprint: bytes | str | None = None,
+        async_onload: bool = False,
+        store_timeout: float = 5.0,
+        max_write_wait: float = 1.0,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         slots = chosen_states(params, max_batch_size, num_states)
-        host_states = sizing.host_states_per_replica(params, num_host_states)
-        places = checked_devices(devices, params.n_devices)
+        options = TierOptions.of(
+            tiers,
+            params,
+            fingerprint,
+            async_onload=async_onload,
+            store_timeout=store_timeout,
+            max_write_wait=max_write_wait,
+            has_pool=blocks is not None,
+        )
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots)
+        params = options.with_host_tier(params, pages, max_seq_len, num_host_states)
+        host_states = sizing.host_states_per_replica(params, num_host_states)
+        rules = checked_tier(
+            params, write_policy, write_threshold, host_eviction, host_min_priority
+        )
+        places = checked_devices(devices, params.n_devices)
         limits = checked_quotas(quotas, pages)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         shards = make_shards(params, places, pages, blocks)
@@ -173,6 +224,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
                 states=intervals(params),
                 num_states=slots,
                 num_host_states=host_slots,
+                **rules,
+                **options.core_arguments(),
             ),
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
@@ -199,6 +252,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
         self.devices = places
+        self._begin_tiers(options, states if host_slots else None)
 
     # ---- pages ---------------------------------------------------------------------------
 
@@ -269,6 +323,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences):
         Costs a fetch plus O(batch). Loads and stores of a view raise InvalidHandleError once their
         request was released or has lost the page.
         """
+        self._require_open()
         if self._shards[0][0][0] is None:
             raise ValueError("blocks is None: this manager has no pool to see, use fetch")
         contexts = list(batch)

@@ -143,8 +143,10 @@ class ARC(EvictionPolicy):
 _BY_NAME = {each.name: each for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC)}
 
 
-def resolved(eviction: EvictionPolicy | str) -> tuple[str, int]:
+def resolved(eviction: EvictionPolicy | str, name: str = "eviction") -> tuple[str, int]:
     """Return the name of a policy and its `attention_tokens`, as the core takes them.
+
+    Errors call the argument `name`.
 
     Raises
     ------
@@ -156,11 +158,11 @@ def resolved(eviction: EvictionPolicy | str) -> tuple[str, int]:
     if isinstance(eviction, str):
         if eviction not in _BY_NAME:
             names = ", ".join(map(repr, _BY_NAME))
-            raise ValueError(f"eviction is {eviction!r}, must be one of {names}")
+            raise ValueError(f"{name} is {eviction!r}, must be one of {names}")
         eviction = _BY_NAME[eviction]()
     if type(eviction) not in _BY_NAME.values():
         raise TypeError(
-            f"eviction is {eviction!r}, must be a policy of kvcore.policies or its name; a policy "
+            f"{name} is {eviction!r}, must be a policy of kvcore.policies or its name; a policy "
             "of your own is a C++ class"
         )
     return eviction.name, getattr(eviction, "attention_tokens", Cost.attention_tokens)

@@ -135,9 +135,20 @@ class StateArrays:
         orders : int32 [n, 4]
             As ``Mover.run`` takes them, with slots in place of pages.
         """
+        self._host_mover().run(orders)
+
+    def host_memory(self, replica: int) -> NDArray[np.uint8]:
+        """Return the slots of a replica's host tier as bytes, [num_host_states, bytes]."""
+        return self._host_mover().memory(replica)
+
+    def wait(self, replica: int) -> None:
+        """Block until the moves of a replica's slots given so far are done."""
+        self._host_mover().wait(replica)
+
+    def _host_mover(self) -> Mover:
         if self._mover is None:
             raise ValueError("these states have no host tier; give num_host_states")
-        self._mover.run(orders)
+        return self._mover
 
     def on_device(self, index: int, slots: NDArray[np.int32]) -> Any:
         """Return slots, int32 [B] of the host's, on the device of that index."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcore.device import Device
+from kvcore.groups.packing import bundles
 from kvcore.pools import shard_shapes
 
 if TYPE_CHECKING:
@@ -30,13 +31,18 @@ class ArraySymbol:
 
 @dataclass(frozen=True, slots=True)
 class InputSymbols:
-    """Describe the fields of a ``RaggedKVCacheInputs`` on one device."""
+    """Describe the fields of a ``RaggedKVCacheInputs`` on one device.
+
+    Tables of several bundles may differ in their columns; the first one is `lookup_table`.
+    """
 
     blocks: ArraySymbol | tuple[ArraySymbol, ...]
     cache_lengths: ArraySymbol
     lookup_table: ArraySymbol
     max_lengths: ArraySymbol
     kv_scales: ArraySymbol | tuple[ArraySymbol, ...] | None
+    tables: tuple[ArraySymbol, ...]
+    states: tuple[ArraySymbol, ...]
 
 
 def pool_symbols(params: KVCacheParams, device: Device, count: str) -> tuple[ArraySymbol, ...]:
@@ -61,10 +67,17 @@ def input_symbols(params: KVCacheParams, device: Device) -> InputSymbols:
             symbol("kv_scales", "float32", *pool.shape[:-1], int(pool.shape[-1]) // granularity)
             for pool in blocks
         )
+    more = range(1, len(bundles(params)))
+    table = symbol("lookup_table", "uint32", "batch_size", "max_num_pages")
     return InputSymbols(
         blocks=blocks[0] if len(blocks) == 1 else blocks,
         cache_lengths=symbol("cache_lengths", "uint32", "batch_size"),
-        lookup_table=symbol("lookup_table", "uint32", "batch_size", "max_num_pages"),
+        lookup_table=table,
         max_lengths=ArraySymbol("max_lengths", "uint32", ("steps_remaining", 2), Device("cpu")),
         kv_scales=scales[0] if scales is not None and len(scales) == 1 else scales,
+        tables=(
+            table,
+            *(symbol("tables", "uint32", "batch_size", f"max_num_pages_{i}") for i in more),
+        ),
+        states=(symbol("states", "int32", "batch_size"),) * len(params.state_groups),
     )

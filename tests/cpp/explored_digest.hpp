@@ -103,7 +103,9 @@ class ExploredDigest {
             add(node->num_pages);
             add(node->capacity);
             for (std::int32_t i = 0; i < node->num_pages; ++i) {
-                add_page(pages, node->ids(nodes.page_size())[i]);
+                const kvcore::BlockId page = node->ids(nodes.page_size())[i];
+                add_page(pages, page);
+                if (&pages == &device_) add(Probe::mark_of(world_.manager(), page));
                 const kvcore::TokenId* tokens = node->page_tokens(i, nodes.page_size());
                 for (std::int32_t t = 0; t < nodes.page_size(); ++t) add(tokens[t]);
             }
@@ -135,6 +137,7 @@ class ExploredDigest {
         add(static_cast<int>(sequence.written));
         add(static_cast<int>(sequence.hit_tokens));
         add(flight_of(Probe::store_of(world_.manager(), request.sequence)));
+        add(Probe::is_due(world_.manager(), request.sequence) ? 1 : 0);
         add(row.node() == nullptr ? -2 : nodes_.index_of(row.node()));
         add(host_index(Probe::host_node_of(world_.manager(), request.sequence)));
     }
@@ -169,7 +172,7 @@ class ExploredDigest {
             add(host_index(flight.place.node()));
             add(flight.ahead);
             for (const kvcore::TokenId token : flight.tokens) add(token);
-            add(flight.is_wanted ? 1 : 0);
+            add((flight.is_wanted ? 1 : 0) + 2 * static_cast<int>(flight.held_back));
         }
         add(-1);
     }

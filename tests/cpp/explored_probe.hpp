@@ -47,6 +47,14 @@ struct CacheManagerProbe {
         const auto* standing = manager.impl_->state.flights.find(handle);
         return standing == nullptr ? nullptr : standing->place.node();
     }
+    /// What is remembered of a page for the write policy; 0: nothing.
+    [[nodiscard]] static int mark_of(const CacheManager& manager, BlockId page) {
+        const StoreRules& rules = manager.impl_->state.flights.rules();
+        return rules.has_marks() ? rules.mark(0, page) : 0;
+    }
+    [[nodiscard]] static bool is_due(const CacheManager& manager, SequenceHandle handle) {
+        return manager.impl_->state.flights.is_due(handle);
+    }
     /// Of the last batch.
     [[nodiscard]] static std::uint32_t& batch_stamp(CacheManager& manager) {
         return manager.impl_->rows.stamp_;

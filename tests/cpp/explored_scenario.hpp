@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvcore/types.hpp"
+#include "kvcore/write_policy.hpp"
 
 /// Something that must not be the case: what the search looks for.
 class Violation : public std::runtime_error {
@@ -70,6 +71,7 @@ struct Scenario {
     std::int32_t page_size = 2;
     std::int64_t num_pages = 4;
     std::int64_t host_pages = 0;
+    kvcore::WritePolicy write_policy = kvcore::WritePolicy::kWriteThrough;
     bool dedup = true;
     std::vector<Prompt> prompts;    // of the three requests
     std::size_t longest = 7;        // tokens of a request
@@ -140,5 +142,18 @@ inline std::vector<Scenario> all_scenarios() {
     heirs.prompts[2] = {{1, 2, 9}, kWhole};
     append(heirs.prologue, {{Verb::kFetch, 0}, {Verb::kMove, 0}, {Verb::kFinish, 0}});
     append(heirs.prologue, {{Verb::kFork, 0, 1}, {Verb::kFetch, 2}, {Verb::kMove, 0}});
-    return {plain, forks, twins, host, loads, heirs};
+    // What was cached goes down when others need its place.
+    Scenario back = host;
+    back.name = "back";
+    back.write_policy = kvcore::WritePolicy::kWriteBack;
+    back.depth = 5;
+    back.prompts[1].tokens = {31, 32, 33, 34, 35};
+    back.prologue = one_has_run;
+
+    Scenario again = host;
+    again.name = "again";
+    again.write_policy = kvcore::WritePolicy::kSelective;
+    again.prologue = one_has_run;
+    again.depth = 5;
+    return {plain, forks, twins, host, loads, heirs, back, again};
 }

@@ -11,6 +11,7 @@
 #include "group_oracle.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/eviction_policies.hpp"
+#include "simulated_store.hpp"
 
 /// A request of the traffic, and what it should have of each window.
 struct GroupRow {
@@ -185,6 +186,26 @@ class GroupRows {
                 }
             }
         }
+    }
+    /// Those of the host tier.
+    [[nodiscard]] StoredWords stored_words() {
+        std::vector<std::pair<std::size_t, std::int64_t>> lanes;  // bundle, first token
+        for (std::size_t b = 0; b < bundles.size(); ++b) {
+            for (std::int64_t t = 0; t < manager.config().page_size; t += bundles[b].page_size) {
+                lanes.emplace_back(b, t);
+            }
+        }
+        StoredWords words;
+        words.size = [=](std::int32_t lane) { return bundles[item(lanes, lane).first].page_size; };
+        words.word = [=](std::int32_t replica, std::int32_t, BlockId page,
+                         std::int64_t i) -> Digest& {
+            return item(item(below_, replica), std::int64_t{page} * manager.config().page_size + i);
+        };
+        words.expected = [=](const std::vector<Digest>& ends, std::int32_t lane, std::int64_t i) {
+            const auto [bundle, first] = item(lanes, lane);
+            return scramble(item(ends, first + i) + bundle);
+        };
+        return words;
     }
     /// Nobody has to find in a free page what it held.
     void spoil_free_pages(std::int32_t replica) {

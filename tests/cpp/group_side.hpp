@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "groups/column_states.hpp"
 #include "slow_columns.hpp"
 
 /// What uses a tree as requests do, in columns: the real one, or its twin.
@@ -24,13 +25,23 @@ class GroupSide {
     using TreePosition = kvcore::TreePosition;
     static constexpr std::int32_t kPage = 2;
 
+    /// `num_slots`: for checkpoints, where layers keep a state.
     GroupSide(const kvcore::Grouping& grouping, std::int64_t num_pages,
-              std::unique_ptr<Policy> policy)
+              std::unique_ptr<Policy> policy, std::int64_t num_slots)
         : grouping_(grouping),
+          num_pages_(num_pages),
+          num_slots_(num_slots),
           policy_(*policy),
           columns_(grouping.num_full_lanes() > 0 ? num_pages : 3 * num_pages),
           tree_(kPage, std::move(policy)),
-          pages_(grouping, num_pages, columns_, tree_, policy_) {}
+          pages_(made()) {
+        if constexpr (kIsReal) {
+            if (num_slots == 0) return;
+            states_ = std::make_unique<kvcore::ColumnStates>(num_slots, columns_, policy_.useless(),
+                                                             &pages_);
+            pages_.need_checkpoints();
+        }
+    }
 
     struct Row {
         Tokens tokens;
@@ -63,6 +74,7 @@ class GroupSide {
         }
         const std::int64_t went = pages_.make_room(wanted, more, {});
         CHECK(num_free() >= wanted);
+        if (num_slots_ > 0 && at.depth > 0) renew(column(row, at.depth - 1));
         tree_.use({row.node, at.depth});
         tree_.retain({row.node, at.depth}, 0, at.depth, retention);
         row.columns.resize(static_cast<std::size_t>(size));
@@ -99,6 +111,19 @@ class GroupSide {
         }
         for (const kvcore::DuplicatePage& each : known) swap(row, first + each.index, each.cached);
     }
+    /// A checkpoint where its committed columns end.
+    void checkpoint(std::size_t i) {
+        const Row& row = rows_[i];
+        if (num_slots_ == 0 || row.committed == 0) return;
+        BlockId last = 0;
+        tree_.copy_pages({row.node, row.committed}, row.committed - 1, &last);
+        if constexpr (kIsReal) {
+            if (states_->find(last) != kvcore::ColumnStates::kNone) return;
+            states_->make_ready(states_->add(last, {row.node, row.committed}));
+        } else {
+            pages_.add_checkpoint(last);
+        }
+    }
     /// Its windows pass some columns: as `how` says by the bits of a number.
     void pass(std::size_t i, std::int32_t end, std::uint64_t how) {
         Row& row = rows_[i];
@@ -108,7 +133,8 @@ class GroupSide {
                 const std::int32_t c = row.first[w];
                 const bool is_kept = c < row.committed && (how >> (c % 32) & 1) != 0;
                 if (is_kept) pages_.leave_from({row.node, end_behind(row, c, how >> 32)});
-                pages_.leave(column(row, c), w, is_kept ? How::kKept : How::kPassed);
+                const auto other = (how >> (c + 7) % 32 & 3) == 0 ? How::kUseless : How::kPassed;
+                pages_.leave(column(row, c), w, is_kept ? How::kKept : other);
             }
         }
     }
@@ -183,6 +209,7 @@ class GroupSide {
             for (std::size_t w = 0; w < num_windows(); ++w) {
                 word = 4 * word + (pages_.has(c, w) ? 2 : 0) + (pages_.is_idle(c, w) ? 1 : 0);
             }
+            if (num_slots_ > 0) word = 2 * word + (has_checkpoint(c) ? 1 : 0);
             seen.push_back(word);
         }
         return seen;
@@ -192,8 +219,31 @@ class GroupSide {
     [[nodiscard]] Pages& pages() { return pages_; }
 
    private:
+    static constexpr bool kIsReal = std::is_same_v<Pages, kvcore::ColumnPages>;
+
+    [[nodiscard]] Pages made() {
+        if constexpr (kIsReal) {
+            return Pages(grouping_, num_pages_, columns_, tree_, policy_);
+        } else {
+            return Pages(grouping_, num_pages_, columns_, tree_, policy_, num_slots_);
+        }
+    }
+    [[nodiscard]] bool has_checkpoint(BlockId column) const {
+        if constexpr (kIsReal) {
+            return states_->has(column);
+        } else {
+            return pages_.checkpoints().has(column);
+        }
+    }
+    void renew(BlockId column) {
+        if constexpr (kIsReal) {
+            states_->renew(states_->find(column));
+        } else {
+            pages_.checkpoints().renew(column);
+        }
+    }
     [[nodiscard]] std::int64_t num_free() const {
-        if constexpr (std::is_same_v<Pages, kvcore::ColumnPages>) {
+        if constexpr (kIsReal) {
             return pages_.pages().num_free();
         } else {
             return pages_.num_free();
@@ -216,8 +266,16 @@ class GroupSide {
     }
     [[nodiscard]] TreePosition hit(const Tokens& tokens, std::int32_t most) const {
         TreePosition at = tree_.match(root(), tokens.data(), count(tokens)).at;
-        at = kvcore::PrefixTree::position(at.node, std::min(at.depth, most));
-        return kvcore::PrefixTree::position(at.node, pages_.longest_hit(at));
+        at.depth = std::min(at.depth, most);
+        std::int32_t before = 0;
+        do {
+            before = at.depth;
+            at.depth = pages_.longest_hit(at);
+            if constexpr (kIsReal) {
+                if (states_ != nullptr) at.depth = states_->longest_hit(at, kPage);
+            }
+        } while (at.depth != before);
+        return kvcore::PrefixTree::position(at.node, at.depth);
     }
     void read(Row& row, std::int64_t tokens) {
         for (std::size_t w = 0; w < num_windows(); ++w) {
@@ -255,10 +313,13 @@ class GroupSide {
     }
 
     const kvcore::Grouping& grouping_;
+    std::int64_t num_pages_;
+    std::int64_t num_slots_;
     Policy& policy_;
     kvcore::BlockPool columns_;
     kvcore::PrefixTree tree_;
     Pages pages_;
+    std::unique_ptr<kvcore::ColumnStates> states_;
     std::vector<Row> rows_;
     std::uint64_t how_ = 0;
 };

@@ -9,6 +9,7 @@
 #include "group_rows.hpp"
 #include "kvcore/errors.hpp"
 #include "random.hpp"
+#include "simulated_store.hpp"
 
 /// Random traffic, each call of which is held against the oracle.
 class GroupWorld {
@@ -20,11 +21,14 @@ class GroupWorld {
         live_.reserve(16);  // rows of a batch stay where they are while others are forked
         for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 44)));
         for (std::int32_t r = 0; r < config.num_replicas; ++r) tables_.emplace_back(config);
+        if (config.has_stores) store_.emplace(rows_.manager, random_, rows_.stored_words());
     }
 
     void operate() {
         const std::int64_t verb = random_.below(100);
-        if (config().host_pages > 0 && random_.chance(5)) {
+        if (store_ && random_.chance(30)) {
+            use_store();
+        } else if (config().host_pages > 0 && random_.chance(5)) {
             crowd_out();
         } else {
             act(verb);
@@ -37,11 +41,13 @@ class GroupWorld {
     [[nodiscard]] std::int64_t num_hits_below() const { return num_below_; }
     /// Columns of the tree that got pages of windows from below.
     [[nodiscard]] std::int64_t num_patches() const { return num_patches_; }
+    [[nodiscard]] const std::optional<SimulatedStore>& store() const { return store_; }
     void end() {
         hit_.reset();
         while (!open_.empty()) finish();
         while (!live_.empty()) release();
         while (!pins_.empty()) unpin();
+        if (store_) store_->drain();
         check_state();
         rows_.manager.reset_prefix_cache();
         for (std::int32_t r = 0; r < config().num_replicas; ++r) {
@@ -95,7 +101,7 @@ class GroupWorld {
         if (verb < 77) return unpin();
         if (verb < 80) return hold();
         if (verb < 83) return allocate();
-        if (verb < 84) return rows_.manager.reset_prefix_cache();
+        if (verb < 84) return reset();
         if (verb < 87) return finish();
         if (verb < 89) return begin_again();
         if (verb < 91) return set_back();
@@ -123,6 +129,19 @@ class GroupWorld {
     }
     std::int32_t any_replica() {
         return static_cast<std::int32_t>(random_.below(config().num_replicas));
+    }
+
+    void reset() {
+        if (store_) store_->note_reset();
+        rows_.manager.reset_prefix_cache();
+    }
+    void use_store() {
+        if (!store_) return;
+        auto& store = *store_;
+        if (random_.chance(2)) return reset();  // all is in the store alone
+        if (random_.chance(50)) return store.write();
+        const std::vector<TokenId> asked = random_.chance(60) ? random_.pick(prompts_) : prompt();
+        store.read(any_replica(), Request(random_.chance(10) ? "other" : "", asked));
     }
 
     void claim() {
@@ -207,7 +226,10 @@ class GroupWorld {
             const kvcore::ReserveStatus status =
                 rows_.manager.reserve(view, steps, copies_later_ ? &transfers : nullptr);
             const std::int64_t went = rows_.manager.metrics().evicted_pages - evicted;
-            if (status == kvcore::ReserveStatus::kPending) return false;
+            if (status == kvcore::ReserveStatus::kPending) {
+                settle_copies(transfers);  // that make room, with write-back
+                return false;
+            }
             CHECK_EQ(plan.fits, status == kvcore::ReserveStatus::kOk);
             if (!plan.fits) {
                 CHECK_EQ(rows_.manager.stats(row.replica).free_pages, free);
@@ -219,12 +241,13 @@ class GroupWorld {
             row.has_declined = row.has_declined || (is_whole || plan.evicted_pages > 0);
             reserved(row, view, hit_before, steps, transfers);
             // A column goes with all its pages, a window's with all its lanes.
-            CHECK(went >= plan.evicted_pages);
+            // What a row that moves on gives up itself need not be evicted.
+            const bool had_pages = !pages[0].empty() || num_loads(row) > 0;
+            CHECK(had_pages || went >= plan.evicted_pages);
             CHECK(went < plan.evicted_pages + std::max<std::int64_t>(1, rows_.oracle.lanes()));
             const Cached now = cached(row.replica);
             CHECK_EQ(count_pages(before) - count_pages(now), went);
             const std::int64_t fresh = count_new(row, pages, now);
-            const bool had_pages = !pages[0].empty() || num_loads(row) > 0;
             CHECK(fresh <= plan.new_pages && (had_pages || fresh == plan.new_pages));
             if (pages[0].empty()) {
                 CHECK_EQ(rows_.manager.stats(row.replica).free_pages, free + went - plan.new_pages);
@@ -370,6 +393,7 @@ class GroupWorld {
     std::optional<kvcore::PrefixHit> hit_;
     kvcore::SequenceHandle hit_of_;
     std::vector<kvcore::Transfers> open_;
+    std::optional<SimulatedStore> store_;
     bool loads_fail_ = true;
     std::int64_t num_hits_ = 0;
     std::int64_t num_below_ = 0;

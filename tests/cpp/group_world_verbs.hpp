@@ -230,7 +230,7 @@ inline void GroupWorld::allocate() {
     try {
         const auto status =
             rows_.manager.allocate(*hit_, view, view.end, copies_later_ ? &transfers : nullptr);
-        if (status != kvcore::ReserveStatus::kOk) return;
+        if (status != kvcore::ReserveStatus::kOk) return settle_copies(transfers);
     } catch (const std::invalid_argument&) {
         return hit_.reset();  // it was reserved since
     } catch (const kvcore::CapacityError&) {

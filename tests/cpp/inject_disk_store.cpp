@@ -90,6 +90,9 @@ void verbs() {
     allocates_nothing("remove", make, [](std::unique_ptr<Scene>& scene) {
         CHECK_EQ(scene->store->remove(scene->keys), 3);
     });
+    each_site(
+        "clear", make,
+        [](std::unique_ptr<Scene>& scene) { CHECK_EQ(scene->store->clear(), kSlots); }, digest);
     allocates_nothing("close", make, [](std::unique_ptr<Scene>& scene) { scene->store->close(); });
 }
 

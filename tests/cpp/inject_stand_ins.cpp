@@ -38,6 +38,16 @@ int main() {
         "acquire", table_with_one, [](auto& table) { static_cast<void>(table->acquire(kName)); },
         text_of);
     each_site(
+        "hold", table_with_one,
+        [](auto& table) { static_cast<void>(table->hold(table->find(kOther))); },
+        [](auto& table) {  // who got no name is no user
+            const TokenId id = table->find(kOther);
+            table->release(id);
+            table->begin_sweep();
+            table->end_sweep(nullptr, 0);
+            return text_of(table);
+        });
+    each_site(
         "name", [] { return std::string(); },
         [](std::string& name) {
             const ExtraKey keys[]{{3, kName}, {4, kOther}};

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = "explore_interleavings"
 GROUPS_TARGET = "explore_groups"  # of the scenario "groups"
 TESTS = {  # of these scenarios
-    "states": ("test_cache_manager_states", "stress_states"),
+    "states": ("test_cache_manager_states", "stress_states", "test_state_eviction"),
     "tenants": ("stress_tenants",),
 }
 SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant(
         "a failed store counts as done",
         "cpp/src/manager/tier_flights.cpp",
-        "done && flight.is_wanted && publish(flight)",
-        "flight.is_wanted && publish(flight)",
+        "n > 0 && done && flight.is_wanted) publish(flight)",
+        "n > 0 && flight.is_wanted) publish(flight)",
         "host",
     ),
     Mutant(
@@ -149,9 +149,8 @@ MUTANTS = (
     Mutant(
         "a hit's last page may lose its window before it is copied",
         "cpp/src/manager/reserver.cpp",
-        "        if (hit.is_partial()) made.source = "
-        "WindowHold(home, hit.match.partial, hit.tokens);\n",
-        "",
+        "                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
+        "                static_cast<void>(source);\n",
         "groups",
     ),
     Mutant(
@@ -208,6 +207,20 @@ MUTANTS = (
         "cpp/src/groups/column_states.cpp",
         "        while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;\n",
         "",
+        "states",
+    ),
+    Mutant(
+        "what no checkpoint follows waits for its turn",
+        "cpp/src/index/prefix_tree_policy.cpp",
+        "    if (interest_.exposure) policy_->expose(node->id);\n",
+        "",
+        "states",
+    ),
+    Mutant(
+        "what useless pages followed is the next to go",
+        "cpp/src/groups/window_policy.hpp",
+        "if (!interest_.recency) return release(node, time);",
+        "static_cast<void>(time);\n        if (!interest_.recency) return;",
         "states",
     ),
     Mutant(

@@ -58,7 +58,7 @@ class NaivePolicy : public kvcore::EvictionPolicy {
         runs_[upper].is_candidate = false;
     }
     void erase(kvcore::NodeId node) noexcept override {
-        if (runs_[node].is_candidate) floor_ = std::max(floor_, worth(runs_[node]));
+        if (victim() == node) floor_ = std::max(floor_, worth(runs_[node]));
         runs_[node] = {};
     }
     void resize(kvcore::NodeId node, std::int32_t depth, std::int32_t) noexcept override {
@@ -67,7 +67,7 @@ class NaivePolicy : public kvcore::EvictionPolicy {
             run.entered = ++time_;
             run.floor = floor_;
         }
-        if (depth < run.depth && run.is_candidate) floor_ = std::max(floor_, worth(run));
+        if (depth < run.depth && victim() == node) floor_ = std::max(floor_, worth(run));
         run.depth = depth;
     }
     void retain(kvcore::NodeId node, const kvcore::Retention& given) noexcept override {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "groups/column_pages.hpp"
-#include "index/children.hpp"
+#include "slow_hits.hpp"
 #include "slow_policy.hpp"
 
 /// What ColumnPages does, slowly.
@@ -27,9 +27,11 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     using Entry = std::pair<BlockId, std::size_t>;
 
     SlowColumns(const kvcore::Grouping& grouping, std::int64_t num_pages,
-                kvcore::BlockPool& columns, kvcore::PrefixTree& tree, SlowPolicy& policy)
+                kvcore::BlockPool& columns, kvcore::PrefixTree& tree, SlowPolicy& policy,
+                std::int64_t num_slots)
         : grouping_(grouping),
           num_pages_(num_pages),
+          checkpoints_(num_slots),
           columns_(columns),
           tree_(tree),
           policy_(policy),
@@ -45,7 +47,9 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             }
             return ids;
         };
-        policy.condemned = [this] { return condemned_.empty() ? nullptr : condemned_.front(); };
+        policy.suspect = [this](NodeId run) {
+            if (checkpoints_.exist()) suspect(tree_.run(run));
+        };
         policy.pardon = [this](NodeId run) {
             const auto is_it = [&](const TreeNode* node) { return node->id == run; };
             condemned_.erase(std::remove_if(condemned_.begin(), condemned_.end(), is_it),
@@ -77,20 +81,8 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     [[nodiscard]] std::int32_t longest_hit(TreePosition end) const {
         std::vector<BlockId> ids(static_cast<std::size_t>(end.depth));
         tree_.copy_pages(end, 0, ids.data());
-        std::int32_t depth = end.depth;
-        const auto is_legal = [&] {
-            const std::int64_t n = std::int64_t{depth} * grouping_.column_tokens();
-            for (std::size_t w = 0; w < num_windows(); ++w) {
-                std::int64_t t = grouping_.windows()[w].rule.skipped_tokens(n);
-                for (; t < n; ++t) {
-                    const auto c = static_cast<std::size_t>(t / grouping_.column_tokens());
-                    if (!has(ids[c], w)) return false;
-                }
-            }
-            return true;
-        };
-        while (!is_legal()) --depth;
-        return depth;
+        return slow_longest_hit(grouping_, ids, checkpoints_,
+                                [&](BlockId column, std::size_t w) { return has(column, w); });
     }
 
     void fill_full(BlockId column) { at(column).is_full = true; }
@@ -104,6 +96,9 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         } else if (how == How::kPassed) {
             take_out({column, w});
             passed_.push_back({column, w});
+        } else if (how == How::kUseless) {
+            take_out({column, w});
+            useless_.push_back({column, w});
         } else if (how == How::kKept || !is_queued({column, w})) {
             put_in({column, w});
         }
@@ -149,12 +144,23 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
                 of(*id, w).has = false;
             }
             at(*id).is_full = at(*id).is_cached = false;
+            if (checkpoints_.has(*id)) lose_checkpoint(*id);
         }
+    }
+    [[nodiscard]] SlowCheckpoints& checkpoints() { return checkpoints_; }
+    [[nodiscard]] const SlowCheckpoints& checkpoints() const { return checkpoints_; }
+    void add_checkpoint(BlockId column) {
+        if (checkpoints_.has(column)) return;
+        if (const BlockId gone = checkpoints_.oldest_if_full(); gone >= 0) lose_checkpoint(gone);
+        checkpoints_.add(column);
     }
     void stored(TreeNode*, std::int32_t, std::int32_t) noexcept override {}
     void removed(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         std::vector<BlockId> ids(static_cast<std::size_t>(first + n));
         tree_.copy_pages({node, first + n}, 0, ids.data());
+        for (std::int32_t c = first; c < first + n; ++c) {
+            removed_from_[ids[static_cast<std::size_t>(c)]] = node->num_pages > 0 ? node : nullptr;
+        }
         for (Left& left : left_) {
             const auto gone = ids.begin() + first;
             if (std::find(gone, ids.end(), left.anchor) == ids.end()) continue;
@@ -203,33 +209,21 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     [[nodiscard]] const Window& of(BlockId column, std::size_t w) const {
         return at(column).windows[w];
     }
-    [[nodiscard]] TreeNode* run_of(BlockId column) const {
-        std::vector<TreeNode*> nodes{tree_.find_namespace("")};
-        while (!nodes.empty()) {
-            TreeNode* node = nodes.back();
-            nodes.pop_back();
-            const BlockId* ids = node->is_root() ? nullptr : node->ids(tree_.page_size());
-            if (ids != nullptr &&
-                std::find(ids, ids + node->num_pages, column) != ids + node->num_pages) {
-                return node;
-            }
-            kvcore::for_each_child(node, [&](TreeNode* child) { nodes.push_back(child); });
-        }
-        return nullptr;
-    }
     [[nodiscard]] TreeNode* owner_of(const Left& left) const {
-        return left.anchor < 0 ? nullptr : run_of(left.anchor);
+        return left.anchor < 0 ? nullptr : run_of(tree_, left.anchor);
     }
 
     [[nodiscard]] bool is_queued(const Entry& entry) const {
         const auto has = [&](const auto& entries) {
             return std::find(entries.begin(), entries.end(), entry) != entries.end();
         };
-        return has(passed_) || std::any_of(left_.begin(), left_.end(),
-                                           [&](const Left& left) { return has(left.entries); });
+        return has(passed_) || has(useless_) ||
+               std::any_of(left_.begin(), left_.end(),
+                           [&](const Left& left) { return has(left.entries); });
     }
     void take_out(const Entry& entry) {
         passed_.erase(std::remove(passed_.begin(), passed_.end(), entry), passed_.end());
+        useless_.erase(std::remove(useless_.begin(), useless_.end(), entry), useless_.end());
         for (auto left = left_.begin(); left != left_.end(); ++left) {
             const auto found = std::find(left->entries.begin(), left->entries.end(), entry);
             if (found == left->entries.end()) continue;
@@ -304,6 +298,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     bool evict_next(std::int64_t pages, std::int64_t columns, kvcore::EvictionGuard guard) {
         const std::int64_t wanted = std::min<std::int64_t>(
             64, std::max<std::int64_t>({1, pages / grouping_.num_lanes(), columns}));
+        if (pages > 0 && !useless_.empty()) return evict(useless_.front());
         if (pages > 0) {
             const Left* broken = nullptr;
             for (const Left& left : left_) {
@@ -317,7 +312,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         if (pages > 0 && !passed_.empty()) return evict(passed_.front());
         NodeId departure = pages > 0 ? policy_.next(tree_) : 0;
         if (departure == 0) {
-            if (evict_columns(wanted, guard)) return true;
+            if (evict_runs(wanted, guard)) return true;
             departure = pages > 0 ? policy_.first_aside() : 0;
         }
         for (const Left& left : left_) {
@@ -349,11 +344,33 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             }
             TreeNode* parent = run->parent;
             const bool is_gone = useless <= n && legal <= run->start;
+            policy_.aim = run->id;
             evict_columns(std::min(n, useless), guard);
+            policy_.aim = kvcore::kNoNode;
             if (useless <= n) judge(is_gone ? parent : run);
             return true;
         }
         return false;
+    }
+    void lose_checkpoint(BlockId column) {
+        checkpoints_.forget(column);
+        TreeNode* run = run_of(tree_, column);
+        if (run == nullptr) run = removed_from_[column];  // which may have others left
+        if (run != nullptr) suspect(run);
+    }
+    void suspect(TreeNode* run) {
+        policy_.pardon(run->id);
+        if (run->num_children > 0 || run->pins > 0) return;
+        legal_[run] = {0, -1};
+        condemned_.push_back(run);
+    }
+    bool evict_runs(std::int64_t n, kvcore::EvictionGuard guard) {
+        if (checkpoints_.exist()) {
+            const NodeId victim = tree_.victim();
+            if (victim == kvcore::kNoNode) return false;
+            n = std::min<std::int64_t>(n, tree_.run(victim)->num_pages);
+        }
+        return evict_columns(n, guard);
     }
     bool evict_columns(std::int64_t n, kvcore::EvictionGuard guard) {
         std::array<BlockId, 64> ids;
@@ -368,6 +385,9 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     kvcore::PrefixTree& tree_;
     SlowPolicy& policy_;
     std::vector<Column> state_;
+    SlowCheckpoints checkpoints_;
+    std::map<BlockId, TreeNode*> removed_from_;
+    std::vector<Entry> useless_;
     std::vector<Entry> passed_;
     std::deque<Left> left_;
     std::deque<TreeNode*> condemned_;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "index/tree_node.hpp"
@@ -17,15 +18,20 @@ class SlowPolicy : public kvcore::EvictionPolicy {
    public:
     using NodeId = kvcore::NodeId;
 
-    SlowPolicy(const kvcore::EvictionConfig& config, std::int32_t page_size)
+    SlowPolicy(const kvcore::EvictionConfig& config, std::int32_t page_size,
+               bool has_states = false)
         : goes_by_time(config.order == kvcore::EvictionOrder::kLru),
+          releases_parents_(has_states &&
+                            (goes_by_time || config.order == kvcore::EvictionOrder::kFifo ||
+                             config.order == kvcore::EvictionOrder::kArc)),
           policy_(make_naive(config, page_size)) {}
 
     const bool goes_by_time;
 
     std::function<std::vector<NodeId>(NodeId)> departures_of;  // their ids, in a run
-    std::function<kvcore::TreeNode*()> condemned;
     std::function<void(NodeId)> pardon;
+    std::function<void(NodeId)> suspect;
+    NodeId aim = kvcore::kNoNode;  // the next victim
 
     void make_room_for_departures(std::size_t n) {
         for (; num_departures_ < n; ++num_departures_) {
@@ -55,7 +61,7 @@ class SlowPolicy : public kvcore::EvictionPolicy {
     [[nodiscard]] NodeId first_aside() const { return aside_.empty() ? 0 : aside_.front(); }
 
     [[nodiscard]] kvcore::PolicyInterest interest() const noexcept override {
-        return {true, true, true, true, true, true};
+        return {true, true, true, true, true, true, true};
     }
     void make_room(NodeId last) override {
         if (last < ids_.size()) return;
@@ -74,14 +80,20 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         policy_->hit(ids_[node]);
     }
     void release(NodeId node, std::uint64_t) noexcept override {
+        candidates_.insert(node);
         policy_->release(ids_[node], ++clock_);
     }
-    void pass(NodeId node, std::uint64_t) noexcept override { policy_->pass(ids_[node], clock_); }
+    void pass(NodeId node, std::uint64_t time) noexcept override {
+        if (releases_parents_) return release(node, time);
+        policy_->pass(ids_[node], clock_);
+    }
     void split(NodeId upper, NodeId lower) noexcept override {
+        candidates_.erase(upper);
         policy_->split(ids_[upper], ids_[lower]);
     }
     void erase(NodeId node) noexcept override {
         pardon(node);
+        candidates_.erase(node);
         policy_->erase(ids_[node]);
     }
     void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept override {
@@ -98,13 +110,17 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         return policy_->joins(ids_[node], asked);
     }
     void advance(std::int64_t now) noexcept override { policy_->advance(now); }
-    void offer(NodeId node) noexcept override { policy_->offer(ids_[node]); }
+    void expose(NodeId node) noexcept override { suspect(node); }
+    void offer(NodeId node) noexcept override {
+        if (candidates_.insert(node).second) policy_->offer(ids_[node]);
+    }
     void withdraw(NodeId node) noexcept override {
         pardon(node);
+        candidates_.erase(node);
         policy_->withdraw(ids_[node]);
     }
     [[nodiscard]] NodeId victim() noexcept override {
-        if (!sees_departures_ && condemned() != nullptr) return condemned()->id;
+        if (aim != kvcore::kNoNode) return aim;
         NodeId least = policy_->victim();
         if (sees_departures_) return least != 0 && is_run_[least] ? runs_[least] : 0;
         while (least != 0 && !is_run_[least]) {
@@ -121,6 +137,8 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         is_run_.push_back(is_run);
     }
 
+    bool releases_parents_;  // so that they keep their place where what follows goes out of turn
+    std::set<NodeId> candidates_;
     std::unique_ptr<kvcore::EvictionPolicy> policy_;
     std::vector<NodeId> ids_;   // the policy's, of runs
     std::vector<NodeId> runs_;  // by those

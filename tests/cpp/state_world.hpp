@@ -15,6 +15,7 @@
 #include "group_oracle.hpp"
 #include "kvcore/errors.hpp"
 #include "random.hpp"
+#include "simulated_store.hpp"
 
 /// Random traffic of requests that compute a state, against an oracle that knows what each slot
 /// contains: the digest of the tokens up to where that state stands. What a hit, a fork or a
@@ -35,15 +36,19 @@ class StateWorld {
         slots_.assign(replicas, std::vector<Digest>(slots, 1));
         host_slots_.assign(replicas, std::vector<Digest>(host_slots, 1));
         for (std::int32_t r = 0; r < config.num_replicas; ++r) tables_.emplace_back(config);
+        if (config.has_stores) store_.emplace(manager_, random_, stored_words());
     }
     void operate() {
-        if (config().host_pages > 0 && random_.chance(6)) {
+        if (store_ && random_.chance(30)) {
+            use_store();
+        } else if (config().host_pages > 0 && random_.chance(6)) {
             crowd_out();
         } else {
             act(random_.below(100));
         }
         check_state();
     }
+    [[nodiscard]] const std::optional<SimulatedStore>& store() const { return store_; }
     [[nodiscard]] kvcore::StateStats stats() const {
         kvcore::StateStats sum;
         for (std::int32_t r = 0; r < config().num_replicas; ++r) sum += manager_.state_stats(r);
@@ -55,6 +60,7 @@ class StateWorld {
         while (!live_.empty()) drop(live_.back());
         for (const auto& pin : pins_) manager_.unpin(pin);
         pins_.clear();
+        if (store_) store_->drain();
         check_state();
         manager_.reset_prefix_cache();
         for (std::int32_t r = 0; r < config().num_replicas; ++r) {
@@ -122,7 +128,7 @@ class StateWorld {
         if (verb < 79) return pin();
         if (verb < 82) return hold();
         if (verb < 85) return allocate();
-        if (verb < 86) return manager_.reset_prefix_cache();
+        if (verb < 86) return reset();
         if (verb < 90) return finish(random_.chance(80));
         if (verb < 92) return begin_again();
         if (verb < 94) return set_back();
@@ -130,6 +136,32 @@ class StateWorld {
     }
 
     [[nodiscard]] const kvcore::CacheConfig& config() const { return manager_.config(); }
+    // The states alone: of pages it is known here which ones there are, not what they contain.
+    [[nodiscard]] StoredWords stored_words() {
+        StoredWords words;
+        words.size = [](std::int32_t part) { return part == kvcore::kStatePart ? 1 : 0; };
+        words.word = [this](std::int32_t replica, std::int32_t, BlockId slot,
+                            std::int64_t) -> Digest& {
+            return item(item(host_slots_, replica), slot);
+        };
+        words.expected = [](const std::vector<Digest>& ends, std::int32_t, std::int64_t) {
+            return ends.back();
+        };
+        return words;
+    }
+    void use_store() {
+        if (!store_) return;
+        auto& store = *store_;
+        if (random_.chance(2)) return reset();  // all is in the store alone
+        if (random_.chance(50)) return store.write();
+        const auto replica = static_cast<std::int32_t>(random_.below(config().num_replicas));
+        const std::vector<TokenId> asked = random_.chance(60) ? random_.pick(prompts_) : prompt();
+        store.read(replica, Request(random_.chance(10) ? "other" : "", asked));
+    }
+    void reset() {
+        if (store_) store_->note_reset();
+        manager_.reset_prefix_cache();
+    }
     [[nodiscard]] Cached cached(std::int32_t replica) const {
         return cached_of(manager_, replica, {"", "other"});
     }
@@ -307,6 +339,7 @@ class StateWorld {
     std::optional<kvcore::PrefixHit> hit_;
     kvcore::SequenceHandle hit_row_;
     std::vector<kvcore::Transfers> open_;
+    std::optional<SimulatedStore> store_;
 };
 
 #include "state_world_verbs.hpp"

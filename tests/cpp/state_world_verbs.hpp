@@ -31,8 +31,8 @@ inline bool StateWorld::reserve(Row& row) {
         CHECK_EQ(plan.active, plan.fits ? expected.active : plan.active);
         const kvcore::ReserveStatus status = manager_.reserve(view, steps, later(transfers));
         if (status == kvcore::ReserveStatus::kPending) {
-            CHECK(is_pending);
-            return false;
+            CHECK(is_pending || config().write_policy == kvcore::WritePolicy::kWriteBack);
+            return settle(transfers), false;
         }
         CHECK_EQ(plan.fits, status == kvcore::ReserveStatus::kOk);
         if (!plan.fits) {
@@ -164,6 +164,7 @@ inline void StateWorld::commit(const std::vector<Row*>& batch) {
     }
     std::vector<kvcore::PageSwap> swaps;
     kvcore::Transfers transfers;
+    const bool is_alone = open_.empty();  // else a load may have the last slot of the tier
     manager_.commit({views.data(), count(views)}, swaps, later(transfers));
     settle(transfers);
     if (batch.size() > 1) return;
@@ -171,7 +172,6 @@ inline void StateWorld::commit(const std::vector<Row*>& batch) {
     const std::int64_t n = row.request.start;
     if (next_due(row, n - 1) != n) return;
     const kvcore::StateStats stats = manager_.state_stats(row.replica);
-    const bool is_alone = open_.size() <= 1;
     while (!open_.empty()) finish(true);
     const Cached now = cached(row.replica);
     const auto found = now.find(row.request.digest(n));
@@ -187,6 +187,7 @@ inline void StateWorld::check_stored(const Row& row, std::int64_t n) {
     const Cached stored = records(row.replica);
     const auto record = stored.find(row.request.digest(n));
     if (record == stored.end() || config().num_host_state_slots == 0) return;
+    if (store_ && !store_->is_idle()) return;  // it may hold the slots
     CHECK(record->second.state >= 0);
     ++num_stored;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads put, get and remove pages of one small store, whose disk fails now and then; each checks
-// what it gets. Usage: stress_disk_store [seed [operations of each thread]].
+// Threads put, get, remove and clear pages of one small store, whose disk fails now and then; each
+// checks what it gets. Usage: stress_disk_store [seed [operations of each thread]].
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -34,6 +34,7 @@ void act(Shared& shared, Random& random) {
         random.chance(70) ? std::vector<std::int32_t>{0} : std::vector<std::int32_t>{0, 1};
     switch (random.below(12)) {
         case 0:
+            if (random.chance(10)) shared.scene.store->clear();
             shared.scene.store->remove({key_of(static_cast<std::uint64_t>(random.below(kKeys)))});
             break;
         case 1:

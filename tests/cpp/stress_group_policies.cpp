@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages go first where layers have windows, under each policy: what ColumnPages lets go of is
-// what its slow twin does, in trees to which the same happens.
+// Which pages go first where layers have windows, and some a state, under each policy: what
+// ColumnPages lets go of is what its slow twin does, in trees to which the same happens.
 //   stress_group_policies [seed] [operations of each policy and configuration]
 #include <cstdint>
 #include <cstdio>
@@ -32,13 +32,18 @@ constexpr std::int32_t kPage = Real::kPage;
 
 class Lockstep {
    public:
-    Lockstep(const std::vector<CacheGroup>& groups, std::int64_t num_pages, EvictionOrder order,
-             std::uint64_t seed)
+    Lockstep(const std::vector<CacheGroup>& groups, std::int64_t num_pages, std::int64_t num_slots,
+             EvictionOrder order, std::uint64_t seed)
         : grouping_(kPage, groups),
           real_(grouping_, num_pages,
-                std::make_unique<kvcore::WindowPolicy>(kvcore::make_policy({order, 16}, kPage))),
-          slow_(grouping_, num_pages,
-                std::make_unique<SlowPolicy>(kvcore::EvictionConfig{order, 16}, kPage)),
+                std::make_unique<kvcore::WindowPolicy>(kvcore::make_policy({order, 16}, kPage),
+                                                       static_cast<std::size_t>(num_slots)),
+                num_slots),
+          slow_(
+              grouping_, num_pages,
+              std::make_unique<SlowPolicy>(kvcore::EvictionConfig{order, 16}, kPage, num_slots > 0),
+              num_slots),
+          has_states_(num_slots > 0),
           random_(seed) {
         for (int i = 0; i < 5; ++i) prompts_.push_back(tokens(2 * random_.between(1, 10)));
     }
@@ -104,7 +109,11 @@ class Lockstep {
             const std::int32_t most = random_.chance(80) ? 100 : columns();
             both([&](auto& side) { return side.claim(asked, kept, most); });
         } else if (verb < 50) {
-            each([&](auto& side, std::size_t i, std::int32_t n) { side.commit(i, n); });
+            const bool ends = has_states_ && random_.chance(60);
+            each([&](auto& side, std::size_t i, std::int32_t n) {
+                side.commit(i, n);
+                if (ends) side.checkpoint(i);
+            });
         } else if (verb < 65) {
             const std::uint64_t how = random_.next();
             each([&](auto& side, std::size_t i, std::int32_t n) { side.pass(i, n, how); });
@@ -119,7 +128,8 @@ class Lockstep {
                 return copies ? side.copy(asked, most, pages) : side.look(asked, most, pages);
             });
         } else if (verb < 94) {
-            const Tokens guarded = random_.chance(30) ? prompt() : Tokens();
+            // With checkpoints nothing is copied out of a page.
+            const Tokens guarded = !has_states_ && random_.chance(30) ? prompt() : Tokens();
             const std::int64_t pages = random_.between(1, 5);
             both([&](auto& side) { return side.evict(pages, guarded); });
         } else if (verb < 96) {
@@ -148,6 +158,7 @@ class Lockstep {
     Grouping grouping_;
     Real real_;
     Slow slow_;
+    bool has_states_;
     Random random_;
     std::vector<Tokens> prompts_;
     std::int64_t now_ = 0;
@@ -162,19 +173,23 @@ int main(int argc, char** argv) {
     struct Configuration {
         std::vector<CacheGroup> groups;
         std::int64_t num_pages;
+        std::int64_t num_slots = 0;  // for checkpoints, where layers keep a state
     };
     const std::vector<Configuration> configurations = {
         {{full(), sliding(6)}, 50},
         {{full(), sliding(4), sliding(9)}, 80},
         {{full(), chunked(6), sliding(5, 2)}, 90},
         {{sliding(5), chunked(8, 1, 1)}, 60},
+        {{full(), sliding(6)}, 50, 20},
+        {{full(), chunked(6), sliding(5, 2)}, 90, 4},
+        {{sliding(5), chunked(8, 1, 1)}, 60, 9},
     };
     std::int64_t evicted = 0;
     for (const char* name : {"lru", "lfu", "slru", "fifo", "priority", "cost", "arc"}) {
         for (std::size_t i = 0; i < configurations.size(); ++i) {
             check::note = std::string(name) + ", configuration " + std::to_string(i);
             Lockstep pair(configurations[i].groups, configurations[i].num_pages,
-                          kvcore::eviction_order(name), seed + i);
+                          configurations[i].num_slots, kvcore::eviction_order(name), seed + i);
             for (std::int64_t k = 0; k < operations; ++k) {
                 pair.operate();
             }
@@ -183,5 +198,5 @@ int main(int argc, char** argv) {
         }
     }
     std::printf("%lld operations of each policy, %lld pages evicted\n",
-                4 * static_cast<long long>(operations), static_cast<long long>(evicted));
+                7 * static_cast<long long>(operations), static_cast<long long>(evicted));
 }

@@ -88,6 +88,10 @@ class Worker {
         }
         return done || transfers.tier_moves.empty();
     }
+    static bool is_load(const kvcore::Transfers& transfers) {
+        return std::any_of(transfers.tier_moves.begin(), transfers.tier_moves.end(),
+                           [](const kvcore::PageMove& move) { return move.is_load(); });
+    }
     void finish_store() {
         transfer(stores_.front());
         stores_.erase(stores_.begin());
@@ -105,13 +109,14 @@ class Worker {
         do {
             kvcore::Transfers transfers;
             result = manager_.fetch({&view, 1}, 1, &target, &transfers);
-            if (!transfer(transfers)) {
+            if (!transfer(transfers) && is_load(transfers)) {
                 view.start = 0;
                 view.active = view.end;
             }
             kvcore::Transfers owed;
-            static_cast<void>(manager_.take_owed(row.request.sequence, owed));
+            const auto found = manager_.take_owed(row.request.sequence, owed);
             transfer(owed);
+            if (found == kvcore::OwedStatus::kUnderWay) manager_.wait(row.request.sequence);
         } while (result.status == kvcore::FetchStatus::kPending);
         row.request.start = view.start;
         row.request.active = view.active;
@@ -211,8 +216,10 @@ class Worker {
 };
 
 void hammer(std::vector<kvcore::CacheGroup> groups, bool dedup, std::int64_t num_pages,
-            std::uint64_t seed, std::int64_t num_operations, std::int64_t host_pages = 0) {
+            std::uint64_t seed, std::int64_t num_operations, std::int64_t host_pages = 0,
+            kvcore::WritePolicy policy = kvcore::WritePolicy::kWriteThrough) {
     kvcore::CacheConfig config;
+    config.write_policy = policy;
     config.page_size = 4;
     config.num_pages = num_pages;
     config.max_sequences = kThreads * kMaxLive;
@@ -252,4 +259,8 @@ int main(int argc, char** argv) {
     hammer({full(), sliding(7)}, true, 52, seed + 3, operations, 40);
     hammer({full(), sliding(7), chunked(8)}, false, 60, seed + 4, operations, 200);
     hammer({sliding(7)}, true, 22, seed + 5, operations, 12);
+    for (const auto policy : {kvcore::WritePolicy::kWriteBack, kvcore::WritePolicy::kSelective}) {
+        hammer({full(), sliding(7)}, true, 52, seed + 6, operations / 2, 60, policy);
+        hammer({full(), sliding(7), chunked(8)}, false, 60, seed + 7, operations / 2, 90, policy);
+    }
 }

@@ -94,6 +94,11 @@ struct Sums {
         for (std::int64_t k = 0; k < operations; ++k) world.operate();
         stats += world.stats();
         world.end();
+        if (world.store()) {
+            written += world.store()->num_written();
+            filled += world.store()->num_filled();
+            complete += world.store()->num_complete();
+        }
         hits += world.num_hits;
         checkpoints += world.num_checkpoints;
         truncated += world.num_truncated;
@@ -109,6 +114,9 @@ struct Sums {
                     static_cast<long long>(stats.stored_checkpoints),
                     static_cast<long long>(stored),
                     static_cast<long long>(stats.loaded_checkpoints), static_cast<long long>(lost));
+        std::printf("%lld parts written, %lld columns filled, %lld hits completed\n",
+                    static_cast<long long>(written), static_cast<long long>(filled),
+                    static_cast<long long>(complete));
     }
 
     kvcore::StateStats stats;
@@ -118,6 +126,9 @@ struct Sums {
     std::int64_t refused = 0;
     std::int64_t stored = 0;
     std::int64_t lost = 0;
+    std::int64_t written = 0;  // parts, to a store
+    std::int64_t filled = 0;   // columns, from it
+    std::int64_t complete = 0;
 };
 
 }  // namespace
@@ -126,6 +137,7 @@ int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 20261124);
     const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 1500;
     Sums sums;
+    std::vector<kvcore::CacheConfig> with_host = configs_with_host();
     std::size_t i = 0;
     for (const kvcore::CacheConfig& config : configs()) {
         for (const bool copies_later : {false, true}) {
@@ -135,11 +147,23 @@ int main(int argc, char** argv) {
         }
         ++i;
     }
-    for (const kvcore::CacheConfig& config : configs_with_host()) {
-        check::note = "configuration " + std::to_string(i) + ", host tier";
-        sums.run(config, true, seed + i, operations);
+    for (kvcore::CacheConfig config : configs_with_host()) {
+        for (const bool has_stores : {false, true}) {
+            check::note = "configuration " + std::to_string(i) +
+                          (has_stores ? ", stores below" : ", host tier");
+            config.has_stores = has_stores;
+            sums.run(config, true, seed + i, operations);
+        }
+        for (const auto policy :
+             {kvcore::WritePolicy::kWriteBack, kvcore::WritePolicy::kSelective}) {
+            check::note = "configuration " + std::to_string(i) + ", write policy " +
+                          std::to_string(static_cast<int>(policy));
+            config.write_policy = policy;
+            sums.run(config, true, seed + i, operations / 2);
+        }
         ++i;
     }
     sums.print();
     CHECK(sums.stats.loaded_checkpoints > 0 && sums.stored > 0 && sums.lost > 0);
+    CHECK(sums.written > 0 && sums.filled > 0 && sums.complete > 0);
 }

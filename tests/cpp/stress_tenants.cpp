@@ -55,6 +55,13 @@ std::vector<kvcore::CacheConfig> configs() {
     all[11].max_draft_tokens = 2;
     all.push_back(config(4, 24, {{8, 14}, {0, 12}, {2, kNone}}));
     all.back().host_pages = 12;
+    for (const auto policy : {kvcore::WritePolicy::kWriteBack, kvcore::WritePolicy::kSelective}) {
+        for (const std::size_t like : {0U, 2U, 8U}) {
+            all.push_back(all[like]);
+            all.back().host_pages = 60;
+            all.back().write_policy = policy;
+        }
+    }
     return all;
 }
 

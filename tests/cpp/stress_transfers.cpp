@@ -13,6 +13,7 @@
 
 #include "kvcore/errors.hpp"
 #include "shared_slots.hpp"
+#include "store_workers.hpp"
 #include "workers.hpp"
 
 namespace {
@@ -20,8 +21,11 @@ namespace {
 constexpr int kThreads = 6;
 constexpr std::int64_t kMaxBatch = 4;
 
-kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages) {
+kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages, bool has_stores,
+                                kvcore::WritePolicy policy) {
     kvcore::CacheConfig config;
+    config.has_stores = has_stores;
+    config.write_policy = policy;
     config.page_size = 4;
     config.num_pages = 24;
     config.max_sequences = Shared::kSlots;
@@ -337,13 +341,26 @@ class Worker {
     std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
 };
 
-void hammer(bool dedup, std::int64_t host_pages, std::uint64_t seed, std::int64_t num_operations) {
-    Shared shared(make_config(dedup, host_pages));
+void hammer(bool dedup, std::int64_t host_pages, bool has_stores, std::uint64_t seed,
+            std::int64_t num_operations,
+            kvcore::WritePolicy policy = kvcore::WritePolicy::kWriteThrough) {
+    Shared shared(make_config(dedup, host_pages, has_stores, policy));
+    SharedStore store;
     Random random(seed);
     shared.prompts = random_prompts(random, 4, 28);
-    run_together(kThreads, [&](int i) {
-        Worker(shared, seed * 1000 + static_cast<std::uint64_t>(i)).run(num_operations);
+    run_together(has_stores ? kThreads + 3 : kThreads, [&](int i) {
+        const std::uint64_t own = seed * 1000 + static_cast<std::uint64_t>(i);
+        if (i < kThreads) return Worker(shared, own).run(num_operations);
+        StoreWorker worker(shared, store, own);
+        return i == kThreads ? worker.write(num_operations) : worker.fill(num_operations);
     });
+    if (has_stores) {
+        StoreWorker(shared, store, seed).drain();
+        CHECK(store.num_written > 0 && store.num_filled > 0);
+        std::printf("%lld columns written, %lld filled\n",
+                    static_cast<long long>(store.num_written),
+                    static_cast<long long>(store.num_filled));
+    }
     shared.manager.check_integrity();
     for (const Slot& slot : shared.slots) {
         if (slot.request != nullptr) shared.manager.release(slot.request->sequence);
@@ -366,8 +383,14 @@ void hammer(bool dedup, std::int64_t host_pages, std::uint64_t seed, std::int64_
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 29);
     const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 20'000;
-    hammer(true, 0, seed, operations);
-    hammer(false, 0, seed + 1, operations);
-    hammer(true, 200, seed + 2, operations);
-    hammer(false, 50, seed + 3, operations);
+    hammer(true, 0, false, seed, operations);
+    hammer(false, 0, false, seed + 1, operations);
+    hammer(true, 200, false, seed + 2, operations);
+    hammer(false, 50, false, seed + 3, operations);
+    hammer(true, 200, true, seed + 4, operations);
+    hammer(false, 30, true, seed + 5, operations);
+    for (const bool dedup : {true, false}) {
+        hammer(dedup, 100, dedup, seed + 6, operations / 2, kvcore::WritePolicy::kWriteBack);
+        hammer(dedup, 100, dedup, seed + 7, operations / 2, kvcore::WritePolicy::kSelective);
+    }
 }

@@ -138,7 +138,7 @@ class TenantWorld {
         try {
             const kvcore::ReserveStatus status =
                 manager_.reserve(view, steps, copies_later_ ? &transfers : nullptr);
-            if (status == kvcore::ReserveStatus::kPending) return;
+            if (status == kvcore::ReserveStatus::kPending) return settle(transfers);
             CHECK_EQ(plan.fits, status == kvcore::ReserveStatus::kOk);
             if (!plan.fits) {
                 ++num_refused;

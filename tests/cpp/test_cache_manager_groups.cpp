@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers that do not all keep everything: what requests hold, what hits need, what goes first.
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "check.hpp"
@@ -132,6 +134,56 @@ void test_configurations_that_cannot_be() {
     make({full()});
 }
 
+/// The most pages that a request of `n` tokens holds which runs them one by one; 0: it is refused.
+std::int64_t most_pages(const kvcore::CacheConfig& config, std::int64_t n) {
+    GroupScene scene(config);
+    Request request = scene.claim(count_up(0, n));
+    request.active = 1;
+    std::int64_t most = 0;
+    try {
+        while (request.start < n) {
+            request.active = request.start + 1;
+            CHECK_EQ(scene.reserve(request), kvcore::ReserveStatus::kOk);
+            most = std::max(most, scene.used());
+            CHECK(scene.run({&request}));
+            scene.step({&request}, 5);
+        }
+    } catch (const kvcore::CapacityError&) {
+        CHECK_EQ(request.start, 0);
+        most = 0;
+    }
+    scene.manager.release(request.sequence);
+    return most;
+}
+
+// What no chunk is short enough for is refused by the first reserve, and nothing else is.
+void test_what_never_fits_is_refused_at_once() {
+    const std::vector<std::vector<CacheGroup>> families = {
+        {full(), sliding(6)},       {full(2), sliding(7, 3)},     {sliding(6)},
+        {full(), chunked(8)},       {full(), chunked(7)},         {full(), chunked(9), sliding(3)},
+        {full(), sliding(9, 1, 2)}, {full(1, 2), chunked(10, 2)},
+    };
+    for (std::size_t i = 0; i < families.size(); ++i) {
+        for (const std::int64_t drafts : {0, 3}) {
+            for (const bool by_chunk : {false, true}) {
+                kvcore::CacheConfig config = GroupScene::config(4, 1000, families[i]);
+                config.max_draft_tokens = drafts;
+                config.reserve_chunks = by_chunk;
+                for (const std::int64_t n : {1, 4, 9, 17, 30}) {
+                    check::note = "family " + std::to_string(i) + ", " + std::to_string(n);
+                    config.num_pages = 1000;
+                    const std::int64_t most = most_pages(config, n);
+                    config.num_pages = most;
+                    CHECK_EQ(most_pages(config, n), most);
+                    config.num_pages = most - 1;
+                    if (most > 1) CHECK_EQ(most_pages(config, n), 0);
+                }
+            }
+        }
+    }
+    check::note.clear();
+}
+
 // Truncation goes as far back as drafts may.
 void test_truncation_keeps_within_drafts() {
     kvcore::CacheConfig config = GroupScene::config(4, 64, {full(), sliding(8)});
@@ -241,5 +293,6 @@ int main() {
     test_pages_of_several_sizes();
     test_holes_are_filled();
     test_configurations_that_cannot_be();
+    test_what_never_fits_is_refused_at_once();
     test_truncation_keeps_within_drafts();
 }

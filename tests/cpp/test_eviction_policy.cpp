@@ -65,7 +65,13 @@ class FewestUses final : public kvcore::EvictionPolicy {
 /// Writes down every verb, and orders like the policy that it stands before.
 class Recorder final : public kvcore::EvictionPolicy {
    public:
-    explicit Recorder(std::string& text) : text_(text) {}
+    explicit Recorder(std::string& text, bool exposure = false)
+        : text_(text), exposure_(exposure) {}
+    [[nodiscard]] kvcore::PolicyInterest interest() const noexcept override {
+        kvcore::PolicyInterest interest = inner_.interest();
+        interest.exposure = exposure_;
+        return interest;
+    }
     void make_room(NodeId last) override { inner_.make_room(last); }
     void insert(NodeId node, std::int32_t depth, std::int32_t pages,
                 std::int32_t priority) noexcept override {
@@ -94,6 +100,7 @@ class Recorder final : public kvcore::EvictionPolicy {
         add("erase", node);
         inner_.erase(node);
     }
+    void expose(NodeId node) noexcept override { add("expose", node); }
     void offer(NodeId node) noexcept override {
         add("offer", node);
         inner_.offer(node);
@@ -110,9 +117,28 @@ class Recorder final : public kvcore::EvictionPolicy {
     }
 
     std::string& text_;
+    bool exposure_;
     FewestUses inner_;
     std::uint64_t last_time_ = 0;
 };
+
+// Whether it was used or not, and whether it is a candidate: nothing protects its end any more.
+void the_policy_hears_of_runs_that_can_go() {
+    std::string told;
+    TreeFixture t(1, std::make_unique<Recorder>(told, true));
+    const auto heard = [&] { return std::exchange(told, {}); };
+    TreeNode* a = t.hold({1, 2, 3});
+    TreeNode* again = t.pin({1, 2, 3});
+    static_cast<void>(heard());
+    t.tree.unpin(a, true);
+    CHECK_EQ(heard(), "release 1");
+    t.tree.unpin(again, false);
+    CHECK_EQ(heard(), "expose 1");
+    t.put({1, 2, 4});
+    CHECK_EQ(heard(), "split 3 of 1, insert 2 3 1 50, hit 3, release 2, expose 2");
+    CHECK_EQ(t.evict(2).size(), 2);
+    CHECK_EQ(heard(), "erase 1, erase 2, expose 3, offer 3");
+}
 
 void the_policy_hears_of_every_run() {
     std::string told;
@@ -254,6 +280,7 @@ class Branches {
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 21);
     the_policy_hears_of_every_run();
+    the_policy_hears_of_runs_that_can_go();
     priorities_reach_the_policy();
     a_policy_decides_what_goes();
     Branches(seed).run(100'000);

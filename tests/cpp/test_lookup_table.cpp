@@ -120,6 +120,83 @@ void every_row_asked_for_is_padded() {
     }
 }
 
+/// Columns with a page in each of two lanes: what a fetch shows of a row of two bundles.
+struct TwoBundles {
+    static constexpr kvcore::SequenceHandle kOccupant{0, 1};
+
+    void append() {
+        columns.push_back(static_cast<BlockId>(columns.size()));
+        pages.push_back(static_cast<BlockId>(pages.size()) + 1);
+        pages.push_back(static_cast<BlockId>(pages.size()) + 1);
+        ++state.windows;
+    }
+    [[nodiscard]] kvcore::BundlePages of(std::int32_t lane) const {
+        kvcore::BundlePages view;
+        view.columns = columns.data();
+        view.n = static_cast<std::int32_t>(columns.size());
+        view.first = lane == 0 ? 0 : first;
+        view.state = state;
+        view.pages = pages.data() + lane;
+        view.stride = 2;
+        return view;
+    }
+    void write(Buffer& leader, Buffer& other) const {
+        LookupTable* const others[] = {&other.table};
+        leader.table.lead(others, 1);
+        if (leader.table.shows(0, kOccupant, state)) return;
+        other.table.write_row(0, kOccupant, of(1));
+        leader.table.write_row(0, kOccupant, of(0));
+    }
+    void check(Buffer& leader, Buffer& other) const {
+        for (std::int32_t c = 0; c < static_cast<std::int32_t>(columns.size()); ++c) {
+            CHECK_EQ(leader.at(0, c), of(0).cell(c, 0, kNoPage));
+            CHECK_EQ(other.at(0, c), c < first ? kNoPage : of(1).cell(c, 0, kNoPage));
+        }
+    }
+
+    std::vector<BlockId> columns;
+    std::vector<BlockId> pages;
+    std::int32_t first = 0;  // that the second bundle reads
+    kvcore::RowState state;
+};
+
+void windows_move_on() {
+    Buffer leader(1, 12);
+    Buffer other(1, 12);
+    TwoBundles row;
+    for (int step = 0; step < 12; ++step) {
+        row.append();
+        if (step % 3 == 2) row.first += 2;
+        row.write(leader, other);
+        row.check(leader, other);
+    }
+    other.at(0, 11) = kPoison;  // nothing has changed: nothing is written
+    row.write(leader, other);
+    CHECK_EQ(other.at(0, 11), kPoison);
+    ++row.state.version;
+    row.write(leader, other);
+    row.check(leader, other);
+}
+
+// Buffers are taken one by one, whichever is free: the leader shows what the table that was used
+// in between shows, not what this one does.
+void a_table_that_was_left_out_is_written_again() {
+    Buffer leader(1, 12);
+    std::vector<Buffer> others;
+    for (int i = 0; i < 2; ++i) others.emplace_back(1, 12);
+    for (Buffer& other : others) {
+        other.table = LookupTable(other.memory.data(), 1, 12, kNoPage);
+    }
+    TwoBundles row;
+    for (const int turn : {0, 1, 0, 0, 1, 1, 0}) {
+        row.append();
+        row.write(leader, item(others, turn));
+        row.check(leader, item(others, turn));
+        row.write(leader, item(others, 1 - turn));
+        row.check(leader, item(others, 1 - turn));
+    }
+}
+
 // Sequences come, grow, change, move between rows and back; two buffers are used in turn, so that
 // each misses some of the changes.
 void agrees_with_rewriting(std::uint64_t seed) {
@@ -167,5 +244,7 @@ int main(int argc, char** argv) {
     unchanged_columns_are_left_alone();
     a_new_occupant_is_noticed();
     every_row_asked_for_is_padded();
+    windows_move_on();
+    a_table_that_was_left_out_is_written_again();
     for (std::uint64_t i = 0; i < 5; ++i) agrees_with_rewriting(seed + i);
 }

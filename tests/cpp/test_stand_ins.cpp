@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -54,6 +56,39 @@ void a_name_has_one_id_and_an_id_one_name() {
     CHECK_THROWS(kvcore::InvalidHandleError, table.release(5));
     CHECK_EQ(table.find("a"), a);  // until a sweep
     table.check_integrity();
+}
+
+void names_are_read_back() {
+    const std::vector<std::vector<ExtraKey>> lists{
+        {}, {{2, "ab"}}, {{1, ""}, {1 << 30, "ab"}, {7, std::string_view("\0", 1)}}};
+    for (const TokenId token : {0, 7, -7, 2'147'483'647, -2'147'483'647 - 1}) {
+        for (const std::vector<ExtraKey>& keys : lists) {
+            const std::string name = stand_in_name(token, keys.data(), keys.size());
+            const kvcore::StandInParts parts = kvcore::read_stand_in_name(name);
+            CHECK_EQ(parts.token, token);
+            CHECK_EQ(parts.keys.size(), keys.size());
+            for (std::size_t i = 0; i < keys.size(); ++i) {
+                CHECK(parts.keys[i].length == keys[i].length &&
+                      parts.keys[i].bytes == keys[i].bytes);
+            }
+            // It may end behind the token and behind every key.
+            std::set<std::size_t> ends{8};
+            for (const ExtraKey& key : keys) ends.insert(*ends.rbegin() + 16 + key.bytes.size());
+            for (std::size_t n = 0; n < name.size(); ++n) {
+                if (ends.count(n) > 0) continue;
+                CHECK_THROWS(std::invalid_argument, kvcore::read_stand_in_name({name.data(), n}));
+            }
+        }
+    }
+    StandIns table;
+    const TokenId id = table.acquire("a name");
+    CHECK(table.name_of(id) == std::optional<std::string>("a name"));
+    CHECK(!table.name_of(id + 1));
+    CHECK(!table.name_of(5));
+    table.release(id);
+    table.begin_sweep();
+    table.end_sweep(nullptr, 0);
+    CHECK(!table.name_of(id));
 }
 
 void a_sweep_leaves_what_is_held_or_used_again() {
@@ -170,12 +205,32 @@ void long_runs_are_searched() {
     CHECK_EQ(found, expected);
 }
 
+void names_are_told_and_kept() {
+    StandIns table;
+    const TokenId id = table.acquire("cat");
+    CHECK(table.hold(id) == "cat");
+    CHECK(table.hold(id + 1).empty());
+    table.release(id);
+    table.begin_sweep();
+    table.end_sweep(nullptr, 0);
+    CHECK_EQ(table.find("cat"), id);
+    table.release(id);
+    CHECK_THROWS(kvcore::InvalidHandleError, table.release(id));
+    table.begin_sweep();
+    CHECK(table.hold(id) == "cat");  // in use again
+    table.end_sweep(nullptr, 0);
+    CHECK_EQ(table.find("cat"), id);
+    table.check_integrity();
+}
+
 }  // namespace
 
 int main() {
+    names_are_told_and_kept();
     what_is_on_its_way_to_the_tier_is_told();
     long_runs_are_searched();
     different_keys_have_different_names();
+    names_are_read_back();
     a_name_has_one_id_and_an_id_one_name();
     a_sweep_leaves_what_is_held_or_used_again();
     ids_go_round_and_run_out();

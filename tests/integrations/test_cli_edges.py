@@ -128,8 +128,12 @@ def test_running_out_of_memory_elsewhere_names_the_command(
 
 
 def test_pools_that_no_manager_takes_are_one_kind_of_error() -> None:
-    with pytest.raises(ValueError, match="the manager refuses a pool of 1 pages of 16 tokens"):
-        PoolSettings(pages=1).build_manager(max_batch_size=1, max_seq_len=2**31)
+    told = "the manager refuses a pool of 1 pages of 16 tokens"
+    with (
+        pytest.raises(ValueError, match=told),
+        PoolSettings(pages=1).manager(max_batch_size=1, max_seq_len=2**31),
+    ):
+        raise AssertionError("it was made")
 
 
 # -- configs -------------------------------------------------------------------------------------

@@ -15,6 +15,13 @@ from conftest import require
 torch = require("torch")
 require("transformers")
 
+from generated import (  # noqa: E402
+    LONGEST,
+    NEW,
+    check_cold_and_cached,
+    checked_manager,
+    tokens_of,
+)
 from hf_models import GROUPED, build, expected_of, model_of, plain, prompts_of  # noqa: E402
 from kvcore import KVCacheParams, PagedKVCacheManager  # noqa: E402
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles  # noqa: E402
@@ -29,8 +36,6 @@ from kvcore.sizing import longest_sequence, pages_per_sequence  # noqa: E402
 
 torch.set_num_threads(1)
 
-NEW = 14
-LONGEST = 53 + NEW
 FEW = ["gemma3", "gpt-oss", "mistral", "llama4-chunks"]
 WINDOWED = {"qwen2", "phi3", "phimoe", "qwen2-moe", "llama4", "gemma2", "cohere2"}
 ALONE = {"mistral", "phi3", "phimoe", "starcoder2"}  # windows alone, which are never short
@@ -41,24 +46,14 @@ def manager_of(model: Any, page: int, tokens: int, pages: int = 0, **options: An
     """A manager for all prompts at once, or with so many pages."""
     params = cache_params(model, page, **options)
     many = pages or 8 * pages_per_sequence(params, LONGEST + page, tokens)
-    return PagedKVCacheManager(params, 8, 128, num_pages=many, enable_runtime_checks=True)
-
-
-def tokens_of(model: Any, manager: Any, tokens: int, **options: Any) -> list[list[int]]:
-    options = {"max_new_tokens": NEW, "max_batch_tokens": tokens} | options
-    results = generate(model, prompts_of(), manager=manager, **options)
-    assert manager.num_free_blocks == manager.total_num_pages
-    return [result.token_ids for result in results]
+    return checked_manager(params, many)
 
 
 def check_family(family: str, page: int, tokens: int = 11) -> None:
-    """Prompts in chunks, then over the prefixes that are cached."""
     model, expected = model_of(family), expected_of(family, NEW)
     manager = manager_of(model, page, tokens)
     assert has_windows(manager.params)
-    assert tokens_of(model, manager, tokens) == expected
-    manager.reset_metrics()
-    assert tokens_of(model, manager, tokens) == expected
+    check_cold_and_cached(model, manager, expected, tokens)
     assert manager.metrics.cache_tokens > 0.3 * sum(map(len, prompts_of()))
 
 

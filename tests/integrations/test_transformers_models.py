@@ -15,43 +15,29 @@ torch = require("torch")
 require("transformers")
 
 import hf_models  # noqa: E402
+from generated import NEW, check_cold_and_cached, checked_manager, tokens_of  # noqa: E402
 from hf_models import FAMILIES, expected_of, model_of, prompts_of  # noqa: E402
 from kvcore import PagedKVCacheManager  # noqa: E402
-from kvcore.integrations.transformers import attention, cache_params, generate  # noqa: E402
+from kvcore.integrations.transformers import attention, cache_params  # noqa: E402
 from kvcore.integrations.transformers.rules import AttentionRule, rule_of  # noqa: E402
 from preemptions import preemptions  # noqa: E402
 
 torch.set_num_threads(1)
 
-NEW = 14
 OTHERS = [family for family in FAMILIES if family != "llama"]
 
 
 def manager_of(model: Any, page: int, tokens: int = 600, batch: int = 8) -> PagedKVCacheManager:
-    return PagedKVCacheManager(
-        cache_params(model, page, groups=False),
-        max_batch_size=batch,
-        max_seq_len=128,
-        num_pages=-(-tokens // page),
-        enable_runtime_checks=True,
-    )
-
-
-def tokens_of(model: Any, manager: PagedKVCacheManager, **options: Any) -> list[list[int]]:
-    options = {"max_new_tokens": NEW, "max_batch_tokens": 11} | options
-    results = generate(model, prompts_of(), manager=manager, **options)
-    assert manager.num_free_blocks == manager.total_num_pages
-    return [result.token_ids for result in results]
+    params = cache_params(model, page, groups=False)
+    return checked_manager(params, -(-tokens // page), max_batch_size=batch)
 
 
 @pytest.mark.parametrize("page", [1, 3, 16, 128])
 def test_llama_generates_the_same_at_every_page_size(page: int) -> None:
     model, manager = model_of("llama"), manager_of(model_of("llama"), page, tokens=1200)
-    assert tokens_of(model, manager) == expected_of("llama", NEW)
-    manager.reset_metrics()
-    assert tokens_of(model, manager) == expected_of("llama", NEW)
+    check_cold_and_cached(model, manager, expected_of("llama", NEW))
     assert (manager.metrics.cache_tokens > 0) == (page < 128)  # no prompt fills a page of 128
-    assert tokens_of(model, manager, max_batch_tokens=2048) == expected_of("llama", NEW)
+    assert tokens_of(model, manager, 2048) == expected_of("llama", NEW)
 
 
 @pytest.mark.parametrize("page", [3, 16])
@@ -61,9 +47,7 @@ def test_family_generates_the_same(family: str, page: int) -> None:
     model, expected = model_of(family), expected_of(family, NEW)
     assert len({token for answer in expected for token in answer}) > 20  # not blind
     manager = manager_of(model, page)
-    assert tokens_of(model, manager) == expected
-    manager.reset_metrics()
-    assert tokens_of(model, manager) == expected
+    check_cold_and_cached(model, manager, expected)
     assert manager.metrics.cache_tokens > 0.9 * sum(map(len, prompts_of()))
 
 
@@ -72,7 +56,7 @@ def test_preempted_requests_generate_the_same(family: str, monkeypatch: pytest.M
     preempted = preemptions(monkeypatch)
     model = model_of(family)
     manager = manager_of(model, 3, tokens=53 + NEW + 5)
-    assert tokens_of(model, manager, max_batch_tokens=40) == expected_of(family, NEW)
+    assert tokens_of(model, manager, 40) == expected_of(family, NEW)
     assert preempted
 
 

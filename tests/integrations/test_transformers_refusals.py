@@ -16,6 +16,7 @@ torch = require("torch")
 transformers = require("transformers")
 
 import hf_models  # noqa: E402
+from generated import NEW, checked_manager  # noqa: E402
 from hf_models import VOCABULARY, expected_of, model_of, prompts_of  # noqa: E402
 from kvcore import (  # noqa: E402
     CapacityError,
@@ -31,14 +32,9 @@ from kvcore.integrations.transformers import (  # noqa: E402
 
 torch.set_num_threads(1)
 
-NEW = 14
-
 
 def manager_of(model: Any, pages: int = 200, **options: Any) -> PagedKVCacheManager:
-    options = {"max_batch_size": 8, "max_seq_len": 128} | options
-    return PagedKVCacheManager(
-        cache_params(model, 4), num_pages=pages, enable_runtime_checks=True, **options
-    )
+    return checked_manager(cache_params(model, 4), pages, **options)
 
 
 def never_run(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

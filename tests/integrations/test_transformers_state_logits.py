@@ -13,10 +13,11 @@ torch = require("torch")
 require("transformers")
 
 import hf_models  # noqa: E402
+from generated import NEW  # noqa: E402
 from hf_models import expected_of, prompts_of  # noqa: E402
 from kvcore.context import TextGenerationContext  # noqa: E402
 from kvcore.integrations.transformers import PackedBatch, paged_attention  # noqa: E402
-from stateful_models import NEW, manager_of, model_of  # noqa: E402
+from stateful_models import manager_of, model_of  # noqa: E402
 
 torch.set_num_threads(1)
 

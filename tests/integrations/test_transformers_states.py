@@ -13,6 +13,7 @@ from conftest import require
 torch = require("torch")
 transformers = require("transformers")
 
+from generated import LONGEST, NEW, check_cold_and_cached, tokens_of  # noqa: E402
 from hf_models import STATEFUL, expected_of, plain, prompts_of  # noqa: E402
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager  # noqa: E402
 from kvcore.context import TextGenerationContext  # noqa: E402
@@ -28,7 +29,7 @@ from kvcore.integrations.transformers import (  # noqa: E402
 )
 from kvcore.sizing import longest_sequence  # noqa: E402
 from preemptions import preemptions  # noqa: E402
-from stateful_models import LONGEST, NEW, manager_of, model_of, overwrite  # noqa: E402
+from stateful_models import manager_of, model_of, overwrite  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -36,23 +37,11 @@ FEW = ["falcon-h1", "bamba", "qwen3-next", "jamba"]
 REST = sorted(STATEFUL.keys() - set(FEW))
 
 
-def tokens_of(model: Any, manager: PagedKVCacheManager, **options: Any) -> list[list[int]]:
-    options = {"max_new_tokens": NEW, "max_batch_tokens": 11} | options
-    results = generate(model, prompts_of(), manager=manager, **options)
-    assert manager.num_free_blocks == manager.total_num_pages
-    assert manager.state_metrics.used_slots == 0
-    manager.check_integrity()
-    return [result.token_ids for result in results]
-
-
 def check_family(family: str, page: int, tokens: int = 11) -> None:
-    """Prompts in chunks, then from the checkpoints that are cached."""
     model, expected = model_of(family), expected_of(family, NEW)
     assert len({token for answer in expected for token in answer}) > 20  # not blind
     manager = manager_of(model, page)
-    assert tokens_of(model, manager, max_batch_tokens=tokens) == expected
-    manager.reset_metrics()
-    assert tokens_of(model, manager, max_batch_tokens=tokens) == expected
+    check_cold_and_cached(model, manager, expected, tokens)
     assert manager.state_metrics.checkpoint_hits >= 4
     assert manager.metrics.cache_tokens > 0.5 * sum(map(len, prompts_of()))
 
@@ -82,9 +71,7 @@ def check_preemption(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(family)
     params = cache_params(model, 3)
     pages = next(n for n in range(1000) if longest_sequence(params, n, 40) >= LONGEST) + 3
-    assert tokens_of(model, manager_of(model, 3, pages), max_batch_tokens=40) == expected_of(
-        family, NEW
-    )
+    assert tokens_of(model, manager_of(model, 3, pages), 40) == expected_of(family, NEW)
     assert preempted
 
 

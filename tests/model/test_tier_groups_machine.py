@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from grouped_traffic import SHAPES, Traffic, with_host_tier
+from grouped_traffic import SHAPES, WRITE_POLICIES, Traffic, with_host_tier
 
 
 def has_requests(machine: TieredGroupsMachine) -> bool:
@@ -24,9 +24,12 @@ class TieredGroupsMachine(RuleBasedStateMachine):
         num_pages=st.sampled_from([30, 40, 60]),
         host_pages=st.sampled_from([1, 40, 90, 300]),
         seed=st.integers(0, 1 << 16),
+        write_policy=st.sampled_from(WRITE_POLICIES),
+        host_eviction=st.sampled_from(["lru", "lfu", "arc"]),
     )
-    def build(self, shape: str, num_pages: int, host_pages: int, seed: int) -> None:
-        self.traffic = Traffic(with_host_tier(SHAPES[shape], host_pages), seed, num_pages)
+    def build(self, shape: str, num_pages: int, host_pages: int, seed: int, **options: str) -> None:
+        params = with_host_tier(SHAPES[shape], host_pages)
+        self.traffic = Traffic(params, seed, num_pages, **options)
 
     @rule()
     def claim(self) -> None:

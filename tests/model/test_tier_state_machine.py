@@ -26,6 +26,7 @@ class TieredMachine(PagedManagerMachine):
         dedup=st.sampled_from([True, True, False]),
         partial=st.sampled_from([True, True, False]),
         max_pages=st.integers(4, 20),
+        threshold=st.sampled_from([None, None, 1, 2, 3]),
     )
     def build(self, page_size: int, num_pages: int, max_pages: int, **rest: Any) -> None:
         self.page_size = page_size

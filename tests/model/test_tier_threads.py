@@ -11,6 +11,7 @@ import pytest
 
 import kvcore
 from builders import make_manager, with_host
+from grouped_traffic import WRITE_POLICIES
 from together import run_together, switch_often
 from written_pool import WrittenPool
 
@@ -35,8 +36,11 @@ def serve(manager: Any, number: int, rounds: int, replicas: int) -> None:
             manager.check_integrity()
 
 
+@pytest.mark.parametrize("policy", WRITE_POLICIES)
 @pytest.mark.parametrize(("replicas", "host_pages"), [(1, 200), (2, 20)])
-def test_threads_store_and_load_each_others_pages(replicas: int, host_pages: int) -> None:
+def test_threads_store_and_load_each_others_pages(
+    replicas: int, host_pages: int, policy: str
+) -> None:
     manager = make_manager(
         4,
         24,
@@ -44,6 +48,7 @@ def test_threads_store_and_load_each_others_pages(replicas: int, host_pages: int
         params=with_host(4, host_pages),
         blocks="allocate",
         enable_runtime_checks=False,
+        write_policy=policy,
     )
     run_together(lambda number: serve(manager, number, 120, replicas))
     manager.check_integrity()

@@ -31,6 +31,7 @@ class TieredTraffic(Traffic):
             replicas=draw.choice([1, 1, 2]),
             dedup=draw.random() < 0.7,
             partial=draw.random() < 0.8,
+            threshold=draw.choice([None, 1, 2, 3]),
             max_seq_len=size * draw.choice([12, 30]),
         )
         # Different from their first token on, so that each crowds out the others.

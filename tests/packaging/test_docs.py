@@ -151,6 +151,7 @@ def test_command_line_page_names_every_command_and_option() -> None:
         ["demo", "--chats", "1", "--turns", "1"],
         ["replay", "--limit", "3"],
         ["replay", "--limit", "3", "--pages", "900,1000"],
+        ["replay", "--limit", "3", "--pages", "900,1000", "--host-pages", "100"],
         ["plan", "llama-3.1-8b", "--memory", "8GiB", "--max-seq-len", "8k"],
         ["plan", "gemma-3-27b", "--memory", "8GiB", "--max-seq-len", "8k"],
         ["info"],

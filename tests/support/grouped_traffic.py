@@ -27,6 +27,8 @@ def manager_of(params: KVCacheParams, num_pages: int = 64, **options: Any) -> Pa
     return PagedKVCacheManager(params, num_pages=num_pages, **(fields | options))
 
 
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+
 SHAPES = {
     "one width": params_of(FullAttention([0, 3]), SlidingWindow([1, 2], 5)),
     "chunks": params_of(FullAttention([0]), ChunkedLocal([1, 2], 6)),
@@ -64,12 +66,17 @@ class Traffic:
     """Random requests of one manager, whose layers write and read as a model's do."""
 
     def __init__(
-        self, params: KVCacheParams, seed: int, num_pages: int = 60, devices: Any = None
+        self,
+        params: KVCacheParams,
+        seed: int,
+        num_pages: int = 60,
+        devices: Any = None,
+        **options: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.params = params
         devices = devices or ["cpu"] * params.n_devices
-        self.manager = manager_of(params, num_pages=num_pages, devices=devices)
+        self.manager = manager_of(params, num_pages=num_pages, devices=devices, **options)
         self.names = itertools.count()
         self.live: dict[str, TextGenerationContext] = {}
         self.prompts = [self.tokens(20) for _ in range(3)]

@@ -28,6 +28,13 @@ COUNTERS = (
 )
 
 
+def stored_after(threshold: int | None) -> dict[str, Any]:
+    """Options of a manager that stores pages which were used so often; None for all."""
+    if threshold is None:
+        return {}
+    return {"write_policy": "write_through_selective", "write_threshold": threshold}
+
+
 @dataclasses.dataclass(eq=False)
 class Request:
     """One request as kvcore and as the reference see it."""
@@ -65,6 +72,7 @@ class Lockstep:
         pool: bool = False,
         host_pages: int = 0,
         eviction: str = "lru",
+        threshold: int | None = None,
     ) -> None:
         shape = (num_pages, 2, 2, page_size, 1, 2)
         self.pools = [np.zeros(shape, np.float32) for _ in range(replicas)] if pool else []
@@ -80,6 +88,7 @@ class Lockstep:
             blocks=self.pools or None,
             params=with_host(page_size, host_pages),
             eviction=eviction,
+            **stored_after(threshold),
             clock=lambda: float(self.model.now),
         )
         self.model = Manager(
@@ -94,6 +103,7 @@ class Lockstep:
             copies_at_once=bool(self.pools),
             host_pages=host_pages,
             eviction=eviction,
+            threshold=threshold,
         )
         self.requests: list[Request] = []
         self.pins: list[tuple[int, Any, list[Key]]] = []

@@ -233,8 +233,8 @@ class Manager(NoTier):
             self.go_back(claim, row)
             claim.pages += [Page() for _ in range(row.needed - len(claim.pages))]
             row.ctx.start_idx, row.ctx.active_idx = row.start, row.active
-            has_hit = row.total > claim.hit
-            claim.written = row.start if has_hit else min(claim.written, row.start)
+            row.has_hit = row.total > claim.hit
+            claim.written = row.start if row.has_hit else min(claim.written, row.start)
             self.metrics["cache_tokens"] += row.total - claim.hit
             self.metrics["copied_tokens"] += row.partial
             self.copies += [row.partial] if row.partial else []
@@ -363,7 +363,7 @@ class Manager(NoTier):
                     claim.pages[column] = page
                     swaps.append((row, column))
             claim.frozen = max(claim.frozen, len(claim.path))
-            if written > before:
+            if written > before or claim.is_due:
                 self.store(claim, flights)
         self.publish(flights)
         return swaps

@@ -18,6 +18,7 @@ class Page:
 
     cached: bool = False
     stamp: int = 0
+    uses: int = 0  # while it is cached
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,6 +32,7 @@ class Claim:
     counted: int = 0  # positions below are in the metrics
     started: bool = False  # fetched or written: its pages must not change any more
     host: list[Key] | None = None  # of its path, what it knows to be in the host tier
+    is_due: bool = False  # what it has may have to be stored, though it has no new page
 
 
 @dataclasses.dataclass
@@ -48,6 +50,7 @@ class Admission:
     below: int = 0  # pages of the hit in the host tier, where it goes on there
     new: int = 0
     given_back: int = 0
+    has_hit: bool = False
 
 
 class Leavers:

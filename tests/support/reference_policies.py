@@ -42,6 +42,7 @@ class Manager(reference_tier.Manager):
         return self.past[id(page)][1]
 
     def walk(self, claim: Claim, ctx: Context, path: list[Key]) -> None:
+        super().walk(claim, ctx, path)
         for key in path:
             page = self.cache[claim.replica][key]
             if id(page) in self.past:

@@ -22,11 +22,17 @@ class Flight:
 
 
 class Manager(reference_forks.Manager):
-    """`host` holds for each stored page the time of its last use."""
+    """`host` holds for each stored page the time of its last use.
 
-    def __init__(self, *args: Any, host_pages: int = 0, **rest: Any) -> None:
+    With a `threshold` pages are stored once they were used so often.
+    """
+
+    def __init__(
+        self, *args: Any, host_pages: int = 0, threshold: int | None = None, **rest: Any
+    ) -> None:
         super().__init__(*args, **rest)
         self.host_pages = host_pages
+        self.threshold = threshold
         self.host: list[dict[Key, int]] = [{} for _ in self.cache]
 
     # -- queries ---------------------------------------------------------------------------------
@@ -46,6 +52,19 @@ class Manager(reference_forks.Manager):
         away = sum(len(f.own) for f in flights if f.claim.replica == replica)
         return self.host_pages - len(self.kept(replica)) - away
 
+    # -- uses ------------------------------------------------------------------------------------
+    def walk(self, claim: Claim, ctx: Context, path: list[Key]) -> None:
+        for key in path:
+            self.cache[claim.replica][key].uses += 1
+
+    def forget(self, replica: int, gone: list[Key]) -> None:
+        for key in gone:
+            self.cache[replica][key].uses = 0
+        super().forget(replica, gone)
+
+    def is_due(self, replica: int, key: Key) -> bool:
+        return self.threshold is None or self.cache[replica][key].uses >= self.threshold
+
     # -- loads -----------------------------------------------------------------------------------
     def pages_below(self, ctx: Context, replica: int, hit: int) -> int:
         """Pages of the hit in the tier, where that is longer than `hit` tokens; otherwise 0."""
@@ -53,6 +72,7 @@ class Manager(reference_forks.Manager):
         return pages if pages * self.page_size > hit else 0
 
     def load(self, row: Admission, claim: Claim) -> None:
+        claim.is_due |= self.threshold is not None and row.has_hit
         if row.below:
             self.metrics["h2d_blocks_copied"] += row.below - len(row.path)
             self.use(claim.replica, [self.key(row.ctx, n + 1) for n in range(row.below)])
@@ -64,12 +84,16 @@ class Manager(reference_forks.Manager):
     # -- stores ----------------------------------------------------------------------------------
     def store(self, claim: Claim, flights: list[Flight]) -> None:
         """What a claim that committed pages has stored, as far as there is room."""
+        claim.is_due = False
         if not self.host_pages:
             return
         if claim.host is None:
             claim.host = []
             self.advance(claim, len(claim.path))
-        end = len(claim.host) + self.room(claim.replica, flights)
+        known = len(claim.host)
+        behind = claim.path[known : known + self.room(claim.replica, flights)]
+        due = itertools.takewhile(lambda key: self.is_due(claim.replica, key), behind)
+        end = known + len(list(due))
         self.advance(claim, end)
         rest = claim.path[len(claim.host) : end]
         away = {k for f in flights if f.claim.replica == claim.replica for k in f.own}

@@ -10,11 +10,9 @@ import pytest
 import transformers
 
 import hf_models
+from generated import LONGEST, checked_manager
 from kvcore import PagedKVCacheManager
 from kvcore.integrations.transformers import cache_params
-
-NEW = 14
-LONGEST = 53 + NEW
 
 
 def model_of(family: str) -> Any:
@@ -26,10 +24,7 @@ def model_of(family: str) -> Any:
 def manager_of(model: Any, page: int, pages: int = 0, **options: Any) -> PagedKVCacheManager:
     """A manager for all prompts at once, or with so many pages; slots are full of noise."""
     params = options.pop("params", None) or cache_params(model, page)
-    options = {"max_batch_size": 8, "enable_runtime_checks": True} | options
-    manager = PagedKVCacheManager(
-        params, max_seq_len=128, num_pages=pages or 16 * -(-LONGEST // page), **options
-    )
+    manager = checked_manager(params, pages or 16 * -(-LONGEST // page), **options)
     overwrite(manager)
     return manager
 

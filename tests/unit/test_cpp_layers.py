@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "index": {"support"},
     "tiers": {"index", "data", "support"},
     "groups": {"index", "support"},
-    "manager": {"tiers", "groups", "index", "support"},
+    "manager": {"tiers", "groups", "index", "keys", "support"},
     "cuda": {"data", "simd", "support"},
 }
 PUBLIC = {
@@ -44,7 +44,8 @@ PUBLIC = {
     "groups": {"cache_groups", "cache_states"},
     "tiers": {"disk_store", "host_store", "page_copier", "tier_index"},
     "manager": {
-        *("cache_manager", "cache_types", "lookup_table", "metrics", "name_space", "prefix_hit"),
+        *("cache_manager", "cache_types", "cached_columns", "lookup_table", "metrics"),
+        *("name_space", "prefix_hit", "store_moves", "write_policy"),
     },
     "cuda": {"cuda", "cuda_device"},
 }

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import require_program
 from kvcore import KVCacheError, _core
 from kvcore.stores import DiskStore, DiskTier
+from small_disks import small_disk
 from stored_pages import FINGERPRINT, PAGE, content, get, key, open_disk, put, quota
 
 
@@ -298,19 +298,13 @@ def test_checksums_are_those_of_castagnoli() -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB in memory, where this process may have one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = [require_program("mount"), "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("file systems may not be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def full_soon(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, "256k") as folder:
+        yield folder
 
 
-def test_a_full_disk_keeps_the_pages_that_fit(small_disk: Path) -> None:
-    store = open_disk(small_disk, 64)  # 768 KiB
+def test_a_full_disk_keeps_the_pages_that_fit(full_soon: Path) -> None:
+    store = open_disk(full_soon, 64)  # 768 KiB
     for number in range(64):
         put(store, number)
         get(store, number)
@@ -322,7 +316,7 @@ def test_a_full_disk_keeps_the_pages_that_fit(small_disk: Path) -> None:
     assert stats["breaker"] == "closed"
     store._store.check_integrity()
     store.close()
-    store = open_disk(small_disk, 64)
+    store = open_disk(full_soon, 64)
     assert store.stats()["restored"] == stats["stored"]
     assert get(store, 63) == 1
     store.close()

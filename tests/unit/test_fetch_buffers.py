@@ -13,6 +13,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, prefilled
+from kvcore.groups import FullAttention, SlidingWindow
 
 
 def rebuilt(manager: kvcore.PagedKVCacheManager, rows: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -273,3 +274,54 @@ def test_context_at_the_address_of_one_that_is_gone() -> None:
         (inputs,) = manager.fetch(batch)
         assert inputs.lookup_table[0].tolist() == list(manager.get_req_blocks(name))
         del batch
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tables_of_bundles_are_held_one_by_one(seed: int) -> None:
+    """Buffers are taken again bundle by bundle, so that they meet in ever other pairs."""
+    draw = random.Random(seed)
+    groups = [FullAttention((0,)), SlidingWindow((1,), 8)]
+    manager = make_manager(4, 400, params={"num_layers": 2, "groups": groups})
+    batch = rows_of(manager, 9, 14, 20)
+    held: list[tuple[Any, Any]] = []
+    for _ in range(200):
+        tables = manager.fetch(batch)[0].tables
+        for bundle, table in enumerate(tables):
+            pages = [manager.get_req_blocks(c.request_id, bundle) for c in batch]
+            expected = np.full(table.shape, manager.total_num_pages)
+            for row, blocks in enumerate(pages):
+                expected[row, : len(blocks)] = blocks
+            np.testing.assert_array_equal(table, expected)
+        if draw.random() < 0.6:
+            table = draw.choice(tables)
+            held.append((table, table.copy()))
+        del table, tables
+        while held and draw.random() < 0.5:
+            array, copy = held.pop(draw.randrange(len(held)))
+            np.testing.assert_array_equal(array, copy)
+            del array
+        if draw.random() < 0.5 and batch[0].end_idx < 200:
+            for context in batch:
+                context.update(1)
+            manager.step(batch)
+
+
+# -- tables of several bundles -------------------------------------------------------------------
+@pytest.mark.parametrize("held", [(0,), (1,), (2,), (1, 2), (0, 2)], ids=str)
+def test_tables_of_some_bundles_are_held_from_step_to_step(held: Sequence[int]) -> None:
+    groups = [FullAttention([0]), SlidingWindow([1], 8), SlidingWindow([2], 3)]
+    params = kvcore.KVCacheParams("float32", 1, 4, 3, page_size=4, groups=groups)
+    manager = kvcore.PagedKVCacheManager(params, 4, 128, num_pages=90)
+    context = kvcore.TextGenerationContext("r", list(range(10)))
+    manager.claim("r")
+    kept: list[Any] = []
+    while context.end_idx < 60:
+        (inputs,) = manager.fetch([context])
+        found = [table[0].tolist() for table in inputs.tables]
+        assert found == [manager.get_req_blocks("r", bundle=bundle) for bundle in range(3)]
+        # Whoever has them reads them: the next fetch writes others.
+        kept = [inputs.tables[bundle] for bundle in held]
+        del inputs
+        context.update(1)
+        manager.step([context])
+    assert len(kept) == len(held)

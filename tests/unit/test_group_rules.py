@@ -8,7 +8,7 @@ import pytest
 from grouped_traffic import manager_of, params_of
 from kvcore import PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import FullAttention, SlidingWindow
-from state_model import prefill, prompt, state_manager, state_params
+from state_model import prefill, prompt, state_manager, state_params, step_states
 
 
 def step(manager: PagedKVCacheManager, context: TextGenerationContext) -> None:
@@ -92,3 +92,33 @@ def test_a_reset_forgets_windows_that_nobody_reads() -> None:
     assert (full.cached_pages, window.cached_pages, window.holes) == (10, 2, 8)
     assert manager.match_prefix(prompt((0, 12))) == 0
     assert manager.match_prefix(prompt((0, 20))) == 20
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "priority", "cost", "arc"])
+def test_what_no_checkpoint_follows_goes_first(eviction: str) -> None:
+    """A hit ends at a checkpoint: what was generated behind one serves nobody, however new."""
+    manager = state_manager(state_params(), num_states=10, num_pages=24, eviction=eviction)
+    prefill(manager, "old", prompt((0, 21)))
+    manager.release("old")
+    for name in "ab":
+        context = prefill(manager, name, prompt((100, 21)))
+        for _ in range(12):
+            step_states(manager, context)
+        manager.release(name)
+    manager.claim("large")  # all that is free, and three pages
+    assert manager.reserve(TextGenerationContext("large", prompt((500, 4 * 14))))
+    assert [manager.match_prefix(prompt((first, 21))) for first in (0, 100)] == [20, 20]
+
+
+def test_the_way_to_a_lost_checkpoint_goes_next() -> None:
+    manager = state_manager(state_params(interval=8), num_states=12, num_pages=24)
+    for name, first in (("a", 0), ("b", 100)):
+        prefill(manager, name, prompt((first, 33)))  # checkpoints at 8, 16, 24 and 32
+        manager.release(name)
+    hits = []
+    for pages in range(8, 17):  # one more is evicted each time
+        manager.claim("large")
+        assert manager.reserve(TextGenerationContext("large", prompt((500, 4 * pages))))
+        manager.release("large")
+        hits.append([manager.match_prefix(prompt((first, 33))) for first in (0, 100)])
+    assert hits == [[n, 32] for n in (32, 24, 24, 16, 16, 8, 8, 0, 0)]

@@ -116,7 +116,7 @@ def changes(header: dict[str, Any]) -> dict[str, Any]:
 
     def told(**fields: Any) -> dict[str, Any]:
         texts = {
-            key: value if isinstance(value, str) else tensors._json(value)
+            key: value if isinstance(value, str) else tensors.json_text(value)
             for key, value in fields.items()
         }
         return header | {"__metadata__": metadata | texts}
@@ -226,7 +226,9 @@ def test_headers_nested_as_deep_as_they_are_parsed() -> None:
     header, body = header_of(valid())
     header["__metadata__"]["header_sha256"] = "0" * 64
     for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
-        text = tensors._json(header | {"x": 7}).replace('"x":7', '"x":' + "[" * depth + "]" * depth)
+        text = tensors.json_text(header | {"x": 7}).replace(
+            '"x":7', '"x":' + "[" * depth + "]" * depth
+        )
         with pytest.raises(ValueError, match="the data is damaged"):
             moving.read_sequence(with_text(text.encode(), body))
 
@@ -263,11 +265,11 @@ def test_tensors_are_read_only_views() -> None:
 def test_a_small_file_asks_for_little_memory() -> None:
     header, body = header_of(valid())
     for length in (2**20 + 10, 2**28):
-        header["__metadata__"]["extra_keys"] = tensors._json([[2, length, "aa"]])
+        header["__metadata__"]["extra_keys"] = tensors.json_text([[2, length, "aa"]])
         saved = moving.read_sequence(with_header(header, body))
         with pytest.raises(ValueError, match="must reach at most 1048576 behind them"):
             saved.context("r")
-    header["__metadata__"]["extra_keys"] = tensors._json([[2, 2**20, "aa"]])
+    header["__metadata__"]["extra_keys"] = tensors.json_text([[2, 2**20, "aa"]])
     context = moving.read_sequence(with_header(header, body)).context("r")
     assert (context.extra_keys, context.end_idx) == (((2, 2**20, b"\xaa"),), 11)
 
@@ -332,7 +334,7 @@ def test_signed_headers_with_any_value_anywhere(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(header)))
     field = data.draw(st.sampled_from(sorted(header[name])))
     value = data.draw(_VALUES)
-    header[name][field] = tensors._json(value) if name == "__metadata__" else value
+    header[name][field] = tensors.json_text(value) if name == "__metadata__" else value
     assert_exact_or_refused(with_header(header, body))
 
 

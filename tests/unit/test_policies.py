@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from builders import make_manager
+from grouped_traffic import manager_of, params_of
 from kvcore import CacheManager, PrefixTree, TextGenerationContext, policies
+from kvcore.groups import FullAttention, SlidingWindow
 
 A, B, C = 11, 12, 13
 PRIORITIES = {A: 2, B: 0, C: 1}
@@ -38,9 +41,9 @@ def test_a_tree_evicts_branches_in_the_order_of_its_policy(
     tree.check_integrity()
 
 
-def serve(mgr: Any, prompt: list[int], name: str) -> None:
+def serve(mgr: Any, prompt: list[int], name: str, **terms: Any) -> None:
     """What a request does that computes its prompt and one token."""
-    context = TextGenerationContext(name, prompt)
+    context = TextGenerationContext(name, prompt, **terms)
     mgr.claim(name)
     assert mgr.reserve(context)
     context.update(7)
@@ -71,6 +74,48 @@ def test_a_manager_counts_a_use_per_request(
     for i, token in enumerate(uses):
         serve(mgr, prompts[token], f"r{i}")
     assert victims_of(mgr, {token: [token] for token in prompts}) == victims
+
+
+def test_a_manager_evicts_the_lowest_priority_first() -> None:
+    mgr = make_manager(page_size=1, num_pages=8, eviction="priority")
+    prompts = {token: [token, 5] for token in (A, B, C)}
+    for i, token in enumerate((A, A, B, C)):
+        serve(mgr, prompts[token], f"r{i}", priority=PRIORITIES[token])
+    assert victims_of(mgr, {token: [token] for token in prompts}) == [B, C, A]
+
+
+GROUPS: dict[str, Any] = {
+    "flat": (FullAttention([0, 1]),),
+    "window": (FullAttention([0]), SlidingWindow([1], 4)),
+    "windows alone": (SlidingWindow([0, 1], 4),),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("eviction", NAMES)
+def test_whatever_a_policy_keeps_is_there_for_who_needs_it(eviction: str, kind: str) -> None:
+    """Pages of the highest priority too, for ever or for a time: a policy says no to nobody."""
+    rng, now = random.Random(eviction + kind), [0.0]
+    mgr = manager_of(params_of(*GROUPS[kind]), 40, eviction=eviction, clock=lambda: now[0])
+    mgr.claim("held")
+    assert mgr.reserve(TextGenerationContext("held", [7] * 8))  # 4 pages, or twice as many
+    for turn in range(60):
+        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 16))]
+        terms: dict[str, Any] = {"priority": rng.choice([0, 50, 100])}
+        terms |= rng.choice([{}, {"ttl": 5}, {"retention": [(0, None, 100, 1e6)]}])
+        serve(mgr, prompt, f"r{turn}", **terms)
+        now[0] += rng.random()
+        # All pages that are free, of which a window has one for its first chunk.
+        free = mgr.num_free_blocks
+        columns = {"flat": free, "window": free - 1, "windows alone": 20}[kind]
+        unseen = TextGenerationContext("unseen", [50 + turn] * (2 * columns), active_idx=1)
+        mgr.claim("unseen")
+        plan = mgr.plan(unseen)
+        assert plan.fits
+        assert mgr.reserve(unseen)
+        assert mgr.num_free_blocks == (free - 1 if kind == "windows alone" else 0)
+        mgr.release("unseen")
+        assert mgr.num_free_blocks == free
 
 
 def test_reserving_again_and_matching_are_no_use() -> None:

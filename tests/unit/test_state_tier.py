@@ -157,6 +157,51 @@ def test_without_slots_in_the_tier_its_pages_serve_the_devices_checkpoints() -> 
     assert manager.metrics.cache_tokens == 0
 
 
+def test_what_no_checkpoint_of_the_tier_follows_goes_first_there() -> None:
+    params = state_params(**TIER | {"host_kvcache_swap_space_gb": (12 * 64 + 6 * 32) / 2**30})
+    assert (params.bytes_per_page, params.bytes_per_state_slot) == (64, 32)
+    manager = state_manager(params, num_pages=20, num_host_states=6)
+    assert manager.total_num_host_pages == 12
+    prefill(manager, "old", prompt((0, 21)))
+    manager.release("old")
+    context = prefill(manager, "long", prompt((100, 13)))
+    for _ in range(16):
+        step_states(manager, context)
+    manager.release("long")  # seven pages, of which the checkpoint needs three
+    assert manager.host_committed_block_pct == 1
+    prefill(manager, "new", prompt((200, 17)))
+    manager.release("new")
+    manager.claim("large")  # the device has nothing else then
+    assert manager.reserve(TextGenerationContext("large", prompt((500, 80))))
+    manager.release("large")
+    hits = []
+    for first, n in ((0, 21), (100, 13), (200, 17)):
+        manager.claim("asked")
+        hits.append(manager.plan(TextGenerationContext("asked", prompt((first, n)))).hit_tokens)
+        manager.release("asked")
+    assert hits == [20, 12, 16]
+
+
+def test_pages_whose_checkpoint_is_in_the_tier_alone_go_as_the_policy_says() -> None:
+    manager = tiered(num_states=3, max_batch_size=2, num_pages=16, eviction="priority")
+    prefill(manager, "a", prompt((0, 21)), priority=90)
+    manager.release("a")
+    prefill(manager, "b", prompt((100, 21)), priority=10)
+    manager.release("b")
+    for name in "cd":  # each takes a slot, the second one that of the first checkpoint
+        manager.claim(name)
+        assert manager.reserve(TextGenerationContext(name, [7]))
+    assert [manager.match_prefix(prompt((first, 21))) for first in (0, 100)] == [0, 20]
+    manager.release("c")
+    manager.claim("e")
+    assert manager.reserve(TextGenerationContext("e", prompt((500, 32))))  # three pages go
+    manager.release("e")
+    manager.release("d")
+    manager.reset_metrics()
+    prefill(manager, "f", prompt((0, 21)))
+    assert (manager.metrics.cache_tokens, manager.metrics.h2d_blocks_copied) == (20, 0)
+
+
 def test_a_manager_without_arrays_has_no_tier() -> None:
     manager = state_manager(state_params(**TIER), blocks=None)
     assert manager.state_metrics.host_slots == 0

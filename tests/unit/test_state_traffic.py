@@ -19,6 +19,7 @@ from kvcore import (
 )
 from kvcore.scheduler import Request, Scheduler
 from kvcore.states import StateArrays
+from kvcore.stores import MemoryStore
 from state_model import (
     digest,
     fields_of,
@@ -218,6 +219,21 @@ def test_random_traffic(options: dict[str, Any], interval: int | None) -> None:
     Traffic(manager, "a", 7).run(400)
     assert manager.state_metrics.used_slots == 0
     assert manager.state_metrics.checkpoint_hits > 0 or options == {"num_states": 4}
+
+
+@pytest.mark.parametrize("interval", [None, 8])
+def test_random_traffic_with_stores(interval: int | None) -> None:
+    stores = [MemoryStore(2000), MemoryStore(1 << 22)]
+    for _ in range(2):  # the second manager finds what the first has stored
+        manager = state_manager(state_params(interval=interval), num_pages=24, tiers=stores)
+        Traffic(manager, "a", 7).run(300)
+        manager.flush(timeout=60)
+        found = manager.tier_metrics["memorystore-2"]
+        assert found.corrupt == found.errors == 0
+        loaded = manager.state_metrics.loaded_checkpoints
+        manager.close()
+    assert found.hits > 0
+    assert loaded > 0
 
 
 def test_threads_share_checkpoints() -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,11 +104,6 @@ def test_finished_handles_are_done() -> None:
     assert handle.done()
     assert handle.wait(0)
     assert handle.result() == 3
-
-
-def test_the_package_does_not_import_stores() -> None:
-    code = "import sys, kvcore; assert 'kvcore.stores' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # -- texts that name tiers -------------------------------------------------------------------------

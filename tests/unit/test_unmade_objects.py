@@ -36,6 +36,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "fetch": lambda m: m.fetch([make_context([1])]),
     "fetch nothing": lambda m: m.fetch([]),
     "step": lambda m: m.step([]),
+    "step after": lambda m: m.step([], after=3),
     "match_prefix": lambda m: m.match_prefix([1]),
     "pin": lambda m: m.pin([1]),
     "reset_prefix_cache": lambda m: m.reset_prefix_cache(),

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "kvcore/cache_types.hpp"
+#include "kvcore/cached_columns.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/page_moves.hpp"
 #include "kvcore/prefix_hit.hpp"
+#include "kvcore/store_moves.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
@@ -98,8 +100,11 @@ class CacheManager {
     /// cache is not looked at, and windows get pages for what is read from there on alone. The
     /// caller writes all of these pages before the next commit, which puts them where
     /// `request.name_space` says. Throws as `reserve`, and std::invalid_argument unless
-    /// 1 <= n < request.end, and for a sequence that was reserved or fetched. O(pages added).
-    [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n);
+    /// 1 <= n < request.end, and for a sequence that was reserved or fetched. Without `transfers`
+    /// pages that make room are not stored, also where they would be with write-back. O(pages
+    /// added).
+    [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n,
+                                         Transfers* transfers = nullptr);
     /// For who copies the pages of a sequence while others may use the manager. Throws
     /// RequestNotFoundError, and PendingTransfersError. O(1).
     [[nodiscard]] SequenceMark mark_of(SequenceHandle sequence) const;
@@ -186,6 +191,27 @@ class CacheManager {
     /// RequestNotFoundError. O(1).
     [[nodiscard]] std::int64_t first_uncached(SequenceHandle sequence) const;
 
+    /// What is cached in a replica, and in which order it would go. Throws std::out_of_range for a
+    /// replica that does not exist. O(cached tokens).
+    [[nodiscard]] CachedTree cached_tree(std::int32_t replica) const;
+    /// Holds cached columns, for who copies them elsewhere meanwhile: fewer where fewer are cached
+    /// or a quota keeps them from being held, none where the caches were reset since. Throws
+    /// std::invalid_argument unless `span` asks for a whole column at least, and std::out_of_range.
+    /// The match plus O(columns).
+    [[nodiscard]] CacheExport export_columns(const ColumnSpan& span);
+    /// Takes free pages for columns that the caller brings, and `columns` [of the span] says what
+    /// of each: see CacheImport. Evicts nothing; they count for no tenant. Throws as
+    /// `export_columns`, and std::invalid_argument for windows or states that there are not, and
+    /// without prefix caching. The match plus O(columns).
+    [[nodiscard]] CacheImport import_columns(const ColumnSpan& span, const CachedColumn* columns);
+    /// The pages of an import are filled: it is found from now on, as used just now, and ends.
+    /// `more`: the caller goes on with columns behind it, for which the run keeps room. False where
+    /// nobody wants it any more, since the caches were reset. Throws std::invalid_argument for one
+    /// that holds nothing. O(columns).
+    [[nodiscard]] bool publish(CacheImport& filled, bool more = false);
+    /// How often the caches were reset. O(1).
+    [[nodiscard]] std::uint64_t num_resets() const;
+
     /// Forgets every cached page that nobody holds, in every replica and its host tier. O(pages
     /// forgotten).
     void reset_prefix_cache();
@@ -197,11 +223,60 @@ class CacheManager {
     /// set it back to where `moved` says. Throws InvalidHandleError, and changes nothing, for a
     /// ticket that was finished before. O(transfers).
     void finish(std::uint64_t ticket, bool done = true);
-    /// Gives out again what is owed to a sequence since its transfers failed. O(transfers).
+    /// Gives out again what is owed to a sequence since its transfers failed. Where nothing is, but
+    /// others make room in its replica with write-back, that is under way. O(transfers).
     [[nodiscard]] OwedStatus take_owed(SequenceHandle sequence, Transfers& transfers);
-    /// Returns when no transfers into a sequence's pages are under way, or it is gone. Throws
-    /// std::logic_error where they are the calling thread's own, which would wait for ever.
+    /// Returns when no transfers into a sequence's pages are under way, and none that make room in
+    /// its replica with write-back, or it is gone. Throws std::logic_error where they are the
+    /// calling thread's own, which would wait for ever.
     void wait(SequenceHandle sequence) const;
+    /// With stores below the host tier (CacheConfig::has_stores): up to `most` columns that have
+    /// arrived there and are to be written, those that wait longest first, to be finished by their
+    /// ticket. False where none waits. Throws std::bad_alloc, and has changed nothing. O(columns +
+    /// hashing their tokens).
+    [[nodiscard]] bool take_writes(std::int64_t most, StoreMoves& out);
+    /// They are written, or never will be. Throws InvalidHandleError for a ticket that was finished
+    /// before. O(columns).
+    void finish_writes(std::uint64_t ticket);
+    /// Columns that wait or are being written. O(1).
+    [[nodiscard]] std::int64_t num_waiting_writes() const;
+    /// Columns that were forgotten while they waited, or for which there was no memory. O(1).
+    [[nodiscard]] std::int64_t num_dropped_writes() const;
+
+    /// How far device and host tier get with a request, or with tokens [n]. `most` is 0 where no
+    /// store could be of use: nothing is longer, or the request runs already. Throws
+    /// RequestNotFoundError, std::out_of_range for a replica that does not exist. Costs finding the
+    /// hit.
+    [[nodiscard]] StoreSearch search_below(const RequestView& request);
+    [[nodiscard]] StoreSearch search_below(std::int32_t replica, std::string_view name_space,
+                                           const TokenId* tokens, std::int64_t n);
+    /// Keys of columns `first` .. `last` - 1 of a prompt to `out`; `parent` is the key in front of
+    /// `first`, that of the namespace where it is 0. Without the mutex. O(tokens of these columns);
+    /// where tokens have extra keys, O(all in front of `last`).
+    void keys_below(std::string_view name_space, const TokenId* tokens, std::int32_t first,
+                    std::int32_t last, const PageKey& parent, PageKey* out) const;
+    [[nodiscard]] PageKey root_key_below(std::string_view name_space) const;
+    /// What stores have to bring so that a hit could take the first `end` columns of a prompt:
+    /// parts that neither the device nor the tier has, by rising columns. O(columns).
+    [[nodiscard]] std::vector<ColumnParts> needed_below(std::int32_t replica,
+                                                        std::string_view name_space,
+                                                        const TokenId* tokens,
+                                                        std::int32_t end) const;
+    /// Takes pages of the host tier for columns [n] that stores have and a hit of `end` columns
+    /// needs, by rising columns and with their keys; new ones of the tier have to go on from what
+    /// it has, and of a window all parts count or none. As many as there is room for, from the
+    /// first on: see `out`, which has no ticket for none. Nobody finds them before `finish_fill`;
+    /// what else of the tier such a hit takes stays there until then. Throws std::invalid_argument
+    /// for columns that do not rise or are not in front of `end`; std::bad_alloc, and has changed
+    /// nothing. O(columns).
+    void begin_fill(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
+                    std::int32_t end, const ColumnParts* columns, const PageKey* keys,
+                    std::int64_t n, StoreMoves& out);
+    /// The bytes of the first `arrived` columns of a fill are there: they are found in the host
+    /// tier from now on. The others are free again. `forward`: those that arrived wait to be
+    /// written too, to stores that lack them. Throws InvalidHandleError for a ticket that was
+    /// finished before. O(columns).
+    void finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward = false);
     /// Page copies on the list since the last call, of sequences still claimed; to be done in this
     /// order, before the next kernels run.
     [[nodiscard]] std::vector<PageMove> take_copies();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +14,10 @@
 #include "kvcore/eviction_policies.hpp"
 #include "kvcore/lookup_table.hpp"
 #include "kvcore/page_moves.hpp"
+#include "kvcore/stand_ins.hpp"
 #include "kvcore/tenants.hpp"
 #include "kvcore/types.hpp"
+#include "kvcore/write_policy.hpp"
 
 namespace kvcore {
 
@@ -46,7 +49,18 @@ struct CacheConfig {
     std::int64_t num_state_slots = 0;
     // Of the tier below each replica, for checkpoints; 0: those stay on the device.
     std::int64_t num_host_state_slots = 0;
-    EvictionConfig eviction;  // of cached pages, in each replica; a host tier has LRU
+    // What arrives in the host tier has keys, and waits to be written to stores below it.
+    bool has_stores = false;
+    std::string key_seed;                 // of the keys, one item of CBOR; "" is nil
+    const StandIns* stand_ins = nullptr;  // names of tokens with extra keys, outlive the manager
+    EvictionConfig eviction;              // of cached pages, in each replica
+    EvictionConfig host_eviction;         // of those of the host tier
+    // When a cached page goes to the host tier; kSelective: once it was used so often, 1 .. 255.
+    WritePolicy write_policy = WritePolicy::kWriteThrough;
+    std::int32_t write_threshold = 2;
+    // Where `eviction` goes by priority: of runs below this one no page goes there, nor what is
+    // behind them.
+    std::int32_t host_min_priority = 0;
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.

@@ -162,6 +162,10 @@ class DiskStore {
     /// Forgets pages. Returns how many there were. For good, but for those whose slots cannot be
     /// written at that moment: they may be back after a restart.
     std::int64_t remove(const std::vector<StoreKey>& keys);
+    /// Forgets all pages, also those on their way from an earlier `put`. Returns how many were
+    /// found before. For good once it returns, but on a disk that cannot be written at that moment.
+    /// One block is written to each directory.
+    std::int64_t clear();
 
     [[nodiscard]] DiskStoreStats stats() const;
     /// Bytes of a slot, and most of a page.

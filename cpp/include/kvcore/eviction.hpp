@@ -38,15 +38,16 @@ struct PolicyInterest {
     bool sizes = false;         // `resize`
     bool retention = false;     // `retain`, `advance`
     bool fingerprints = false;  // `identify`
+    bool exposure = false;      // `expose`
 };
 
 /// The order in which cached runs go.
 ///
 /// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
 /// It sees no tokens, no pages and no tree. A tree owns the one that its constructor was given, and
-/// has LRU without; so has each replica of a CacheManager, and a TierIndex always has LRU. Those
-/// that come with kvcore are in kvcore/eviction_policies.hpp. "An eviction policy of your own" in
-/// docs/eviction.md shows a whole one.
+/// has LRU without; so have each replica of a CacheManager and each TierIndex. Those that come with
+/// kvcore are in kvcore/eviction_policies.hpp. "An eviction policy of your own" in docs/eviction.md
+/// shows a whole one.
 ///
 /// Owns: what it knows of each run, in arrays of its own by node id.
 /// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A
@@ -110,6 +111,12 @@ class EvictionPolicy {
     virtual void retain(NodeId node, const Retention& retention) noexcept {
         static_cast<void>(node), static_cast<void>(retention);
     }
+    /// What its users ask of the run now, of a policy that goes by that; else what nobody asked
+    /// for.
+    [[nodiscard]] virtual Retention retention(NodeId node) const noexcept {
+        static_cast<void>(node);
+        return {};
+    }
     /// Whether pages that are used for the first time, and of which this is asked, may lengthen the
     /// run; else they become a run of their own.
     [[nodiscard]] virtual bool joins(NodeId node, const Retention& retention) const noexcept {
@@ -119,6 +126,10 @@ class EvictionPolicy {
     /// It is `now`, never less than it was; priorities end. O(log n) for each that does.
     virtual void advance(std::int64_t now) noexcept { static_cast<void>(now); }
 
+    /// Nothing protects the end of the run from now on: the last of its users let go of it, whether
+    /// that was a use or not, or the last run behind it went. Behind `release`, in front of
+    /// `offer`.
+    virtual void expose(NodeId node) noexcept { static_cast<void>(node); }
     /// The run can go, and is no candidate: what followed it went just now, or it was withdrawn and
     /// is free again. By recency it is worth no more than what went last.
     virtual void offer(NodeId node) noexcept = 0;
@@ -128,7 +139,8 @@ class EvictionPolicy {
     /// end of its run; `erase` tells when none is left.
     [[nodiscard]] virtual NodeId victim() noexcept = 0;
     /// Writes the next victims as it stands, at most `n`, to `out`, and returns how many. A hint:
-    /// what it names is asked for ahead of its use.
+    /// what it names is asked for ahead of its use. Asked for more than a few, what it names is the
+    /// order in which CacheManager::cached_tree ranks runs.
     [[nodiscard]] virtual std::size_t upcoming(NodeId* out, std::size_t n) const noexcept {
         static_cast<void>(out);
         static_cast<void>(n);

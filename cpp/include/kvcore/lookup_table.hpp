@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -20,8 +21,7 @@ struct RowPages {
 /// What a row's pages of all bundles follow from: where nothing of it has changed, they have not.
 struct RowState {
     std::uint32_t version = 0;  // as of RowPages, of the columns
-    std::int32_t columns = 0;   // in all
-    std::uint32_t windows = 0;  // changes with `first` and `n` of any bundle
+    std::uint32_t windows = 0;  // changes with the columns, and with `first` and `n`; 0: unknown
 };
 
 /// The same of one bundle, where a row's ids are columns that have pages of each: read are those of
@@ -34,6 +34,13 @@ struct BundlePages {
     const BlockId* pages = nullptr;  // + 1, 0: none; of a column from [column * stride] on
     std::int32_t stride = 1;
     std::int32_t per_column = 1;
+
+    /// What a table shows of one of a column's pages.
+    [[nodiscard]] std::uint32_t cell(std::int32_t column, std::int32_t lane,
+                                     std::uint32_t unassigned) const noexcept {
+        const BlockId page = pages[std::ptrdiff_t{columns[column]} * stride + lane];
+        return page == 0 ? unassigned : static_cast<std::uint32_t>(page - 1);
+    }
 };
 
 /// The page table that kernels read, kept up to date in a buffer that is used again for each batch:
@@ -66,27 +73,54 @@ class LookupTable {
         rewrite_row(row, occupant, pages, is_same);
     }
     /// Tables of the other bundles, nullptr for missing ones, are written in front of this one from
-    /// now on, so that they show what this one shows. O(n), O(max_rows) where they were not before.
+    /// now on, so that they show what this one shows. O(n), O(max_rows) where one of them was not
+    /// the last time: it lacks what was written meanwhile.
     void lead(LookupTable* const* others, std::size_t n) noexcept {
         bool is_known = true;
+        const std::uint64_t before = times_led_++;
+        LookupTable* last = this;
         for (std::size_t i = 0; i < n; ++i) {
-            is_known &= others[i] != nullptr && others[i]->leader_ == this;
-            if (others[i] != nullptr) others[i]->leader_ = this;
+            LookupTable* const other = others[i];
+            is_known &= other != nullptr && other->leader_ == this && other->led_at_ == before &&
+                        last->next_ == other;
+            if (other == nullptr) continue;
+            other->leader_ = this;
+            other->led_at_ = times_led_;
+            last->next_ = other;
+            last = other;
         }
         if (!is_known) doubt();
     }
     /// Takes nothing for known of what rows show, but for their cells. O(max_rows).
     void doubt() noexcept;
-    /// True when row `row` shows the pages that a bundle has for an occupant in such a state.
-    [[nodiscard]] bool shows(std::int64_t row, SequenceHandle occupant,
+    /// True when row `row` < max_rows shows the pages that a bundle has for an occupant in such a
+    /// state.
+    [[nodiscard]] bool shows(std::int64_t row, const SequenceHandle& occupant,
                              const RowState& state) const noexcept {
-        if (row >= max_rows_) return false;
         const Row& known = rows_[static_cast<std::size_t>(row)];
         return known.occupant == occupant && known.version == state.version &&
-               known.columns == state.columns && known.windows == state.windows;
+               known.windows == state.windows;
     }
     /// The same for a bundle. They must have room: n * per_column <= stride. O(pages changed).
-    void write_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages);
+    void write_row(std::int64_t row, const SequenceHandle& occupant, const BundlePages& pages) {
+        Row& known = rows_[static_cast<std::size_t>(row)];
+        const bool is_same = known.occupant == occupant && known.version == pages.state.version;
+        known.windows = pages.state.windows;
+        if (!is_same || pages.per_column > 1 || pages.n < known.filled) {
+            return rewrite_row(row, occupant, pages, is_same);
+        }
+        std::uint32_t* cells = data_ + row * stride_;
+        const std::int32_t passed = std::min(pages.first, pages.n);
+        if (known.first < passed) {
+            std::fill(cells + known.first, cells + passed, unassigned_);
+            known.first = passed;
+        }
+        for (std::int32_t c = known.filled; c < pages.n; ++c) {
+            cells[c] = c < passed ? unassigned_ : pages.cell(c, 0, unassigned_);
+        }
+        known.filled = pages.n;
+        known.padded = std::max(known.padded, pages.n);
+    }
     /// Takes nothing for known of what the memory holds, which somebody else has written.
     /// O(max_rows).
     void forget() noexcept;
@@ -97,19 +131,17 @@ class LookupTable {
     }
 
    private:
-    static constexpr std::int32_t kUnknown = -1;
-
-    struct Row {
+    struct alignas(32) Row {
         SequenceHandle occupant;
         std::uint32_t version = 0;
         std::int32_t first = 0;
         std::int32_t filled = 0;
         std::int32_t padded = 0;
-        std::int32_t columns = 0;  // of a bundle, as of RowState; kUnknown: in doubt
-        std::uint32_t windows = 0;
+        std::uint32_t windows = 0;  // of a bundle, as of RowState; 0: in doubt
     };
 
     void rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages, bool is_same);
+    void rewrite_row(std::int64_t row, SequenceHandle occupant, BundlePages pages, bool is_same);
     void pad_rows(std::int64_t num_rows, std::int32_t width);
 
     std::uint32_t* data_;
@@ -118,6 +150,11 @@ class LookupTable {
     std::uint32_t unassigned_;
     std::vector<Row> rows_;
     const LookupTable* leader_ = nullptr;  // the table that was written behind this one
+    std::uint64_t led_at_ = 0;             // `times_led_` of that one, when it was
+    // The one behind this in its order: a leader may lie where another one lay, and have led as
+    // often.
+    const LookupTable* next_ = nullptr;
+    std::uint64_t times_led_ = 0;
     // Of rows 0 .. num_padded_ - 1, none is padded to less than column padded_.
     std::int64_t num_padded_ = 0;
     std::int32_t padded_ = 0;

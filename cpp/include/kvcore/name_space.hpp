@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,6 +25,33 @@ namespace kvcore {
     if (extra_key) name += *extra_key;
     if (cache_salt) name += *cache_salt;
     return name;
+}
+
+/// What a namespace was named by.
+struct NamespaceParts {
+    std::optional<std::string_view> extra_key;
+    std::optional<std::string_view> cache_salt;
+};
+
+/// The reverse of namespace_name, as views of that name; a name that it does not make is an extra
+/// key. So different names of one kind have different parts. O(1).
+[[nodiscard]] inline NamespaceParts read_namespace_name(std::string_view name) noexcept {
+    constexpr std::size_t kHead = 9;
+    if (name.empty()) return {};
+    if (name.size() < kHead || name[0] < 1 || name[0] > 3) return {name, {}};
+    std::uint64_t length = 0;
+    for (std::size_t byte = 0; byte < 8; ++byte) {
+        length |= std::uint64_t{static_cast<unsigned char>(name[1 + byte])} << (8 * byte);
+    }
+    const bool has_key = (name[0] & 1) != 0;
+    const bool has_salt = (name[0] & 2) != 0;
+    const std::size_t size = name.size() - kHead;
+    const bool is_made = length <= size && (has_key || length == 0) && (has_salt || length == size);
+    if (!is_made) return {name, {}};
+    NamespaceParts parts;
+    if (has_key) parts.extra_key = std::string_view(name.data() + kHead, length);
+    if (has_salt) parts.cache_salt = std::string_view(name.data() + kHead + length, size - length);
+    return parts;
 }
 
 }  // namespace kvcore

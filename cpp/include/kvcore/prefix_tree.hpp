@@ -165,6 +165,18 @@ class PrefixTree {
     /// The run whose end goes next, whatever a guard keeps; kNoNode where nothing is evictable.
     /// O(1) amortised.
     [[nodiscard]] NodeId victim() noexcept;
+    /// The run of an id that the policy was told of.
+    [[nodiscard]] TreeNode* run(NodeId id) const noexcept;
+    /// What `evict` takes next with that guard: how many pages of which run, whose last page is the
+    /// end of the prefix. No node where nothing is evictable. O(1) amortised.
+    struct Victim {
+        TreePosition end;
+        std::int64_t num_pages = 0;
+    };
+    [[nodiscard]] Victim next_victim(EvictionGuard guard = {}) noexcept;
+    /// Runs that the policy may name as victims, the next one first: all that it tells of. `spare`:
+    /// so many that it tells of are none of this tree's. Throws std::bad_alloc. O(runs log runs).
+    [[nodiscard]] std::vector<NodeId> upcoming_victims(std::size_t spare) const;
     /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
     /// `out` [n]. Fewer where fewer are evictable. Returns how many.
     std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept;
@@ -194,6 +206,8 @@ class PrefixTree {
     /// Throws IntegrityError naming the law that does not hold. O(nodes + pages).
     void check_integrity() const;
 
+    /// Every run, each behind the one that it continues. Throws std::bad_alloc. O(runs).
+    [[nodiscard]] std::vector<const TreeNode*> runs() const;
     /// Calls visit(ids, n) with the page ids of every run.
     template <class Visit>
     void for_each_run(Visit&& visit) const {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -23,6 +24,16 @@ struct ExtraKey {
 /// What the token at the start of extra keys is: its id and all keys [n] that start there, in an
 /// order that is the caller's. Different ones have different names. O(bytes).
 [[nodiscard]] std::string stand_in_name(TokenId token, const ExtraKey* keys, std::size_t n);
+
+/// What a stand-in's name says, with views of the name.
+struct StandInParts {
+    TokenId token = 0;
+    std::vector<ExtraKey> keys;
+};
+
+/// The reverse of stand_in_name. Throws std::invalid_argument for a name that it does not make.
+/// O(keys).
+[[nodiscard]] StandInParts read_stand_in_name(std::string_view name);
 
 /// Token ids that stand for what is told apart by more than a token id, so that a PrefixTree keeps
 /// images apart by comparing tokens: in what the tree is shown, the token at which extra keys start
@@ -52,6 +63,10 @@ class StandIns {
     /// The id of a name without a new user, which a sweep may take; 0 for one that has none: then
     /// no tree holds it.
     [[nodiscard]] TokenId find(std::string_view name) const;
+    /// The name that an id has; none for other ids.
+    [[nodiscard]] std::optional<std::string> name_of(TokenId id) const;
+    /// The name of an id, with one more user; "" for one that has none. Throws std::bad_alloc.
+    [[nodiscard]] std::string hold(TokenId id);
     /// One user less. Throws InvalidHandleError for an id without users.
     void release(TokenId id);
 

@@ -50,6 +50,10 @@ class TierIndex {
         return tree_.tokens_of(at, first);
     }
 
+    /// Counts a use of a prefix, for policies that go by that.
+    void use(TreeNode* node, std::int32_t depth) noexcept {
+        if (node != nullptr) tree_.use({node, depth});
+    }
     /// The start of a namespace as a place.
     [[nodiscard]] TreeNode* open(std::string_view name_space);
     /// A position as a place.
@@ -64,12 +68,14 @@ class TierIndex {
     /// Takes up to `n` pages, free ones first, then the least valuable that nobody holds; their ids
     /// go to `out` [n]. Returns how many.
     [[nodiscard]] std::int64_t take(std::int64_t n, BlockId* out) noexcept;
-    /// Makes taken pages [n] findable behind a place, which moves to their end. Those that are
-    /// stored meanwhile are free again; with `duplicates` they stay taken, and that says which they
-    /// are. Throws InvalidHandleError for a page that is not taken.
+    /// Makes taken pages [n] findable behind a place, which moves to their end; they are kept as
+    /// `retention` says. Those that are stored meanwhile are free again; with `duplicates` they
+    /// stay taken, and that says which they are. Throws InvalidHandleError for a page that is not
+    /// taken.
     [[nodiscard]] TreeNode* publish(TreeNode* place, const TokenId* tokens, const BlockId* ids,
                                     std::int32_t n,
-                                    std::vector<DuplicatePage>* duplicates = nullptr);
+                                    std::vector<DuplicatePage>* duplicates = nullptr,
+                                    const Retention& retention = {});
     /// Frees taken pages [n] that did not arrive.
     void give_back(const BlockId* ids, std::int64_t n) noexcept { pool_.free(ids, n); }
 

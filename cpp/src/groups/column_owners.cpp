@@ -13,7 +13,6 @@ void ColumnPages::protect(const BlockId* ids, std::int32_t n, bool is_protected)
 }
 
 void ColumnPages::tell_window(BlockId column, std::size_t window, bool is_held) const noexcept {
-    if (owners_ == nullptr) return;
     for_each_window_page(column, window, [&](BlockId page) {
         is_held ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
     });

@@ -2,7 +2,6 @@
 #include "groups/column_pages.hpp"
 
 #include <algorithm>
-#include <array>
 #include <stdexcept>
 #include <utility>
 
@@ -10,8 +9,6 @@
 
 namespace kvcore {
 namespace {
-
-constexpr std::int64_t kMostAtOnce = 64;  // columns
 
 std::size_t num_entries(const Grouping& grouping, std::int64_t num_columns) {
     const auto n = static_cast<std::size_t>(num_columns) * grouping.windows().size();
@@ -77,9 +74,15 @@ std::int32_t ColumnPages::longest_hit(std::size_t window, TreePosition at) const
 }
 
 bool ColumnPages::has_all(std::size_t window, TreePosition at, std::int32_t first) const noexcept {
-    ColumnsUp columns(at, grouping_.column_tokens());
-    for (std::int32_t column = at.depth - 1; column >= first; --column) {
-        if (!has(columns[column], window)) return false;
+    const BlockId* pages = lane(grouping_.windows()[window].first_lane);
+    const std::size_t num_lanes = num_lanes_;
+    const TreeNode* node = PrefixTree::position(at.node, at.depth).node;
+    for (std::int32_t end = at.depth; end > first; end = node->start, node = node->parent) {
+        const BlockId* columns = node->ids(grouping_.column_tokens());
+        const std::int32_t top = std::max(first - node->start, 0);
+        for (std::int32_t i = end - node->start; i-- > top;) {
+            if (pages[static_cast<std::size_t>(columns[i]) * num_lanes] == 0) return false;
+        }
     }
     return true;
 }
@@ -128,29 +131,58 @@ void ColumnPages::fill(BlockId column, std::size_t window) noexcept {
     take(rule.first_lane, rule.num_lanes, column);
 }
 
-void ColumnPages::enter(BlockId column, std::size_t window) noexcept {
-    if (is_idle(column, window)) {
-        num_idle_ -= grouping_.windows()[window].num_lanes;
-        tell_window(column, window, true);
+// What is looked up for each column stands in locals: hits enter and leave hundreds.
+void ColumnPages::enter(const BlockId* columns, std::int64_t n, std::size_t window) noexcept {
+    const Grouping::Window& rule = grouping_.windows()[window];
+    const BlockId* pages = lane(rule.first_lane);
+    const bool* is_cached = &is_cached_[0];
+    std::uint32_t* readers = &readers_[window];
+    const PageOwners* owners = owners_;
+    const std::size_t num_lanes = num_lanes_;
+    const std::size_t num_windows = num_windows_;
+    std::int64_t entered = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const auto column = static_cast<std::size_t>(columns[i]);
+        const bool was_idle = readers[column * num_windows]++ == 0 && is_cached[column] &&
+                              pages[column * num_lanes] != 0;
+        if (!was_idle) continue;
+        ++entered;
+        if (owners != nullptr) tell_window(columns[i], window, true);
     }
-    ++readers_[entry(column, window)];
+    num_idle_ -= entered * rule.num_lanes;
 }
 
 // A column that is free already has no pages; its last holder need not be its last reader.
-void ColumnPages::leave(BlockId column, std::size_t window, Departure how) noexcept {
-    const Entry e = entry(column, window);
-    if (--readers_[e] > 0 || !has(column, window)) return;
+void ColumnPages::leave(const BlockId* columns, std::int64_t n, std::size_t window,
+                        Departure how) noexcept {
     const Grouping::Window& rule = grouping_.windows()[window];
-    if (!is_cached_[static_cast<std::size_t>(column)]) {
-        return give_back(rule.first_lane, rule.num_lanes, column);
+    const BlockId* pages = lane(rule.first_lane);
+    const bool* is_cached = &is_cached_[0];
+    std::uint32_t* readers = &readers_[window];
+    const PageOwners* owners = owners_;
+    const std::size_t num_lanes = num_lanes_;
+    const std::size_t num_windows = num_windows_;
+    IdlePages::Keeper keeper(idle_);
+    std::int64_t left = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const auto column = static_cast<std::size_t>(columns[i]);
+        if (--readers[column * num_windows] > 0 || pages[column * num_lanes] == 0) continue;
+        if (!is_cached[column]) {
+            give_back(rule.first_lane, rule.num_lanes, columns[i]);
+            continue;
+        }
+        ++left;
+        if (owners != nullptr) tell_window(columns[i], window, false);
+        const auto e = static_cast<Entry>(column * num_windows + window);
+        if (how == Departure::kPassed) {
+            idle_.pass(e);
+        } else if (how == Departure::kUseless) {
+            idle_.give_up(e);
+        } else if (how == Departure::kKept || !idle_.contains(e)) {
+            keeper.keep(e);
+        }
     }
-    num_idle_ += rule.num_lanes;
-    tell_window(column, window, false);
-    if (how == Departure::kPassed) {
-        idle_.pass(e);
-    } else if (how == Departure::kKept || !idle_.contains(e)) {
-        idle_.keep(e);
-    }
+    num_idle_ += left * rule.num_lanes;
 }
 
 void ColumnPages::enter_all(BlockId column) noexcept {
@@ -207,7 +239,7 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         filled_[w] += rule.num_lanes;
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
-        tell_window(cached, w, false);
+        if (owners_ != nullptr) tell_window(cached, w, false);
         idle_.keep(entry(cached, w));
     }
 }
@@ -246,92 +278,32 @@ void ColumnPages::forget(Entry entry) noexcept {
     lose(entry);
 }
 
+// Those further on read no more of what is in front of them.
+std::int32_t ColumnPages::first_hit(TreePosition end, std::int32_t column,
+                                    std::size_t window) const noexcept {
+    const std::int32_t depth = policy_.useless().first_checkpoint(end, column);
+    const std::int64_t n = std::int64_t{depth} * grouping_.column_tokens();
+    const bool reads =
+        depth > 0 && grouping_.first_column(grouping_.windows()[window], n) <= column;
+    return reads ? depth : 0;
+}
+
+// The last place of a run, or somewhere in front of it, where a hit can end.
+std::int32_t ColumnPages::legal_end(TreeNode* run) const noexcept {
+    if (!needs_checkpoints_) return longest_hit({run, run->end()});
+    return policy_.useless().last_checkpoint(run, [&](std::int32_t depth) {
+        return has_windows({run, depth}, std::int64_t{depth} * grouping_.column_tokens());
+    });
+}
+
 void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
     if (run->is_root() || run->num_children > 0 || run->pins > 0) return;
-    const std::int32_t legal = longest_hit({run, run->end()});
+    const std::int32_t legal = legal_end(run);
     if (legal < run->end()) {
-        policy_.condemn(run, legal, num_filled_);
+        policy_.useless().condemn(run->id, legal, num_filled_);
     } else {
-        policy_.pardon(run->id);
+        policy_.useless().pardon(run->id);
     }
-}
-
-// One that has a reader again is left to that.
-void ColumnPages::evict_idle(Entry entry) noexcept {
-    if (readers_[entry] > 0) return idle_.remove(entry);
-    const std::size_t w = entry % num_windows_;
-    const Grouping::Window& rule = grouping_.windows()[w];
-    num_idle_ -= rule.num_lanes;
-    num_cached_ -= rule.num_lanes;
-    give_back(rule.first_lane, rule.num_lanes, static_cast<BlockId>(entry / num_windows_));
-    lose(entry);
-}
-
-bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
-    std::array<BlockId, kMostAtOnce> evicted;
-    n = tree_.evict(n, evicted.data(), guard);
-    columns_.free(evicted.data(), n);
-    return n > 0;
-}
-
-// Up to `n` columns of a run that ends where no hit can; false where there is none.
-bool ColumnPages::evict_useless(std::int64_t n, EvictionGuard guard) noexcept {
-    for (;;) {
-        const auto [run, legal, judged] = policy_.condemned();
-        if (run == nullptr) return false;
-        const std::int64_t useless = run->end() - std::max(legal, run->start);
-        const bool can_go = run->num_children == 0 && run->pins == 0 && run != guard.node;
-        if (!can_go || useless <= 0) {
-            policy_.pardon(run->id);
-            continue;
-        }
-        if (judged != num_filled_) {
-            condemn_if_useless(run);
-            continue;
-        }
-        TreeNode* parent = run->parent;
-        const bool is_all = useless <= n;
-        const bool is_gone = is_all && legal <= run->start;
-        static_cast<void>(evict_columns(std::min(n, useless), guard));
-        if (is_all) condemn_if_useless(is_gone ? parent : run);
-        return true;
-    }
-}
-
-std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
-                                    EvictionGuard guard) noexcept {
-    std::int64_t evicted = 0;
-    while (pages_.num_free() < pages || columns_.num_free() < columns) {
-        const std::int64_t free = pages_.num_free();
-        if (!evict_next(pages - free, columns - columns_.num_free(), guard)) break;
-        evicted += pages_.num_free() - free;
-    }
-    return evicted;
-}
-
-// In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
-// middle of a prompt could use, and then as the policy says.
-bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
-                             EvictionGuard guard) noexcept {
-    // As many as are needed whatever they have: none goes that could have stayed.
-    const std::int64_t wanted =
-        std::clamp<std::int64_t>(std::max(pages / grouping_.num_lanes(), columns), 1, kMostAtOnce);
-    Entry next = IdlePages::kNone;
-    if (pages > 0) next = idle_.first_broken();
-    if (next == IdlePages::kNone && evict_useless(wanted, guard)) return true;
-    if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
-    if (pages > 0 && next == IdlePages::kNone) {
-        const WindowPolicy::Departure departure = policy_.next(tree_);
-        if (departure != 0) next = idle_.first_of(departure);
-    }
-    if (next == IdlePages::kNone) {
-        if (evict_columns(wanted, guard)) return true;
-        if (pages <= 0) return false;
-        next = idle_.first_of(policy_.first_aside());
-    }
-    if (next == IdlePages::kNone) return false;
-    evict_idle(next);
-    return true;
 }
 
 }  // namespace kvcore

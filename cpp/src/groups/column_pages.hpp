@@ -69,9 +69,10 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
    public:
     /// Why a reader leaves, which says how long the tree keeps the pages.
     enum class Departure {
-        kUnused,  // it had them for a moment, which was no use: they keep their place
-        kPassed,  // it went on, in the middle of a prompt
-        kKept,    // a next turn may come back to them
+        kUnused,   // it had them for a moment, which was no use: they keep their place
+        kUseless,  // no hit reads them
+        kPassed,   // it went on, in the middle of a prompt
+        kKept,     // a next turn may come back to them
     };
 
     static constexpr BlockId kNoPage = -1;
@@ -81,6 +82,13 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
                 PrefixTree& tree, WindowPolicy& policy);
 
+    /// Layers keep a state, too: a hit ends at a checkpoint, of which the policy knows.
+    void need_checkpoints() noexcept { needs_checkpoints_ = true; }
+    [[nodiscard]] bool needs_checkpoints() const noexcept { return needs_checkpoints_; }
+    /// With them: where the first hit ends that reads a window of a column on the way to `end`; 0:
+    /// there is none.
+    [[nodiscard]] std::int32_t first_hit(TreePosition end, std::int32_t column,
+                                         std::size_t window) const noexcept;
     /// Who is told from now on which pages are held; nullptr for nobody. Not owned.
     void set_owners(PageOwners* owners) noexcept { owners_ = owners; }
 
@@ -98,6 +106,12 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
         return readers_[entry(column, window)] == 0 && has(column, window) &&
                is_cached_[static_cast<std::size_t>(column)];
     }
+    /// It is idle since a request passed it in the middle of a prompt.
+    [[nodiscard]] bool is_passed(BlockId column, std::size_t window) const noexcept {
+        return is_idle(column, window) && idle_.is_passed(entry(column, window));
+    }
+    /// What leaves pages and is no run of the tree: see WindowPolicy.
+    [[nodiscard]] std::size_t num_departures() const noexcept { return policy_.num_departures(); }
     /// Pages of a lane and those behind, + 1, 0 for none: of a column from [column * lanes] on.
     [[nodiscard]] const BlockId* lane(std::int32_t lane) const noexcept {
         return &ids_[static_cast<std::size_t>(lane)];
@@ -138,9 +152,21 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
         take(0, grouping_.num_lanes(), column);
         for (std::size_t w = 0; w < num_windows_; ++w) ++readers_[entry(column, w)];
     }
-    /// One reader more, or less. Where the last one leaves, pages are idle or free.
-    void enter(BlockId column, std::size_t window) noexcept;
-    void leave(BlockId column, std::size_t window, Departure how) noexcept;
+    /// One reader more, or less, of each of `columns` [n]. Where the last one leaves, pages are
+    /// idle or free; what was left together before costs less.
+    void enter(const BlockId* columns, std::int64_t n, std::size_t window) noexcept;
+    void leave(const BlockId* columns, std::int64_t n, std::size_t window, Departure how) noexcept;
+    void enter(BlockId column, std::size_t window) noexcept { enter(&column, 1, window); }
+    void leave(BlockId column, std::size_t window, Departure how) noexcept {
+        leave(&column, 1, window, how);
+    }
+    /// Asks for what is read when a reader enters or leaves a column.
+    void prefetch(BlockId column) const noexcept {
+        kvcore::prefetch(&ids_[slot(column, 0)]);
+        kvcore::prefetch(&readers_[entry(column, 0)]);
+        kvcore::prefetch(&is_cached_[static_cast<std::size_t>(column)]);
+        idle_.prefetch(entry(column, 0));
+    }
     /// What leaves from now on does so at the same time.
     void begin_leaving() noexcept { idle_.begin_leaving(); }
     /// It serves a hit together, of a prefix that ends there.
@@ -150,6 +176,10 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void leave_all(BlockId column, TreePosition end) noexcept;
     /// An idle page that a request passed is worth keeping after all.
     void keep(BlockId column, std::size_t window) noexcept;
+    /// An idle page is used just now, by who leaves.
+    void renew(BlockId column, std::size_t window) noexcept {
+        if (is_idle(column, window)) idle_.keep(entry(column, window));
+    }
     /// What a hit of these columns reads is used now: as if somebody had it for a moment.
     void touch(TreePosition at) noexcept;
     /// Pages that columns of the tree have.
@@ -174,6 +204,16 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// Evicts until so many pages and columns are free, as far as that is possible. Returns how
     /// many pages went.
     std::int64_t make_room(std::int64_t pages, std::int64_t columns, EvictionGuard guard) noexcept;
+
+    /// Where what goes next ends: a run, or what left a prefix together; no node for what serves no
+    /// hit, or only one in the middle of a prompt, and where nothing can go. Without `wants_pages`
+    /// a column is to go.
+    [[nodiscard]] TreePosition next_kept(bool wants_pages, EvictionGuard guard) noexcept;
+    /// Evicts the next column, or column of a window. False where nothing can go.
+    [[nodiscard]] bool evict_one(bool wants_pages, bool wants_column,
+                                 EvictionGuard guard) noexcept {
+        return evict_next(wants_pages ? 1 : 0, wants_column ? 1 : 0, guard);
+    }
 
     /// Columns that are free again have no pages.
     void freed(const BlockId* ids, std::int64_t n) noexcept override;
@@ -231,6 +271,10 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     [[nodiscard]] Entry entry(BlockId column, std::size_t window) const noexcept {
         return static_cast<Entry>(static_cast<std::size_t>(column) * num_windows_ + window);
     }
+    // Of most models there is one window: to divide by it costs as much as an eviction.
+    [[nodiscard]] BlockId column_of(Entry entry) const noexcept {
+        return static_cast<BlockId>(num_windows_ == 1 ? entry : entry / num_windows_);
+    }
     template <class Visit>
     void visit_lanes(BlockId column, std::int32_t first_lane, std::int32_t n,
                      const Visit& visit) const {
@@ -247,10 +291,12 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
                                std::int32_t first) const noexcept;
     void lose(Entry entry) noexcept;
     void forget(Entry entry) noexcept;
+    [[nodiscard]] std::int32_t legal_end(TreeNode* run) const noexcept;
     void condemn_if_useless(TreeNode* run) noexcept;
     [[nodiscard]] bool evict_next(std::int64_t pages, std::int64_t columns,
                                   EvictionGuard guard) noexcept;
     [[nodiscard]] bool evict_useless(std::int64_t n, EvictionGuard guard) noexcept;
+    [[nodiscard]] bool evict_runs(std::int64_t n, EvictionGuard guard) noexcept;
     void evict_idle(Entry entry) noexcept;
     [[nodiscard]] std::int64_t count_window_pages(BlockId column) const noexcept;
     [[nodiscard]] bool evict_columns(std::int64_t n, EvictionGuard guard) noexcept;
@@ -263,6 +309,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     BlockPool pages_;
     std::size_t num_lanes_;
     std::size_t num_windows_;
+    bool needs_checkpoints_ = false;
     ZeroedArray<BlockId> ids_;            // [columns, lanes]: page + 1; 0: none
     ZeroedArray<std::uint32_t> readers_;  // [columns, windows]
     ZeroedArray<bool> is_cached_;         // [columns]

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "groups/column_states.hpp"
 
+#include <algorithm>
+
 #include "groups/column_pages.hpp"
+#include "groups/window_policy.hpp"
 #include "kvcore/errors.hpp"
 
 namespace kvcore {
 
-ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, PoolListener* next)
+ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs,
+                           PoolListener* next)
     : of_column_(static_cast<std::size_t>(columns.num_blocks())),
+      runs_(runs),
       next_(next),
       slots_(static_cast<std::size_t>(num_slots)),
       free_(static_cast<std::size_t>(num_slots)) {
@@ -48,24 +53,25 @@ void ColumnStates::give_back(Slot slot) noexcept {
     if (entry.holds == 0) free_.push_back(slot);
 }
 
-ColumnStates::Slot ColumnStates::add(BlockId column) noexcept {
+ColumnStates::Slot ColumnStates::add(BlockId column, TreePosition end) noexcept {
     if (num_available() == 0) return kNone;
     const Slot slot = take();
-    join_column(slot, column);
+    join_column(slot, column, end);
     return slot;
 }
 
-void ColumnStates::hand_over(Slot slot, BlockId column) noexcept {
-    join_column(slot, column);
+void ColumnStates::hand_over(Slot slot, BlockId column, TreePosition end) noexcept {
+    join_column(slot, column, end);
     make_ready(slot);
 }
 
-void ColumnStates::join_column(Slot slot, BlockId column) noexcept {
+void ColumnStates::join_column(Slot slot, BlockId column, TreePosition end) noexcept {
     Entry& entry = at(slot);
     entry.owner = Owner::kColumn;
     entry.column = column;
     of_column_[static_cast<std::size_t>(column)] = slot + 1;
     link(slot);
+    runs_.mark(static_cast<std::size_t>(slot), end);
     ++num_checkpoints_;
     if (entry.holds == 0) ++num_unused_;
 }
@@ -79,6 +85,7 @@ void ColumnStates::leave_column(Slot slot) noexcept {
     Entry& entry = at(slot);
     of_column_[static_cast<std::size_t>(entry.column)] = 0;
     unlink(slot);
+    runs_.unmark(static_cast<std::size_t>(slot));
     --num_checkpoints_;
     if (entry.holds == 0) --num_unused_;
     entry.is_ready = false;
@@ -128,6 +135,27 @@ void ColumnStates::unlink(Slot slot) noexcept {
     const Entry& entry = at(slot);
     (entry.previous != kNone ? at(entry.previous).next : oldest_) = entry.next;
     (entry.next != kNone ? at(entry.next).previous : youngest_) = entry.previous;
+}
+
+// The pages of one run at a time: with the last of them the way to it may be useless.
+std::int64_t ColumnStates::evict(std::int64_t n, BlockId* out, PrefixTree& tree,
+                                 WindowPolicy& policy) noexcept {
+    const auto is_there = [](std::int32_t) { return true; };
+    std::int64_t evicted = 0;
+    while (evicted < n) {
+        auto [run, pages] = runs_.next(tree, nullptr, 0, [&](const TreeNode* each) {
+            return runs_.last_checkpoint(each, is_there);
+        });
+        policy.aim(run == nullptr ? kNoNode : run->id);
+        const NodeId victim = tree.victim();
+        if (victim == kNoNode) break;
+        if (run == nullptr) pages = tree.run(victim)->num_pages;
+        const std::int64_t gone = tree.evict(std::min(n - evicted, pages), out + evicted);
+        forget_columns(out + evicted, gone);
+        evicted += gone;
+    }
+    policy.aim(kNoNode);
+    return evicted;
 }
 
 void ColumnStates::freed(const BlockId* ids, std::int64_t n) noexcept {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "groups/idle_pages.hpp"
+#include "groups/useless_runs.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_states.hpp"
 #include "kvcore/prefix_tree.hpp"
@@ -17,7 +18,7 @@ namespace kvcore {
 ///
 /// A checkpoint belongs to a column of the tree, so a run that is cut leaves it with the lower part
 /// by itself, and it goes when the column is free. Those that nobody holds go when slots are
-/// needed, the one used longest ago first.
+/// needed, the one used longest ago first. UselessRuns hears which runs have one.
 ///
 /// Owns: the slots and their order. Invariant: a slot is free, a request's, a checkpoint's, or
 /// leaving: held by nothing but copies. A checkpoint is found once it is ready: its copy is done.
@@ -28,12 +29,17 @@ class ColumnStates final : public PoolListener {
     using Slot = std::int32_t;
     static constexpr Slot kNone = -1;
 
-    /// `next`: whom else to tell of columns that are free.
-    ColumnStates(std::int64_t num_slots, BlockPool& columns, PoolListener* next);
+    /// `runs`: of the tree that has the columns; with room for a checkpoint per slot. `next`: whom
+    /// else to tell of columns that are free.
+    ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs, PoolListener* next);
 
     /// Slots that can be had: free ones, and checkpoints that nobody holds.
     [[nodiscard]] std::int64_t num_available() const noexcept {
         return static_cast<std::int64_t>(free_.size()) + num_unused_;
+    }
+    /// Slots that nobody has.
+    [[nodiscard]] std::int64_t num_free() const noexcept {
+        return static_cast<std::int64_t>(free_.size());
     }
     /// The checkpoint at the end of a column, whether it is ready or not.
     [[nodiscard]] Slot find(BlockId column) const noexcept {
@@ -52,12 +58,13 @@ class ColumnStates final : public PoolListener {
     /// A checkpoint becomes a request's slot as it is, with what holds it.
     void take_over(Slot checkpoint) noexcept;
     /// The reverse: a slot that was taken is the checkpoint of a column that has none, and ready.
-    void hand_over(Slot slot, BlockId column) noexcept;
+    /// That is the last one on the way to `end`, in the run of its node.
+    void hand_over(Slot slot, BlockId column, TreePosition end) noexcept;
     /// The request is done with it.
     void give_back(Slot slot) noexcept;
-    /// A slot for a checkpoint of a column that has none, found once it is ready; kNone where none
-    /// can be had.
-    [[nodiscard]] Slot add(BlockId column) noexcept;
+    /// A slot for a checkpoint of a column that has none, the last one on the way to `end`;
+    /// found once it is ready. kNone where none can be had.
+    [[nodiscard]] Slot add(BlockId column, TreePosition end) noexcept;
     void make_ready(Slot checkpoint) noexcept;
     /// There is no such checkpoint any more.
     void drop(Slot checkpoint) noexcept;
@@ -81,6 +88,11 @@ class ColumnStates final : public PoolListener {
     void freed(const BlockId* ids, std::int64_t n) noexcept override;
     /// The same of columns that go from the tree to a request.
     void forget_columns(const BlockId* ids, std::int64_t n) noexcept;
+    /// Takes up to `n` pages out of `tree`, where a column is a page, and forgets their
+    /// checkpoints: first what is behind the last checkpoint, then what the policy says. Their ids
+    /// go to `out` [n]. Returns how many.
+    [[nodiscard]] std::int64_t evict(std::int64_t n, BlockId* out, PrefixTree& tree,
+                                     WindowPolicy& policy) noexcept;
 
     void count_hit() noexcept { ++num_hits_; }
     [[nodiscard]] StateStats stats() const noexcept;
@@ -105,12 +117,13 @@ class ColumnStates final : public PoolListener {
     [[nodiscard]] const Entry& at(Slot slot) const noexcept {
         return slots_[static_cast<std::size_t>(slot)];
     }
-    void join_column(Slot slot, BlockId column) noexcept;
+    void join_column(Slot slot, BlockId column, TreePosition end) noexcept;
     void link(Slot slot) noexcept;
     void unlink(Slot slot) noexcept;
     void leave_column(Slot slot) noexcept;
 
     ZeroedArray<Slot> of_column_;  // + 1; 0: none
+    UselessRuns& runs_;
     PoolListener* next_;
     std::vector<Entry> slots_;
     std::vector<Slot> free_;

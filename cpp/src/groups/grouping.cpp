@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "groups/grouping.hpp"
 
+#include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
@@ -11,6 +13,7 @@ namespace kvcore {
 namespace {
 
 constexpr std::int64_t kMaxLanes = 4096;
+constexpr std::int64_t kMostChunks = 1024;  // of different places; no model has more than one
 
 [[noreturn]] void refuse(std::int32_t group, const char* name, std::int64_t value,
                          const char* must) {
@@ -56,7 +59,8 @@ void Grouping::add(std::int32_t group, CacheGroup rule) {
     if (is_full) {
         num_full_lanes_ += num_lanes;
     } else {
-        windows_.push_back({rule, num_lanes_, num_lanes});
+        const std::int64_t reach = ceil_div(rule.span - 1, column_tokens_) + 1;
+        windows_.push_back({rule, num_lanes_, num_lanes, static_cast<std::int32_t>(reach)});
     }
     groups_.push_back({num_lanes_, num_lanes, window});
     for (std::int32_t b = 0; b < rule.num_bundles; ++b) {
@@ -65,27 +69,46 @@ void Grouping::add(std::int32_t group, CacheGroup rule) {
     num_lanes_ += num_lanes;
 }
 
-// The least is held when but one token runs.
-std::int64_t Grouping::least_pages(std::int64_t n) const noexcept {
-    const std::int64_t columns = ceil_div(n, column_tokens_);
-    std::int64_t pages = columns * num_full_lanes_;
+// Of windows, while the first token of the last of so many columns runs by itself: none of that
+// column lets go of another one yet.
+std::int64_t Grouping::window_pages(std::int64_t columns, const Service& service) const noexcept {
+    const std::int64_t written = (columns - 1) * column_tokens_ - service.kept_tokens;
+    std::int64_t pages = 0;
     for (const Window& window : windows_) {
-        const std::int64_t first = n > 0 ? first_column(window, n - 1) : 0;
-        std::int64_t most = columns - first;
-        if (window.rule.kind == GroupKind::kChunked) {
-            most = std::min(columns, ceil_div(window.rule.span, column_tokens_));
-        }
-        pages += most * window.num_lanes;
+        const std::int64_t first = first_column(window, std::max<std::int64_t>(0, written));
+        pages += (columns - first) * window.num_lanes;
     }
     return pages;
 }
 
-std::int64_t Grouping::most_tokens(std::int64_t num_pages) const noexcept {
+// The most is held in the last column, or in the last one of a chunk before. Where a chunk is no
+// multiple of a column, some chunks lie in one column more than others: as many differ as there are
+// places in a column where one may begin.
+std::int64_t Grouping::least_pages(std::int64_t n, const Service& service) const noexcept {
+    const std::int64_t columns = ceil_div(n, column_tokens_);
+    if (columns == 0) return 0;
+    std::int64_t pages = columns * num_full_lanes_ + window_pages(columns, service);
+    for (const Window& window : windows_) {
+        if (window.rule.kind != GroupKind::kChunked) continue;
+        const std::int64_t chunk = window.rule.span;
+        const std::int64_t places = column_tokens_ / std::gcd<std::int64_t>(chunk, column_tokens_);
+        const std::int64_t last = (columns * column_tokens_ - service.kept_tokens) / chunk;
+        const std::int64_t first = std::max<std::int64_t>(0, last - std::min(places, kMostChunks));
+        for (std::int64_t i = last; i > first; --i) {
+            const std::int64_t end = ceil_div(i * chunk + service.kept_tokens, column_tokens_);
+            const std::int64_t full = (service.reserves_chunks ? end : columns) * num_full_lanes_;
+            pages = std::max(pages, full + window_pages(end, service));
+        }
+    }
+    return pages;
+}
+
+std::int64_t Grouping::most_tokens(std::int64_t num_pages, const Service& service) const noexcept {
     std::int64_t fits = 0;
     std::int64_t too_many = std::numeric_limits<std::int32_t>::max();
     while (too_many - fits > 1) {
         const std::int64_t n = fits + (too_many - fits) / 2;
-        (least_pages(n) <= num_pages ? fits : too_many) = n;
+        (least_pages(n, service) <= num_pages ? fits : too_many) = n;
     }
     return fits;
 }

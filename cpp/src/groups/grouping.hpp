@@ -30,6 +30,9 @@ class Grouping {
         CacheGroup rule;
         std::int32_t first_lane = 0;
         std::int32_t num_lanes = 0;
+        // Columns in front of an end that the next turn may read, or one that differs from this in
+        // its last page.
+        std::int32_t reach = 0;
     };
     struct Group {
         std::int32_t first_lane = 0;
@@ -40,6 +43,11 @@ class Grouping {
         std::int32_t first_lane = 0;
         std::int32_t pages_per_column = 1;
         std::int32_t window = -1;  // none: it keeps everything
+    };
+    /// When requests take pages and give them back.
+    struct Service {
+        bool reserves_chunks = false;  // for what runs next, in groups that keep everything too
+        std::int64_t kept_tokens = 0;  // that windows keep behind those they read
     };
 
     /// Of columns of so many tokens. Throws std::invalid_argument for groups that cannot be, with
@@ -78,15 +86,12 @@ class Grouping {
         }
         return end;
     }
-    /// Columns in front of an end that the next turn may read, or one that differs from this in its
-    /// last page.
-    [[nodiscard]] std::int32_t reach(const Window& window) const noexcept {
-        return static_cast<std::int32_t>(ceil_div(window.rule.span - 1, column_tokens_)) + 1;
-    }
-    /// Pages that a request of `n` tokens cannot do without, however short its chunks are.
-    [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept;
+    /// Pages that a request of `n` tokens which hits nothing cannot do without, however short its
+    /// chunks are.
+    [[nodiscard]] std::int64_t least_pages(std::int64_t n, const Service& service) const noexcept;
     /// The longest request for which so many pages could do.
-    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_pages) const noexcept;
+    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_pages,
+                                           const Service& service) const noexcept;
     /// Columns that a replica can have at a time: with so many pages, and requests of so many
     /// tokens.
     [[nodiscard]] std::int64_t most_columns(std::int64_t num_pages, std::int64_t max_sequences,
@@ -94,6 +99,8 @@ class Grouping {
 
    private:
     void add(std::int32_t group, CacheGroup rule);
+    [[nodiscard]] std::int64_t window_pages(std::int64_t columns,
+                                            const Service& service) const noexcept;
 
     std::int32_t column_tokens_;
     std::int32_t num_lanes_ = 0;

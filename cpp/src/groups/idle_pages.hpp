@@ -7,10 +7,12 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "groups/window_policy.hpp"
 #include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -35,13 +37,14 @@ class ZeroedArray {
 /// again: who meets those removes them.
 ///
 /// Each is in one of these, in the order in which their last readers left:
+///     useless     what no hit reads any more: where layers keep a state, no checkpoint follows
 ///     passed      what a request left behind in the middle of a prompt: only a hit that ends just
 ///                 there could use it
 ///     departures  what left together at the end of a prompt, at a release or in front of branches:
 ///                 what the next turn hits. Which of them goes first is the policy's to say
 /// What is in a departure serves a hit together: once one page of it is gone, the others can serve
 /// none any more, nor can what left at the same time from further on. Such departures are broken;
-/// those are told first.
+/// those are told first, behind what was useless from the beginning.
 ///
 /// An entry is a column of one window: all its pages go together.
 ///
@@ -81,10 +84,18 @@ class IdlePages {
         end_ = end;
         current_ = 0;
     }
+    /// The one that goes behind an entry; kNone behind the last.
+    [[nodiscard]] Entry behind(Entry entry) const noexcept { return links_[entry].next - 1; }
+    /// Asks for what is read when an entry comes or goes.
+    void prefetch(Entry entry) const noexcept { kvcore::prefetch(&links_[entry]); }
     /// As the youngest one, wherever it was.
     void pass(Entry entry) noexcept {
         if (contains(entry)) remove(entry);
         push(passed_, kPassed, entry);
+    }
+    void give_up(Entry entry) noexcept {
+        if (contains(entry)) remove(entry);
+        push(useless_, kUseless, entry);
     }
     /// In a departure. Where there is no room for one more it stays in the one that it is in, or
     /// goes like those that are passed.
@@ -96,23 +107,55 @@ class IdlePages {
         if (current_ == 0) return push(passed_, kPassed, entry);
         push(departures_[current_].entries, current_ + kPassed, entry);
     }
+    /// The same of one entry after the other: those that were kept so before are moved together, at
+    /// the latest at its end. Until then nothing else is done to what is kept.
+    class Keeper {
+       public:
+        explicit Keeper(IdlePages& idle) noexcept : idle_(idle) {}
+        Keeper(const Keeper&) = delete;
+        Keeper& operator=(const Keeper&) = delete;
+        ~Keeper() { move(); }
+
+        void keep(Entry entry) noexcept {
+            if (first_ != kNone && idle_.links_[last_].next == entry + 1) {
+                last_ = entry;
+                idle_.links_[entry].list = to_;
+                return;
+            }
+            move();
+            if (idle_.current_ == 0 || !idle_.contains(entry)) return idle_.keep(entry);
+            first_ = last_ = entry;
+            to_ = idle_.current_ + kPassed;
+            from_ = std::exchange(idle_.links_[entry].list, to_);
+        }
+
+       private:
+        void move() noexcept {
+            if (first_ == kNone) return;
+            idle_.move(first_, last_, from_);
+            first_ = kNone;
+        }
+
+        IdlePages& idle_;
+        Entry first_ = kNone;  // of those to move, which stand one behind the other
+        Entry last_ = kNone;
+        std::uint32_t from_ = 0;  // the list that they stand in
+        std::uint32_t to_ = 0;    // that of the departure
+    };
     [[nodiscard]] bool is_passed(Entry entry) const noexcept {
         return links_[entry].list == kPassed;
     }
     /// An entry that is in one of them, whose pages stay.
     void remove(Entry entry) noexcept {
-        const Link link = links_[entry];
-        List& list = link.list == kPassed ? passed_ : departures_[link.list - kPassed].entries;
-        (link.previous != 0 ? links_[link.previous - 1].next : list.first) = link.next;
-        (link.next != 0 ? links_[link.next - 1].previous : list.last) = link.previous;
-        links_[entry].list = 0;
-        if (link.list != kPassed && list.first == 0) end(link.list - kPassed);
+        const std::uint32_t number = std::exchange(links_[entry].list, 0);
+        unlink(entry, entry, list_of(number));
+        end_if_empty(number);
     }
     /// The same of one whose pages are gone. Where that breaks a departure, tells where it ended;
     /// else no node.
     TreePosition lose(Entry entry) noexcept {
         const std::uint32_t list = links_[entry].list;
-        if (list == kPassed) {
+        if (list <= kPassed) {
             remove(entry);
             return {};
         }
@@ -124,7 +167,8 @@ class IdlePages {
     }
 
     /// The first of those that can serve no hit, of those passed, and of a departure.
-    [[nodiscard]] Entry first_broken() const noexcept {
+    [[nodiscard]] Entry first_useless() const noexcept {
+        if (useless_.first != 0) return useless_.first - 1;
         return broken_.first == 0 ? kNone : first_of(broken_.first);
     }
     [[nodiscard]] Entry first_passed() const noexcept { return passed_.first - 1; }
@@ -133,12 +177,13 @@ class IdlePages {
     }
 
    private:
-    static constexpr std::uint32_t kPassed = 1;
+    static constexpr std::uint32_t kUseless = 1;
+    static constexpr std::uint32_t kPassed = 2;
 
     struct Link {
         std::uint32_t previous = 0;  // entry + 1; 0: none
         std::uint32_t next = 0;
-        std::uint32_t list = 0;  // 0: in none; kPassed; kPassed + departure
+        std::uint32_t list = 0;  // 0: in none; kUseless; kPassed; kPassed + departure
     };
     struct List {
         std::uint32_t first = 0;
@@ -158,10 +203,35 @@ class IdlePages {
         const Link& link = links_[entry];
         return link.list > kPassed && (link.previous != 0 || link.next != 0);
     }
+    [[nodiscard]] List& list_of(std::uint32_t number) noexcept {
+        if (number > kPassed) return departures_[number - kPassed].entries;
+        return number == kPassed ? passed_ : useless_;
+    }
+    void end_if_empty(std::uint32_t number) noexcept {
+        if (number > kPassed && list_of(number).first == 0) end(number - kPassed);
+    }
+    // Entries that stand one behind the other.
+    void unlink(Entry first, Entry last, List& list) noexcept {
+        const std::uint32_t previous = links_[first].previous;
+        const std::uint32_t next = links_[last].next;
+        (previous != 0 ? links_[previous - 1].next : list.first) = next;
+        (next != 0 ? links_[next - 1].previous : list.last) = previous;
+    }
+    void append(Entry first, Entry last, List& list) noexcept {
+        links_[first].previous = list.last;
+        links_[last].next = 0;
+        (list.last != 0 ? links_[list.last - 1].next : list.first) = first + 1;
+        list.last = last + 1;
+    }
     void push(List& list, std::uint32_t number, Entry entry) noexcept {
-        links_[entry] = {list.last, 0, number};
-        (list.last != 0 ? links_[list.last - 1].next : list.first) = entry + 1;
-        list.last = entry + 1;
+        links_[entry].list = number;
+        append(entry, entry, list);
+    }
+    // To the departure that is kept now, whose number they have already.
+    void move(Entry first, Entry last, std::uint32_t from) noexcept {
+        unlink(first, last, list_of(from));
+        append(first, last, departures_[current_].entries);
+        end_if_empty(from);
     }
     void begin_departure() noexcept {
         current_ = policy_.begin(end_, moment_);
@@ -214,6 +284,7 @@ class IdlePages {
     WindowPolicy& policy_;
     ZeroedArray<Link> links_;
     std::vector<Left> departures_;
+    List useless_;
     List passed_;
     List broken_;       // departures
     TreePosition end_;  // of what is kept now

@@ -15,17 +15,19 @@ NodeId WindowPolicy::take_id(Owner owner) {
 }
 
 void WindowPolicy::make_room(NodeId last) {
-    if (last < nodes_.size()) return;
-    kvcore::make_room(nodes_, 1);
-    Node node;
-    node.id = take_id({last, true});
-    nodes_.push_back(node);
+    if (last < runs_.size()) return;
+    kvcore::make_room(runs_, 1);
+    // What was made before it failed serves the next time.
+    if (ends_.num_runs() == last) ends_.make_room_for_run();
+    if (useless_.num_runs() == last) useless_.make_room_for_run();
+    runs_.push_back({take_id({last, true}), false});
 }
 
 void WindowPolicy::make_room_for_departures(std::size_t n) {
     while (departures_.size() <= n) {  // the first is none
         kvcore::make_room(departures_, 1);
         const auto departure = static_cast<Departure>(departures_.size());
+        if (ends_.num_marks() == departure) ends_.make_room_for_mark();
         Left left;
         left.id = take_id({departure, false});
         departures_.push_back(left);
@@ -37,19 +39,18 @@ void WindowPolicy::make_room_for_departures(std::size_t n) {
 
 WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t moment) noexcept {
     TreeNode* run = PrefixTree::position(end.node, end.depth).node;
-    Departure known = nodes_[run->id].last;
-    for (; known != 0 && departures_[known].moment == moment; known = departures_[known].before) {
-        if (departures_[known].depth == end.depth) return known;
+    Departure known = ends_.last(run->id);
+    for (; known != 0 && departures_[known].moment == moment; known = ends_.before(known)) {
+        if (ends_.at(known).depth == end.depth) return known;
     }
     if (free_ == 0) return 0;
     detail::require_law(!run->is_root(), "columns: what is kept ends in a run");
     const Departure departure = free_;
     Left& left = departures_[departure];
-    free_ = left.behind;
+    free_ = left.next_free;
     --num_free_;
-    left.depth = end.depth;
     left.moment = moment;
-    link(departure, run);
+    ends_.put(departure, {run, end.depth});
     policy_->split(left.id, id(run->id));
     policy_->release(left.id, ++clock_);
     return departure;
@@ -57,7 +58,7 @@ WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t mome
 
 // Withdrawn, not erased: nothing was evicted that could come back.
 void WindowPolicy::end(Departure departure) noexcept {
-    unlink(departure);
+    ends_.take_out(departure);
     if (departures_[departure].is_aside) {
         take_back(departure);
     } else {
@@ -71,28 +72,9 @@ void WindowPolicy::recycle(Departure departure) noexcept {
     const NodeId id = left.id;
     left = {};
     left.id = id;
-    left.behind = free_;
+    left.next_free = free_;
     free_ = departure;
     ++num_free_;
-}
-
-void WindowPolicy::link(Departure departure, TreeNode* run) noexcept {
-    Node& node = nodes_[run->id];
-    Left& left = departures_[departure];
-    left.run = run;
-    left.before = node.last;
-    left.behind = 0;
-    (node.last != 0 ? departures_[node.last].behind : node.first) = departure;
-    node.last = departure;
-}
-
-void WindowPolicy::unlink(Departure departure) noexcept {
-    Left& left = departures_[departure];
-    if (left.run == nullptr) return;
-    Node& node = nodes_[left.run->id];
-    (left.before != 0 ? departures_[left.before].behind : node.first) = left.behind;
-    (left.behind != 0 ? departures_[left.behind].before : node.last) = left.before;
-    left.run = nullptr;
 }
 
 void WindowPolicy::set_aside(Departure departure) noexcept {
@@ -133,7 +115,7 @@ WindowPolicy::Departure WindowPolicy::next(PrefixTree& tree) noexcept {
 }
 
 NodeId WindowPolicy::victim() noexcept {
-    if (!stops_ && first_ != kNoNode) return first_;
+    if (aim_ != kNoNode) return aim_;
     for (;;) {
         const NodeId victim = policy_->victim();
         if (victim == kNoNode) return kNoNode;
@@ -154,34 +136,13 @@ std::size_t WindowPolicy::upcoming(NodeId* out, std::size_t n) const noexcept {
     return runs;
 }
 
-// ---- condemned runs
-
-void WindowPolicy::condemn(TreeNode* run, std::int32_t legal, std::int64_t judged) noexcept {
-    Node& node = nodes_[run->id];
-    const bool is_new = node.condemned.run == nullptr;
-    node.condemned = {run, legal, judged};
-    if (!is_new) return;
-    node.before = last_;
-    node.behind = kNoNode;
-    (last_ != kNoNode ? nodes_[last_].behind : first_) = run->id;
-    last_ = run->id;
-}
-
-void WindowPolicy::pardon(NodeId run) noexcept {
-    Node& node = nodes_[run];
-    if (node.condemned.run == nullptr) return;
-    node.condemned = {};
-    (node.before != kNoNode ? nodes_[node.before].behind : first_) = node.behind;
-    (node.behind != kNoNode ? nodes_[node.behind].before : last_) = node.before;
-}
-
 // ---- what happens to runs
 
 // Windows stay in front of what they are used with.
 void WindowPolicy::hit(NodeId node) noexcept {
-    pardon(node);
+    useless_.pardon(node);
     if (!interest_.hits) return;
-    for (Departure d = nodes_[node].first; d != 0; d = departures_[d].behind) {
+    for (Departure d = ends_.first(node); d != 0; d = ends_.behind(d)) {
         policy_->hit(departures_[d].id);
     }
     policy_->hit(id(node));
@@ -189,7 +150,7 @@ void WindowPolicy::hit(NodeId node) noexcept {
 
 void WindowPolicy::retain(NodeId node, const Retention& retention) noexcept {
     policy_->retain(id(node), retention);
-    for (Departure d = nodes_[node].first; d != 0; d = departures_[d].behind) {
+    for (Departure d = ends_.first(node); d != 0; d = ends_.behind(d)) {
         policy_->retain(departures_[d].id, retention);
     }
 }
@@ -197,28 +158,17 @@ void WindowPolicy::retain(NodeId node, const Retention& retention) noexcept {
 // Behind `split`, the upper half is told of first: what ended in it goes with it.
 void WindowPolicy::resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept {
     if (cut_ != kNoNode) {
-        Departure next = nodes_[std::exchange(cut_, kNoNode)].first;
-        while (next != 0) {
-            const Departure departure = next;
-            next = departures_[departure].behind;
-            if (departures_[departure].depth > depth) continue;
-            TreeNode* upper = departures_[departure].run->parent;
-            unlink(departure);
-            link(departure, upper);
-        }
+        const NodeId lower = std::exchange(cut_, kNoNode);
+        ends_.cut(lower, depth);
+        useless_.cut(node, lower, depth);
     }
     if (interest_.sizes) policy_->resize(id(node), depth, pages);
 }
 
 // What ended in it ends from now on where that leaves off.
 void WindowPolicy::erase(NodeId node) noexcept {
-    pardon(node);
-    while (nodes_[node].first != 0) {
-        const Departure departure = nodes_[node].first;
-        TreeNode* parent = departures_[departure].run->parent;
-        unlink(departure);
-        if (!parent->is_root()) link(departure, parent);
-    }
+    useless_.erase(node);
+    while (ends_.first(node) != 0) ends_.move_up(ends_.first(node));
     policy_->erase(id(node));
 }
 

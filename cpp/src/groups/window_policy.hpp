@@ -7,13 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include "groups/run_marks.hpp"
+#include "groups/useless_runs.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {
 
-/// Another policy, which orders windows that are kept among the runs of a tree.
+/// Another policy, where layers do not all keep everything: it orders windows that are kept among
+/// the runs of a tree.
 ///
 /// What left a prefix together, and serves the next turn there together, is a *departure*. To the
 /// policy it is a run of its own: cut off the one that the prefix ends in, so worth as much, and
@@ -23,8 +26,8 @@ namespace kvcore {
 ///     others     keep the windows of a run as long as its pages, and of runs worth the same let
 ///                windows go first
 ///
-/// Beside that it knows runs that are *condemned*: they end where no hit can end any more, so that
-/// their last pages go before all that can serve one. A run that is used again is pardoned.
+/// Beside that it tells UselessRuns what happens to runs. Those that are useless go before what the
+/// policy says, for who asks: `aim`.
 ///
 /// Owns: the policy, a record per node id of the tree and one per departure, each of which has an
 /// id of the policy's.
@@ -35,8 +38,13 @@ class WindowPolicy final : public EvictionPolicy {
     /// A departure; 0 is none.
     using Departure = std::uint32_t;
 
-    explicit WindowPolicy(std::unique_ptr<EvictionPolicy> policy) noexcept
-        : policy_(std::move(policy)), interest_(policy_->interest()) {}
+    /// `num_checkpoints`: so many can be, where layers keep a state.
+    explicit WindowPolicy(std::unique_ptr<EvictionPolicy> policy, std::size_t num_checkpoints = 0)
+        : policy_(std::move(policy)),
+          interest_(policy_->interest()),
+          has_states_(num_checkpoints > 0) {
+        useless_.make_room_for_checkpoints(num_checkpoints);
+    }
 
     /// It wants to hear of nothing but releases: by time alone everything that left together goes
     /// together, wherever its prefixes end.
@@ -58,7 +66,7 @@ class WindowPolicy final : public EvictionPolicy {
     void end(Departure departure) noexcept;
     /// Where a departure ended, in what is left of the way there; no node where nothing is.
     [[nodiscard]] TreePosition end_of(Departure departure) const noexcept {
-        return {departures_[departure].run, departures_[departure].depth};
+        return ends_.at(departure);
     }
     /// What goes next of `tree`, whose policy this is, should it be a departure; 0 where it is a
     /// run, or nothing can go.
@@ -66,34 +74,36 @@ class WindowPolicy final : public EvictionPolicy {
     /// Once no run can go: of what went before runs that were asked for, the first; 0: nothing.
     [[nodiscard]] Departure first_aside() const noexcept { return bottom_; }
 
-    struct Condemned {
-        TreeNode* run = nullptr;  // none
-        std::int32_t legal = 0;   // the last place in front of its end where a hit can end
-        std::int64_t judged = 0;  // a number of the caller's: when that was found
-    };
-    /// The run ends where no hit can: its pages behind `legal` go first.
-    void condemn(TreeNode* run, std::int32_t legal, std::int64_t judged) noexcept;
-    void pardon(NodeId run) noexcept;
-    [[nodiscard]] Condemned condemned() const noexcept {
-        return first_ == kNoNode ? Condemned() : nodes_[first_].condemned;
-    }
+    [[nodiscard]] UselessRuns& useless() noexcept { return useless_; }
+    /// The next victim is that run; kNoNode: what the policy says. The run can go.
+    void aim(NodeId run) noexcept { aim_ = run; }
 
     [[nodiscard]] PolicyInterest interest() const noexcept override {
         PolicyInterest interest = interest_;
         interest.hits = interest.sizes = true;
+        interest.exposure = has_states_;
+        interest.recency |= has_states_;
         return interest;
     }
     void make_room(NodeId last) override;
     void insert(NodeId node, std::int32_t depth, std::int32_t pages,
                 std::int32_t priority) noexcept override {
+        runs_[node].is_candidate = false;
         policy_->insert(id(node), depth, pages, priority);
     }
     void hit(NodeId node) noexcept override;
     void release(NodeId node, std::uint64_t) noexcept override {
+        runs_[node].is_candidate = true;
         policy_->release(id(node), ++clock_);
     }
-    void pass(NodeId node, std::uint64_t) noexcept override { policy_->pass(id(node), clock_); }
+    /// Where what is useless goes out of its turn, what it followed is not the next to go: so a
+    /// policy that does not ask for the times of prefixes is told of each as if it ended there.
+    void pass(NodeId node, std::uint64_t time) noexcept override {
+        if (!interest_.recency) return release(node, time);
+        policy_->pass(id(node), clock_);
+    }
     void split(NodeId upper, NodeId lower) noexcept override {
+        runs_[upper].is_candidate = false;
         policy_->split(id(upper), id(lower));
         cut_ = lower;
     }
@@ -103,13 +113,20 @@ class WindowPolicy final : public EvictionPolicy {
         policy_->identify(id(node), fingerprint);
     }
     void retain(NodeId node, const Retention& retention) noexcept override;
+    [[nodiscard]] Retention retention(NodeId node) const noexcept override {
+        return policy_->retention(id(node));
+    }
     [[nodiscard]] bool joins(NodeId node, const Retention& retention) const noexcept override {
         return policy_->joins(id(node), retention);
     }
     void advance(std::int64_t now) noexcept override { policy_->advance(now); }
-    void offer(NodeId node) noexcept override { policy_->offer(id(node)); }
+    void expose(NodeId node) noexcept override { useless_.suspect(node); }
+    void offer(NodeId node) noexcept override {
+        if (!std::exchange(runs_[node].is_candidate, true)) policy_->offer(id(node));
+    }
     void withdraw(NodeId node) noexcept override {
-        pardon(node);
+        runs_[node].is_candidate = false;
+        useless_.pardon(node);
         policy_->withdraw(id(node));
     }
     /// A run, whatever departures go before it.
@@ -121,30 +138,21 @@ class WindowPolicy final : public EvictionPolicy {
         std::uint32_t number = 0;  // a node id or a departure
         bool is_run = true;
     };
-    struct Node {
-        NodeId id = 0;        // the policy's
-        Departure first = 0;  // of those that end in it, the oldest
-        Departure last = 0;
-        NodeId before = 0;  // of those condemned
-        NodeId behind = 0;
-        Condemned condemned;  // no run: it is not
+    struct Run {
+        NodeId id = 0;              // the policy's
+        bool is_candidate = false;  // of the policy, be it that the tree has others behind it
     };
     struct Left {
         NodeId id = 0;
-        TreeNode* run = nullptr;  // that it ends in; of those not in use: none
-        std::int32_t depth = 0;
         std::uint32_t moment = 0;
-        Departure before = 0;  // of the same run
-        Departure behind = 0;  // also of those free
-        Departure below = 0;   // of those set aside
+        Departure next_free = 0;
+        Departure below = 0;  // of those set aside
         Departure above = 0;
         bool is_aside = false;
     };
 
-    [[nodiscard]] NodeId id(NodeId node) const noexcept { return nodes_[node].id; }
+    [[nodiscard]] NodeId id(NodeId node) const noexcept { return runs_[node].id; }
     [[nodiscard]] NodeId take_id(Owner owner);
-    void link(Departure departure, TreeNode* run) noexcept;
-    void unlink(Departure departure) noexcept;
     void recycle(Departure departure) noexcept;
     void set_aside(Departure departure) noexcept;
     void take_back(Departure departure) noexcept;
@@ -153,17 +161,19 @@ class WindowPolicy final : public EvictionPolicy {
     std::unique_ptr<EvictionPolicy> policy_;
     PolicyInterest interest_;    // the policy's
     std::vector<Owner> owners_;  // of the policy's ids
-    std::vector<Node> nodes_;
+    std::vector<Run> runs_;
     std::vector<Left> departures_ = std::vector<Left>(1);
+    RunMarks ends_;  // of departures: where each ends
+    UselessRuns useless_;
     std::uint64_t clock_ = 0;
-    NodeId cut_ = kNoNode;    // the lower half of a run that is being cut
-    NodeId first_ = kNoNode;  // condemned
-    NodeId last_ = kNoNode;
+    NodeId cut_ = kNoNode;  // the lower half of a run that is being cut
+    NodeId aim_ = kNoNode;
     Departure free_ = 0;
     std::size_t num_free_ = 0;
     Departure bottom_ = 0;  // set aside first
     Departure top_ = 0;     // set aside last
     bool stops_ = false;    // at a departure
+    bool has_states_;
 };
 
 }  // namespace kvcore

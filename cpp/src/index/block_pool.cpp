@@ -79,7 +79,12 @@ void BlockPool::free(const BlockId* ids, std::int64_t n) {
     std::uint32_t others = 0;
     for (std::int64_t i = 0; i < n; ++i) others |= refs[ids[i]]-- - 1;
     if (others != 0) return free_shared(ids, n);
-    std::copy(ids, ids + n, stack_.get() + num_recycled_);
+    BlockId* top = stack_.get() + num_recycled_;
+    if (n == 1) {  // what decode steps let go of
+        *top = *ids;
+    } else {
+        std::copy(ids, ids + n, top);
+    }
     num_recycled_ += n;
     tell(stack_.get() + num_recycled_ - n, n);
 }

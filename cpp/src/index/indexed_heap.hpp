@@ -51,20 +51,22 @@ class IndexedHeap {
         const Entry last = entries_[--size_];
         if (place != size_) move(place, last);
     }
-    /// The first `n` nodes in order, but no more than kMostUpcoming, to `out`. Returns how many.
+    /// The first `n` nodes in order to `out`. Returns how many. O(1) for a few, O(nodes log n)
+    /// else.
     std::size_t upcoming(NodeId* out, std::size_t n) const noexcept {
+        if (n > kMostUpcoming) return many_upcoming(out, n);
         // What may come next: the children of what came.
         std::array<std::uint32_t, kMostUpcoming * 3 + 1> edge{0};
         std::size_t edge_size = size_ > 0 ? 1 : 0;
         std::size_t found = 0;
-        while (found < std::min(n, kMostUpcoming) && edge_size > 0) {
+        while (found < n && edge_size > 0) {
             const auto least = std::min_element(
                 edge.begin(), edge.begin() + static_cast<std::ptrdiff_t>(edge_size),
                 [&](std::uint32_t a, std::uint32_t b) { return entries_[a] < entries_[b]; });
             const std::uint32_t place = *least;
             out[found++] = entries_[place].node;
             *least = edge[--edge_size];
-            if (found == kMostUpcoming) break;
+            if (found == n) break;
             const std::uint32_t begin = first_child(place);
             for (std::uint32_t c = begin; c < std::min(begin + kArity, size_); ++c) {
                 edge[edge_size++] = c;
@@ -85,6 +87,26 @@ class IndexedHeap {
     static constexpr std::uint32_t kOut = std::numeric_limits<std::uint32_t>::max();
     static constexpr std::uint32_t kArity = 4;
     static constexpr std::size_t kMostUpcoming = 4;
+
+    // The least ones are kept in a heap with the largest of them on top.
+    std::size_t many_upcoming(NodeId* out, std::size_t n) const noexcept {
+        const auto goes_first = [this](NodeId a, NodeId b) {
+            return entries_[places_[a]] < entries_[places_[b]];
+        };
+        const std::size_t found = std::min<std::size_t>(n, size_);
+        for (std::size_t i = 0; i < found; ++i) {
+            out[i] = entries_[static_cast<std::uint32_t>(i)].node;
+        }
+        std::make_heap(out, out + found, goes_first);
+        for (auto i = static_cast<std::uint32_t>(found); i < size_; ++i) {
+            if (!goes_first(entries_[i].node, out[0])) continue;
+            std::pop_heap(out, out + found, goes_first);
+            out[found - 1] = entries_[i].node;
+            std::push_heap(out, out + found, goes_first);
+        }
+        std::sort_heap(out, out + found, goes_first);
+        return found;
+    }
 
     static std::uint32_t first_child(std::uint32_t place) noexcept { return kArity * place + 1; }
     static std::uint32_t parent(std::uint32_t place) noexcept { return (place - 1) / kArity; }

@@ -319,19 +319,25 @@ void PrefixTree::find_tokens_up_to(TokenId highest, std::vector<TokenId>& out) c
     }
 }
 
-std::vector<PrefixTree::Run> PrefixTree::collect_runs() const {
-    std::vector<Run> runs;
+std::vector<const TreeNode*> PrefixTree::runs() const {
+    std::vector<const TreeNode*> runs;
     std::vector<const TreeNode*> stack{default_root_};
     for (const auto& entry : roots_) stack.push_back(entry.second.node);
     while (!stack.empty()) {
         const TreeNode* node = stack.back();
         stack.pop_back();
-        if (!node->is_root()) {
-            runs.push_back({node->tokens, node->ids(page_size_), node->num_pages});
-        }
+        if (!node->is_root()) runs.push_back(node);
         for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
     }
     return runs;
+}
+
+std::vector<PrefixTree::Run> PrefixTree::collect_runs() const {
+    std::vector<Run> found;
+    for (const TreeNode* node : runs()) {
+        found.push_back({node->tokens, node->ids(page_size_), node->num_pages});
+    }
+    return found;
 }
 
 }  // namespace kvcore

@@ -81,6 +81,32 @@ NodeId PrefixTree::victim() noexcept {
     }
 }
 
+TreeNode* PrefixTree::run(NodeId id) const noexcept { return arena_->at(id); }
+
+PrefixTree::Victim PrefixTree::next_victim(EvictionGuard guard) noexcept {
+    protection_->settle();
+    Victim found;
+    TreeNode* set_aside = nullptr;
+    for (NodeId next = victim(); next != kNoNode; next = victim()) {
+        TreeNode* leaf = arena_->at(next);
+        const std::int32_t keep = leaf == guard.node ? guard.keep : 0;
+        if (leaf->num_pages > keep) {
+            found = {{leaf, leaf->end()}, leaf->num_pages - keep};
+            break;
+        }
+        withdraw(leaf);
+        set_aside = leaf;
+    }
+    if (set_aside != nullptr) offer_if_free(set_aside);
+    return found;
+}
+
+std::vector<NodeId> PrefixTree::upcoming_victims(std::size_t spare) const {
+    std::vector<NodeId> victims(static_cast<std::size_t>(num_nodes_) + spare);
+    victims.resize(policy_->upcoming(victims.data(), victims.size()));
+    return victims;
+}
+
 std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard) noexcept {
     protection_->settle();
     std::int64_t evicted = 0;

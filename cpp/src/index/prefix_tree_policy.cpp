@@ -35,7 +35,9 @@ void PrefixTree::release_to_policy(TreeNode* node) noexcept {
 
 // A leaf that is no candidate was withdrawn while it was held, or had children.
 void PrefixTree::offer_if_free(TreeNode* node) noexcept {
-    if (node->pins > 0 || node->num_children > 0 || node->is_candidate) return;
+    if (node->pins > 0 || node->num_children > 0) return;
+    if (interest_.exposure) policy_->expose(node->id);
+    if (node->is_candidate) return;
     node->is_candidate = true;
     policy_->offer(node->id);
 }

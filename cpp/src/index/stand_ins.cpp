@@ -18,6 +18,23 @@ void append_number(std::string& name, std::uint64_t number) {
     }
 }
 
+[[noreturn]] void refuse_name(std::size_t left) {
+    throw std::invalid_argument(detail::concat("the name of a stand-in ends in ", left,
+                                               " bytes that it should not; make it with "
+                                               "stand_in_name"));
+}
+
+// Takes it off the front.
+std::uint64_t read_number(std::string_view& name) {
+    if (name.size() < 8) refuse_name(name.size());
+    std::uint64_t number = 0;
+    for (std::size_t byte = 0; byte < 8; ++byte) {
+        number |= std::uint64_t{static_cast<unsigned char>(name[byte])} << (8 * byte);
+    }
+    name.remove_prefix(8);
+    return number;
+}
+
 }  // namespace
 
 // Lengths stand in front of bytes, so that no two lists of keys have one name.
@@ -30,6 +47,21 @@ std::string stand_in_name(TokenId token, const ExtraKey* keys, std::size_t n) {
         name += keys[i].bytes;
     }
     return name;
+}
+
+StandInParts read_stand_in_name(std::string_view name) {
+    StandInParts parts;
+    parts.token = static_cast<TokenId>(static_cast<std::int64_t>(read_number(name)));
+    while (!name.empty()) {
+        ExtraKey key;
+        key.length = static_cast<std::int64_t>(read_number(name));
+        const std::uint64_t size = read_number(name);
+        if (size > name.size()) refuse_name(name.size());
+        key.bytes = name.substr(0, size);
+        name.remove_prefix(size);
+        parts.keys.push_back(key);
+    }
+    return parts;
 }
 
 StandIns::StandIns(std::int64_t num_ids, std::int64_t fewest)
@@ -78,6 +110,23 @@ TokenId StandIns::find(std::string_view name) const {
     const Lock lock(mutex_);
     const auto known = ids_.find(name);
     return known == ids_.end() ? 0 : known->second;
+}
+
+std::optional<std::string> StandIns::name_of(TokenId id) const {
+    const Lock lock(mutex_);
+    const auto known = entries_.find(id);
+    if (known == entries_.end()) return std::nullopt;
+    return known->second.name;
+}
+
+std::string StandIns::hold(TokenId id) {
+    const Lock lock(mutex_);
+    const auto known = entries_.find(id);
+    if (known == entries_.end()) return {};
+    std::string name = known->second.name;
+    ++known->second.users;
+    known->second.is_leaving = false;
+    return name;
 }
 
 void StandIns::release(TokenId id) {

@@ -18,7 +18,8 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-// True when no transfers into a sequence's pages are under way, or it is gone.
+// True when no transfers into a sequence's pages are under way, and none that make room in its
+// replica, or it is gone.
 bool is_settled(const ManagerState& state, SequenceHandle handle) {
     if (state.sequences.find(handle) == nullptr) return true;
     const auto is_its = [handle](std::uint64_t ticket, std::thread::id owner,
@@ -34,9 +35,13 @@ bool is_settled(const ManagerState& state, SequenceHandle handle) {
         if (is_its(copy.ticket, copy.owner, copy.from)) return false;
         if (is_its(copy.ticket, copy.owner, copy.into)) return false;
     }
+    const std::int32_t replica = state.sequences.find(handle)->replica;
     for (const TierFlight& flight : state.flights.all()) {
-        if (!flight.holds_up()) continue;
-        if (is_its(flight.ticket, flight.owner, flight.sequence)) return false;
+        const bool makes_room = flight.is_spill() && flight.replica == replica;
+        if (!flight.holds_up() && !makes_room) continue;
+        if (is_its(flight.ticket, flight.owner, makes_room ? handle : flight.sequence)) {
+            return false;
+        }
     }
     return true;
 }
@@ -112,9 +117,9 @@ ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_step
     return impl_->ordered.plan(request, num_steps);
 }
 
-ReserveStatus CacheManager::begin_at(RequestView& request, std::int64_t n) {
+ReserveStatus CacheManager::begin_at(RequestView& request, std::int64_t n, Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    return impl_->ordered.begin_at(request, n);
+    return impl_->ordered.begin_at(request, n, transfers);
 }
 
 SequenceMark CacheManager::mark_of(SequenceHandle sequence) const {
@@ -226,7 +231,11 @@ OwedStatus CacheManager::take_owed(SequenceHandle sequence, Transfers& transfers
     state.state_copies.make_room_to_take(sequence, transfers);
     const OwedStatus pages = state.copies.take_owed(sequence, transfers);
     const bool has_states = state.state_copies.take_owed(sequence, transfers);
-    return has_states ? OwedStatus::kTaken : pages;
+    if (has_states) return OwedStatus::kTaken;
+    const Sequence* waiting = state.sequences.find(sequence);
+    const bool waits_for_room = pages == OwedStatus::kNone && waiting != nullptr &&
+                                state.flights.holds_back(waiting->replica, 0);
+    return waits_for_room ? OwedStatus::kUnderWay : pages;
 }
 
 void CacheManager::wait(SequenceHandle sequence) const {

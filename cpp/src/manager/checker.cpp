@@ -31,6 +31,17 @@ Holders transfer_holders(const ManagerState& state, std::int32_t replica) {
                            : flight.source.references();
         for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
     }
+    for (const ColumnExport* each : state.cache_copies.exports()) {
+        const PathHold::Pages held = each->references();
+        if (&each->home() != &state.replica_at(replica)) continue;
+        for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
+    }
+    for (const ColumnImport* each : state.cache_copies.imports()) {
+        if (&each->home() != &state.replica_at(replica)) continue;
+        for (const BlockId own : each->own()) {
+            if (own >= 0) ++holders[own];
+        }
+    }
     return holders;
 }
 
@@ -80,6 +91,21 @@ void check_counts(const ManagerState& state, std::int32_t index) {
                 "pool: free + referenced + cached == total");
 }
 
+// Calls visit(column) for each one that is copied out of the cache, or into a place there.
+template <class Visit>
+void for_each_copied_column(const ManagerState& state, const Replica& replica, const Visit& visit) {
+    for (const ColumnExport* each : state.cache_copies.exports()) {
+        if (&each->home() != &replica) continue;
+        for (const BlockId column : each->ids()) visit(column);
+    }
+    for (const ColumnImport* each : state.cache_copies.imports()) {
+        if (&each->home() != &replica) continue;
+        for (const BlockId own : each->own()) {
+            if (own >= 0) visit(own);
+        }
+    }
+}
+
 // Each sequence is a reader of what its windows cover, each copy of what it names.
 void check_columns(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
@@ -117,6 +143,9 @@ void check_columns(const ManagerState& state, std::int32_t index) {
             add(copy.destination.page(), w);
         }
     }
+    for_each_copied_column(state, replica, [&](BlockId column) {
+        for (std::size_t w = 0; w < windows; ++w) add(column, w);
+    });
     replica.columns->check_integrity(readers);
 }
 
@@ -147,6 +176,12 @@ void check_states(const ManagerState& state, std::int32_t index) {
         require_law(slot != ColumnStates::kNone || entries[i].pages.empty(),
                     "sequence: has a slot once it holds pages");
         if (slot != ColumnStates::kNone) used.push_back(slot);
+    }
+    for (const ColumnImport* each : state.cache_copies.imports()) {
+        if (&each->home() != &replica) continue;
+        for (const CachedColumn& column : each->columns()) {
+            if (column.state >= 0) used.push_back(column.state);
+        }
     }
     std::vector<bool> cached(static_cast<std::size_t>(replica.pool.num_blocks()));
     replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {

@@ -43,13 +43,18 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence, Colu
     const std::int32_t depth = sequence.pages.committed();
     if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
     Standing& standing = standings_[handle.index];
+    if (rules_.has_marks() && standing.storing == 0) {
+        rules_.demand(home.tree, sequence.replica, {sequence.pages.node(), depth});
+        owe_stores(handle, sequence, transfers);
+    }
     TierFlight* flight = nullptr;
     if (standing.storing != 0) {
         flight = find_store(handle, transfers);
         if (flight == nullptr || depth_after(*flight) != depth) return;
     } else {
-        if (!standing.place) find_place(standing, sequence);
-        advance(standing, sequence, depth);
+        const Path path = path_of(handle, sequence);
+        if (!standing.place) find_place(standing, path);
+        advance(standing, path, depth);
         if (standing.place.depth() != depth) return;
         if (StateHold known = home.hold_stored_state({standing.place.node(), depth})) {
             return known.end_use();
@@ -79,7 +84,10 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence, Colu
 // It is the record's, should that have arrived and have none. Its place is where it will be.
 void TierFlights::finish_checkpoint(TierFlight& flight, bool done) noexcept {
     if (Sequence* sequence = sequences_.find(flight.sequence)) --sequence->num_pending;
-    Replica& home = home_of(flight.replica);
+    land_checkpoint(home_of(flight.replica), flight, done);
+}
+
+void TierFlights::land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept {
     ColumnStates& states = *home.host_states;
     const ColumnStates::Slot slot = flight.stored_state.slot();
     const bool has_record = done && flight.place && flight.place.depth() == flight.state_depth;
@@ -87,7 +95,8 @@ void TierFlights::finish_checkpoint(TierFlight& flight, bool done) noexcept {
     const BlockId record =
         Replica::last_column(home.host->tree(), {flight.place.node(), flight.state_depth});
     if (states.find(record) != ColumnStates::kNone) return states.give_back(slot);
-    states.hand_over(slot, record);
+    states.hand_over(slot, record, {flight.place.node(), flight.state_depth});
+    tell_below(flight, flight.state_depth - 1, flight.state_depth);
 }
 
 // A slot of the tier is free, on its way in, or a record's.
@@ -97,6 +106,12 @@ void TierFlights::check_states(std::int32_t replica) const {
     for (const TierFlight& flight : flights_) {
         const bool takes_slot = flight.replica == replica && !flight.is_load && flight.state;
         if (takes_slot) used.push_back(flight.stored_state.slot());
+    }
+    for (const StoreFill& fill : fills_) {
+        const TierFlight& flight = fill.flight;
+        if (flight.replica == replica && flight.stored_state) {
+            used.push_back(flight.stored_state.slot());
+        }
     }
     std::vector<bool> cached(static_cast<std::size_t>(home.host->num_pages()));
     home.host->tree().for_each_run([&](const BlockId* ids, std::int32_t n) {

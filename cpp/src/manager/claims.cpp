@@ -34,7 +34,7 @@ bool Claims::release(SequenceHandle handle) {
     Replica& home = state_.home_of(leaving);
     const bool is_pending = leaving.num_pending > 0;
     if (is_pending) state_.copies.drop_owed(handle);
-    if (home.states != nullptr) give_back_slot(home, handle);
+    if (home.states != nullptr) give_back_slot(home, leaving, handle);
     TreeNode* node = leaving.pages.node();
     if (home.columns != nullptr) state_.windows.clear(home, handle, leaving.pages);
     if (home.keeps_by_priority && node != nullptr) {
@@ -52,9 +52,9 @@ bool Claims::release(SequenceHandle handle) {
 
 void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
     Replica& home = state_.home_of(sequence);
+    if (home.states != nullptr) give_back_slot(home, sequence, handle);
     state_.counts.uncount(home.metrics, sequence, state_.config.page_size);
     if (home.columns != nullptr) state_.windows.clear(home, handle, sequence.pages);
-    if (home.states != nullptr) give_back_slot(home, handle);
     sequence.pages.clear(home.pool);
     state_.flights.forget(handle);
     sequence.reuse = Reuse::kOpen;
@@ -93,7 +93,9 @@ void Claims::require_window(SequenceHandle handle, const Sequence& sequence, std
 }
 
 // Copies into it that are under way write it still, and forks may have to read it.
-void Claims::give_back_slot(Replica& home, SequenceHandle handle) noexcept {
+void Claims::give_back_slot(Replica& home, const Sequence& sequence,
+                            SequenceHandle handle) noexcept {
+    home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);
     state_.state_copies.drop_owed(handle);
     StateRow& row = state_.states.of(handle);
     if (row.slot != ColumnStates::kNone) home.states->give_back(row.slot);

@@ -26,7 +26,7 @@ class Claims {
    private:
     [[nodiscard]] StateHold find_state(SequenceHandle handle, const Sequence& sequence,
                                        std::int64_t n) const;
-    void give_back_slot(Replica& home, SequenceHandle handle) noexcept;
+    void give_back_slot(Replica& home, const Sequence& sequence, SequenceHandle handle) noexcept;
     void require_window(SequenceHandle handle, const Sequence& sequence, std::int64_t n) const;
 
     ManagerState& state_;

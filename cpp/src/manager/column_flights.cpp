@@ -132,7 +132,7 @@ void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcep
     home.host_columns->begin_leaving();
     home.host_columns->leave_from({place.node(), depth});
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-        std::int32_t c = std::max(0, depth - grouping_.reach(grouping_.windows()[w]));
+        std::int32_t c = std::max(0, depth - grouping_.windows()[w].reach);
         while (c < depth) {
             const auto n = std::min(depth - c, static_cast<std::int32_t>(records.size()));
             home.host->copy_pages({place.node(), c + n}, c, records.data());
@@ -144,20 +144,24 @@ void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcep
     }
 }
 
-// Every flight reads all windows of its records.
+// Every flight, and whoever writes them to a store, reads all windows of its records.
 void TierFlights::check_records(std::int32_t replica) const {
     const Replica& home = home_of(replica);
     const std::size_t windows = grouping_.windows().size();
     std::vector<std::uint32_t> readers(static_cast<std::size_t>(home.host->num_pages()) *
                                        std::max<std::size_t>(1, windows));
-    for (const TierFlight& flight : flights_) {
-        if (flight.replica != replica) continue;
-        for (const BlockId record : flight.host_pages) {
-            for (std::size_t w = 0; record >= 0 && w < windows; ++w) {
-                ++readers[static_cast<std::size_t>(record) * windows + w];
-            }
+    const auto add = [&](BlockId record) {
+        for (std::size_t w = 0; record >= 0 && w < windows; ++w) {
+            ++readers[static_cast<std::size_t>(record) * windows + w];
         }
-    }
+    };
+    const auto add_all = [&](const TierFlight& flight) {
+        if (flight.replica != replica) return;
+        std::for_each(flight.host_pages.begin(), flight.host_pages.end(), add);
+    };
+    std::for_each(flights_.begin(), flights_.end(), add_all);
+    for (const StoreFill& fill : fills_) add_all(fill.flight);
+    queue_.for_each_taken(replica, add);
     home.host_columns->check_integrity(readers);
 }
 

@@ -56,10 +56,10 @@ std::uint8_t TierFlights::part_for(const Replica& home, BlockId column, BlockId 
 
 // What records lack, and all that there is of columns behind them. Not what is on its way already,
 // and no more than there is room for.
-TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const Sequence& sequence,
+TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const Path& path,
                                                 const WindowRow& reader, std::int32_t end,
                                                 TierFlight& flight) const {
-    const Replica& home = home_of(sequence.replica);
+    const Replica& home = home_of(path.replica);
     const std::int32_t stored = standing.place.depth();
     Choice choice;
     choice.first = stored;
@@ -70,11 +70,11 @@ TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const 
     }
     std::vector<BlockId>& columns = flight.device_pages;
     columns.resize(static_cast<std::size_t>(end - choice.first));
-    home.tree.copy_pages({sequence.pages.node(), end}, choice.first, columns.data());
+    home.tree.copy_pages({path.at.node, end}, choice.first, columns.data());
     std::vector<BlockId> records(columns.size(), -1);
     home.host->copy_pages({standing.place.node(), stored}, choice.first, records.data());
     choice.parts.reserve(columns.size());
-    const std::vector<bool>& storing = storing_[static_cast<std::size_t>(sequence.replica)];
+    const std::vector<bool>& storing = storing_[static_cast<std::size_t>(path.replica)];
     std::int64_t room = home.host_columns->num_available();
     const std::int64_t most_records = home.host->num_available();
     for (std::int32_t c = choice.first; c < end; ++c) {
@@ -113,21 +113,22 @@ void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& 
 }
 
 // As without groups; a full tier costs next to nothing here too.
-void TierFlights::owe_column_stores(SequenceHandle handle, const Sequence& sequence,
-                                    Transfers& transfers) {
-    Standing& standing = standings_[handle.index];
-    const Replica& home = home_of(sequence.replica);
+void TierFlights::store_columns(const Path& path, const WindowRow& reader, Standing& standing,
+                                Transfers& transfers) {
+    const Replica& home = home_of(path.replica);
     const std::int64_t room = home.host_columns->num_available();
     if (room == 0) return;
-    if (!standing.place) find_place(standing, sequence);
+    if (!standing.place) find_place(standing, path);
     const std::int64_t most_new = room / std::max(1, grouping_.num_full_lanes());
-    const auto end = static_cast<std::int32_t>(
-        std::min<std::int64_t>(sequence.pages.committed(), standing.place.depth() + most_new));
+    const auto most = static_cast<std::int32_t>(
+        std::min<std::int64_t>(path.at.depth, standing.place.depth() + most_new));
+    const std::int32_t end =
+        rules_.end_of_due(home.tree, path.replica, {path.at.node, most}, standing.place.depth());
     if (end <= std::min(standing.place.depth(), standing.examined)) return;
-    advance(standing, sequence, end);
+    advance(standing, path, end);
     TierFlight flight;
-    flight.prompt_end = windows_.of(handle).prompt_end;
-    Choice choice = choose_columns(standing, sequence, windows_.of(handle), end, flight);
+    flight.prompt_end = reader.prompt_end;
+    Choice choice = choose_columns(standing, path, reader, end, flight);
     const std::int32_t begin = choice.first;
     choice.trim();
     if (choice.parts.empty()) {
@@ -138,13 +139,16 @@ void TierFlights::owe_column_stores(SequenceHandle handle, const Sequence& seque
     columns.erase(columns.begin(), columns.begin() + (choice.first - begin));
     columns.resize(choice.parts.size());
     flight.host_pages.assign(choice.parts.size(), -1);
-    const TreePosition last{sequence.pages.node(), choice.end()};
+    const TreePosition last{path.at.node, choice.end()};
     const std::int32_t stored = standing.place.depth();
-    if (last.depth > stored) flight.tokens = home.tree.tokens_of(last, stored);
+    if (last.depth > stored) {
+        flight.tokens = home.tree.tokens_of(last, stored);
+        find_parts(path, stored, last.depth, flight);
+    }
     make_room(flights_, 1);
     make_room(transfers.tier_moves, static_cast<std::size_t>(choice.num_pages));
-    flight.sequence = handle;
-    flight.replica = sequence.replica;
+    flight.sequence = path.sequence;
+    flight.replica = path.replica;
     give_out_records(standing, choice, std::move(flight), last.node, transfers);
 }
 
@@ -168,8 +172,8 @@ void TierFlights::give_out_records(Standing& standing, const Choice& choice, Tie
 // sides: a store may be the last reader of the pages that its sequence left meanwhile.
 ColumnPages::Departure TierFlights::departure(const TierFlight& flight, std::int32_t column,
                                               std::size_t window, bool has_ended) const noexcept {
-    const auto end = flight.first + static_cast<std::int32_t>(flight.device_pages.size());
-    const std::int32_t reach = grouping_.reach(grouping_.windows()[window]);
+    const auto end = flight.first + static_cast<std::int32_t>(flight.host_pages.size());
+    const std::int32_t reach = grouping_.windows()[window].reach;
     const bool is_at_prompts_end =
         column < flight.prompt_end && flight.prompt_end - column <= reach;
     const bool is_kept = is_at_prompts_end || (has_ended && end - column <= reach);
@@ -205,33 +209,51 @@ void TierFlights::complete_records(Replica& home, TierFlight& flight,
                                    bool has_ended) const noexcept {
     const auto size = static_cast<std::int32_t>(flight.host_pages.size());
     std::int32_t column = std::min(flight.place.depth(), flight.first + size);
+    std::int32_t lowest = column;
+    std::int32_t end = 0;
     home.host_columns->for_each_column(
         {flight.place.node(), column}, flight.first, [&](BlockId record) {
             BlockId& own = flight.host_pages[static_cast<std::size_t>(--column - flight.first)];
             if (own < 0) return;
             merge(home, record, flight, column, has_ended);
             own = -1;
+            lowest = column;
+            end = std::max(end, column + 1);
         });
+    tell_below(flight, lowest, end);
 }
 
 // New ones, behind what earlier flights have brought: see `publish`.
 void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_ended) noexcept {
     const std::size_t begin = flight.host_pages.size() - static_cast<std::size_t>(flight.num_new);
-    const std::int64_t ahead = std::int64_t{flight.ahead} * page_size_;
+    const TokenId* tokens = flight.tokens.data();
+    std::int32_t published = 0;
+    duplicates_.clear();
     try {
+        make_room(duplicates_, static_cast<std::size_t>(flight.num_new));
         home.host_columns->make_room_to_cache(flight.num_new, home.num_sequences);
         const std::int32_t joint = flight.place.depth() + flight.ahead;
-        flight.place.advance(flight.tokens.data(), ahead);
+        flight.place.advance(tokens, std::int64_t{flight.ahead} * page_size_);
         if (flight.place.depth() != joint) return;
-        flight.place.publish(flight.tokens.data() + ahead, flight.host_pages.data() + begin,
-                             flight.num_new, &duplicates_);
+        tokens += std::int64_t{flight.ahead} * page_size_;
+        const auto publish = [&](std::int32_t last, const Retention& retention) {
+            flight.place.publish(tokens + std::int64_t{published} * page_size_,
+                                 flight.host_pages.data() + begin + published,
+                                 last - joint - published, &found_, retention);
+            for (const DuplicatePage& each : found_) {
+                duplicates_.push_back({each.index + published, each.cached});
+            }
+            published = last - joint;
+        };
+        for_each_part(flight, joint, joint + flight.num_new, publish);
     } catch (const std::bad_alloc&) {
-        return flight.place.reset();
+        if (published == 0) return flight.place.reset();
     }
     ColumnPages& records = *home.host_columns;
     records.leave_from({flight.place.node(), flight.place.depth()});
     auto duplicate = duplicates_.begin();
-    for (std::size_t i = begin; i < flight.host_pages.size(); ++i) {
+    const std::size_t end = begin + static_cast<std::size_t>(published);
+    for (std::size_t i = begin; i < end; ++i) {
         const std::int32_t column = flight.first + static_cast<std::int32_t>(i);
         BlockId& own = flight.host_pages[i];
         const bool was_there = duplicate != duplicates_.end() &&
@@ -246,12 +268,21 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
         }
         own = -1;
     }
+    tell_below(flight, flight.place.depth() - flight.num_new, flight.place.depth());
+}
+
+// Where hits end at checkpoints, what is left is kept for the first one that reads it.
+void TierFlights::leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
+                                std::size_t window) const noexcept {
+    const TreePosition end{flight.source.node(), flight.source.depth()};
+    if (end.node == nullptr) return;
+    const std::int32_t hit = home.columns->first_hit(end, column, window);
+    home.columns->leave_from({end.node, hit > 0 ? hit : end.depth});
 }
 
 void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
     Replica& home = home_of(flight.replica);
-    Standing* standing = find(flight.sequence);
-    const bool has_ended = standing->storing != flight.number;
+    const bool has_ended = owner_of(flight) == nullptr;
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
     home.columns->begin_leaving();
     home.columns->leave_from({flight.source.node(), flight.source.depth()});
@@ -260,8 +291,9 @@ void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
         const std::int32_t index = flight.first + static_cast<std::int32_t>(i);
         if (flight.host_pages[i] >= 0) storing[static_cast<std::size_t>(column)] = false;
         for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+            if (home.columns->needs_checkpoints()) leave_for_hit(home, flight, index, w);
             home.columns->leave(column, w,
-                                index < flight.read_from[w]
+                                index < flight.read_from[w] || flight.is_spill()
                                     ? ColumnPages::Departure::kUnused
                                     : departure(flight, index, w, has_ended));
         }

@@ -79,6 +79,7 @@ bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     if (is_shared && home.columns != nullptr) pages.make_room_for_twins(1);
     pages.commit(home.tree, tokens, end, duplicates_, retention);
     // Nothing below can fail.
+    state_.flights.note_commit(sequence, first, end, duplicates_);
     if (home.columns != nullptr) cache_columns(home, pages, first, end);
     if (is_shared || !duplicates_.empty()) settle_run(sequence, handle, first, end, is_shared, row);
     if (home.owners != nullptr) owned_.end();
@@ -198,13 +199,18 @@ void Committer::commit_pages(Sequence& sequence, const RequestView& request, std
     }
 }
 
-// Checks all rows; those of rows_ have new pages, or are not sealed yet.
+// Checks all rows; those of rows_ have new pages, or are not sealed yet, and those of passing_ have
+// something that a window leaves.
+template <bool kHasWindows>
 void Committer::find_new_pages(const RequestBatch& given) {
     const RequestBatch batch = given;
     const std::int64_t n = batch.size();
     const std::int64_t page_size = state_.config.page_size;
     const SequenceTable::Live sequences = state_.sequences.live();
+    const WindowView windows = state_.windows.view();
+    const bool may_owe = state_.flights.rules().is_selective();
     rows_.clear();
+    passing_.clear();
     UndoLog<&Sequence::written> written(undo_, n);
     for (std::int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
@@ -215,7 +221,16 @@ void Committer::find_new_pages(const RequestBatch& given) {
         if (request.start > pages * page_size) refuse_unreserved(request, pages, page_size, i);
         if (sequence.num_pending > 0) rules::refuse_pending(i);
         written.set(sequence, request.start);
-        if (sequence.is_sealed() && !has_new_page(sequence, request)) continue;
+        if constexpr (kHasWindows) {
+            if (windows.passes(request.sequence, request.start)) {
+                passing_.push_back(i);
+                const std::int32_t first = windows.of(request.sequence).first[0];
+                if (first < pages) prefetch(sequence.pages.ids().data() + first);
+                PrefixTree::prefetch_node(sequence.pages.node());
+            }
+        }
+        const bool is_due = may_owe && state_.flights.is_due(request.sequence);
+        if (sequence.is_sealed() && !has_new_page(sequence, request) && !is_due) continue;
         rows_.push_back(i);
         PrefixTree::prefetch_node(sequence.pages.node());
     }
@@ -225,9 +240,13 @@ void Committer::find_new_pages(const RequestBatch& given) {
 // What is written has moved windows on: pages that they passed are given back, those that were
 // committed before to the tree.
 void Committer::leave_windows(const RequestBatch& batch) noexcept {
-    for (std::int64_t i = 0; i < batch.size(); ++i) {
-        const RequestView& request = batch[i];
-        if (!state_.windows.passes(request.sequence, request.start)) continue;
+    for (std::size_t k = 0; k < passing_.size(); ++k) {
+        if (k + 2 < passing_.size()) {
+            const SequenceHandle later = batch[passing_[k + 2]].sequence;
+            const Sequence& sequence = *state_.sequences.find(later);
+            state_.windows.prefetch(state_.home_of(sequence), later, sequence.pages);
+        }
+        const RequestView& request = batch[passing_[k]];
         const Sequence& sequence = *state_.sequences.find(request.sequence);
         state_.windows.advance(state_.home_of(sequence), request.sequence, sequence.pages,
                                request.start);
@@ -267,17 +286,32 @@ void Committer::make_checkpoint(Sequence& sequence, SequenceHandle handle, Trans
     const ColumnStates::Slot known = states.find(column);
     if (known != ColumnStates::kNone) return states.renew(known);
     state_.state_copies.make_room(1, transfers);
-    const ColumnStates::Slot made = states.add(column);
+    const ColumnStates::Slot made = states.add(column, end);
     if (made == ColumnStates::kNone) return;
     state_.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
+}
+
+// Behind the checkpoints of the call, which take along the pages in front of them.
+void Committer::store_rows(const RequestBatch& batch, Transfers& transfers) noexcept {
+    for (const std::int64_t row : rows_) {
+        const SequenceHandle handle = batch[row].sequence;
+        try {
+            state_.flights.owe_stores(handle, *state_.sequences.find(handle), transfers);
+        } catch (const std::bad_alloc&) {
+            continue;
+        }
+    }
 }
 
 void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                        Transfers* transfers) {
     const bool copies_states = state_.states.exist() && transfers != nullptr;
     if (state_.config.host_pages > 0 || copies_states) rules::require_transfers(state_, transfers);
-    const bool stores = state_.config.host_pages > 0 && transfers != nullptr;
-    find_new_pages(batch);
+    const StoreRules& rules = state_.flights.rules();
+    const bool stores =
+        state_.config.host_pages > 0 && transfers != nullptr && !rules.writes_back();
+    const bool is_late = rules.has_marks() && state_.states.exist();
+    state_.grouping.windows().empty() ? find_new_pages<false>(batch) : find_new_pages<true>(batch);
     swapped_.clear();
     for (std::size_t k = 0; k < rows_.size(); ++k) {
         const std::int64_t row = rows_[k];
@@ -289,10 +323,12 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
         Sequence& sequence = *state_.sequences.find(request.sequence);
         if (request.start != sequence.hit_tokens) sequence.reuse = Reuse::kSealed;
         // Asked again: an earlier row may name the same request.
-        if (!state_.config.prefix_caching || !has_new_page(sequence, request)) continue;
+        const bool has_new = has_new_page(sequence, request);
+        const bool is_due = rules.is_selective() && state_.flights.is_due(request.sequence);
+        if (!state_.config.prefix_caching || !(has_new || is_due)) continue;
         try {
-            commit_pages(sequence, request, static_cast<std::int32_t>(row));
-            if (stores) {
+            if (has_new) commit_pages(sequence, request, static_cast<std::int32_t>(row));
+            if (stores && !is_late) {
                 state_.flights.owe_stores(request.sequence, sequence, *transfers);
             }
         } catch (const std::bad_alloc&) {
@@ -301,8 +337,9 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
             continue;
         }
     }
-    if (!state_.grouping.windows().empty()) leave_windows(batch);
+    leave_windows(batch);
     if (state_.states.exist()) advance_states(batch, transfers);
+    if (stores && is_late) store_rows(batch, *transfers);
     // Memory for swaps is kept from call to call: few calls have any.
     swaps.clear();
     if (!swapped_.empty()) swaps.swap(swapped_);

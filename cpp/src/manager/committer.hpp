@@ -27,6 +27,7 @@ class Committer {
         return request.start >=
                (sequence.pages.committed() + std::int64_t{1}) * state_.config.page_size;
     }
+    template <bool kHasWindows>
     void find_new_pages(const RequestBatch& given);
     void commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row);
     [[nodiscard]] bool commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
@@ -42,14 +43,16 @@ class Committer {
                       std::int32_t row) noexcept;
     void leave_windows(const RequestBatch& batch) noexcept;
     void advance_states(const RequestBatch& batch, Transfers* transfers) noexcept;
+    void store_rows(const RequestBatch& batch, Transfers& transfers) noexcept;
     void make_checkpoint(Sequence& sequence, SequenceHandle handle, Transfers* transfers);
     template <class Visit>
     void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
 
     ManagerState& state_;
-    std::vector<std::int64_t> rows_;  // that have pages to commit
-    std::vector<Undo> undo_;          // what to take back from the rows of a refused batch
+    std::vector<std::int64_t> rows_;     // that have pages to commit
+    std::vector<std::int64_t> passing_;  // whose windows leave columns
+    std::vector<Undo> undo_;             // what to take back from the rows of a refused batch
     std::vector<DuplicatePage> duplicates_;
     std::vector<PageSwap> swapped_;
     std::vector<BlockId> replaced_;  // columns that were swapped

@@ -8,60 +8,37 @@
 namespace kvcore {
 namespace {
 
-bool has_room(const FetchTarget& target, const LookupTable* table, std::int32_t pages_per_column) {
-    return table != nullptr && target.rows <= table->max_rows() &&
-           std::int64_t{target.width} * pages_per_column <= table->stride();
-}
-
 LookupTable* table_of(const FetchTarget& target, std::size_t bundle) {
     if (bundle == 0) return target.table;
     return target.more == nullptr ? nullptr : target.more[bundle - 1];
 }
 
-bool have_room(const Grouping& grouping, const FetchTarget* targets, const FetchTarget* end) {
-    return std::all_of(targets, end, [&](const FetchTarget& target) {
-        if (target.rows == 0) return true;
-        if (grouping.is_plain()) return has_room(target, target.table, 1);
-        for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
-            const std::int32_t pages = grouping.bundles()[b].pages_per_column;
-            if (!has_room(target, table_of(target, b), pages)) return false;
-        }
-        return true;
-    });
-}
-
 // Of a row that the first table does not show. That one is written last, so that the others show
-// what it shows. False where one is missing or has no room.
-[[gnu::noinline]] bool write_bundles(const FetchTarget& target, const RequestView& request,
+// what it shows. There is room.
+[[gnu::noinline]] void write_bundles(const FetchTarget& target, const SequenceHandle& handle,
                                      const Sequence& sequence, std::int64_t row,
                                      const ManagerState& groups) {
-    const Grouping& grouping = groups.grouping;
     const ColumnPages& pages = *groups.home_of(sequence).columns;
-    const PageRow& columns = sequence.pages;
-    const WindowRow& reader = groups.windows.of(request.sequence);
+    const WindowRow& reader = groups.windows.of(handle);
+    const std::int32_t n = sequence.pages.size();
+    const std::int32_t reserved = std::min(n, reader.reserved);
     BundlePages view;
-    view.columns = columns.ids().data();
-    view.state = {columns.version(), columns.size(), reader.version};
-    view.stride = grouping.num_lanes();
-    for (std::size_t b = grouping.bundles().size(); b-- > 0;) {
-        const Grouping::Bundle& bundle = grouping.bundles()[b];
-        LookupTable* table = table_of(target, b);
-        const std::int64_t cells = std::int64_t{view.state.columns} * bundle.pages_per_column;
-        if (table == nullptr || row >= table->max_rows() || cells > table->stride()) {
-            target.table->doubt();
-            return false;
-        }
+    view.columns = sequence.pages.ids().data();
+    view.state = {sequence.pages.version(), reader.version};
+    view.stride = groups.grouping.num_lanes();
+    const auto write = [&](const Grouping::Bundle& bundle, LookupTable& table) {
+        const bool is_full = bundle.window < 0;
         view.pages = pages.lane(bundle.first_lane);
         view.per_column = bundle.pages_per_column;
-        view.n = view.state.columns;
-        view.first = 0;
-        if (bundle.window >= 0) {
-            view.n = std::min(view.n, reader.reserved);
-            view.first = reader.first[static_cast<std::size_t>(bundle.window)];
-        }
-        table->write_row(row, request.sequence, view);
-    }
-    return true;
+        view.n = is_full ? n : reserved;
+        view.first = is_full ? 0 : reader.first[static_cast<std::size_t>(bundle.window)];
+        table.write_row(row, handle, view);
+    };
+    const auto first = groups.grouping.bundles().begin();
+    const auto end = groups.grouping.bundles().end();
+    LookupTable* const* table = target.more;
+    for (auto bundle = first + 1; bundle != end; ++bundle) write(*bundle, **table++);
+    write(*first, *target.table);
 }
 
 void pad(const Grouping& grouping, const FetchTarget& target) {
@@ -77,23 +54,25 @@ void pad(const Grouping& grouping, const FetchTarget& target) {
 // A replica's part of the batch, in locals for as long as rows of that replica follow each other.
 struct Fetcher::Part {
     FetchTarget target;
+    Room room;
     std::int64_t new_input = 0;
 
-    // `groups`: the state, where columns have pages of several bundles.
+    // With groups columns have pages of several bundles.
+    template <bool kHasGroups>
     void write(const RequestView& request, const Sequence& sequence, std::int64_t row,
-               const ManagerState* groups) {
+               const ManagerState& state, const WindowView& windows) {
         const RowPages pages = sequence.pages.view();
         target.width = std::max(target.width, pages.n);
         target.longest_new = std::max(target.longest_new, request.active - request.start);
         target.longest_active = std::max(target.longest_active, request.active);
-        if (target.table == nullptr) return;
-        if (groups != nullptr) {
-            const RowState state{pages.version, pages.n,
-                                 groups->windows.of(request.sequence).version};
-            const bool is_known = target.table->shows(row, request.sequence, state);
-            if (!is_known && !write_bundles(target, request, sequence, row, *groups)) return;
+        if (row >= room.rows || pages.n > room.columns) return;
+        if constexpr (kHasGroups) {
+            const SequenceHandle& handle = request.sequence;
+            const RowState now{pages.version, windows.of(handle).version};
+            if (!target.table->shows(row, handle, now)) {
+                write_bundles(target, handle, sequence, row, state);
+            }
         } else {
-            if (!target.table->has_room(row, pages)) return;
             target.table->write_row(row, request.sequence, pages);
         }
         target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
@@ -103,27 +82,50 @@ struct Fetcher::Part {
 
     // Rows behind those that a table has are counted only.
     void write_state(const RequestView& request, std::int64_t row, const StateRows& states) const {
-        const bool has_room = target.table != nullptr && row < target.table->max_rows();
-        if (has_room && target.states != nullptr) {
+        if (row < room.rows && target.states != nullptr) {
             target.states[row] = states.of(request.sequence).slot;
         }
     }
 };
 
+// What all tables of a replica can show.
+Fetcher::Room Fetcher::room_of(const FetchTarget& target) const {
+    const Grouping& grouping = state_.grouping;
+    if (target.table == nullptr) return {};
+    Room room{target.table->max_rows(), target.table->stride()};
+    for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
+        const LookupTable* table = table_of(target, b);
+        if (table == nullptr) return {};
+        room.rows = std::min(room.rows, table->max_rows());
+        const std::int64_t columns = table->stride() / grouping.bundles()[b].pages_per_column;
+        room.columns = std::min(room.columns, columns);
+    }
+    return room;
+}
+
 void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
+    rooms_.clear();
     for (FetchTarget* target = targets; target != end; ++target) {
         target->rows = target->longest_new = target->longest_active = 0;
         target->width = 0;
+        rooms_.push_back(room_of(*target));
         const std::size_t bundles = state_.grouping.bundles().size();
-        const bool has_several = bundles > 1 && target->more != nullptr;
-        if (has_several && target->table != nullptr) {
-            target->table->lead(target->more, bundles - 1);
-        }
+        if (bundles > 1 && rooms_.back().rows > 0) target->table->lead(target->more, bundles - 1);
     }
     new_input_.resize(static_cast<std::size_t>(end - targets));
     std::fill(new_input_.begin(), new_input_.end(), 0);
     missing_.clear();
     late_.clear();
+}
+
+// Rows and columns of the batch are in the tables of each replica.
+bool Fetcher::have_room(const FetchTarget* targets) const noexcept {
+    for (std::size_t r = 0; r < rooms_.size(); ++r) {
+        const FetchTarget& target = targets[r];
+        const bool fits = target.rows <= rooms_[r].rows && target.width <= rooms_[r].columns;
+        if (target.rows > 0 && !fits) return false;
+    }
+    return true;
 }
 
 // It is written when the others have all they need, too.
@@ -145,8 +147,8 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
 }
 
 // Rows that have all they need are done with here. Those of missing_ still need pages, those of
-// late_ are to be written when they have. `kIsPlain`: there are neither groups nor states.
-template <bool kIsPlain>
+// late_ are to be written when they have.
+template <bool kHasGroups, bool kHasStates>
 void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
                                FetchTarget* targets, InputCount& counted, FetchResult& result) {
     const BatchRules rules = rows_.begin(num_steps);
@@ -157,10 +159,8 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
     const bool in_chunks = state_.config.reserve_chunks;
     rows_.resize(n);
     std::int32_t replica = 0;
-    const bool has_groups = !kIsPlain && !state_.grouping.is_plain();
-    const bool has_states = !kIsPlain && state_.states.exist();
-    const ManagerState* groups = has_groups ? &state_ : nullptr;
-    Part part{targets[0]};
+    const WindowView windows = state_.windows.view();
+    Part part{targets[0], rooms_[0]};
     const auto finish_part = [&] {
         targets[replica] = part.target;
         new_input_[static_cast<std::size_t>(replica)] += part.new_input;
@@ -172,23 +172,23 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         if (sequence.replica != replica) {
             finish_part();
             replica = sequence.replica;
-            part = {targets[replica]};
+            part = {targets[replica], rooms_[static_cast<std::size_t>(replica)]};
         }
         const std::int64_t row = part.target.rows++;
         if (is_copying) state_.freeze_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
-            (!has_groups || state_.windows.is_ready(request.sequence, request.start,
-                                                    request.active + num_steps - 1)) &&
-            (!has_states || state_.states.is_ready(request));
+            (!kHasGroups ||
+             windows.is_ready(request.sequence, request.start, request.active + num_steps - 1)) &&
+            (!kHasStates || state_.states.is_ready(request));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
         if (!has_pages || !is_settled) {
             note_late_row(request, sequence, {i, row}, has_pages, result);
             continue;
         }
-        part.write(request, sequence, row, groups);
-        if (has_states) part.write_state(request, row, state_.states);
+        part.write<kHasGroups>(request, sequence, row, state_, windows);
+        if constexpr (kHasStates) part.write_state(request, row, state_.states);
         if (request.active <= sequence.counted_end) continue;
         part.new_input += request.active - std::max(request.start, sequence.counted_end);
         counted.set(sequence, request.active);
@@ -197,18 +197,20 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
 }
 
 void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) const {
-    const ManagerState* groups = state_.grouping.is_plain() ? nullptr : &state_;
+    const bool is_plain = state_.grouping.is_plain();
+    const WindowView windows = state_.windows.view();
     std::int32_t replica = 0;
-    Part part{targets[0]};
+    Part part{targets[0], rooms_[0]};
     for (const LateRow& late : late_) {
         const Sequence& sequence = rows_[late.batch_row];
         if (sequence.replica != replica) {
             targets[replica] = part.target;
             replica = sequence.replica;
-            part = {targets[replica]};
+            part = {targets[replica], rooms_[static_cast<std::size_t>(replica)]};
         }
         const RequestView& request = batch[late.batch_row];
-        part.write(request, sequence, late.row, groups);
+        is_plain ? part.write<false>(request, sequence, late.row, state_, windows)
+                 : part.write<true>(request, sequence, late.row, state_, windows);
         if (state_.states.exist()) part.write_state(request, late.row, state_.states);
     }
     targets[replica] = part.target;
@@ -238,10 +240,14 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
     begin(targets, end);
     InputCount counted(undo_, batch.size());
     FetchResult result;
-    if (state_.grouping.is_plain() && !state_.states.exist()) {
-        write_ready_rows<true>(batch, num_steps, targets, counted, result);
+    if (state_.states.exist()) {
+        state_.grouping.is_plain()
+            ? write_ready_rows<false, true>(batch, num_steps, targets, counted, result)
+            : write_ready_rows<true, true>(batch, num_steps, targets, counted, result);
     } else {
-        write_ready_rows<false>(batch, num_steps, targets, counted, result);
+        state_.grouping.is_plain()
+            ? write_ready_rows<false, false>(batch, num_steps, targets, counted, result)
+            : write_ready_rows<true, false>(batch, num_steps, targets, counted, result);
     }
     if (result.status != FetchStatus::kOk) return result;
     if (!missing_.empty() &&
@@ -253,7 +259,7 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
         return result;
     }
     write_late_rows(batch, targets);
-    if (!have_room(state_.grouping, targets, end)) {
+    if (!have_room(targets)) {
         result.status = FetchStatus::kGrow;
         return result;
     }

@@ -29,10 +29,16 @@ class Fetcher {
         std::int64_t batch_row;
         std::int64_t row;  // of its replica's table
     };
+    struct Room {
+        std::int64_t rows = 0;
+        std::int64_t columns = 0;
+    };
     struct Part;
 
+    [[nodiscard]] Room room_of(const FetchTarget& target) const;
+    [[nodiscard]] bool have_room(const FetchTarget* targets) const noexcept;
     void begin(FetchTarget* targets, const FetchTarget* end);
-    template <bool kIsPlain>
+    template <bool kHasGroups, bool kHasStates>
     void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
                           InputCount& counted, FetchResult& result);
     void note_late_row(const RequestView& request, Sequence& sequence, LateRow late, bool has_pages,
@@ -47,6 +53,7 @@ class Fetcher {
     std::vector<LateRow> late_;            // rows that are written when all is reserved
     std::vector<Undo> undo_;               // what to take back from the rows of a refused batch
     std::vector<std::int64_t> new_input_;  // tokens of each replica
+    std::vector<Room> rooms_;              // of the tables of each
 };
 
 }  // namespace kvcore

@@ -33,7 +33,8 @@ class HeldHit {
             windows_ = WindowHold(home, found_.match.at, found_.tokens);
             if (!found_.ends_below()) checkpoint_ = home.hold_state(found_.match.at);
             if (found_.is_partial()) {
-                source_ = WindowHold(home, found_.match.partial, found_.tokens);
+                const std::int32_t column = found_.match.at.depth;
+                source_ = WindowHold(home, found_.match.partial, found_.tokens, column);
             }
         }
         const bool has_records = found_.below.node != nullptr && !state.grouping.is_plain();

@@ -30,16 +30,23 @@ bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done
 void advance(ManagerState& state, std::int64_t now) noexcept {
     if (now <= state.terms.now()) return;
     state.terms.set_now(now);
-    for (const auto& replica : state.replicas) replica->tree.advance(now);
+    for (const auto& replica : state.replicas) {
+        replica->tree.advance(now);
+        if (replica->host != nullptr) replica->host->tree().advance(now);
+    }
 }
 
 // What is only being copied is nobody's use of a page: it is not found any more either, though the
 // page itself stays until the copy is over.
 void reset_prefix_cache(ManagerState& state) noexcept {
+    state.cache_copies.loosen();
     state.flights.loosen();
+    state.store_queue.loosen();
     state.copies.loosen();
     state.copies.fasten();
     state.flights.fasten();
+    state.store_queue.fasten();
+    state.cache_copies.fasten();
     for (const auto& replica : state.replicas) {
         std::array<BlockId, 256> evicted;
         for (std::int64_t n = 1; n > 0;) {

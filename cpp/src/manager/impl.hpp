@@ -47,4 +47,27 @@ struct PrefixHit::Held {
     HeldHit hit;
 };
 
+/// An export or an import, where the manager knows of it, and the mutex under which it ends.
+template <class Columns>
+struct KnownCopy {
+    template <class... Given>
+    KnownCopy(std::mutex& guard, CacheCopies& all, Replica& home, const Given&... rest)
+        : mutex(guard), known(all), columns(home, rest...) {
+        known.add(columns);
+    }
+    KnownCopy(const KnownCopy&) = delete;
+    KnownCopy& operator=(const KnownCopy&) = delete;
+    ~KnownCopy() { known.remove(columns); }
+
+    std::mutex& mutex;
+    CacheCopies& known;
+    Columns columns;
+};
+struct CacheExport::Held : KnownCopy<ColumnExport> {
+    using KnownCopy::KnownCopy;
+};
+struct CacheImport::Held : KnownCopy<ColumnImport> {
+    using KnownCopy::KnownCopy;
+};
+
 }  // namespace kvcore

@@ -27,15 +27,51 @@ bool JointReserver::reserve(const BatchRows& rows, const RequestBatch& batch,
                             Transfers* transfers, FetchResult& result) {
     const Call call{rows, batch, missing, num_steps, transfers};
     sort(call);
+    if (try_reserve(call, result)) return true;
+    if (result.status != FetchStatus::kNoSpace || result.lacks_slot) return false;
+    const std::int64_t lacking = result.is_over_quota ? 0 : result.needed - result.available;
+    if (state_.flights.holds_back(rows[result.row].replica, lacking))
+        result.status = FetchStatus::kPending;
+    return false;
+}
+
+bool JointReserver::try_reserve(const Call& call, FetchResult& result) {
     if (joining_.empty()) {
         if (!find_supply(call, result) || !has_columns(call, {}, result)) return false;
         std::vector<Reservation> none;
         if (!state_.config.quotas.empty() && !heed_quotas(call, none, result)) return false;
         prepare_growth(call);
+        if (spill(call, none, result)) return false;
         grow(call);
         return true;
     }
-    return missing.size() > 1 ? reserve_together(call, result) : reserve_one(call, result);
+    return call.missing.size() > 1 ? reserve_together(call, result) : reserve_one(call, result);
+}
+
+// What `apply` and `grow` evict is stored first where it has to be: see Reserver::spill.
+bool JointReserver::spill(const Call& call, const std::vector<Reservation>& made,
+                          FetchResult& result) noexcept {
+    if (call.transfers == nullptr || !state_.flights.rules().writes_back()) return false;
+    for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
+        PageNeed need;
+        std::int64_t taken = 0;
+        const auto add = [&](std::int64_t row, std::int64_t pages, std::int64_t columns) {
+            if (call.rows[row].replica != r) return;
+            taken += pages;
+            need.pages = std::max(need.pages, taken);
+            need.columns += columns;
+        };
+        for (std::size_t k = 0; k < made.size(); ++k) {
+            const Admission& each = made[k].admission;
+            add(joining_[k], each.new_pages() - each.returned,
+                each.appended + each.replaced + each.patched);
+        }
+        for (const Growth& growth : growing_) add(growth.row, pages_of(growth), growth.columns);
+        if (!state_.flights.spill(r, need, {}, *call.transfers)) continue;
+        result.status = FetchStatus::kPending;
+        result.row = call.missing[0];
+    }
+    return result.status == FetchStatus::kPending;
 }
 
 // Rows that can take no hit, do not begin again and replace no page need nothing but more pages, of
@@ -48,18 +84,22 @@ void JointReserver::sort(const Call& call) {
         const Sequence& sequence = call.rows[row];
         const bool only_grows = !state_.states.exist() && sequence.is_sealed() &&
                                 !sequence.pages.empty() &&
-                                call.batch[row].start >= sequence.pages.frozen() * page_size &&
-                                (state_.grouping.is_plain() || grows_evenly(call, row));
-        (only_grows ? growing_ : joining_).push_back(row);
+                                call.batch[row].start >= sequence.pages.frozen() * page_size;
+        const Growth growth{row, only_grows ? missing_columns(call, row) : 0};
+        if (only_grows && (state_.grouping.is_plain() || grows_evenly(call, growth))) {
+            growing_.push_back(growth);
+        } else {
+            joining_.push_back(row);
+        }
     }
 }
 
 // With groups: which columns get pages of windows is else the Admitter's to say.
-bool JointReserver::grows_evenly(const Call& call, std::int64_t row) const {
-    const RequestView& request = call.batch[row];
+bool JointReserver::grows_evenly(const Call& call, Growth growth) const {
+    const RequestView& request = call.batch[growth.row];
     const std::int64_t tokens = request.active + call.num_steps - 1;
-    const PageRow& pages = call.rows[row].pages;
-    const std::int64_t in_front = pages.size() + missing_columns(call, row) - 1;
+    const PageRow& pages = call.rows[growth.row].pages;
+    const std::int64_t in_front = pages.size() + growth.columns - 1;
     return state_.config.quotas.empty() && tokens > in_front * state_.config.page_size &&
            state_.windows.grows_evenly(request.sequence, pages);
 }
@@ -79,6 +119,11 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
         return false;
     }
     Reservation made = reserver_.prepare(admission, sequence, request, call.transfers);
+    if (call.transfers != nullptr && reserver_.spill(made, sequence, *call.transfers)) {
+        result.status = FetchStatus::kPending;
+        result.row = row;
+        return false;
+    }
     result.has_moved = reserver_.apply(made, sequence, request, row, call.transfers);
     return true;
 }
@@ -89,26 +134,21 @@ std::int64_t JointReserver::missing_columns(const Call& call, std::int64_t row) 
     return ceil_div(tokens, state_.config.page_size) - call.rows[row].pages.size();
 }
 
-// Of a row that grows.
-std::int64_t JointReserver::missing_pages(const Call& call, std::int64_t row) const {
-    return missing_columns(call, row) * state_.grouping.pages_per_column();
-}
-
 // Whether each replica has enough for its growing rows, free or evictable; the first row for which
 // it has not goes to `result`.
 bool JointReserver::find_supply(const Call& call, FetchResult& result) {
     supply_.clear();
     for (const auto& replica : state_.replicas) supply_.push_back({replica->num_free()});
-    for (const std::int64_t row : growing_) {
-        const Sequence& sequence = call.rows[row];
+    for (const Growth& growth : growing_) {
+        const Sequence& sequence = call.rows[growth.row];
         Supply& supply = supply_[static_cast<std::size_t>(sequence.replica)];
-        const std::int64_t pages = missing_pages(call, row);
+        const std::int64_t pages = pages_of(growth);
         if (pages > supply.left && !supply.has_evictable) {
             supply.has_evictable = true;
             supply.left += state_.home_of(sequence).num_evictable();
         }
         if (pages > supply.left) {
-            result = no_space(row, pages, supply.left);
+            result = no_space(growth.row, pages, supply.left);
             return false;
         }
         supply.left -= pages;
@@ -120,9 +160,8 @@ bool JointReserver::find_supply(const Call& call, FetchResult& result) {
 void JointReserver::prepare_growth(const Call& call) {
     supply_.assign(state_.replicas.size(), {});
     std::int64_t wanted = 0;
-    for (const std::int64_t row : growing_) {
+    for (const auto& [row, columns] : growing_) {
         Sequence& sequence = call.rows[row];
-        const std::int64_t columns = missing_columns(call, row);
         sequence.pages.make_room(static_cast<std::size_t>(columns));
         supply_[static_cast<std::size_t>(sequence.replica)].wanted += columns;
         wanted += columns;
@@ -141,10 +180,9 @@ void JointReserver::grow(const Call& call) noexcept {
         replica.take_pages(supply.wanted, taken_.data() + supply.given);
         replica.note_peak();
     }
-    for (const std::int64_t row : growing_) {
+    for (const auto& [row, pages] : growing_) {
         Sequence& sequence = call.rows[row];
         std::size_t& given = supply_[static_cast<std::size_t>(sequence.replica)].given;
-        const std::int64_t pages = missing_columns(call, row);
         if (PageOwners* owners = state_.home_of(sequence).owners.get()) {
             owners->give(taken_.data() + given, pages, state_.tenants.of(call.batch[row].sequence));
         }
@@ -154,12 +192,11 @@ void JointReserver::grow(const Call& call) noexcept {
 }
 
 void JointReserver::grow_columns(const Call& call) noexcept {
-    for (const std::int64_t row : growing_) {
+    for (const auto& [row, columns] : growing_) {
         Sequence& sequence = call.rows[row];
         Replica& home = state_.home_of(sequence);
         PageRow& pages = sequence.pages;
         const std::int32_t size = pages.size();
-        const std::int64_t columns = missing_columns(call, row);
         home.make_room(columns * state_.grouping.num_lanes(), columns, {});
         home.take_pages(columns, pages.extend(columns));
         state_.windows.grow(home, call.batch[row].sequence, pages, size);
@@ -189,6 +226,7 @@ std::vector<Admission> JointReserver::admit_together(const Call& call, bool allo
 FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call& call,
                                      const std::vector<Admission>& admissions) const {
     auto joining = joining_.begin();
+    auto growing = growing_.begin();
     auto admission = admissions.begin();
     for (const std::int64_t row : call.missing) {
         std::int64_t needed = 0;
@@ -197,7 +235,7 @@ FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call&
             ++joining;
             ++admission;
         } else {
-            needed = missing_pages(call, row);
+            needed = pages_of(*growing++);
         }
         std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
         if (needed > available) {
@@ -224,12 +262,13 @@ bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& 
         result = no_space(joining_[k], pages, admissions[k].available);
         return false;
     }
-    for (const std::int64_t row : growing_) {
-        const Sequence& sequence = call.rows[row];
+    for (const Growth& growth : growing_) {
+        const Sequence& sequence = call.rows[growth.row];
         std::int64_t& available = left[static_cast<std::size_t>(sequence.replica)];
-        available -= missing_columns(call, row);
+        available -= growth.columns;
         if (available >= 0) continue;
-        result = no_space(row, missing_pages(call, row), state_.home_of(sequence).num_available());
+        const std::int64_t could_have = state_.home_of(sequence).num_available();
+        result = no_space(growth.row, pages_of(growth), could_have);
         return false;
     }
     return true;
@@ -308,7 +347,7 @@ bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made
     for (std::size_t k = 0; k < made.size(); ++k) {
         take(joining_[k], made[k].admission.new_pages(), &made[k]);
     }
-    for (const std::int64_t row : growing_) take(row, missing_pages(call, row), nullptr);
+    for (const Growth& growth : growing_) take(growth.row, pages_of(growth), nullptr);
     const bool is_lawful = std::all_of(trials.begin(), trials.end(),
                                        [](const QuotaTrial& trial) { return trial.is_lawful(); });
     if (is_lawful) return true;
@@ -344,6 +383,7 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
     }
     if (!has_columns(call, admissions, result) || !has_slots(call, made, result)) return false;
     if (!state_.config.quotas.empty() && !heed_quotas(call, made, result)) return false;
+    if (evicts && spill(call, made, result)) return false;
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         const std::int64_t row = joining_[k];
         result.has_moved |=

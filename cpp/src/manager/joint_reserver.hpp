@@ -50,6 +50,11 @@ class JointReserver {
         std::int64_t num_steps;
         Transfers* transfers;
     };
+    /// A row that needs nothing but more columns behind those that it has.
+    struct Growth {
+        std::int64_t row;
+        std::int64_t columns;
+    };
     struct Supply {
         std::int64_t left;           // pages that can still be had
         bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
@@ -58,10 +63,15 @@ class JointReserver {
     };
 
     void sort(const Call& call);
+    [[nodiscard]] bool try_reserve(const Call& call, FetchResult& result);
+    [[nodiscard]] bool spill(const Call& call, const std::vector<Reservation>& made,
+                             FetchResult& result) noexcept;
     [[nodiscard]] bool reserve_one(const Call& call, FetchResult& result);
-    [[nodiscard]] bool grows_evenly(const Call& call, std::int64_t row) const;
+    [[nodiscard]] bool grows_evenly(const Call& call, Growth growth) const;
     [[nodiscard]] std::int64_t missing_columns(const Call& call, std::int64_t row) const;
-    [[nodiscard]] std::int64_t missing_pages(const Call& call, std::int64_t row) const;
+    [[nodiscard]] std::int64_t pages_of(Growth growth) const noexcept {
+        return growth.columns * state_.grouping.pages_per_column();
+    }
     [[nodiscard]] bool find_supply(const Call& call, FetchResult& result);
     void prepare_growth(const Call& call);
     void grow(const Call& call) noexcept;
@@ -84,8 +94,8 @@ class JointReserver {
     Departures& departures_;
     const Admitter& admitter_;
     Reserver& reserver_;
-    std::vector<std::int64_t> growing_;  // rows that need nothing but more pages
-    std::vector<std::int64_t> joining_;  // the others
+    std::vector<Growth> growing_;
+    std::vector<std::int64_t> joining_;  // the other rows
     std::vector<Supply> supply_;         // of each replica
     std::vector<BlockId> taken_;         // pages on the way to their rows
 };

@@ -104,8 +104,14 @@ std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest) {
         replica->tree.find_tokens_up_to(highest, found);
         if (replica->host != nullptr) replica->host->tree().find_tokens_up_to(highest, found);
     }
-    for (const TierFlight& flight : state.flights.all()) {
+    const auto add = [&](const TierFlight& flight) {
         std::copy_if(flight.tokens.begin(), flight.tokens.end(), std::back_inserter(found),
+                     [&](TokenId token) { return token <= highest; });
+    };
+    std::for_each(state.flights.all().begin(), state.flights.all().end(), add);
+    for (const StoreFill& fill : state.flights.fills()) add(fill.flight);
+    for (const ColumnImport* import : state.cache_copies.imports()) {
+        std::copy_if(import->tokens().begin(), import->tokens().end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });
     }
     return found;

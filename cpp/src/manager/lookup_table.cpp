@@ -31,27 +31,16 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPage
     known.filled = pages.n;
 }
 
-void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages) {
+void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, BundlePages pages,
+                              bool is_same) {
     Row& known = rows_[static_cast<std::size_t>(row)];
-    const bool is_same = known.occupant == occupant && known.version == pages.state.version;
+    std::uint32_t* cells = data_ + row * stride_;
     const std::int32_t first = pages.first * pages.per_column;
     const std::int32_t end = pages.n * pages.per_column;
-    known.columns = pages.state.columns;
-    known.windows = pages.state.windows;
-    if (is_same && known.filled == end && known.first == first) return;
-    std::uint32_t* cells = data_ + row * stride_;
     const std::int32_t passed = std::min(first, end);
     for (std::int32_t c = is_same ? known.first : 0; c < passed; ++c) cells[c] = unassigned_;
     for (std::int32_t c = std::max(first, is_same ? known.filled : 0); c < end; ++c) {
-        std::int32_t column = c;
-        std::int32_t lane = 0;
-        if (pages.per_column > 1) {
-            column = c / pages.per_column;
-            lane = c % pages.per_column;
-        }
-        const auto at = static_cast<std::ptrdiff_t>(pages.columns[column]) * pages.stride + lane;
-        cells[c] = static_cast<std::uint32_t>(pages.pages[at] - 1);
-        if (pages.pages[at] == 0) cells[c] = unassigned_;
+        cells[c] = pages.cell(c / pages.per_column, c % pages.per_column, unassigned_);
     }
     for (std::int32_t c = end; c < known.filled; ++c) cells[c] = unassigned_;
     known.padded = std::max({known.padded, known.filled, end});
@@ -62,7 +51,7 @@ void LookupTable::write_row(std::int64_t row, SequenceHandle occupant, const Bun
 }
 
 void LookupTable::doubt() noexcept {
-    for (Row& row : rows_) row.columns = kUnknown;
+    for (Row& row : rows_) row.windows = 0;
 }
 
 void LookupTable::forget() noexcept {

@@ -17,12 +17,20 @@ ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequen
     const bool is_short = admission.evicted > 0 || admission.is_over_quota || admission.lacks_slot;
     if (is_short && transfers != nullptr && !transfers->empty()) return ReserveStatus::kPending;
     if (!admission.fits) {
+        const std::int64_t lacking =
+            admission.is_over_quota ? 0 : admission.new_pages() - admission.available;
+        const bool is_held_back =
+            !admission.lacks_slot && state_.flights.holds_back(sequence.replica, lacking);
+        if (is_held_back && transfers != nullptr) return ReserveStatus::kPending;
         if (admission.is_over_quota) {
             state_.home_of(sequence).owners->count_refusal(state_.tenants.of(request.sequence));
         }
         return ReserveStatus::kNoSpace;
     }
     Reservation made = reserver_.prepare(admission, sequence, request, transfers);
+    if (transfers != nullptr && reserver_.spill(made, sequence, *transfers)) {
+        return ReserveStatus::kPending;
+    }
     reserver_.apply(made, sequence, request, row, transfers);
     return ReserveStatus::kOk;
 }
@@ -80,8 +88,9 @@ BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t nu
     return {batch.size(), ReserveStatus::kOk};
 }
 
-// As behind a hit of which no page is there. Nothing is copied for it, so there are no transfers.
-ReserveStatus OrderedReserver::begin_at(RequestView& request, std::int64_t n) {
+// As behind a hit of which no page is there. Nothing is copied for it but what has to go.
+ReserveStatus OrderedReserver::begin_at(RequestView& request, std::int64_t n,
+                                        Transfers* transfers) {
     rows_.check({&request, 1}, 1);
     Sequence& sequence = rows_[0];
     if (!sequence.pages.empty() || sequence.is_sealed()) {
@@ -98,7 +107,7 @@ ReserveStatus OrderedReserver::begin_at(RequestView& request, std::int64_t n) {
     FoundHit brought;
     brought.tokens = n;
     const Admission admission = admitter_.admit(brought, sequence, request, 1);
-    const ReserveStatus status = take(admission, sequence, request, 0, nullptr);
+    const ReserveStatus status = take(admission, sequence, request, 0, transfers);
     if (status == ReserveStatus::kOk) sequence.reuse = Reuse::kSealed;
     return status;
 }

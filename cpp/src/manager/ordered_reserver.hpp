@@ -22,7 +22,8 @@ class OrderedReserver {
     /// The verbs of CacheManager.
     [[nodiscard]] BatchReserve reserve(const RequestBatch& batch, std::int64_t num_steps,
                                        Transfers* transfers);
-    [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n);
+    [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n,
+                                         Transfers* transfers);
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps) const;
     [[nodiscard]] HeldHit match(const RequestView& request) const;
     [[nodiscard]] ReserveStatus allocate(HeldHit& hit, RequestView& request, std::int64_t n,

@@ -87,7 +87,11 @@ class PageRow {
     /// Adds columns, whose ids the caller fills in. There is room.
     [[nodiscard]] BlockId* extend(std::int64_t n) noexcept {
         const std::size_t held = pages_.size();
-        pages_.resize(held + static_cast<std::size_t>(n));
+        if (n == 1) {  // a decode step's
+            pages_.push_back(0);
+        } else {
+            pages_.resize(held + static_cast<std::size_t>(n));
+        }
         return pages_.data() + held;
     }
     void append(const BlockId* ids, std::int64_t n) noexcept {

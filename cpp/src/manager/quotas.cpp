@@ -40,11 +40,6 @@ std::int64_t ceiling_of(const Replica& home, Owner owner) {
     return std::min(home.num_pages() - of_others, quota.max_pages);
 }
 
-std::int64_t pages_of(const ManagerState& state, const RequestView& request) {
-    return state.grouping.is_plain() ? ceil_div(request.end, state.config.page_size)
-                                     : state.grouping.least_pages(request.end);
-}
-
 // Of the pages that a request needs those that its row has, or else those of its prompt that are
 // cached: what it would share. With groups those of windows are counted alone, for they change.
 struct Shared {
@@ -160,7 +155,7 @@ bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
                      const RequestView& request) {
     const Replica& home = state.home_of(sequence);
     const Owner owner = state.tenants.of(request.sequence);
-    const std::int64_t pages = pages_of(state, request);
+    const std::int64_t pages = state.least_pages(request.end);
     if (pages <= ceiling_of(home, owner)) return false;
     const Shared shared = shared_pages(home, sequence, request);
     QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(state.config.quotas));
@@ -175,7 +170,7 @@ void refuse_ceiling(const ManagerState& state, const Sequence& sequence, const R
                     std::int64_t row) {
     const Replica& home = state.home_of(sequence);
     throw InRow<CapacityError>(
-        row, detail::concat(request.end, " tokens need ", pages_of(state, request),
+        row, detail::concat(request.end, " tokens need ", state.least_pages(request.end),
                             " pages, more than the ",
                             ceiling_of(home, state.tenants.of(request.sequence)),
                             " that quotas leave its tenant; raise its max_pages, or reserve less "

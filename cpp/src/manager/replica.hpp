@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/tier_index.hpp"
+#include "manager/record_keys.hpp"
 
 namespace kvcore {
 
@@ -36,10 +38,10 @@ struct Replica {
         : pool(grouping.is_plain() ? config.num_pages
                                    : grouping.most_columns(config.num_pages, config.max_sequences,
                                                            config.max_seq_len)),
-          tree(config.page_size, with_windows(grouping, std::move(policy))) {
-        if (windows_ != nullptr) {
+          tree(config.page_size, with_groups(config, grouping, std::move(policy))) {
+        if (!grouping.is_plain()) {
             columns =
-                std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *windows_);
+                std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *policy_);
         }
         if (!config.quotas.empty()) watch_owners(config);
         if (!config.states.empty()) watch_states(config);
@@ -48,7 +50,8 @@ struct Replica {
     }
 
    private:
-    WindowPolicy* windows_ = nullptr;  // the tree's, where there are columns
+    WindowPolicy* policy_ = nullptr;       // the tree's, where there are columns or states
+    WindowPolicy* host_policy_ = nullptr;  // the same of the host tier
     bool narrows_hits_ = false;
 
    public:
@@ -65,6 +68,7 @@ struct Replica {
     // where a column is a page.
     std::unique_ptr<ColumnPages> host_columns;
     std::unique_ptr<ColumnStates> host_states;  // checkpoints of its records; none without
+    std::unique_ptr<RecordKeys> record_keys;    // none without stores below the host tier
 
     [[nodiscard]] std::int64_t num_pages() const noexcept {
         return columns == nullptr ? pool.num_blocks() : columns->pages().num_blocks();
@@ -112,6 +116,12 @@ struct Replica {
         return host_states == nullptr ? StateHold()
                                       : hold_state(host_states.get(), host->tree(), below);
     }
+    /// A sequence goes that hit so many tokens: those of a committed prefix, unless it was cut.
+    void note_hit(TreePosition committed, std::int64_t n) noexcept {
+        const std::int64_t columns = n / tree.page_size();
+        if (host_states == nullptr || columns == 0 || columns > committed.depth) return;
+        policy_->useless().note_hit({committed.node, static_cast<std::int32_t>(columns)});
+    }
     [[nodiscard]] static BlockId last_column(const PrefixTree& tree, TreePosition at) noexcept {
         BlockId column = 0;
         tree.copy_pages(at, at.depth - 1, &column);
@@ -123,9 +133,10 @@ struct Replica {
         const std::int64_t free = std::min(n, pool.num_free());
         detail::require_law(pool.allocate(free, out), "reserve: admitted pages are there");
         if (free != n) {
-            const std::int64_t evicted = tree.evict(n - free, out + free, guard);
+            const std::int64_t evicted = states == nullptr
+                                             ? tree.evict(n - free, out + free, guard)
+                                             : states->evict(n - free, out + free, tree, *policy_);
             detail::require_law(evicted == n - free, "reserve: admitted pages are there");
-            if (states != nullptr) states->forget_columns(out + free, evicted);
             metrics.evicted_pages += evicted;
         }
         if (owners != nullptr && columns == nullptr) owners->take(out, n);
@@ -134,6 +145,25 @@ struct Replica {
     /// had.
     void make_room(std::int64_t n_pages, std::int64_t n_columns, EvictionGuard guard) noexcept {
         metrics.evicted_pages += columns->make_room(n_pages, n_columns, guard);
+    }
+    /// Evicts the `n` pages that go next.
+    void evict(std::int64_t n, EvictionGuard guard) noexcept {
+        std::array<BlockId, 256> evicted;
+        while (n > 0) {
+            const auto most = std::min(n, static_cast<std::int64_t>(evicted.size()));
+            const std::int64_t taken = tree.evict(most, evicted.data(), guard);
+            pool.free(evicted.data(), taken);
+            metrics.evicted_pages += taken;
+            n = taken == most ? n - taken : 0;
+        }
+    }
+    /// The same of columns: the next one, or the next one of a window.
+    [[nodiscard]] bool evict_one(bool wants_pages, bool wants_column,
+                                 EvictionGuard guard) noexcept {
+        const std::int64_t free = num_free();
+        const bool went = columns->evict_one(wants_pages, wants_column, guard);
+        metrics.evicted_pages += num_free() - free;
+        return went;
     }
     /// Only where the peak could move is it worth counting what the cache protects.
     void note_peak() noexcept {
@@ -144,8 +174,12 @@ struct Replica {
 
     /// Takes pages of the host tier, or records, as TierIndex has it.
     [[nodiscard]] std::int64_t take_stored(std::int64_t n, BlockId* out) noexcept {
-        const std::int64_t taken = host->take(n, out);
-        if (host_states != nullptr) host_states->forget_columns(out, taken);
+        const std::int64_t free = std::min(n, host->pool().num_free());
+        std::int64_t taken = host->take(host_states == nullptr ? n : free, out);
+        if (host_states != nullptr) {
+            taken += host_states->evict(n - taken, out + taken, host->tree(), *host_policy_);
+        }
+        if (record_keys != nullptr) record_keys->forget(out, taken);
         return taken;
     }
     /// Pages that the host tier holds.
@@ -187,35 +221,47 @@ struct Replica {
     void watch_states(const CacheConfig& config) {
         PoolListener* next = columns.get();
         if (next == nullptr) next = owners.get();
-        states = std::make_unique<ColumnStates>(config.num_state_slots, pool, next);
+        states =
+            std::make_unique<ColumnStates>(config.num_state_slots, pool, policy_->useless(), next);
+        if (columns != nullptr) columns->need_checkpoints();
     }
     void make_host(const CacheConfig& config, const Grouping& grouping) {
-        if (grouping.is_plain()) {
-            host = std::make_unique<TierIndex>(config.host_pages, config.page_size);
-        } else {
-            make_host_columns(config, grouping);
+        std::unique_ptr<EvictionPolicy> policy =
+            make_policy(config.host_eviction, config.page_size);
+        if (!grouping.is_plain() || config.num_host_state_slots > 0) {
+            policy = wrap(std::move(policy), config.num_host_state_slots, host_policy_);
         }
+        const std::int64_t num_records =
+            grouping.is_plain() ? config.host_pages
+                                : grouping.most_columns(config.host_pages, config.max_sequences,
+                                                        config.max_seq_len);
+        host = std::make_unique<TierIndex>(num_records, config.page_size, std::move(policy));
+        if (!grouping.is_plain()) {
+            host_columns = std::make_unique<ColumnPages>(grouping, config.host_pages, host->pool(),
+                                                         host->tree(), *host_policy_);
+        }
+        if (config.has_stores) record_keys = std::make_unique<RecordKeys>(host->num_pages());
         if (config.num_host_state_slots == 0) return;
         host_states = std::make_unique<ColumnStates>(config.num_host_state_slots, host->pool(),
-                                                     host_columns.get());
+                                                     host_policy_->useless(), host_columns.get());
+        if (host_columns != nullptr) host_columns->need_checkpoints();
+        policy_->useless().assume_tier();
     }
-    void make_host_columns(const CacheConfig& config, const Grouping& grouping) {
-        auto policy = std::make_unique<WindowPolicy>(std::make_unique<LruPolicy>());
-        WindowPolicy& windows = *policy;
-        const std::int64_t columns =
-            grouping.most_columns(config.host_pages, config.max_sequences, config.max_seq_len);
-        host = std::make_unique<TierIndex>(columns, config.page_size, std::move(policy));
-        host_columns = std::make_unique<ColumnPages>(grouping, config.host_pages, host->pool(),
-                                                     host->tree(), windows);
-    }
-    // Columns are evicted in one order with windows that are kept.
-    [[nodiscard]] std::unique_ptr<EvictionPolicy> with_windows(
-        const Grouping& grouping, std::unique_ptr<EvictionPolicy> policy) {
-        if (grouping.is_plain()) return policy;
+    // Columns are evicted in one order with windows that are kept, and behind those that no
+    // checkpoint makes worth it.
+    [[nodiscard]] std::unique_ptr<EvictionPolicy> with_groups(
+        const CacheConfig& config, const Grouping& grouping,
+        std::unique_ptr<EvictionPolicy> policy) {
+        if (grouping.is_plain() && config.states.empty()) return policy;
         if (policy == nullptr) policy = std::make_unique<LruPolicy>();
-        auto windows = std::make_unique<WindowPolicy>(std::move(policy));
-        windows_ = windows.get();
-        return windows;
+        return wrap(std::move(policy), config.num_state_slots, policy_);
+    }
+    [[nodiscard]] static std::unique_ptr<EvictionPolicy> wrap(
+        std::unique_ptr<EvictionPolicy> policy, std::int64_t num_slots, WindowPolicy*& made) {
+        auto wrapped =
+            std::make_unique<WindowPolicy>(std::move(policy), static_cast<std::size_t>(num_slots));
+        made = wrapped.get();
+        return wrapped;
     }
 };
 

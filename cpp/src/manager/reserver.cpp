@@ -11,11 +11,12 @@ namespace kvcore {
 namespace {
 
 // The page that a hit copies from is the first behind it; no other page may be needed instead.
-EvictionGuard guard_of(const Reservation& made, const Sequence& sequence) noexcept {
-    if (!made.admission.hit.is_partial()) return {};
+EvictionGuard guard_of(const Reservation& made) noexcept {
+    const FoundHit& hit = made.admission.hit;
+    if (!hit.is_partial()) return {};
     const TreePosition& source = made.partial;
     return {PrefixTree::position(source.node, source.depth).node,
-            source.depth - PrefixTree::depth_of(sequence.pages.node())};
+            source.depth - hit.match.at.depth};
 }
 
 // With `transfers` the caller copies at once, and both pages are held until it has; without, the
@@ -196,7 +197,10 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
         if (!hit.ends_below()) made.checkpoint = home.hold_state(hit.match.at);
         if (home.columns != nullptr) {
             made.windows = WindowHold(home, hit.match.at, hit.tokens);
-            if (hit.is_partial()) made.source = WindowHold(home, hit.match.partial, hit.tokens);
+            if (hit.is_partial()) {
+                const std::int32_t source = hit.match.at.depth;
+                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);
+            }
         }
     } else if (row.node() == nullptr) {
         made.place = TreePin(tree, tree.open_namespace(request.name_space));
@@ -209,12 +213,21 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     // At most one copy: of the page that a hit ends in, or that is written into again.
     if (hit.is_partial() || writes_frozen || made.checkpoint) make_room_for_copies(1, transfers);
     if (transfers != nullptr) make_room(transfers->moved, 1);
+    if (hit.shares()) state_.flights.expect_hit(request.sequence);
     if (hit.below.node != nullptr) {
         made.load = state_.flights.prepare_load(request.sequence, sequence.replica,
                                                 {hit.match.at, hit.below, hit.tokens},
                                                 !made.checkpoint, *transfers);
     }
     return made;
+}
+
+bool Reserver::spill(const Reservation& made, const Sequence& sequence,
+                     Transfers& transfers) noexcept {
+    const Admission& admission = made.admission;
+    const PageNeed need{admission.new_pages() - admission.returned,
+                        admission.appended + admission.replaced + admission.patched};
+    return state_.flights.spill(sequence.replica, need, guard_of(made), transfers);
 }
 
 bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
@@ -234,7 +247,9 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         if (home.columns != nullptr) {
             state_.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));
         }
+        const std::int32_t first = pages.committed();
         pages.take_hit(home, std::move(made.place), columns);
+        state_.flights.note_hit(handle, sequence, first);
         if (home.columns != nullptr) {
             const bool takes_over = pages.twins().empty();  // else some of its own are others
             state_.windows.take_hit(home, handle, pages, columns, admission.start, takes_over);
@@ -249,14 +264,13 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         }
     }
     if (home.columns != nullptr) {
-        append_columns(state_, admission, handle, sequence, guard_of(made, sequence));
+        append_columns(state_, admission, handle, sequence, guard_of(made));
         if (!sequence.is_sealed()) {
             state_.windows.of(handle).prompt_end =
                 static_cast<std::int32_t>(request.end / state_.config.page_size);
         }
     } else if (admission.appended > 0) {
-        home.take_pages(admission.appended, pages.extend(admission.appended),
-                        guard_of(made, sequence));
+        home.take_pages(admission.appended, pages.extend(admission.appended), guard_of(made));
     }
     if (pages.frozen() > admission.start / state_.config.page_size) {
         copy_on_write(state_, departures_, made, handle, sequence, transfers);

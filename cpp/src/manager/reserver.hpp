@@ -21,6 +21,10 @@ class Reserver {
     /// Throws std::bad_alloc.
     [[nodiscard]] Reservation prepare(const Admission& admission, Sequence& sequence,
                                       const RequestView& request, Transfers* transfers);
+    /// Between both, with write-back: what `apply` would evict is stored first where it has to be;
+    /// true where that was given out. Then the reservation is dropped, and made again later.
+    [[nodiscard]] bool spill(const Reservation& made, const Sequence& sequence,
+                             Transfers& transfers) noexcept;
     /// True when the request now stands elsewhere. `row`: of the batch, for `transfers->moved`.
     bool apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
                Transfers* transfers) noexcept;

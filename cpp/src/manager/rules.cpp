@@ -35,11 +35,8 @@ void refuse_length(const ManagerState& state, const RequestView& request, std::i
                    std::int64_t num_steps) {
     const CacheConfig& config = state.config;
     if (request.end > state.most_pooled_tokens()) {
-        const std::int64_t pages = state.grouping.is_plain()
-                                       ? ceil_div(request.end, config.page_size)
-                                       : state.grouping.least_pages(request.end);
         throw InRow<CapacityError>(
-            row, detail::concat(request.end, " tokens need ", pages,
+            row, detail::concat(request.end, " tokens need ", state.least_pages(request.end),
                                 " pages, more than the whole pool of ", config.num_pages,
                                 "; give the pool more memory"));
     }

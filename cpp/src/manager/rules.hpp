@@ -37,7 +37,10 @@ void require_windows(const ManagerState& state, const Sequence& sequence, std::i
                      SequenceHandle handle, std::int64_t row);
 inline void require_windows(const ManagerState& state, const Sequence& sequence,
                             const RequestView& request, std::int64_t row) {
-    if (state.grouping.is_plain() && !state.states.exist()) return;
+    if (!state.states.exist()) {
+        if (state.grouping.is_plain()) return;
+        if (state.windows.can_read(request.sequence, request.start)) return;
+    }
     require_windows(state, sequence, request.start, request.sequence, row);
 }
 /// Where a chunk is cut because a checkpoint is due, it runs alone.

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
+#include "kvcore/store_moves.hpp"
 #include "manager/quotas.hpp"
 
 namespace kvcore {
@@ -38,7 +39,44 @@ void require_states(const CacheConfig& config) {
     }
 }
 
-const CacheConfig& checked(const CacheConfig& config) {
+void require_stores(const CacheConfig& config) {
+    if (!config.has_stores || config.host_pages > 0) return;
+    throw std::invalid_argument(
+        "host_pages is 0, must be at least 1 with stores: pages go there through the host tier");
+}
+
+// A part is a bit of a word, and the last of them a checkpoint.
+void require_parts(const CacheConfig& config, const Grouping& grouping) {
+    if (!config.has_stores || grouping.num_lanes() <= kStatePart) return;
+    throw std::invalid_argument(detail::concat("a column has ", grouping.num_lanes(),
+                                               " pages, must be at most ", kStatePart,
+                                               " with stores; use fewer or larger pages"));
+}
+
+// A policy of the caller's own says itself whether it goes by priority.
+void require_tier(const CacheConfig& config, bool has_own_policy) {
+    require_count("host_pages", config.host_pages, std::numeric_limits<std::int32_t>::max(), 0);
+    if (config.host_pages > 0 && !config.prefix_caching) {
+        throw std::invalid_argument(
+            detail::concat("host_pages is ", config.host_pages,
+                           ", must be 0 without prefix_caching: the host tier holds cached pages"));
+    }
+    require_count("write_threshold", config.write_threshold, 255);
+    require_count("host_min_priority", config.host_min_priority, 100, 0);
+    if (has_own_policy || config.eviction.order == EvictionOrder::kPriority) return;
+    if (config.host_min_priority > 0) {
+        throw std::invalid_argument(detail::concat(
+            "host_min_priority is ", config.host_min_priority,
+            ", must be 0 unless eviction goes by priority: else pages have none; take priority"));
+    }
+    if (config.host_eviction.order == EvictionOrder::kPriority) {
+        throw std::invalid_argument(
+            "host_eviction is priority, must be another one unless eviction is too: a tier has "
+            "priorities from the device; take priority for both");
+    }
+}
+
+const CacheConfig& checked(const CacheConfig& config, bool has_own_policy) {
     constexpr std::int64_t kInt16 = std::numeric_limits<std::int16_t>::max();
     constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
     constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
@@ -47,15 +85,11 @@ const CacheConfig& checked(const CacheConfig& config) {
     require_count("max_sequences", config.max_sequences, kInt64);
     require_count("max_seq_len", config.max_seq_len, kInt64);
     require_count("num_replicas", config.num_replicas, kInt16);
-    require_count("host_pages", config.host_pages, kInt32, 0);
+    require_tier(config, has_own_policy);
     require_count("partial_page_reuse", config.partial_page_reuse, kInt32, 0);
     require_count("max_draft_tokens", config.max_draft_tokens, kInt32, 0);
     require_states(config);
-    if (config.host_pages > 0 && !config.prefix_caching) {
-        throw std::invalid_argument(
-            detail::concat("host_pages is ", config.host_pages,
-                           ", must be 0 without prefix_caching: the host tier holds cached pages"));
-    }
+    require_stores(config);
     quotas::check(config);
     return config;
 }
@@ -74,7 +108,7 @@ std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config,
 }  // namespace
 
 ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_policy)
-    : config(checked(given)),
+    : config(checked(given, make_policy != nullptr)),
       grouping(config.page_size, config.groups),
       replicas(make_replicas(config, grouping, make_policy)),
       windows(grouping, config.max_draft_tokens),
@@ -82,10 +116,15 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
       copies(tickets, sequences, grouping, replicas),
       copy_list(sequences, grouping, replicas),
       state_copies(tickets, sequences, replicas),
-      flights(config, grouping, replicas, tickets, sequences, windows),
+      store_queue(config, grouping, replicas),
+      flights(config, grouping, replicas, tickets, sequences, windows, store_queue),
       terms(config.page_size),
-      most_pooled_tokens_(grouping.is_plain() ? config.num_pages * config.page_size
-                                              : grouping.most_tokens(config.num_pages)) {}
+      most_pooled_tokens_(grouping.is_plain()
+                              ? config.num_pages * config.page_size
+                              : grouping.most_tokens(config.num_pages, {config.reserve_chunks,
+                                                                        windows.kept_tokens()})) {
+    require_parts(config, grouping);
+}
 
 void ManagerState::throw_no_replica(std::int32_t index) const {
     throw std::out_of_range(detail::concat("replica ", index, " does not exist, there are ",

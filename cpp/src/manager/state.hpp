@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "manager/cache_copies.hpp"
 #include "manager/copy_list.hpp"
 #include "manager/departures.hpp"
 #include "manager/owed_copies.hpp"
@@ -13,6 +14,7 @@
 #include "manager/sequence_tenants.hpp"
 #include "manager/state_copies.hpp"
 #include "manager/state_rows.hpp"
+#include "manager/store_queue.hpp"
 #include "manager/terms.hpp"
 #include "manager/tickets.hpp"
 #include "manager/tier_flights.hpp"
@@ -44,6 +46,12 @@ struct ManagerState {
                                               std::int64_t num_steps) const noexcept {
         return config.reserve_chunks ? at + (num_steps - 1) : request.tokens_to_hold(at, num_steps);
     }
+    /// Pages that a request of `n` tokens cannot do without.
+    [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept {
+        return grouping.is_plain()
+                   ? ceil_div(n, config.page_size)
+                   : grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});
+    }
     /// Longest request that a pool of no other one holds.
     [[nodiscard]] std::int64_t most_pooled_tokens() const noexcept { return most_pooled_tokens_; }
     /// Where a sequence is to be written next.
@@ -67,7 +75,9 @@ struct ManagerState {
     OwedCopies copies;
     CopyList copy_list;
     StateCopies state_copies;
+    StoreQueue store_queue;
     TierFlights flights;
+    CacheCopies cache_copies;
     TokenCounts counts;
     Terms terms;
     SequenceTenants tenants;

@@ -41,8 +41,9 @@ class StorePlace {
     }
     /// Makes taken pages [n] findable behind it, and moves to their end. Throws likewise.
     void publish(const TokenId* tokens, const BlockId* ids, std::int32_t n,
-                 std::vector<DuplicatePage>* duplicates = nullptr) {
-        node_ = store_->publish(node_, tokens, ids, n, duplicates);
+                 std::vector<DuplicatePage>* duplicates = nullptr,
+                 const Retention& retention = {}) {
+        node_ = store_->publish(node_, tokens, ids, n, duplicates, retention);
     }
 
    private:

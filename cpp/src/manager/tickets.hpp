@@ -12,9 +12,10 @@ class Tickets {
    public:
     /// The ticket of a call's transfers, a new one for its first.
     [[nodiscard]] std::uint64_t of(Transfers& transfers) noexcept {
-        if (transfers.ticket == 0) transfers.ticket = ++last_;
+        if (transfers.ticket == 0) transfers.ticket = next();
         return transfers.ticket;
     }
+    [[nodiscard]] std::uint64_t next() noexcept { return ++last_; }
 
    private:
     std::uint64_t last_ = 0;

@@ -2,7 +2,6 @@
 #include "manager/tier_flights.hpp"
 
 #include <new>
-#include <unordered_set>
 #include <utility>
 
 #include "kvcore/errors.hpp"
@@ -12,13 +11,16 @@ namespace kvcore {
 
 TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
                          const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                         SequenceTable& sequences, const WindowRows& windows)
+                         SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue)
     : page_size_(config.page_size),
       grouping_(grouping),
       replicas_(replicas),
       tickets_(tickets),
       sequences_(sequences),
-      windows_(windows) {
+      windows_(windows),
+      queue_(queue),
+      rules_(config, replicas[0]->pool.num_blocks()),
+      tells_hits_(config.host_eviction.order != EvictionOrder::kLru) {
     if (config.host_pages == 0) return;
     const auto n = static_cast<std::size_t>(replicas[0]->pool.num_blocks());
     storing_.assign(replicas.size(), std::vector<bool>(n));
@@ -89,35 +91,49 @@ void TierFlights::owe_load(TierFlight& load, Sequence& sequence, ColumnStates::S
 
 // Moves the place on over what is stored of the sequence's first `end` pages. Tokens are read from
 // the tree, not from the request, so that they are those of the pages.
-void TierFlights::advance(Standing& standing, const Sequence& sequence, std::int32_t end) const {
+void TierFlights::advance(Standing& standing, const Path& path, std::int32_t end) const {
     const std::int32_t first = standing.place.depth();
     if (end <= first) return;
     const std::vector<TokenId> tokens =
-        home_of(sequence.replica).tree.tokens_of({sequence.pages.node(), end}, first);
+        home_of(path.replica).tree.tokens_of({path.at.node, end}, first);
     standing.place.advance(tokens.data(), static_cast<std::int64_t>(tokens.size()));
 }
 
 // All that the tier has of a sequence's prefix, or no place: from a shorter one on it would be
 // found by no more pages at a time than there is room for.
-void TierFlights::find_place(Standing& standing, const Sequence& sequence) const {
-    TierIndex& host = *home_of(sequence.replica).host;
-    Standing found{{host, host.open(PrefixTree::name_of(sequence.pages.node()))}, 0, 0};
-    advance(found, sequence, sequence.pages.committed());
+void TierFlights::find_place(Standing& standing, const Path& path) const {
+    TierIndex& host = *home_of(path.replica).host;
+    Standing found;
+    found.place = {host, host.open(PrefixTree::name_of(path.at.node))};
+    advance(found, path, path.at.depth);
     standing.place = std::move(found.place);
+}
+
+// What is stored is worth as much as on the device.
+void TierFlights::find_parts(const Path& path, std::int32_t first, std::int32_t end,
+                             TierFlight& flight) const {
+    const Replica& home = home_of(path.replica);
+    if (!home.host->tree().policy().interest().retention) return;
+    const TreeNode* node = PrefixTree::position(path.at.node, end).node;
+    for (; node->end() > first; node = node->parent) {
+        flight.parts.push_back(
+            {std::min(end, node->end()), home.tree.policy().retention(node->id)});
+    }
+    std::reverse(flight.parts.begin(), flight.parts.end());
 }
 
 // Of cached pages that the tier does not have, those to be stored for a sequence: not what is on
 // its way already, and no more than there is room for. Taking them from the tier comes last, since
 // nothing after it fails.
-void TierFlights::choose_stores(const Standing& standing, const Sequence& sequence,
-                                std::int32_t end, TierFlight& flight) const {
-    Replica& home = home_of(sequence.replica);
+void TierFlights::choose_stores(const Standing& standing, const Path& path, std::int32_t end,
+                                TierFlight& flight) const {
+    Replica& home = home_of(path.replica);
     const std::int32_t first = standing.place.depth();
-    TreeNode* node = sequence.pages.node();
+    TreeNode* node = path.at.node;
     std::vector<BlockId>& pages = flight.device_pages;
     pages.resize(static_cast<std::size_t>(end - first));
     home.tree.copy_pages({node, end}, first, pages.data());
-    const std::vector<bool>& storing = storing_[static_cast<std::size_t>(sequence.replica)];
+    const std::vector<bool>& storing = storing_[static_cast<std::size_t>(path.replica)];
     const auto is_on_its_way = [&](BlockId page) -> bool {
         return storing[static_cast<std::size_t>(page)];
     };
@@ -127,6 +143,7 @@ void TierFlights::choose_stores(const Standing& standing, const Sequence& sequen
     pages.erase(pages.begin(), own);
     const auto last = first + flight.ahead + static_cast<std::int32_t>(pages.size());
     flight.tokens = home.tree.tokens_of({node, last}, first);
+    find_parts(path, first, last, flight);
     flight.host_pages.resize(pages.size());
     const auto taken = static_cast<std::size_t>(
         home.take_stored(static_cast<std::int64_t>(pages.size()), flight.host_pages.data()));
@@ -142,26 +159,34 @@ void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
     if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
     Standing& standing = standings_[handle.index];
     if (standing.storing != 0) return;
-    if (!grouping_.is_plain()) return owe_column_stores(handle, sequence, transfers);
-    Replica& home = home_of(sequence.replica);
-    if (!standing.place) find_place(standing, sequence);
-    const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(
-        sequence.pages.committed(), standing.place.depth() + home.host->num_available()));
-    advance(standing, sequence, end);
+    standing.is_due = false;
+    const Path path = path_of(handle, sequence);
+    if (grouping_.is_plain()) return store_pages(path, standing, transfers);
+    store_columns(path, windows_.of(handle), standing, transfers);
+}
+
+void TierFlights::store_pages(const Path& path, Standing& standing, Transfers& transfers) {
+    Replica& home = home_of(path.replica);
+    if (!standing.place) find_place(standing, path);
+    const auto room = static_cast<std::int32_t>(
+        std::min<std::int64_t>(path.at.depth, standing.place.depth() + home.host->num_available()));
+    const std::int32_t end =
+        rules_.end_of_due(home.tree, path.replica, {path.at.node, room}, standing.place.depth());
+    advance(standing, path, end);
     const std::int32_t stored = standing.place.depth();
     if (end <= stored) return;
     make_room(flights_, 1);
     make_room(transfers.tier_moves, static_cast<std::size_t>(end - stored));
     TierFlight flight;
-    choose_stores(standing, sequence, end, flight);
+    choose_stores(standing, path, end, flight);
     if (flight.host_pages.empty()) return;
-    flight.replica = sequence.replica;
-    flight.sequence = handle;
+    flight.replica = path.replica;
+    flight.sequence = path.sequence;
     flight.place = std::move(standing.place);
     const auto n = static_cast<std::int32_t>(flight.device_pages.size());
     flight.num_pages = n;
-    flight.source = PathHold(home.pool, home.tree, sequence.pages.node(), stored + flight.ahead + n,
-                             nullptr, home.states.get());
+    flight.source = PathHold(home.pool, home.tree, path.at.node, stored + flight.ahead + n, nullptr,
+                             home.states.get());
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
 }
@@ -193,22 +218,36 @@ std::uint32_t TierFlights::free_number() noexcept {
     return last_number_;
 }
 
+// These columns on the way to the place are to be written to stores.
+void TierFlights::tell_below(const TierFlight& flight, std::int32_t first,
+                             std::int32_t end) const noexcept {
+    if (flight.goes_below) queue_.arrived(flight.replica, {flight.place.node(), end}, first);
+}
+
 // Behind what earlier flights have brought, should that be there. What there is no memory to
-// publish is not stored, and the place is to be found again.
-bool TierFlights::publish(TierFlight& flight) const noexcept {
+// publish is not stored, and the place is to be found again. What is left of its pages was not
+// published.
+void TierFlights::publish(TierFlight& flight) const noexcept {
     StorePlace& place = flight.place;
+    std::vector<BlockId>& pages = flight.host_pages;
+    std::int32_t published = 0;
     try {
-        const std::int64_t ahead = std::int64_t{flight.ahead} * page_size_;
         const std::int32_t joint = place.depth() + flight.ahead;
-        place.advance(flight.tokens.data(), ahead);
-        if (place.depth() != joint) return false;
-        place.publish(flight.tokens.data() + ahead, flight.host_pages.data(),
-                      static_cast<std::int32_t>(flight.host_pages.size()));
-        return true;
+        const TokenId* tokens = flight.tokens.data();
+        place.advance(tokens, std::int64_t{flight.ahead} * page_size_);
+        if (place.depth() != joint) return;
+        tokens += std::int64_t{flight.ahead} * page_size_;
+        const auto end = joint + static_cast<std::int32_t>(pages.size());
+        for_each_part(flight, joint, end, [&](std::int32_t last, const Retention& retention) {
+            place.publish(tokens + std::int64_t{published} * page_size_, pages.data() + published,
+                          last - joint - published, nullptr, retention);
+            published = last - joint;
+        });
+        tell_below(flight, joint, place.depth());
     } catch (const std::bad_alloc&) {
         place.reset();
-        return false;
     }
+    pages.erase(pages.begin(), pages.begin() + published);
 }
 
 // The place goes back to the sequence, should that still be where it was.
@@ -222,15 +261,15 @@ void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
     }
     flight.source.end(false);
     if (done) home.metrics.stored_pages += n;
-    const bool is_published = n > 0 && done && flight.is_wanted && publish(flight);
-    if (!is_published) home.host->give_back(flight.host_pages.data(), n);
+    if (n > 0 && done && flight.is_wanted) publish(flight);
+    home.host->give_back(flight.host_pages.data(),
+                         static_cast<std::int64_t>(flight.host_pages.size()));
     hand_back_place(flight, done);
 }
 
 void TierFlights::hand_back_place(TierFlight& flight, bool done) noexcept {
     if (flight.state) finish_checkpoint(flight, done);
-    Standing* standing = find(flight.sequence);
-    if (standing->storing == flight.number) {
+    if (Standing* standing = owner_of(flight)) {
         standing->storing = 0;
         standing->place = std::move(flight.place);
     } else {
@@ -271,9 +310,14 @@ void TierFlights::forget(SequenceHandle handle) noexcept {
 void TierFlights::loosen() noexcept {
     for (TierFlight& flight : flights_) {
         flight.source.loosen();
-        if (flight.is_load || find(flight.sequence)->storing == flight.number) continue;
+        if (flight.is_load || owner_of(flight) != nullptr) continue;
         flight.is_wanted = false;
         flight.place.reset();
+    }
+    for (StoreFill& fill : fills_) {
+        fill.flight.is_wanted = false;
+        fill.windows.reset();
+        fill.flight.place.reset();
     }
 }
 
@@ -282,71 +326,6 @@ void TierFlights::fasten() noexcept {
         const std::vector<BlockId>& pages =
             flight.is_load ? flight.host_pages : flight.device_pages;
         flight.source.fasten(pages.data(), static_cast<std::int64_t>(pages.size()));
-    }
-}
-
-// What a sequence has in the host tier are the first tokens of what it has in the tree.
-void TierFlights::check_sequence(const Sequence& sequence, const Standing& standing) const {
-    using detail::require_law;
-    if (standing.storing != 0) {
-        const auto is_its = [&](const TierFlight& flight) {
-            return flight.number == standing.storing && !flight.is_load &&
-                   sequences_.find(flight.sequence) == &sequence;
-        };
-        require_law(!standing.place && std::any_of(flights_.begin(), flights_.end(), is_its),
-                    "host tier: a sequence whose pages are stored waits for them");
-    }
-    if (!standing.place) return;
-    const Replica& home = home_of(sequence.replica);
-    const std::int32_t depth = standing.place.depth();
-    TreeNode* node = sequence.pages.node();
-    require_law(depth <= sequence.pages.committed(),
-                "host tier: a sequence stores what it committed");
-    require_law(home.tree.tokens_of({node, depth}, 0) ==
-                        home.host->tokens_of({standing.place.node(), depth}, 0) &&
-                    PrefixTree::name_of(node) == PrefixTree::name_of(standing.place.node()),
-                "host tier: a sequence's prefix is the same there and here");
-}
-
-void TierFlights::check_tier(std::int32_t index) const {
-    using detail::require_law;
-    std::int64_t on_their_way = 0;
-    std::unordered_set<BlockId> referenced;  // by one load or several
-    const std::vector<bool>& known = storing_[static_cast<std::size_t>(index)];
-    std::vector<bool> storing(known.size());
-    for (const TierFlight& flight : flights_) {
-        if (flight.replica != index) continue;
-        if (flight.is_load) {
-            const PathHold::Pages held = flight.source.references();
-            referenced.insert(held.ids, held.ids + held.n);
-            continue;
-        }
-        for (std::size_t i = 0; i < flight.device_pages.size(); ++i) {
-            if (flight.host_pages[i] < 0) continue;
-            ++on_their_way;
-            const auto page = static_cast<std::size_t>(flight.device_pages[i]);
-            require_law(!storing[page], "host tier: a page is on its way once");
-            storing[page] = true;
-        }
-    }
-    require_law(storing == known, "host tier: pages on their way are known");
-    home_of(index).host->check_integrity(on_their_way +
-                                         static_cast<std::int64_t>(referenced.size()));
-}
-
-void TierFlights::check_integrity() const {
-    if (storing_.empty()) return;
-    for (std::size_t i = 0; i < standings_.size(); ++i) {
-        const Sequence& sequence = sequences_.entries()[i];
-        const Standing& standing = standings_[i];
-        detail::require_law(sequence.replica >= 0 || (!standing.place && standing.storing == 0),
-                            "host tier: a sequence that is gone has no place there");
-        if (sequence.replica >= 0) check_sequence(sequence, standing);
-    }
-    for (std::size_t r = 0; r < storing_.size(); ++r) {
-        check_tier(static_cast<std::int32_t>(r));
-        if (!grouping_.is_plain()) check_records(static_cast<std::int32_t>(r));
-        if (replicas_[r]->host_states != nullptr) check_states(static_cast<std::int32_t>(r));
     }
 }
 

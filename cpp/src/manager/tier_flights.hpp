@@ -9,55 +9,20 @@
 #include <thread>
 #include <vector>
 
+#include "kvcore/store_moves.hpp"
 #include "manager/page_hold.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
 #include "manager/store_place.hpp"
+#include "manager/store_queue.hpp"
+#include "manager/store_rules.hpp"
 #include "manager/tickets.hpp"
+#include "manager/tier_flight.hpp"
 #include "manager/tiered_hit.hpp"
+#include "manager/window_hold.hpp"
 #include "manager/window_rows.hpp"
 
 namespace kvcore {
-
-/// Pages between the pool and the host tier that one sequence was given in one call; with states
-/// also the checkpoint at the end of what is there then, or that alone.
-///
-/// With groups of layers all ids here are those of columns: what is copied are the pages that the
-/// columns of both sides have in the same lanes. Those of a store that only complete a record of
-/// the tier, and those of a load that only complete a column of the tree, bring pages of windows
-/// and are gone when they have arrived.
-struct TierFlight {
-    std::uint64_t ticket = 0;
-    std::thread::id owner;  // the thread that was given them
-    std::int32_t replica = 0;
-    SequenceHandle sequence;
-    bool is_load = false;             // else they are stored
-    std::vector<BlockId> host_pages;  // loads: those of `source`; stores: taken from the tier
-    std::vector<BlockId>
-        device_pages;            // loads: with a reference to each; stores: those of `source`
-    PathHold source;             // what is read: loads, of the tier; stores, of the tree
-    std::int64_t num_pages = 0;  // that are copied
-    // Of stores alone:
-    StorePlace place;             // in the tier: what is stored goes behind it
-    std::int32_t ahead = 0;       // pages behind `place` that earlier flights store
-    std::vector<TokenId> tokens;  // of those and of the copies
-    std::uint32_t number = 0;     // no other flight has it now
-    bool is_wanted = true;        // false: forgotten meanwhile
-    // With groups alone:
-    std::int32_t first = 0;       // loads: column of the first own page; stores: of the first one
-    std::int32_t num_new = 0;     // stores: the last ones, behind `place`; -1 as an id: not stored
-    std::int32_t prompt_end = 0;  // stores: whole columns of the prompt
-    std::array<std::int32_t, Grouping::kMaxWindows> read_from{};  // stores: what the row read
-    std::vector<Patch> patches;                                   // loads
-    ColumnCounts copied;                                          // columns of num_pages
-    // With states alone, and only where a checkpoint is copied:
-    StateHold state;               // the slot of its sequence
-    StateHold stored_state;        // that of the tier
-    std::int32_t state_depth = 0;  // stores: of the record that it belongs to
-
-    /// Its sequence may not run before it is over.
-    [[nodiscard]] bool holds_up() const noexcept { return is_load || state; }
-};
 
 /// All that is on its way to or from the host tiers, and how far each sequence's prefix is there.
 /// The bytes are moved by the caller, while the mutex is free; until it says that they are, nothing
@@ -74,9 +39,10 @@ class TierFlights {
    public:
     TierFlights(const CacheConfig& config, const Grouping& grouping,
                 const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                SequenceTable& sequences, const WindowRows& windows);
+                SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue);
 
     [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
+    [[nodiscard]] const StoreRules& rules() const noexcept { return rules_; }
 
     /// A load of what a hit has in the tier alone; of its checkpoint too where the device has none.
     /// Throws std::bad_alloc, and has changed nothing.
@@ -94,17 +60,41 @@ class TierFlights {
     /// has and their records lack. Throws std::bad_alloc; nothing was given out then.
     void owe_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
     /// Gives out the state in a sequence's slot, which is that at the end of what it committed, as
-    /// a checkpoint of the tier. Behind `owe_stores` of the same call; not where the tier will not
-    /// have those tokens, has that checkpoint, or has no slot. Throws std::bad_alloc; nothing was
-    /// given out then.
+    /// a checkpoint of the tier. Behind `owe_stores` of the same call, where that is not up to
+    /// rules: then it gives out those tokens too. Not where the tier will not have them, has that
+    /// checkpoint, or has no slot. Throws std::bad_alloc; no state was given out then.
     void owe_checkpoint(SequenceHandle handle, Sequence& sequence, ColumnStates::Slot slot,
                         Transfers& transfers);
+
+    /// Columns `first` .. `end` - 1 of a sequence were put into the tree, which had these of them.
+    void note_commit(const Sequence& sequence, std::int32_t first, std::int32_t end,
+                     const std::vector<DuplicatePage>& duplicates) noexcept;
+    /// So that `note_hit` cannot fail. Throws std::bad_alloc.
+    void expect_hit(SequenceHandle handle);
+    /// A sequence took over columns from `first` on.
+    void note_hit(SequenceHandle handle, const Sequence& sequence, std::int32_t first) noexcept;
+    /// What a sequence has may be due since a hit.
+    [[nodiscard]] bool is_due(SequenceHandle handle) const noexcept {
+        const Standing* standing = find(handle);
+        return standing != nullptr && standing->is_due;
+    }
+
+    /// With write-back, before a replica evicts so many pages, or columns: gives out stores of what
+    /// goes next and was not offered to the tier yet, and makes free what was. True where it gave
+    /// out some: then the call is to be made again when they are over. What cannot be stored goes
+    /// all the same. O(pages evicted), and the prefix of each run that is offered.
+    [[nodiscard]] bool spill(std::int32_t replica, PageNeed need, EvictionGuard guard,
+                             Transfers& transfers) noexcept;
+    /// Such stores of a replica are under way, and so many pages more can be had once they are
+    /// over. O(flights).
+    [[nodiscard]] bool holds_back(std::int32_t replica, std::int64_t pages) const noexcept;
 
     /// Those of a ticket have landed, or failed: `begin_again(sequence, handle)` gets each whose
     /// pages did not arrive. False where there are none.
     template <class BeginAgain>
     bool finish(std::uint64_t ticket, bool done, const BeginAgain& begin_again) noexcept {
         bool is_known = false;
+        if (grouping_.is_plain()) let_go_of_spills(ticket);
         for (TierFlight& flight : flights_) {
             if (flight.ticket != ticket || ticket == 0) continue;
             is_known = true;
@@ -121,6 +111,27 @@ class TierFlights {
         return is_known;
     }
     [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
+
+    [[nodiscard]] const std::vector<StoreFill>& fills() const noexcept { return fills_; }
+    /// What stores have to bring so that a hit could take the first `end` columns of a prompt:
+    /// parts that neither the device nor the tier has, by rising columns; new columns of the tier
+    /// with all that they are to have. Throws std::bad_alloc.
+    [[nodiscard]] std::vector<ColumnParts> needed_below(std::int32_t replica,
+                                                        std::string_view name_space,
+                                                        const TokenId* tokens,
+                                                        std::int32_t end) const;
+    /// Gives out pages of the tier for these, of a hit of `end` columns: as many, from the first
+    /// on, as there is room for, and as still make whole prefixes. None: `out` has no ticket. Until
+    /// it is finished, windows that such a hit reads stay in the tier. Throws std::bad_alloc, and
+    /// has changed nothing.
+    void begin_fill(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
+                    std::int32_t end, const ColumnParts* items, const PageKey* keys, std::size_t n,
+                    StoreMoves& out);
+    /// The first `arrived` columns of a ticket are there and can be found from now on; the pages of
+    /// others are given back. `forward`: they wait to be written to stores too. False where there
+    /// is no such ticket.
+    [[nodiscard]] bool finish_fill(std::uint64_t ticket, std::int64_t arrived,
+                                   bool forward) noexcept;
 
     /// A sequence's place once its committed part is cut; nothing where that is no change. Throws
     /// std::bad_alloc.
@@ -156,6 +167,13 @@ class TierFlights {
         StorePlace place;           // where its prefix in the tier ends; none: unknown
         std::uint32_t storing = 0;  // number of its flight there, which has the place; 0: none
         std::int32_t examined = 0;  // with groups: columns whose records were looked at
+        bool is_due = false;        // see `is_due`
+    };
+    /// A cached prefix to be stored, of a sequence or on its way out.
+    struct Path {
+        std::int32_t replica = 0;
+        TreePosition at;
+        SequenceHandle sequence;
     };
     /// What is to be stored of columns: a bit for each window, and one for the full lanes.
     struct Choice;
@@ -170,27 +188,52 @@ class TierFlights {
     [[nodiscard]] Standing* find(SequenceHandle handle) noexcept {
         return handle.index < standings_.size() ? &standings_[handle.index] : nullptr;
     }
-    void find_place(Standing& standing, const Sequence& sequence) const;
-    void advance(Standing& standing, const Sequence& sequence, std::int32_t end) const;
-    void choose_stores(const Standing& standing, const Sequence& sequence, std::int32_t end,
+    [[nodiscard]] static Path path_of(SequenceHandle handle, const Sequence& sequence) noexcept {
+        return {sequence.replica, {sequence.pages.node(), sequence.pages.committed()}, handle};
+    }
+    /// The standing that a store's place goes back to; none where it is not wanted any more.
+    [[nodiscard]] Standing* owner_of(const TierFlight& flight) noexcept {
+        Standing* standing = flight.is_spill() ? nullptr : find(flight.sequence);
+        return standing != nullptr && standing->storing == flight.number ? standing : nullptr;
+    }
+    void find_place(Standing& standing, const Path& path) const;
+    void advance(Standing& standing, const Path& path, std::int32_t end) const;
+    void store_pages(const Path& path, Standing& standing, Transfers& transfers);
+    void choose_stores(const Standing& standing, const Path& path, std::int32_t end,
                        TierFlight& flight) const;
+    void find_parts(const Path& path, std::int32_t first, std::int32_t end,
+                    TierFlight& flight) const;
+    template <class Publish>
+    static void for_each_part(const TierFlight& flight, std::int32_t first, std::int32_t end,
+                              const Publish& publish);
+    void let_go_of_spills(std::uint64_t ticket) noexcept;
+    [[nodiscard]] bool spill_columns(std::int32_t replica, PageNeed need, EvictionGuard guard,
+                                     Transfers& transfers) noexcept;
+    [[nodiscard]] std::int64_t offer(std::int32_t replica, TreePosition at,
+                                     Transfers& transfers) noexcept;
+    [[nodiscard]] std::int64_t count_offered(std::int32_t replica, TreePosition end,
+                                             std::int64_t most) const noexcept;
+    void store_path(const Path& path, Standing& standing, Transfers& transfers);
     void give_out_store(TierFlight flight, Transfers& transfers) noexcept;
     [[nodiscard]] std::uint32_t free_number() noexcept;
     void finish_store(TierFlight& flight, bool done) noexcept;
-    [[nodiscard]] bool publish(TierFlight& flight) const noexcept;
+    void publish(TierFlight& flight) const noexcept;
     [[nodiscard]] bool is_storing_state(std::int32_t replica, TreePosition end) const noexcept;
     [[nodiscard]] TierFlight* find_store(SequenceHandle handle,
                                          const Transfers& transfers) noexcept;
     [[nodiscard]] std::int32_t depth_after(const TierFlight& flight) const noexcept;
     void finish_checkpoint(TierFlight& flight, bool done) noexcept;
+    void land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept;
+    void tell_below(const TierFlight& flight, std::int32_t first, std::int32_t end) const noexcept;
     void hand_back_place(TierFlight& flight, bool done) noexcept;
     void choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
     void choose_column_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
-    void owe_column_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
+    void store_columns(const Path& path, const WindowRow& reader, Standing& standing,
+                       Transfers& transfers);
     [[nodiscard]] std::uint8_t part_for(const Replica& home, BlockId column, BlockId record,
                                         const ReadFrom& read_from,
                                         std::int32_t index) const noexcept;
-    [[nodiscard]] Choice choose_columns(const Standing& standing, const Sequence& sequence,
+    [[nodiscard]] Choice choose_columns(const Standing& standing, const Path& path,
                                         const WindowRow& reader, std::int32_t end,
                                         TierFlight& flight) const;
     static void take_records(Replica& home, const Choice& choice, TierFlight& flight) noexcept;
@@ -201,10 +244,27 @@ class TierFlights {
                bool has_ended) const noexcept;
     void complete_records(Replica& home, TierFlight& flight, bool has_ended) const noexcept;
     void publish_records(Replica& home, TierFlight& flight, bool has_ended) noexcept;
+    [[nodiscard]] std::uint64_t window_parts(const Replica& home, TreePosition at,
+                                             TreePosition below, std::int32_t column,
+                                             std::int32_t end) const noexcept;
+    [[nodiscard]] std::size_t count_fitting(const Replica& home, std::int32_t stored,
+                                            const ColumnParts* items, std::size_t n) const noexcept;
+    void choose_fill(const Replica& home, TreePosition below, std::int32_t end,
+                     const ColumnParts* items, const PageKey* keys, std::size_t n,
+                     StoreFill& fill) const;
+    void take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) noexcept;
+    void take_fill_records(Replica& home, StoreFill& fill) noexcept;
+    void fill_record(Replica& home, BlockId record, std::uint64_t parts,
+                     StoreMoves& out) const noexcept;
+    void give_back_fill(Replica& home, StoreFill& fill, std::size_t arrived) noexcept;
+    void land_fill(Replica& home, StoreFill& fill, std::size_t arrived, bool forward) noexcept;
+    void keep_keys(Replica& home, const StoreFill& fill, std::size_t arrived) const noexcept;
     void finish_column_store(TierFlight& flight, bool done) noexcept;
     [[nodiscard]] ColumnPages::Departure departure(const TierFlight& flight, std::int32_t column,
                                                    std::size_t window,
                                                    bool has_ended) const noexcept;
+    void leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
+                       std::size_t window) const noexcept;
     void owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers) noexcept;
     void give_out_column(TierFlight& flight, BlockId column, BlockId record,
                          Transfers& transfers) const noexcept;
@@ -224,6 +284,7 @@ class TierFlights {
         Replica& home = home_of(flight.replica);
         Sequence* sequence = sequences_.find(flight.sequence);
         if (home.columns != nullptr) leave_records(flight);
+        if (done && tells_hits_) home.host->use(flight.source.node(), flight.source.depth());
         flight.source.end(true);
         if (done) {
             home.metrics.loaded_pages += flight.num_pages;
@@ -248,11 +309,29 @@ class TierFlights {
     Tickets& tickets_;
     SequenceTable& sequences_;
     const WindowRows& windows_;
+    StoreQueue& queue_;
+    StoreRules rules_;
+    bool tells_hits_;  // to the tier's policy
     std::vector<TierFlight> flights_;
+    std::vector<StoreFill> fills_;
     std::vector<Standing> standings_;
     std::vector<std::vector<bool>> storing_;  // of each replica, for each page: it is on its way
     std::vector<DuplicatePage> duplicates_;   // scratch
+    std::vector<DuplicatePage> found_;        // the same, of a part
     std::uint32_t last_number_ = 0;
 };
+
+// Calls publish(last, retention) for each part of what is behind `first`, of which `last` is the
+// end.
+template <class Publish>
+void TierFlights::for_each_part(const TierFlight& flight, std::int32_t first, std::int32_t end,
+                                const Publish& publish) {
+    if (flight.parts.empty()) return publish(end, Retention());
+    for (const TierFlight::Part& part : flight.parts) {
+        if (part.end <= first) continue;
+        publish(std::min(part.end, end), part.retention);
+        if (part.end >= end) return;
+    }
+}
 
 }  // namespace kvcore

@@ -25,14 +25,15 @@ namespace kvcore {
 class WindowHold {
    public:
     WindowHold() noexcept = default;
-    /// Holds nothing where a column is a page.
-    WindowHold(Replica& home, TreePosition at, std::int64_t tokens) {
+    /// Of its columns those from `from` on, where somebody holds those in front. Holds nothing
+    /// where a column is a page.
+    WindowHold(Replica& home, TreePosition at, std::int64_t tokens, std::int32_t from = 0) {
         if (home.columns != nullptr && at.depth > 0)
-            held_ = std::make_unique<Held>(*home.columns, home.tree, at, tokens);
+            held_ = std::make_unique<Held>(*home.columns, home.tree, at, tokens, from);
     }
     /// The same in any tree with such columns.
     WindowHold(ColumnPages& columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens)
-        : held_(std::make_unique<Held>(columns, tree, at, tokens)) {}
+        : held_(std::make_unique<Held>(columns, tree, at, tokens, 0)) {}
 
     /// Between these, the pages may go.
     void leave() noexcept {
@@ -53,12 +54,13 @@ class WindowHold {
    private:
     class Held {
        public:
-        Held(ColumnPages& columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens)
+        Held(ColumnPages& columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens,
+             std::int32_t from)
             : home_(columns), at_(at) {
             const Grouping& grouping = columns.grouping();
             first_column_ = at.depth;
             for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-                first_[w] = grouping.first_column(grouping.windows()[w], tokens);
+                first_[w] = std::max(from, grouping.first_column(grouping.windows()[w], tokens));
                 first_column_ = std::min(first_column_, first_[w]);
             }
             columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
@@ -73,32 +75,32 @@ class WindowHold {
             if (!std::exchange(is_reader_, false)) return;
             home_.begin_leaving();
             home_.leave_from(at_);
-            for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
-                columns.leave(column, window, ColumnPages::Departure::kUnused);
-                columns.count_holds(-1);
+            for_each([&](const BlockId* columns, std::int64_t n, std::size_t window) {
+                home_.leave(columns, n, window, ColumnPages::Departure::kUnused);
+                home_.count_holds(-n);
             });
         }
         void hand_over() noexcept {
             is_reader_ = false;
-            for_each([](ColumnPages& columns, BlockId, std::size_t) { columns.count_holds(-1); });
+            for_each([&](const BlockId*, std::int64_t n, std::size_t) { home_.count_holds(-n); });
         }
         void enter() noexcept {
             if (std::exchange(is_reader_, true)) return;
             at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut
-            for_each([](ColumnPages& columns, BlockId column, std::size_t window) {
-                columns.enter(column, window);
-                columns.count_holds(1);
+            for_each([&](const BlockId* columns, std::int64_t n, std::size_t window) {
+                home_.enter(columns, n, window);
+                home_.count_holds(n);
             });
         }
 
        private:
+        // Calls visit(columns, n, window) for the columns of each window.
         template <class Visit>
         void for_each(const Visit& visit) const {
             for (std::size_t w = 0; w < home_.grouping().windows().size(); ++w) {
-                const auto begin = static_cast<std::size_t>(first_[w] - first_column_);
-                for (std::size_t i = begin; i < columns_.size(); ++i) {
-                    visit(home_, columns_[i], w);
-                }
+                const std::int64_t begin = first_[w] - first_column_;
+                const std::int64_t n = static_cast<std::int64_t>(columns_.size()) - begin;
+                if (n > 0) visit(columns_.data() + begin, n, w);
             }
         }
 

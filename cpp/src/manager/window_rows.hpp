@@ -13,20 +13,43 @@
 
 namespace kvcore {
 
-/// What a sequence has of windows: beside its Sequence, and only where there are groups.
+/// What a sequence has of windows: beside its Sequence, and only where there are groups. A cache
+/// line, which a decode step reads once per row and verb.
 ///
 ///     column  0        first[w]        reserved       size
 ///             |  nobody |  read through  |  no pages   |
 ///             |  reads  |  window w      |  of w yet   |
-struct WindowRow {
-    std::int32_t reserved = 0;    // columns up to here have pages of all windows that read them
-    std::int32_t prompt_end = 0;  // whole columns of its prompt
-    std::uint32_t version = 0;    // changes with `reserved`, with `first`, and with its columns
+struct alignas(64) WindowRow {
     // What follows from `first`, so that a decode step has to divide nothing: with fewer tokens
     // written than these, a window reads what it has left, and none leaves another column.
     std::int64_t least_tokens = 0;
     std::int64_t passes_at = 0;
+    std::int32_t reserved = 0;    // columns up to here have pages of all windows that read them
+    std::int32_t prompt_end = 0;  // whole columns of its prompt
+    std::uint32_t version = 1;    // changes with `reserved`, `first`, and its columns; not 0
     std::array<std::int32_t, Grouping::kMaxWindows> first{};
+};
+static_assert(sizeof(WindowRow) == 64, "one cache line");
+
+/// The rows of a WindowRows, for walks over many of them; void after its next `make_room`.
+struct WindowView {
+    const WindowRow* rows;
+    std::int64_t column_tokens;
+
+    [[nodiscard]] const WindowRow& of(SequenceHandle handle) const noexcept {
+        return rows[handle.index];
+    }
+    /// The sequence has pages of its windows for `tokens`, and all that they read with `start`
+    /// tokens written.
+    [[nodiscard]] bool is_ready(SequenceHandle handle, std::int64_t start,
+                                std::int64_t tokens) const noexcept {
+        const WindowRow& reader = of(handle);
+        return start >= reader.least_tokens && tokens <= reader.reserved * column_tokens;
+    }
+    /// With so many tokens written there may be something to leave.
+    [[nodiscard]] bool passes(SequenceHandle handle, std::int64_t tokens) const noexcept {
+        return tokens >= of(handle).passes_at;
+    }
 };
 
 /// Which columns sequences read through their windows, and what happens to those they leave.
@@ -40,6 +63,8 @@ class WindowRows {
     WindowRows(const Grouping& grouping, std::int64_t max_draft_tokens) noexcept
         : grouping_(grouping), kept_tokens_(max_draft_tokens > 0 ? max_draft_tokens + 1 : 0) {}
 
+    /// Tokens that windows keep behind those they read.
+    [[nodiscard]] std::int64_t kept_tokens() const noexcept { return kept_tokens_; }
     /// Before the entry of a handle is used. Throws std::bad_alloc.
     void make_room(SequenceHandle handle) {
         if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
@@ -50,13 +75,8 @@ class WindowRows {
     }
     /// By entry of the SequenceTable.
     [[nodiscard]] const WindowRow& at(std::size_t entry) const noexcept { return rows_[entry]; }
-    /// The sequence has pages of its windows for `tokens`, and all that they read with `start`
-    /// tokens written.
-    [[nodiscard]] bool is_ready(SequenceHandle handle, std::int64_t start,
-                                std::int64_t tokens) const noexcept {
-        const WindowRow& reader = of(handle);
-        return start >= reader.least_tokens &&
-               tokens <= std::int64_t{reader.reserved} * grouping_.column_tokens();
+    [[nodiscard]] WindowView view() const noexcept {
+        return {rows_.data(), grouping_.column_tokens()};
     }
     /// The sequence has pages of its windows for so many tokens.
     [[nodiscard]] bool has_reserved(SequenceHandle handle, std::int64_t tokens) const noexcept {
@@ -66,11 +86,6 @@ class WindowRows {
     /// It holds all that its windows read with so many tokens written.
     [[nodiscard]] bool can_read(SequenceHandle handle, std::int64_t tokens) const noexcept {
         return tokens >= of(handle).least_tokens;
-    }
-
-    /// With so many tokens written there may be something to leave.
-    [[nodiscard]] bool passes(SequenceHandle handle, std::int64_t tokens) const noexcept {
-        return tokens >= of(handle).passes_at;
     }
 
     /// The sequence reads columns `from` .. `to` - 1 of its row, which are new to it.
@@ -102,6 +117,11 @@ class WindowRows {
     /// been called for those that were in their place. `is_reader`: of these it is one already.
     void take_hit(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t columns,
                   std::int64_t tokens, bool is_reader) noexcept;
+    /// Asks for what `advance` reads of the row's next column to leave.
+    void prefetch(const Replica& home, SequenceHandle handle, const PageRow& row) const noexcept {
+        const std::int32_t first = of(handle).first[0];
+        if (first < row.size()) home.columns->prefetch(row[first]);
+    }
     /// So many tokens are written: leaves what windows have passed.
     void advance(Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int64_t tokens) noexcept;
@@ -112,8 +132,13 @@ class WindowRows {
    private:
     void note_first(WindowRow& reader) const noexcept;
     static void fill_twins(Replica& home, const PageRow& row) noexcept;
-    [[nodiscard]] std::int32_t kept_for(const PageRow& row, const WindowRow& reader,
-                                        std::size_t window, std::int32_t column) const noexcept;
+    struct Left {
+        ColumnPages::Departure how;
+        std::int32_t end_of_hit;
+    };
+    [[nodiscard]] Left left(const Replica& home, const PageRow& row, const WindowRow& reader,
+                            std::size_t window, std::int32_t column) const noexcept;
+    void keep_one_more(Replica& home, const WindowRow& reader, const PageRow& row) const noexcept;
     void leave_columns(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                        std::int32_t to) const noexcept;
 

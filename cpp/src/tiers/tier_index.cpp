@@ -65,13 +65,14 @@ std::int64_t TierIndex::take(std::int64_t n, BlockId* out) noexcept {
 }
 
 TreeNode* TierIndex::publish(TreeNode* place, const TokenId* tokens, const BlockId* ids,
-                             std::int32_t n, std::vector<DuplicatePage>* duplicates) {
+                             std::int32_t n, std::vector<DuplicatePage>* duplicates,
+                             const Retention& retention) {
     for (std::int32_t i = 0; i < n; ++i) {
         if (pool_.ref_count(ids[i]) == 0) refuse_publish(ids[i]);
     }
     std::vector<DuplicatePage>& found = duplicates != nullptr ? *duplicates : duplicates_;
     found.clear();
-    TreeNode* end = tree_.insert(place, tokens, ids, n, found);
+    TreeNode* end = tree_.insert(place, tokens, ids, n, found, retention);
     if (duplicates == nullptr) {
         for (const DuplicatePage& duplicate : found) pool_.free(ids + duplicate.index, 1);
     }

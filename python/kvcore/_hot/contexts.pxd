@@ -42,7 +42,7 @@ cdef class TextGenerationContext:
     cdef readonly object cache_salt
     cdef Terms _terms  # None where it asks for nothing
     cdef ExtraKeys _keys  # None without; else what the request's tokens point to
-    cdef int64_t _padding  # to three lines, so that all contexts lie alike
+    cdef int64_t _pending  # pages for it are on their way; three lines in all
 
     cdef int _make_buffer(self, int64_t capacity) except -1
     cdef int _move_buffer(self, int64_t capacity) except -1

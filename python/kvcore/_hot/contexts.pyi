@@ -115,6 +115,12 @@ class TextGenerationContext:
     def tokens(self) -> NDArray[np.int32]:
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
     @property
+    def pending(self) -> bool:
+        """Whether pages for it are on their way from stores: ``manager.poll()`` tells when they
+        have arrived.
+        """
+    def _set_pending(self, is_pending: bool) -> None: ...
+    @property
     def extra_keys(self) -> tuple[tuple[int, int, bytes], ...] | None:
         """Extra keys as (start, length, bytes), sorted, each once; None without."""
     @property

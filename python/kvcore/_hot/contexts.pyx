@@ -224,6 +224,15 @@ cdef class TextGenerationContext:
         return None if self._terms is None else self._terms.tenant
 
     @property
+    def pending(self):
+        """Whether pages for it are on their way from stores: ``manager.poll()`` tells when they
+        have arrived."""
+        return self._pending != 0
+
+    def _set_pending(self, bint is_pending):
+        self._pending = is_pending
+
+    @property
     def extra_keys(self):
         """Extra keys as (start, length, bytes), sorted, each once; None without."""
         return None if self._keys is None else self._keys.keys or None

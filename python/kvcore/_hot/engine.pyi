@@ -229,23 +229,28 @@ class StepEngine(EngineParts):
         On a GPU the arrays are copied to it on cupy's current stream, which from then on is
         ordered behind the streams of earlier fetches; the host waits for nothing.
         """
-    def step(self, batch: Iterable[_Context]) -> NDArray[np.int32]:
+    def step(self, batch: Iterable[_Context], *, after: Any = None) -> NDArray[np.int32]:
         """Commit every page whose tokens are all written to the prefix cache.
 
         Parameters
         ----------
         batch : sequence of contexts
             After ``update``: ``start_idx`` tokens are written.
+        after : stream or event, optional
+            As for ``release``: nothing writes the pages that windows have left before the work that
+            it stands for is done.
 
         Returns
         -------
-        int32 [n, 3]
-            Pages that were swapped for equal cached ones: batch row, column, page. Usually empty.
+        int32 [n, 3], or [n, 4] where layers have several page tables
+            Pages that were swapped for equal cached ones: batch row, column, page, and the bundle.
+            Usually empty.
 
         Raises
         ------
         ValueError
             A context claims more written tokens than its pages hold; nothing has been committed.
+            `after` is given, but no pool is on a GPU.
 
         Notes
         -----
@@ -336,4 +341,4 @@ class StepEngine(EngineParts):
         Costs the match plus O(1). Pinned pages do not count as free.
         """
     def reset_prefix_cache(self) -> None:
-        """Forget every cached page that nobody holds, on every replica and in its host tier."""
+        """Forget every cached page that nobody holds, on every replica and in every tier."""

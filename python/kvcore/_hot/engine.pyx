@@ -76,6 +76,8 @@ cdef class StepEngine(EngineParts):
             if not claim.is_live:
                 raise not_found(request_id)
         self._claims.release(claim)
+        if self._onload is not None:
+            self._onload.drop(request_id)
         check(self)
 
     def get_replica(self, context):
@@ -262,25 +264,34 @@ cdef class StepEngine(EngineParts):
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
+        if self._onload is not None and self._onload.waiting:
+            batch = list(batch)
+            self._await_pages(batch)
+            require_made(self)  # it may have been closed meanwhile
         return checked(self, steps.fetch(self._reader, self._settler, self._maker, batch, ahead))
 
-    def step(self, batch):
+    def step(self, batch, *, after=None):
         """Commit every page whose tokens are all written to the prefix cache.
 
         Parameters
         ----------
         batch : sequence of contexts
             After ``update``: ``start_idx`` tokens are written.
+        after : stream or event, optional
+            As for ``release``: nothing writes the pages that windows have left before the work that
+            it stands for is done.
 
         Returns
         -------
-        int32 [n, 3]
-            Pages that were swapped for equal cached ones: batch row, column, page. Usually empty.
+        int32 [n, 3], or [n, 4] where layers have several page tables
+            Pages that were swapped for equal cached ones: batch row, column, page, and the bundle.
+            Usually empty.
 
         Raises
         ------
         ValueError
             A context claims more written tokens than its pages hold; nothing has been committed.
+            `after` is given, but no pool is on a GPU.
 
         Notes
         -----
@@ -289,6 +300,8 @@ cdef class StepEngine(EngineParts):
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
         listen(self)  # a page written now must not be swapped for one to be forgotten
+        if after is not None:
+            reuse_after(self, after)
         return checked(self, steps.commit(self._reader, self._settler, batch))
 
     def take_copies(self):
@@ -362,7 +375,12 @@ cdef class StepEngine(EngineParts):
         return prefixes.pin(self, self._native, replica, source, name, self._checks)
 
     def reset_prefix_cache(self):
-        """Forget every cached page that nobody holds, on every replica and in its host tier."""
+        """Forget every cached page that nobody holds, on every replica and in every tier."""
         require_made(self)
+        below = self._settler.below
+        if below is not None:
+            below.begin_reset()
         self._native.reset_prefix_cache()
+        if below is not None:
+            below.end_reset()
         check(self)

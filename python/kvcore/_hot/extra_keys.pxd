@@ -5,8 +5,11 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from kvcore.cpp cimport CacheManager, PrefixTree, TokenId
+from kvcore.cpp cimport CacheManager, PrefixTree, StandIns, TokenId
 
+# Of the process. Ids up to the second one may be stand-ins.
+cdef StandIns* stand_ins
+cdef int32_t HIGHEST_STAND_IN
 # True since extra keys were first used in this process: before, nothing has to be looked at.
 cdef bint keys_in_use
 

@@ -38,6 +38,7 @@ def normalized(
         Not (int, int, bytes).
     """
 
+def _capsule() -> object: ...
 def num_stand_ins() -> int:
     """Count the tokens with keys that the process knows: of living requests, and of caches."""
 

@@ -12,7 +12,7 @@ without keys are shown as they are.
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
@@ -25,11 +25,10 @@ from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 cnp.import_array()
 
-# Ids up to this may be stand-ins.
-cdef int32_t HIGHEST_STAND_IN = -(1 << 30) - 1
+HIGHEST_STAND_IN = -(1 << 30) - 1
 
 # Of the process, because a context may be used with any manager. Lives as long as it.
-cdef StandIns* stand_ins = new StandIns()
+stand_ins = new StandIns()
 cdef list keyed_trees = []  # weak references to all KeyedTrees with is_keyed
 cdef bint is_sweeping = False
 cdef bint keys_in_use = False
@@ -345,6 +344,11 @@ cdef int sweep() except -1:
     finally:
         is_sweeping = False
     return 0
+
+
+def _capsule():
+    """The names of the tokens with keys, for who reads them in C++; they live as long as this."""
+    return PyCapsule_New(stand_ins, "kvcore.StandIns", NULL)
 
 
 def num_stand_ins():

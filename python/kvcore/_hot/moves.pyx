@@ -10,6 +10,7 @@ from kvcore._hot.claims cimport Claim, named
 from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore._hot.foreign cimport check_settable, move_indices
 from kvcore._hot.parts cimport EngineParts, check, listen, require_made
+from kvcore._hot.settler cimport DONE, WAIT, Call, Settler, begin_call, room_for
 from kvcore.cpp cimport RequestView, ReserveStatus, SequenceHandle, SequenceMark
 
 from typing import Any, NamedTuple
@@ -63,6 +64,27 @@ def mark_of(EngineParts engine not None, request_id):
     )
 
 
+cdef struct BeginCall:
+    Call call
+    int64_t begin
+
+
+cdef int begin_once(Settler settler, Call* call, object context) except -1:
+    cdef RequestView* request = call.rows[0]
+    cdef ReserveStatus status = settler.native.begin_at(
+        request[0], (<BeginCall*>call).begin, room_for(settler, call)
+    )
+    if status == ReserveStatus.kPending:
+        call.waits_for = request.sequence
+        return WAIT
+    call.done = status == ReserveStatus.kOk
+    return DONE
+
+
+cdef object name_begun(object error, list contexts, Call* call, object context):
+    return named(error, [context], 0)
+
+
 def begin_at(EngineParts engine not None, context, n, bytes name_space=None):
     """Have a claimed request, which has no pages yet, go on behind tokens that the caller brings.
 
@@ -81,9 +103,11 @@ def begin_at(EngineParts engine not None, context, n, bytes name_space=None):
     bool
         False when the pages do not fit; then nothing has changed.
     """
-    cdef int64_t begin = as_int(n, "n")
+    cdef BeginCall begun
+    begun.begin = as_int(n, "n")
     cdef RequestView given
     cdef RequestView view
+    cdef RequestView* row = &view
     cdef list keep = []
     cdef bint is_own = type(context) is TextGenerationContext
     listen(engine)
@@ -95,11 +119,9 @@ def begin_at(EngineParts engine not None, context, n, bytes name_space=None):
     view = given
     if name_space is not None:
         view.name_space = name_view(name_space)
-    try:
-        fits = engine._native.begin_at(view, begin) == ReserveStatus.kOk
-    except ValueError as error:
-        raise named(error, [context], 0) from None
-    if not fits:
+    begin_call(&begun.call, name_begun, &row, 1, 1)
+    engine._settler.carry_out(begin_once, &begun.call, None, context)
+    if not begun.call.done:
         return False
     if is_own:
         (<TextGenerationContext>context)._request.start = view.start

@@ -10,6 +10,7 @@ from kvcore.cpp cimport CacheManager
 
 cdef class EngineParts:
     cdef bint _is_made
+    cdef bint _is_closed
     cdef bint _checks
     cdef bint _is_alone  # neither a listener nor a clock: no code of the caller's runs
     cdef CacheManager* _native  # of `_core`
@@ -25,16 +26,17 @@ cdef class EngineParts:
     cdef readonly object _gpus
     cdef readonly object _listener
     cdef readonly object _clock  # () -> seconds; None where no policy asks for the time
+    cdef object _onload  # kvcore.tiers.onload.Onload, where requests wait for it; else None
 
 
 # First of all in every call: without its constructor an engine has no parts.
 cdef inline int require_made(EngineParts engine) except -1:
     if not engine._is_made:
-        raise RuntimeError(
-            f"this {type(engine).__name__} was not initialised; call __init__ of the base class "
-            f"before anything else"
-        )
+        refuse(engine)
     return 0
+
+
+cdef int refuse(EngineParts engine) except -1
 
 
 cdef inline int require_new(EngineParts engine) except -1:
@@ -72,7 +74,7 @@ cdef inline int ask_others(EngineParts engine) except -1:
     if engine._listener is not None and engine._listener.is_asked():
         engine.reset_prefix_cache()
     tell_time(engine)
-    return 0
+    return require_made(engine)  # it may have been closed meanwhile
 
 
 # After every call that has changed something.

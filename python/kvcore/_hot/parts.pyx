@@ -14,6 +14,18 @@ from kvcore._hot.settler cimport Settler
 from kvcore._hot.steps cimport InputMaker
 from kvcore.cpp cimport CacheManager
 
+from kvcore._hot.store_side import StoreSide
+from kvcore.errors import KVCacheError
+
+
+cdef int refuse(EngineParts engine) except -1:
+    cdef str name = type(engine).__name__
+    if engine._is_closed:
+        raise KVCacheError(f"this {name} is closed; make another one")
+    raise RuntimeError(
+        f"this {name} was not initialised; call __init__ of the base class before anything else"
+    )
+
 
 @cython.no_gc_clear  # what dies with a manager may still ask
 cdef class EngineParts:
@@ -53,6 +65,43 @@ cdef class EngineParts:
     def _counters(self):
         require_made(self)
         return prefixes.counters(self._native)
+
+    def _set_below(self, below, onload=None):
+        """Have stores below the host tier asked; return what they ask of the manager.
+
+        Parameters
+        ----------
+        below : kvcore.tiers.stack.TierStack
+            ``may_have(key) -> bool``, ``bring(search, context, now)``, ``arrived()``,
+            ``begin_reset()``, ``end_reset()``.
+        onload : kvcore.tiers.onload.Onload, optional
+            Where requests wait for what is brought: ``waiting``, ``drop(request_id)``.
+
+        Returns
+        -------
+        StoreSide
+        """
+        require_made(self)
+        self._settler.store_side = StoreSide(self._core)
+        self._settler.below = below
+        self._onload = onload
+        return self._settler.store_side
+
+    def _require_open(self):
+        """Raise KVCacheError once it is closed."""
+        require_made(self)
+
+    def _let_go(self):
+        """Refuse every call from now on, and refer to no array any more.
+
+        Calls under way have the parts that they began with.
+        """
+        cdef int32_t total = self._native.config().num_pages
+        self._is_closed, self._is_made, self._is_alone = True, False, False
+        self._settler = Settler(self._core, None, None)
+        self._maker = InputMaker([], None, total, None, (1,), 0, None)
+        self._shards = []
+        self._copier = self._mover = self._gpus = self._listener = self._onload = None
 
     def _set_copier(self, copier):
         """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""

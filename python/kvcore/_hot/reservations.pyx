@@ -7,6 +7,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t
 
 from kvcore._hot.batches cimport Batch, BatchReader
+from kvcore._hot.below cimport bring, bring_all
 from kvcore._hot.claims cimport is_recorded, named
 from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore._hot.foreign cimport check_settable
@@ -79,6 +80,8 @@ cdef bint reserve(
         call.given = &given
         contexts = [context]
     cdef SequenceHandle sequence = request.sequence
+    if settler.below is not None:
+        bring(settler, request, context, False)
     settler.carry_out(reserve_once, &call, contexts, context)
     if not call.done:
         return False
@@ -113,6 +116,9 @@ cdef int64_t reserve_batch(
     )
     if keep:
         expect_moves(contexts, &requests, &call)
+    if settler.below is not None:
+        contexts = contexts[:]
+        bring_all(settler, requests.rows, contexts, False)
     contexts = settler.carry_out(reserve_rest, &call, contexts, None)
     reader.record(&requests, contexts, call.done)
     return call.done

@@ -134,6 +134,10 @@ cdef class Settler:
                 rows[moved.row].active = moved.active
             raise
         self.native.finish(transfers.ticket, True)
+        if self.below is not None and (
+            transfers.tier_moves.size() != 0 or transfers.state_moves.size() != 0
+        ):
+            self.below.arrived()
         return kept
 
     cdef int perform(self, Transfers* transfers) except -1:

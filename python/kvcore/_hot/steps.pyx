@@ -10,6 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
 
 from kvcore._hot.batches cimport Batch, BatchReader
+from kvcore._hot.below cimport bring_all
 from kvcore._hot.inputs cimport (
     FetchBuffer,
     FetchBuffers,
@@ -232,6 +233,9 @@ cdef list fetch(
         expect_moves(contexts, &requests, &fetch.call)
     if maker.gpus is not None:
         contexts = contexts[:]  # pinned memory is allocated by Python code
+    if settler.below is not None:
+        contexts = contexts[:]
+        bring_all(settler, requests.rows, contexts, True)
     fetch.maker = <PyObject*>maker
     fetch.targets.resize(maker.num_replicas)
     fetch.result.status = FetchStatus.kGrow  # from no buffers to the first ones

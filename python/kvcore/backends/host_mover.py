@@ -40,6 +40,13 @@ class HostMover:
         self.stores = [HostStore(num_pages, tensors_of_shards(replica)) for replica in shards]
         self.threads = threads
 
+    def memory(self, replica: int) -> NDArray[np.uint8]:
+        """Return the host pages of a replica, [num_pages, page_bytes]."""
+        return self.stores[replica].memory
+
+    def wait(self, replica: int) -> None:
+        """Return at once: copies are done when ``run`` returns."""
+
     def run(self, orders: NDArray[np.int32]) -> None:
         """Copy pages now; orders as Mover describes them."""
         is_store = bool(orders[0, 1] == STORE)

@@ -50,6 +50,15 @@ class Mover(Protocol):
             tier. Of one call all have the same direction, and no destination is named twice.
         """
 
+    def memory(self, replica: int) -> NDArray[np.uint8]:
+        """Return the host pages of a replica, [num_pages, page_bytes], writable."""
+
+    def wait(self, replica: int) -> None:
+        """Block until the copies of a replica's pages given so far are done.
+
+        Before the host reads pages that were stored, or writes pages that were loaded.
+        """
+
 
 class DevicePools(Protocol):
     """Stage the tables of a fetch, and order the streams that use the pools of a manager."""

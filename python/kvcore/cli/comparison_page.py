@@ -19,6 +19,7 @@ from kvcore.cli.group_figures import (
 )
 from kvcore.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
 from kvcore.cli.svg_chart import Axis, Chart, Line, linear_axis, log_axis
+from kvcore.cli.tier_figures import TIER_HEAD, TIER_NAMES, tier_rows, tier_sizes
 from kvcore.replay import Comparison
 
 __all__ = ["comparison_page", "comparison_picture"]
@@ -223,6 +224,10 @@ def _capacity_section(comparison: Comparison, chart: Chart) -> str:
     if comparison.model is not None:
         limit += " It is that of the flat cache: groups may find more." * bool(comparison.optima)
         limit += f" {page_units(comparison)} Both have the same memory."
+    if comparison.host_pages:
+        limit += " It is that of the device alone: tiers find more." * bool(comparison.optima)
+        sizes = tier_sizes(comparison.host_pages, comparison.disk_pages)
+        limit += f" Below the device are {sizes}."
     return (
         f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens that a request finds in the "
         f'cache, over the pages of the pool. {escape(limit)}</p><div class="legend">{buttons}</div>'
@@ -289,7 +294,7 @@ def _figures_section(comparison: Comparison) -> str:
         rows.append(cells)
     return (
         "<h2>Figures</h2><p>Token hit rate; the best policies of each pool are bold.</p>"
-        f"{_table(head, rows)}{_groups_figures(comparison)}"
+        f"{_table(head, rows)}{_groups_figures(comparison)}{_tier_figures(comparison)}"
         f"<details><summary>Every replay</summary>{_runs(comparison)}</details>"
     )
 
@@ -298,15 +303,27 @@ def _groups_figures(comparison: Comparison) -> str:
     """Write who was served in the same memory, and what was kept of each group."""
     if comparison.model is None:
         return ""
-    parts = []
-    for title, head, rows in (
-        ("The same memory without and with groups", POOL_HEAD, pool_rows(comparison)),
-        ("What groups keep", GROUP_HEAD, group_rows(comparison)),
-    ):
-        kinds = ["left" if name in NAMES else "" for name in head]
-        cells = [[_cell(text, kind) for text, kind in zip(row, kinds, strict=True)] for row in rows]
-        parts.append(f"<h3>{title}</h3>{_table(head, cells)}")
-    return "".join(parts)
+    memory = "The same memory without and with groups"
+    return _titled(memory, POOL_HEAD, NAMES, pool_rows(comparison)) + _titled(
+        "What groups keep", GROUP_HEAD, NAMES, group_rows(comparison)
+    )
+
+
+def _tier_figures(comparison: Comparison) -> str:
+    """Write where prompt tokens were found."""
+    if not comparison.host_pages:
+        return ""
+    title = "Where prompt tokens were found"
+    return _titled(title, TIER_HEAD, TIER_NAMES, tier_rows(comparison))
+
+
+def _titled(
+    title: str, head: Sequence[str], names: Sequence[str], rows: Iterable[Sequence[str]]
+) -> str:
+    """Write a table with a title; columns of `names` are text."""
+    kinds = ["left" if name in names else "" for name in head]
+    cells = [[_cell(text, kind) for text, kind in zip(row, kinds, strict=True)] for row in rows]
+    return f"<h3>{title}</h3>{_table(head, cells)}"
 
 
 def _runs(comparison: Comparison) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +12,7 @@ from rich.text import Text
 from kvcore.byte_sizes import format_size
 from kvcore.cli.curves import COLOURS, Curve, draw_curves
 from kvcore.cli.group_figures import GROUP_HEAD, NAMES, POOL_HEAD, group_rows, page_units, pool_rows
+from kvcore.cli.tier_figures import TIER_HEAD, TIER_NAMES, tier_rows, tier_sizes
 from kvcore.replay import Comparison
 
 __all__ = ["print_comparison"]
@@ -29,6 +32,8 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         title += f" of all {comparison.model.num_layers} layers"
     if comparison.replicas > 1:
         title += f" on each of {comparison.replicas:,} replicas"
+    if comparison.host_pages:
+        title += f", with {tier_sizes(comparison.host_pages, comparison.disk_pages)}"
     console.print(Text(title, style="italic"))
     can_draw = console.is_terminal and console.width >= _NARROWEST_PLOT
     if can_draw and len(comparison.pages) > 1 and not console.options.ascii_only:
@@ -40,6 +45,9 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     console.print(table if fits else _long(comparison))
     if comparison.model is not None:
         _print_groups(comparison, console)
+    if comparison.host_pages:
+        title = "where prompt tokens were found"
+        _print_rows(console, title, TIER_HEAD, TIER_NAMES, tier_rows(comparison))
 
 
 def _print_groups(comparison: Comparison, console: Console) -> None:
@@ -49,12 +57,23 @@ def _print_groups(comparison: Comparison, console: Console) -> None:
         ("the same memory without and with groups", POOL_HEAD, pool_rows(comparison)),
         ("what groups keep", GROUP_HEAD, group_rows(comparison)),
     ):
-        table = Table(title=Text(title), title_justify="left")
-        for name in head:
-            table.add_column(name, justify="left" if name in NAMES else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        _print_rows(console, title, head, NAMES, rows)
+
+
+def _print_rows(
+    console: Console,
+    title: str,
+    head: Sequence[str],
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> None:
+    """Print a table; columns of `names` are text."""
+    table = Table(title=Text(title), title_justify="left")
+    for name in head:
+        table.add_column(name, justify="left" if name in names else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def _curves(comparison: Comparison) -> list[Curve]:

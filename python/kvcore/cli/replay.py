@@ -55,6 +55,8 @@ def replay(
     memory: options.Memory = None,
     model: options.Model = None,
     groups: options.Groups = None,
+    host_pages: options.HostPages = None,
+    disk_pages: options.DiskPages = None,
     replicas: options.Replicas = PoolSettings.replicas,
     seed: options.Seed = 0,
     limit: options.Limit = None,
@@ -73,7 +75,9 @@ def replay(
     shows what the cache keeps and nothing else. Several policies or numbers of pages are compared
     with each other and, in admission mode, with the optimum that no policy exceeds. --groups
     compares a cache that gives every layer every token with one that serves a model's windows and
-    chunks, in the same memory; pages are those of all layers.
+    chunks, in the same memory; pages are those of all layers. --host-pages and --disk-pages put a
+    host tier and a disk below the device, which are real: a pool of tiny pages, and files in a
+    temporary directory.
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
 
@@ -82,13 +86,25 @@ def replay(
     Example: kvcore replay --policy lru,lfu --pages 1000,3000,10000 --html replay.html
 
     Example: kvcore replay --groups gemma-3-27b --memory 8GiB,32GiB
+
+    Example: kvcore replay trace.jsonl.gz --mode admission --host-pages 5000 --disk-pages 50000
     """
     names = checked("--policy", listed, policy, _policy)
     grouped = None if groups is None else _grouped(groups, page_size, len(names))
     if grouped is not None and model is not None:
         raise typer.BadParameter("expected --model or --groups, which names the model too")
     counts = _pages(pages, memory, grouped or model, page_size, replicas)
-    pools = [PoolSettings(page_size=page_size, pages=n, replicas=replicas) for n in counts]
+    _check_tiers(host_pages, disk_pages, groups)
+    pools = [
+        PoolSettings(
+            page_size=page_size,
+            pages=n,
+            replicas=replicas,
+            host_pages=host_pages or 0,
+            disk_pages=disk_pages or 0,
+        )
+        for n in counts
+    ]
     if html is not None:
         checked("--html", check_writable, html, trace)
     is_one = len(names) * len(pools) == 1 and grouped is None
@@ -132,6 +148,15 @@ def _grouped(model: str, page_size: int, policies: int) -> KVCacheParams:
     params = checked("--groups", partial(found.params, groups=True), page_size)
     checked("--groups", require_windows, params)
     return params
+
+
+def _check_tiers(host_pages: int | None, disk_pages: int | None, groups: str | None) -> None:
+    if host_pages is not None and groups is not None:
+        raise typer.BadParameter("expected --host-pages or --groups: tiers have flat pages")
+    if disk_pages is not None and host_pages is None:
+        raise typer.BadParameter(
+            "expected --host-pages beside --disk-pages: pages go to the disk through a host tier"
+        )
 
 
 def _pages(

@@ -80,6 +80,24 @@ Groups = Annotated[
         help="A model with windows or chunks: replay with its groups too, in the same memory.",
     ),
 ]
+HostPages = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=count,
+        help="Pages of a host tier on each replica, in a pool of real, tiny pages.",
+        show_default=False,
+    ),
+]
+DiskPages = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=count,
+        help="With --host-pages: pages on disk for all replicas, in a temporary directory.",
+        show_default=False,
+    ),
+]
 Replicas = Annotated[
     int,
     typer.Option(metavar="N", callback=within(1, MOST_REPLICAS), help="Data-parallel replicas."),

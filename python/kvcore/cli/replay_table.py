@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvcore.replay import ReplayReport
+from kvcore.cli.tier_figures import found_in, tier_sizes
+from kvcore.replay import ReplayReport, TierReport
 
 
 def print_report(report: ReplayReport) -> None:
@@ -16,11 +17,13 @@ def print_report(report: ReplayReport) -> None:
         f"{report.workload}, {report.mode}: {report.replicas} x {report.pages:,} pages "
         f"of {report.page_size} tokens, {report.policy}"
     )
+    if report.tiers is not None:
+        title += f", with {tier_sizes(report.tiers.host_pages, report.tiers.disk_pages)}"
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    for section in (_traffic(report), _memory(report), _time(report)):
+    for section in (_traffic(report), _found(report.tiers), _memory(report), _time(report)):
         for row in section:
             table.add_row(*row)
         table.add_section()
@@ -36,6 +39,19 @@ def _traffic(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     if report.refused:
         yield "of those served", f"{report.served_token_hit_rate:.2%}", ""
     yield "page hit rate", f"{report.page_hit_rate:.2%}", f"{report.cached_pages:,} whole pages"
+
+
+def _found(tiers: TierReport | None) -> Iterator[tuple[str, str, str]]:
+    if tiers is None:
+        return
+    for where, share, tokens in found_in(tiers):
+        yield f"found {where}", f"{share:.2%}", f"{tokens:,} tokens"
+    yield "computed", f"{tiers.computed_share:.2%}", f"{tiers.computed_tokens:,} tokens"
+    yield "written to the host tier", f"{tiers.host_written_pages:,}", "pages"
+    if tiers.disk_pages:
+        yield "written to disk", f"{tiers.disk_written_pages:,}", "pages"
+    if tiers.disk_errors:
+        yield "failures of the disk", f"{tiers.disk_errors:,}", "hits are missing"
 
 
 def _memory(report: ReplayReport) -> Iterator[tuple[str, str, str]]:

@@ -57,6 +57,8 @@ class LayerPlace(NamedTuple):
         Elements per head of K and V, or of a latent row.
     window, chunk : int or None
         What its tokens read.
+    owner : int or None
+        The layer whose K and V these are; None where they are its own.
     """
 
     bundle: int
@@ -66,6 +68,7 @@ class LayerPlace(NamedTuple):
     widths: tuple[int, ...]
     window: int | None
     chunk: int | None
+    owner: int | None = None
 
 
 def _heads(params: Params, group: AttentionGroup) -> int:
@@ -106,7 +109,7 @@ class LayerMap:
             for index, layer in enumerate(bundle.layers)
         }
         for layer, owner in (params.shared or {}).items():
-            self._places[layer] = self._places[owner]
+            self._places[layer] = self._places[owner]._replace(owner=owner)
 
     @classmethod
     def of(cls, params: GroupedParams) -> LayerMap | None:

@@ -7,11 +7,12 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-__all__ = ["bytes_of", "write_parts"]
+__all__ = ["bytes_of", "replacing", "write_parts"]
 
 
 def bytes_of(data: Any) -> Any:
@@ -83,14 +84,41 @@ def _status(file: Any) -> os.stat_result | None:
 
 
 def _replace(path: Path, before: os.stat_result | None, parts: Iterable[Any]) -> None:
+    with _beside(path, before) as target:
+        _write_all(target, parts)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file that takes a path's place at the end of ``with``, whole, and on the disk.
+
+    What was there before stays so long, and where the body raises or the process is killed. Links
+    are followed.
+
+    Raises
+    ------
+    ValueError
+        A path of what is no regular file.
+    OSError
+        It cannot be written there.
+    """
+    before = _status(path)
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        raise ValueError(f"path is {os.fspath(path)!r}, no regular file; pass another name")
+    with _beside(Path(os.path.realpath(path)), before) as target:
+        yield target
+
+
+@contextmanager
+def _beside(path: Path, before: os.stat_result | None) -> Iterator[BinaryIO]:
     """Write beside a path and rename, with the permissions of what was there, or of a new file."""
     name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     # 0o666 is what open() makes files with: the umask of the process is taken off by the system.
     handle = os.open(name, flags, 0o666 if before is None else 0o600)
     try:
-        with os.fdopen(handle, "wb") as target:
-            _write_all(target, parts)
+        with os.fdopen(handle, "w+b") as target:
+            yield target
             target.flush()
             os.fsync(target.fileno())
         if before is not None:

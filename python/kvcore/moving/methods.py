@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager offers to move a request to another one."""
+"""What a manager offers to move a request, or its prefix cache, to another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from kvcore.moving.arguments import require_context, require_model, require_targ
 from kvcore.moving.exporting import export_sequence
 from kvcore.moving.files import write_parts
 from kvcore.moving.importing import import_sequence
+from kvcore.moving.restoring import RestoredCache, restore_cache
 from kvcore.moving.rows import Pools
+from kvcore.moving.saving import SavedCache, save_cache
 from kvcore.moving.sequences import SavedSequence, read_sequence
 from kvcore.params import KVCacheParams
 
@@ -21,12 +23,13 @@ __all__ = ["MovesSequences"]
 
 
 class MovesSequences(StepEngine):
-    """Move requests between managers and processes."""
+    """Move requests and prefix caches between managers and processes."""
 
     params: KVCacheParams
     _states: tuple[dict[str, list[Any]], ...]
 
     def _pools(self) -> Pools:
+        self._require_open()
         return Pools(self, self.params, self._shards, self._states, self._gpus)
 
     @overload
@@ -63,7 +66,7 @@ class MovesSequences(StepEngine):
         Returns
         -------
         bytes, or None where `file` is given
-            In the layout of safetensors: see "Move a request" in the documentation.
+            In the layout of safetensors: see "Move a request, or a cache" in the documentation.
 
         Raises
         ------
@@ -142,3 +145,76 @@ class MovesSequences(StepEngine):
         require_model(model)
         saved = data if isinstance(data, SavedSequence) else read_sequence(data)
         return import_sequence(self._pools(), ctx, saved, replica_idx, model)
+
+    def snapshot(self, path: str | os.PathLike[str], *, model: str | None = None) -> SavedCache:
+        """Save what is cached, of all replicas: pages, tokens, checkpoints of states.
+
+        Parameters
+        ----------
+        path : str or path
+            It has the whole file, or what was there before, also where the process is killed. What
+            is no regular file is refused.
+        model : str, optional
+            Name of the weights and the revision of them, for ``restore`` to compare.
+
+        Returns
+        -------
+        SavedCache
+            What the file has.
+
+        Raises
+        ------
+        ValueError
+            The manager has no pool, or no prefix cache; `path` names a folder or a device.
+        KVCacheError
+            Other threads reset the caches all the time.
+        TypeError
+            `model` is something else.
+        OSError
+            The file cannot be written.
+
+        Notes
+        -----
+        Other threads go on: what is evicted before its turn is not in the file. A few pages are
+        held at a time, with those in front of them, so that a reservation may find that much less
+        room. Where the caches are reset it begins again: a file never has pages from before and
+        behind a reset. Costs copying the cached pages, with their checksums; memory for the tokens
+        and one portion of pages, 8 MiB. Tiers below the device are not part of it.
+        """
+        require_model(model)
+        return save_cache(self._pools(), path, model)
+
+    def restore(self, path: str | os.PathLike[str], *, model: str | None = None) -> RestoredCache:
+        """Bring cached pages back that ``snapshot`` saved, to what is cached now.
+
+        Parameters
+        ----------
+        path : str or path
+        model : str, optional
+            What the snapshot must have been given as its model.
+
+        Returns
+        -------
+        RestoredCache
+
+        Raises
+        ------
+        ValueError
+            A file that is damaged where it says what it has, of another version, or from a manager
+            of another model, dtype, page size, layout or tensor parallel degree; then nothing has
+            changed. A manager without a pool or a prefix cache.
+        TypeError
+            `model` is something else.
+        OSError
+            The file cannot be read.
+
+        Notes
+        -----
+        Pages are found once they are filled and their checksums were compared. A page that is
+        damaged is left out, with what continues it. Takes free pages, and evicts none: where there
+        are fewer than the file has, what would have been evicted last comes back. Replica `r` of
+        the file goes to replica ``r % num_replicas``. Other threads go on; where they reset the
+        caches meanwhile, the rest is left out. Costs reading what is not cached.
+        """
+        require_model(model)
+        return restore_cache(self._pools(), path, model)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvcore.dtypes import numpy_dtype
 
-__all__ = ["DTYPES", "damaged", "pack", "unpack"]
+__all__ = ["DTYPES", "damaged", "json_text", "pack", "read_header", "sealed_header", "unpack"]
 
 #: Names of kvcore's dtypes in such files.
 DTYPES = {
@@ -54,7 +54,8 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return the one text of a value: sorted names, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -86,10 +87,8 @@ def pack(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> li
         name: hashlib.sha256(part).hexdigest()
         for (name, _), part in zip(ordered, parts, strict=True)
     }
-    texts = {name: _json(value) for name, value in metadata.items()}
-    header[_METADATA] = texts | {_CHECKSUMS: _json(sums)}
-    header[_METADATA][_DIGEST] = _digest(header)
-    text = _header_text(header)
+    texts = {name: json_text(value) for name, value in metadata.items()}
+    text = sealed_header(header, texts | {_CHECKSUMS: json_text(sums)})
     if len(text) > _MOST_HEADER:
         raise ValueError(
             f"the header of the file takes {len(text)} bytes, must be at most {_MOST_HEADER}; pass "
@@ -98,14 +97,33 @@ def pack(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> li
     return [len(text).to_bytes(8, "little"), text, *parts]
 
 
-def _header_text(header: Mapping[str, Any]) -> bytes:
-    text = _json(header).encode()
-    return text + b" " * (-len(text) % 8)
+def sealed_header(
+    tensors: Mapping[str, Any], metadata: Mapping[str, str], size: int | None = None
+) -> bytes:
+    """Return the bytes of a header, with its digest.
+
+    Parameters
+    ----------
+    tensors : mapping of str to dict
+        dtype, shape and data_offsets of each.
+    metadata : mapping of str to str
+    size : int, optional
+        Bytes that it is padded to where it is shorter; by default a multiple of 8.
+    """
+    header = {**tensors, _METADATA: dict(metadata)}
+    header[_METADATA][_DIGEST] = _digest(header)
+    return _header_text(header, size)
+
+
+def _header_text(header: Mapping[str, Any], size: int | None = None) -> bytes:
+    text = json_text(header).encode()
+    padding = -len(text) % 8 if size is None else size - len(text)
+    return text + b" " * padding
 
 
 def _digest(header: Mapping[str, Any]) -> str:
     metadata = {name: text for name, text in header[_METADATA].items() if name != _DIGEST}
-    return hashlib.sha256(_json({**header, _METADATA: metadata}).encode()).hexdigest()
+    return hashlib.sha256(json_text({**header, _METADATA: metadata}).encode()).hexdigest()
 
 
 def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -128,7 +146,7 @@ def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     Nothing is allocated by what the header says. Costs the checksums: O(bytes).
     """
     view = memoryview(data).cast("B").toreadonly()
-    header, begin = _read_header(view)
+    header, begin = read_header(view)
     metadata = header.pop(_METADATA)
     body = view[begin:]
     sums = _metadata_value(metadata, _CHECKSUMS)
@@ -143,8 +161,21 @@ def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     return tensors, {name: _metadata_value(metadata, name) for name in names}
 
 
-def _read_header(view: memoryview) -> tuple[dict[str, Any], int]:
-    """Return the header, whose digest is right, and where the tensors begin."""
+def read_header(view: memoryview, size: int | None = None) -> tuple[dict[str, Any], int]:
+    """Return the header, whose digest is right, and where the tensors begin.
+
+    Parameters
+    ----------
+    view : memoryview of bytes
+        From the beginning of a file.
+    size : int, optional
+        As of ``sealed_header``.
+
+    Raises
+    ------
+    ValueError
+        Anything but what ``sealed_header`` returns behind its length.
+    """
     if len(view) < 8:
         raise damaged(f"it has {len(view)} bytes, fewer than the 8 in front of a header")
     length = int.from_bytes(view[:8], "little")
@@ -157,7 +188,7 @@ def _read_header(view: memoryview) -> tuple[dict[str, Any], int]:
         raise damaged("the header has no metadata")
     if metadata.get(_DIGEST) != _digest(header):
         raise damaged("the checksum of the header is not that of its text")
-    if text != _header_text(header):
+    if text != _header_text(header, size):
         raise damaged("the header has other spaces, another order or other escapes")
     return header, 8 + length
 
@@ -184,7 +215,7 @@ def _metadata_value(metadata: Mapping[str, str], name: str) -> Any:
     if name not in metadata:
         raise damaged(f"the metadata lacks {name!r}")
     value = _parsed(metadata[name])
-    if _json(value) != metadata[name]:
+    if json_text(value) != metadata[name]:
         raise damaged(f"the text of {name!r} has other spaces, another order or other escapes")
     return value
 

@@ -3,84 +3,27 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore.arguments import integer, number
-from kvcore.backends.protocol import Place
-from kvcore.backends.selection import any_array, place_of
+from kvcore.arguments import integer
+from kvcore.backends.selection import any_array
 from kvcore.backends.shards import layer_rows
-from kvcore.dtypes import NARROW
 from kvcore.groups.layers import LayerPlace
-from kvcore.ops.latent import latent_fp8_parts
-from kvcore.ops.options import Options
+from kvcore.ops.layer_pools import AXES, LayerPools, OwnArrays, own_arrays
+from kvcore.ops.model_pools import ModelPools
+from kvcore.params import KVCacheParams
 
-__all__ = ["LayerPools", "PagedBatch", "layer_pools"]
-
-_AXES = {"NHD": 4, "HND": 4, "MLA": 3, "MLA_FP8": 3}
-
-
-class LayerPools(NamedTuple):
-    """Hold one layer of a pool as arrays [pages, page_size, heads, dim], and its batch.
-
-    Attributes
-    ----------
-    pools : list of array
-        Keys, then values. Of latent rows: the rows, then what their keys end with where that is
-        stored apart.
-    scales : list of float32 array [pages, page_size, heads, groups], or None
-        Of each pool; the ends of latent keys have none.
-    lookup_table : uint32 [B, columns]
-    cache_lengths : uint32 [B]
-    is_latent : bool
-        Values are the first elements of the keys (MLA).
-    factors : list of float32 array [heads], or None
-        Of each pool: the scale of all its tokens, where the caller keeps it.
-    window, chunk : int or None
-        Tokens that the layer's queries read, where its group says so.
-    """
-
-    pools: list[NDArray[Any]]
-    scales: list[NDArray[np.float32]] | None
-    lookup_table: NDArray[np.uint32]
-    cache_lengths: NDArray[np.uint32]
-    is_latent: bool = False
-    factors: list[NDArray[np.float32]] | None = None
-    window: int | None = None
-    chunk: int | None = None
-
-    def parts(self) -> tuple[NDArray[Any] | None, ...]:
-        """Return keys, values, ends of keys, scales of keys and of values; None for none."""
-        k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
-        v, rope = (None, second) if self.is_latent else (second, None)
-        return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
-
-    def place(self, options: Options, **more: Any) -> Place:
-        """Return where all arrays lie, those of the call included."""
-        arrays = {
-            "pool": self.pools,
-            "scales": self.scales,
-            "factors": self.factors,
-            "lookup_table": self.lookup_table,
-            "cache_lengths": self.cache_lengths,
-            **more,
-        }
-        return options.place(arrays)
-
-    def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
-        if self.factors is not None and i < len(self.factors):
-            shape = *self.pools[i].shape[:3], 1
-            return np.broadcast_to(self.factors[i][:, None], shape)
-        return None if self.scales is None or i >= len(self.scales) else self.scales[i]
+__all__ = ["LayerPools", "PagedBatch", "given_pool", "layer_pools", "own_pools"]
 
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Name the pools of one layer, of any affine layout, and the pages of a batch in them.
+    """Name the pools of a layer or a model, of any affine layout, and the pages of a batch in them.
 
     Parameters
     ----------
@@ -104,11 +47,17 @@ class PagedBatch:
         entry for each group of elements; ``append`` writes such scales and only reads others.
     value_scales : likewise, optional
         Of the same kind as `key_scales`; None with "MLA".
+    params : KVCacheParams, optional
+        Of pools of all layers: then `layer` is the model's everywhere. Pools and scales are lists
+        with one for each place of a layer in a page (``params.layers_per_page``; without groups
+        there is one for each layer), `lookup_table` has a table for each bundle, as
+        ``inputs.tables``. A pool whose pages are in one piece may hold rows of several shapes.
 
     Raises
     ------
     ValueError
-        Another layout, another rank, scales that do not fit the pool or each other.
+        Another layout, another rank, scales that do not fit the pool or each other, arrays that are
+        not those of `params`.
     TypeError
         Something that is no array, scales of another dtype.
 
@@ -136,12 +85,53 @@ class PagedBatch:
     layout: str = "NHD"
     key_scales: Any = None
     value_scales: Any = None
-    _pools: LayerPools = field(init=False, repr=False, compare=False)
+    params: KVCacheParams | None = None
+    _pools: LayerPools | ModelPools = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.layout not in _AXES:
-            raise ValueError(f"layout is {self.layout!r}, must be one of {', '.join(_AXES)}")
-        object.__setattr__(self, "_pools", _of_batch(self))
+        if self.layout not in AXES:
+            raise ValueError(f"layout is {self.layout!r}, must be one of {', '.join(AXES)}")
+        arrays = OwnArrays(
+            self.key_pool, self.value_pool, self.key_scales, self.value_scales, self.layout
+        )
+        step = self.lookup_table, self.cache_lengths
+        pools: LayerPools | ModelPools
+        if self.params is None:
+            pools = own_arrays(arrays, *step)
+        else:
+            pools = ModelPools(self.params, arrays, *step)
+        object.__setattr__(self, "_pools", pools)
+
+    def with_tables(self, lookup_table: Any, cache_lengths: Any) -> PagedBatch:
+        """Return the same pools with the pages and lengths of another batch.
+
+        Parameters
+        ----------
+        lookup_table, cache_lengths
+            As of the constructor: with `params`, ``inputs.tables`` and ``inputs.cache_lengths`` of
+            what was fetched.
+
+        Returns
+        -------
+        PagedBatch
+
+        Notes
+        -----
+        Costs O(bundles): the pools are not looked at again.
+        """
+        other = copy(self)
+        pools = self._pools.with_tables(lookup_table, cache_lengths)
+        fields = {"lookup_table": lookup_table, "cache_lengths": cache_lengths, "_pools": pools}
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
+        return other
+
+
+def given_pool(inputs: RaggedKVCacheInputs | PagedBatch) -> Any:
+    """Return an array of the library that the caller's pools are of; None for the manager's."""
+    if not isinstance(inputs, PagedBatch):
+        return None
+    return inputs.key_pool if inputs.params is None else inputs.key_pool[0]
 
 
 def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) -> LayerPools:
@@ -150,13 +140,15 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
     Raises
     ------
     IndexError
-        A layer that the pool does not have; a PagedBatch has layer 0.
+        A layer that the pool does not have; a PagedBatch without params has layer 0.
     ValueError
         Inputs without a pool.
     TypeError
         Something else.
     """
     if isinstance(inputs, PagedBatch):
+        if isinstance(inputs._pools, ModelPools):  # noqa: SLF001
+            return inputs._pools.layer(layer)  # noqa: SLF001
         _index(layer, 1)
         return inputs._pools  # noqa: SLF001
     if not isinstance(inputs, RaggedKVCacheInputs):
@@ -180,6 +172,23 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
     )
 
 
+def own_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) -> LayerPools:
+    """Take out a layer that is to be written.
+
+    Raises
+    ------
+    IndexError, ValueError, TypeError
+        As ``layer_pools``; ValueError also for a layer that reads the K and V of another one.
+    """
+    pools = layer_pools(inputs, layer)
+    if pools.owner is not None:
+        raise ValueError(
+            f"layer {layer} reads the K and V of layer {pools.owner} and has none to write; "
+            f"write those of layer {pools.owner} alone"
+        )
+    return pools
+
+
 def _of_bundle(inputs: RaggedKVCacheInputs, place: LayerPlace) -> LayerPools:
     """Take out a layer that shares pages with others of its group."""
     pools = _rows_of(inputs.blocks, "blocks", place, 1)
@@ -196,6 +205,7 @@ def _of_bundle(inputs: RaggedKVCacheInputs, place: LayerPlace) -> LayerPools:
         is_latent=len(pools) == 1,
         window=place.window,
         chunk=place.chunk,
+        owner=place.owner,
     )
 
 
@@ -230,100 +240,3 @@ def _index(layer: SupportsIndex, count: int) -> int:
     if not 0 <= index < count:
         raise IndexError(f"layer is {index}, must be at least 0 and below {count}, the layers")
     return index
-
-
-def _of_batch(batch: PagedBatch) -> LayerPools:
-    if batch.layout == "MLA_FP8":
-        return _of_latent_fp8(batch)
-    pools = [_with_heads(batch.key_pool, "key_pool", batch.layout)]
-    is_latent = batch.value_pool is None or batch.layout == "MLA"
-    if batch.value_pool is not None:
-        pools.append(_with_heads(batch.value_pool, "value_pool", batch.layout))
-    scaled = pools[:1] if is_latent else pools
-    scales, factors = _scales(batch, scaled)
-    table = any_array(batch.lookup_table, "lookup_table")
-    lengths = any_array(batch.cache_lengths, "cache_lengths")
-    return LayerPools(pools, scales, table, lengths, is_latent, factors)
-
-
-def _of_latent_fp8(batch: PagedBatch) -> LayerPools:
-    for name in ("value_pool", "key_scales", "value_scales"):
-        if getattr(batch, name) is not None:
-            raise ValueError(f"{name} is given with layout 'MLA_FP8', whose rows hold everything")
-    codes, rotated, scales = latent_fp8_parts(any_array(batch.key_pool, "key_pool"))
-    table = any_array(batch.lookup_table, "lookup_table")
-    lengths = any_array(batch.cache_lengths, "cache_lengths")
-    return LayerPools([codes, rotated], [scales], table, lengths, is_latent=True)
-
-
-def _with_heads(given: Any, name: str, layout: str) -> Any:
-    """See an array in any layout as [pages, page_size, heads, dim]."""
-    array = any_array(given, name)
-    if array.ndim != _AXES[layout]:
-        raise ValueError(f"{name} has shape {array.shape}, must have {_AXES[layout]} axes")
-    if layout == "MLA":
-        return array[:, :, None]
-    return array.transpose(0, 2, 1, 3) if layout == "HND" else array
-
-
-def _scales(
-    batch: PagedBatch, pools: list[NDArray[Any]]
-) -> tuple[list[NDArray[np.float32]] | None, list[NDArray[np.float32]] | None]:
-    """Return the scales of tokens, or those of heads."""
-    given = [("key_scales", batch.key_scales), ("value_scales", batch.value_scales)]
-    if batch.key_scales is None and batch.value_scales is None:
-        return None, None
-    if len(pools) == 1 and batch.value_scales is not None:
-        raise ValueError("value_scales are given for latent rows, whose values have key_scales")
-    pairs = zip(given, pools, strict=False)
-    found = [_scale(scale, name, pool, batch.layout) for (name, scale), pool in pairs]
-    kinds = {array.ndim for array in found}
-    if len(kinds) != 1:
-        raise ValueError(
-            "key_scales and value_scales differ in kind; both must be per token, "
-            "or both one per head or a number"
-        )
-    return (found, None) if kinds == {4} else (None, found)
-
-
-def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
-    """Return scales [pages, page_size, heads, groups] or [heads]; None is 1."""
-    if pool.dtype.name not in NARROW:
-        raise TypeError(
-            f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(NARROW)} "
-            f"where scales are given"
-        )
-    heads = pool.shape[2]
-    if given is None or isinstance(given, float | int):
-        given = np.full(heads, 1.0 if given is None else number(name, given), np.float32)
-    array = any_array(given, name)
-    if array.dtype != np.float32:
-        raise TypeError(f"{name} has dtype {array.dtype}, must be float32")
-    if array.ndim != 1:
-        return _checked_scales(_with_heads(array, name, layout), name, pool)
-    is_readable = isinstance(array, np.ndarray)
-    if array.shape != (heads,) or (is_readable and not (np.isfinite(array) & (array > 0)).all()):
-        raise ValueError(f"{name} is {given!r}, must be positive and finite, one for each head")
-    return _where_pool_is(pool, array)
-
-
-def _where_pool_is(pool: Any, factors: NDArray[np.float32]) -> Any:
-    """Return factors where a pool is, for any stream: on a GPU the host waits for the copy."""
-    if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
-        return factors
-    place = place_of(None, {"pool": pool})
-    copied = place.from_host(factors)
-    place.wait()
-    return copied
-
-
-def _checked_scales(
-    scales: NDArray[np.float32], name: str, pool: NDArray[Any]
-) -> NDArray[np.float32]:
-    groups = scales.shape[3]
-    if scales.shape[:3] != pool.shape[:3] or groups < 1 or pool.shape[3] % groups:
-        raise ValueError(
-            f"{name} are {scales.shape} as [pages, page_size, heads, groups] for a pool of "
-            f"{pool.shape}; all axes but the last must agree, and groups divide its last"
-        )
-    return scales

@@ -15,7 +15,7 @@ from kvcore.arrays import is_on_gpu
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
-from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools, own_pools
 from kvcore.ops.options import Options, array_at, documents_options
 
 __all__ = ["append", "gather", "scatter"]
@@ -63,7 +63,7 @@ def append(
     ValueError
         Shapes that do not fit, a `v` that is missing or too many, a bad `scale`; a pool or scales
         that are read-only, whose elements share memory (as broadcast ones do) or that share it with
-        each other. Nothing has been written.
+        each other; a layer that reads the K and V of another one. Nothing has been written.
     TypeError
         Another dtype.
 
@@ -77,7 +77,7 @@ def append(
     On a GPU the call enqueues its work and waits for nothing. What lies there is not read back, so
     that positions without a page do not raise: their tokens are skipped.
     """
-    pools = layer_pools(inputs, layer)
+    pools = own_pools(inputs, layer)
     options = Options(stream, threads)
     _write(pools, pools.cache_lengths, k, v, row_offsets, scale, options)
 
@@ -116,7 +116,7 @@ def scatter(
     [2, 2, 2, 0]
     """
     options = Options(stream, threads)
-    _write(layer_pools(inputs, layer), None, k, v, row_offsets, scale, options)
+    _write(own_pools(inputs, layer), None, k, v, row_offsets, scale, options)
 
 
 @documents_options
@@ -186,7 +186,7 @@ def gather(
     last = place.launch_args(options.threads)
     place.kernels.gather_tokens(transfers, pools.lookup_table, offsets, *last)
     if out is None:
-        pool = inputs.key_pool if isinstance(inputs, PagedBatch) else None
+        pool = given_pool(inputs)
         results = [place.in_library_of(pool, target) for target in targets]
     else:
         results = _pair(out, len(targets))

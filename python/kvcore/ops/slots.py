@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arrays import is_writable
 from kvcore.backends.selection import any_array
-from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools, own_pools
 from kvcore.ops.options import Options, documents_options
 
 __all__ = ["advance_lengths", "append_slots", "build_slots"]
@@ -116,7 +116,8 @@ def append_slots(
     IndexError
         A layer that does not exist.
     ValueError
-        Shapes that do not fit, a slot twice, a pool with scales.
+        Shapes that do not fit, a slot twice, a pool with scales, a layer that reads the K and V of
+        another one.
     TypeError
         Another dtype.
 
@@ -125,7 +126,7 @@ def append_slots(
     Everything is checked before anything is written. Costs copying the bytes. On a GPU slots that
     lie there are not looked at: of one that is named twice, either token's bytes stay.
     """
-    pools = layer_pools(inputs, layer)
+    pools = own_pools(inputs, layer)
     if pools.scales is not None or pools.factors is not None:
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)

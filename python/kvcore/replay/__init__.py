@@ -4,7 +4,8 @@
 A `Workload` says who asks what and when (`read_trace`, `chat_workload`), a `PoolSettings` how
 large the pool is; `replay_admission` and `replay_online` run one against the other and return a
 `ReplayReport`, `compare` does so for several eviction policies and pools. `optimum` says what no
-policy can exceed. No model runs and no pool is allocated: the manager works on page ids alone.
+policy can exceed. No model runs and no pool is allocated: the manager works on page ids alone. With
+tiers below the device it has a pool of tiny pages, and they are real.
 """
 
 from kvcore.replay.admission import replay_admission
@@ -21,6 +22,7 @@ from kvcore.replay.pool import (
     PoolSettings,
 )
 from kvcore.replay.report import ReplayReport
+from kvcore.replay.tiers import TierReport
 from kvcore.replay.timeline import Timeline, TimelineBins
 from kvcore.replay.trace import TraceError, read_trace
 from kvcore.replay.uses import PageUses, PageUsesError, page_uses
@@ -41,6 +43,7 @@ __all__ = [
     "PoolError",
     "PoolSettings",
     "ReplayReport",
+    "TierReport",
     "Timeline",
     "TimelineBins",
     "TraceError",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvcore import PagedKVCacheManager
     from kvcore.replay.pool import PoolSettings
     from kvcore.replay.timeline import Timeline
     from kvcore.replay.workload import Workload
@@ -37,7 +38,8 @@ def replay_admission(
 
     Only prompts count; no output is generated. A request claims, reserves, marks its prompt as
     written, steps (which commits its pages) and is released. One that might not fit the empty pool
-    is refused.
+    is refused. With a disk the next one waits until it has what was stored, so that the report is
+    the same wherever it is made, times apart.
 
     Parameters
     ----------
@@ -59,12 +61,14 @@ def replay_admission(
         With mode "admission".
     """
     started = perf_counter_ns()
-    replay = _AdmissionReplay(workload, pool, timeline, chunk)
-    for index in range(len(workload)):
-        replay.run(index, workload.prompt(index))
-        if on_progress is not None and index % _PROGRESS_EVERY == 0:
-            on_progress(index)
-    return replay.report((perf_counter_ns() - started) / 1e9)
+    longest = int(workload.prompt_lengths.max())
+    with pool.manager(max_batch_size=1, max_seq_len=longest + 1) as manager:
+        replay = _AdmissionReplay(workload, pool, manager, timeline, chunk or longest)
+        for index in range(len(workload)):
+            replay.run(index, workload.prompt(index))
+            if on_progress is not None and index % _PROGRESS_EVERY == 0:
+                on_progress(index)
+        return replay.report((perf_counter_ns() - started) / 1e9)
 
 
 class _AdmissionReplay:
@@ -74,16 +78,17 @@ class _AdmissionReplay:
         self,
         workload: Workload,
         pool: PoolSettings,
+        manager: PagedKVCacheManager,
         timeline: Timeline | None,
-        chunk: int | None,
+        chunk: int,
     ) -> None:
         self._workload = workload
         self._pool = pool
         self._timeline = timeline
-        longest = int(workload.prompt_lengths.max())
-        self._chunk = max(chunk or longest, _FEWEST_TOKENS)
-        self._manager = pool.build_manager(max_batch_size=1, max_seq_len=longest + 1)
-        self._groups = pool.samples(self._manager, len(workload))
+        self._chunk = max(chunk, _FEWEST_TOKENS)
+        self._manager = manager
+        self._groups = pool.samples(manager, len(workload))
+        self._tiers = pool.tier_hits(manager)
         self._tally = Tally()
         self._held = 0  # pages, by the request that runs
         self._held_pages = 0  # the sum of those
@@ -116,6 +121,8 @@ class _AdmissionReplay:
         """Return the tokens that it found in the cache, or `_REFUSED`."""
         manager, tally = self._manager, self._tally
         hit = _REFUSED
+        if self._tiers is not None:
+            self._tiers.begin()
         started = perf_counter_ns()
         context = TextGenerationContext(index, tokens)
         manager.claim(index, self._choose_replica(context))
@@ -129,6 +136,8 @@ class _AdmissionReplay:
         finally:
             manager.release(index)
         tally.manager_ns += perf_counter_ns() - started
+        if self._tiers is not None:
+            self._tiers.flush()
         return hit
 
     def _compute(self, context: TextGenerationContext, prompt: int) -> int:
@@ -154,6 +163,8 @@ class _AdmissionReplay:
     def _look(self, index: int, prompt: int) -> None:
         """See what a request holds whose prompt is computed; no time counts meanwhile."""
         self._held = -(-prompt // self._pool.page_size)
+        if self._tiers is not None:
+            self._tiers.end(index, fits=True)
         if self._groups is not None:
             self._held = self._pool.total_pages - self._manager.num_free_blocks
             self._groups.look(index)
@@ -175,6 +186,7 @@ class _AdmissionReplay:
             mean_used_pages=mean,
             concurrency=self._pool.total_pages / mean if mean else 0.0,
             groups=self._groups.reports() if self._groups is not None else (),
+            tiers=self._tiers,
             wall_seconds=wall_seconds,
             virtual_seconds=0.0,
         )

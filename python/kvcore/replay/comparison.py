@@ -48,6 +48,8 @@ class Comparison:
         As in `ReplayReport`.
     page_size, replicas : int
         Tokens per page, replicas.
+    host_pages, disk_pages : int
+        Pages of each replica's host tier, and of the disk; 0 for none.
     policies : tuple of str
         Names of the eviction policies.
     pages : tuple of int
@@ -55,8 +57,8 @@ class Comparison:
     runs : tuple of ComparisonRun
         Curve by curve, each in the order of `pages`.
     optima : tuple of Optimum
-        Of the flat cache, in the order of `pages`; empty in online mode, where the order of the
-        requests depends on the policy, so that there is no one optimum.
+        Of the flat cache on the device, in the order of `pages`; empty in online mode, where the
+        order of the requests depends on the policy, so that there is no one optimum.
     model : KVCacheParams or None
         With the groups that were replayed; `pages` are those of the flat cache all the same.
     optimum_seconds, wall_seconds : float
@@ -69,6 +71,8 @@ class Comparison:
     replicas: int
     policies: tuple[str, ...]
     pages: tuple[int, ...]
+    host_pages: int
+    disk_pages: int
     runs: tuple[ComparisonRun, ...]
     optima: tuple[Optimum, ...]
     model: KVCacheParams | None
@@ -84,7 +88,9 @@ class Comparison:
 
     @property
     def optimum_name(self) -> str:
-        """Name of the curve of `optima`, which say nothing about groups."""
+        """Name of the curve of `optima`, which say nothing about groups and tiers."""
+        if self.host_pages:
+            return "device optimum"
         return "optimum" if self.model is None else "flat optimum"
 
     @property
@@ -107,6 +113,8 @@ class Comparison:
             told["memory"] = self.memory
             told["flat_page_bytes"] = flat_page_bytes(self.model)
             told["group_page_bytes"] = self.model.bytes_per_page
+        if self.host_pages:
+            told |= {"host_pages": self.host_pages, "disk_pages": self.disk_pages}
         told["results"] = [
             run.report.to_dict() | ({} if self.model is None else {"curve": curve})
             for curve in self.curves
@@ -157,7 +165,7 @@ def compare(
     Raises
     ------
     PoolError
-        The manager refuses a pool, or the model has no windows or a state.
+        The manager refuses a pool, or the model has no windows or a state; tiers with a model.
     PageUsesError
         There are too many pages to compute an optimum of; nothing was replayed.
     """
@@ -185,6 +193,8 @@ def compare(
         replicas=pools[0].replicas,
         policies=tuple(policies),
         pages=tuple(pool.pages_per_replica for pool in pools),
+        host_pages=pools[0].host_pages,
+        disk_pages=pools[0].disk_pages,
         runs=runs,
         optima=optima,
         model=model,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcore import PagedKVCacheManager
     from kvcore.replay.pool import PoolSettings
     from kvcore.replay.timeline import Timeline
     from kvcore.replay.workload import Workload
@@ -70,7 +71,8 @@ def replay_online(
     """Serve every request in virtual time.
 
     A request whose prompt and output together are larger than a replica's pool is refused on
-    arrival. All others are served, however often they are preempted.
+    arrival. All others are served, however often they are preempted. With a disk the hits depend on
+    how fast it is, for nobody waits until it has what was stored; its time is not simulated.
 
     Parameters
     ----------
@@ -91,9 +93,15 @@ def replay_online(
         With mode "online".
     """
     started = perf_counter_ns()
-    replay = _OnlineReplay(workload, pool, engine or EngineSettings(), timeline, on_progress)
-    replay.run()
-    return replay.report((perf_counter_ns() - started) / 1e9)
+    engine = engine or EngineSettings()
+    longest = int((workload.prompt_lengths + workload.output_lengths).max())
+    with pool.manager(
+        max_batch_size=min(engine.concurrency, len(workload)),
+        max_seq_len=longest + engine.decode_steps,
+    ) as manager:
+        replay = _OnlineReplay(workload, pool, engine, manager, timeline, on_progress)
+        replay.run()
+        return replay.report((perf_counter_ns() - started) / 1e9)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +122,7 @@ class _OnlineReplay:
         workload: Workload,
         pool: PoolSettings,
         engine: EngineSettings,
+        manager: PagedKVCacheManager,
         timeline: Timeline | None,
         on_progress: Callable[[int], None] | None,
     ) -> None:
@@ -125,13 +134,13 @@ class _OnlineReplay:
         self._prompt_lengths: list[int] = workload.prompt_lengths.tolist()
         self._output_lengths: list[int] = workload.output_lengths.tolist()
         self._output_ends: list[int] = (workload.output_starts + workload.output_lengths).tolist()
-        longest = int((workload.prompt_lengths + workload.output_lengths).max())
         concurrency = min(engine.concurrency, len(workload))
-        self._manager = pool.build_manager(
-            max_batch_size=concurrency, max_seq_len=longest + engine.decode_steps
-        )
+        self._manager = manager
+        self._tiers = pool.tier_hits(manager)
         self._timer = CallTimer()
-        timed: Any = TimedManager(self._manager, self._timer)
+        timed: Any = TimedManager(manager, self._timer)
+        if self._tiers is not None:
+            timed.maybe_reserve = self._tiers.watching(timed.maybe_reserve)
         self._open = self._timer.timed(TextGenerationContext, of_one=True)
         self._scheduler = Scheduler(
             timed,
@@ -148,7 +157,7 @@ class _OnlineReplay:
         self._sampled_seconds = 0.0
         self._used_page_seconds = 0.0
         self._running_seconds = 0.0
-        self._groups = pool.samples(self._manager, len(workload))
+        self._groups = pool.samples(manager, len(workload))
 
     def run(self) -> None:
         """Step until every request was served or refused."""
@@ -253,6 +262,7 @@ class _OnlineReplay:
             mean_used_pages=self._used_page_seconds / max(self._sampled_seconds, 1e-9),
             concurrency=self._running_seconds / max(self._now, 1e-9),
             groups=self._groups.reports() if self._groups is not None else (),
+            tiers=self._tiers,
             wall_seconds=wall_seconds,
             virtual_seconds=self._now,
         )

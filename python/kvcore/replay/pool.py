@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the manager that a replay drives: page ids only, no memory behind them."""
+"""Build the manager that a replay drives: page ids alone, or tiny pages where it has tiers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
-from kvcore import KVCacheParams, PagedKVCacheManager
+from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager
 from kvcore.groups.layers import column_tokens, has_windows
 from kvcore.policies import ARC, FIFO, LFU, LRU, SLRU, Cost, Priority
 from kvcore.replay.groups import GroupSamples
+from kvcore.replay.tiers import PATIENCE, TierHits, temporary_disk
 from kvcore.sizing import pages_per_sequence
 
 DEFAULT_POOL_TOKENS = 524_288
@@ -64,6 +68,11 @@ class PoolSettings:
     model : KVCacheParams, optional
         Whose groups of layers the manager serves; then `pages` are those of its bundles. None: a
         page has all layers.
+    host_pages : int
+        Pages of each replica's host tier; 0 for none. With one, pages are real and tiny: a layer of
+        one int8 head, one wide.
+    disk_pages : int
+        Pages of a disk below it, for all replicas; 0 for none.
     """
 
     page_size: int = 16
@@ -71,6 +80,8 @@ class PoolSettings:
     replicas: int = 1
     policy: str = POLICIES[0]
     model: KVCacheParams | None = None
+    host_pages: int = 0
+    disk_pages: int = 0
 
     @property
     def pages_per_replica(self) -> int:
@@ -98,9 +109,11 @@ class PoolSettings:
         ------
         PoolError
             The model has no windows or chunks, a state, or another page size; more pages than can
-            be numbered.
+            be numbered; this pool has tiers.
         """
         require_windows(model)
+        if self.host_pages:
+            raise PoolError(_TIERS_OF_GROUPS)
         if model.page_size != self.page_size:
             raise PoolError(
                 f"the model has pages of {model.page_size} tokens and the pool of "
@@ -130,42 +143,85 @@ class PoolSettings:
         """Return what looks at a manager's groups during a replay; None without groups."""
         return None if self.model is None else GroupSamples(manager, self.model, requests)
 
-    def build_manager(self, *, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
-        """Build a manager without a pool; `max_batch_size` is per replica.
+    def tier_hits(self, manager: PagedKVCacheManager) -> TierHits | None:
+        """Return what tells where a manager's hits come from; None without tiers."""
+        if not self.host_pages:
+            return None
+        return TierHits(manager, self.host_pages, self.disk_pages)
+
+    @contextmanager
+    def manager(self, *, max_batch_size: int, max_seq_len: int) -> Iterator[PagedKVCacheManager]:
+        """Make a manager and close it at the end; `max_batch_size` is per replica.
+
+        It has no pool, or one of tiny pages where it has tiers. The directory of the disk is
+        removed at the end.
 
         Raises
         ------
         PoolError
-            The manager takes no such numbers, or there is no memory for its tables.
+            The manager takes no such numbers, there is no memory for its tables or its pages, or
+            no disk.
         """
-        try:
-            return self._build(max_batch_size, max_seq_len)
-        except (ValueError, OverflowError) as error:
-            raise PoolError(f"the manager refuses {self}: {error}") from error
-        except MemoryError as error:
-            raise PoolError(
-                f"{self} needs more memory than there is, even without K and V; "
-                f"expected fewer pages or replicas"
-            ) from error
+        with ExitStack() as opened:
+            try:
+                found = self._open(opened, max_batch_size, max_seq_len)
+            except (ValueError, OverflowError, KVCacheError, OSError) as error:
+                raise PoolError(f"the manager refuses {self}: {error}") from error
+            except MemoryError as error:
+                kept = "K and V" if not self.host_pages else "those of a model"
+                raise PoolError(
+                    f"{self} needs more memory than there is, even without {kept}; "
+                    f"expected fewer pages or replicas"
+                ) from error
+            yield found
 
     def __str__(self) -> str:
         pages = f"{self.pages_per_replica:,} pages of {self.page_size:,} tokens"
-        return f"a pool of {pages} on each of {self.replicas:,} replicas"
+        host = f" and {self.host_pages:,} of a host tier" if self.host_pages else ""
+        disk = f", {self.disk_pages:,} on disk" if self.disk_pages else ""
+        return f"a pool of {pages}{host} on each of {self.replicas:,} replicas{disk}"
 
-    def _build(self, max_batch_size: int, max_seq_len: int) -> PagedKVCacheManager:
-        one_layer = KVCacheParams("float16", 1, 1, 1, page_size=self.page_size)
+    def _open(
+        self, opened: ExitStack, max_batch_size: int, max_seq_len: int
+    ) -> PagedKVCacheManager:
+        one_layer = KVCacheParams("int8", 1, 1, 1, page_size=self.page_size)
         params = replace(
             self.model or one_layer,
             enable_prefix_caching=True,
             n_devices=self.replicas,
             data_parallel_degree=self.replicas,
         )
-        return PagedKVCacheManager(
+        made = PagedKVCacheManager(
             params,
             max_batch_size * self.replicas,
             max_seq_len,
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
-            blocks=None,
             eviction=self.policy,
+            **self._tiers(opened, params),
         )
+        opened.callback(made.close)
+        return made
+
+    def _tiers(self, opened: ExitStack, params: KVCacheParams) -> dict[str, Any]:
+        """Return what a manager is told of its pool and its tiers."""
+        if not (self.host_pages or self.disk_pages):
+            return {"blocks": None}
+        if self.model is not None:
+            raise ValueError(_TIERS_OF_GROUPS)
+        if self.host_pages < 1 or self.disk_pages < 0:
+            raise ValueError(
+                f"host_pages is {self.host_pages} and disk_pages {self.disk_pages}; expected at "
+                f"least one page of a host tier, through which pages go to a disk, or no disk"
+            )
+        tiers: list[Any] = [f"host:{self.host_pages * params.bytes_per_page}"]
+        if self.disk_pages:
+            disk = temporary_disk(self.disk_pages, params.bytes_per_page)
+            tiers.append(opened.enter_context(disk))
+        return {"tiers": tiers, "store_timeout": PATIENCE, "max_write_wait": PATIENCE}
+
+
+_TIERS_OF_GROUPS = (
+    "a replay with tiers has pages of all layers; expected a model whose groups are replayed, or a "
+    "host tier, and not both"
+)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvcore import PagedKVCacheManager
     from kvcore.replay.groups import GroupReport
     from kvcore.replay.pool import PoolSettings
+    from kvcore.replay.tiers import TierHits, TierReport
     from kvcore.replay.workload import Workload
 
 
@@ -60,6 +61,8 @@ class ReplayReport(HitRates):
         ``total_pages / mean_used_pages`` (admission).
     groups : tuple of GroupReport
         What was seen of each group of layers; empty without groups.
+    tiers : TierReport or None
+        Where hits came from; None without tiers.
     steps : int
         Engine steps; in admission mode one per request.
     manager_seconds, wall_seconds, virtual_seconds : float
@@ -96,6 +99,7 @@ class ReplayReport(HitRates):
     mean_used_pages: float
     concurrency: float
     groups: tuple[GroupReport, ...]
+    tiers: TierReport | None
     steps: int
     manager_seconds: float
     wall_seconds: float
@@ -121,8 +125,11 @@ class ReplayReport(HitRates):
     def to_dict(self) -> dict[str, Any]:
         """List every field and rate by name, ready for JSON."""
         rates = ("total_pages", *HIT_RATES, "tokens_per_second")
-        groups = {"groups": [each.to_dict() for each in self.groups]}
-        return vars(self) | groups | {name: getattr(self, name) for name in rates}
+        parts = {
+            "groups": [each.to_dict() for each in self.groups],
+            "tiers": None if self.tiers is None else self.tiers.to_dict(),
+        }
+        return vars(self) | parts | {name: getattr(self, name) for name in rates}
 
 
 @dataclass
@@ -153,11 +160,20 @@ def summarize(
     mean_used_pages: float,
     concurrency: float,
     groups: tuple[GroupReport, ...],
+    tiers: TierHits | None,
     wall_seconds: float,
     virtual_seconds: float,
 ) -> ReplayReport:
     """Turn a finished run's counts into a report."""
     metrics = manager.metrics
+    prompt_tokens = int(workload.prompt_lengths.sum())
+    found = None
+    if tiers is not None:
+        found = tiers.report(
+            prompt_tokens=prompt_tokens,
+            served_tokens=tally.served_prompt_tokens,
+            cached_tokens=tally.cached_tokens,
+        )
     # In admission mode a request is one engine step: the two distributions are one.
     request_ns = tally.request_ns if mode == "online" else tally.step_ns
     return ReplayReport(
@@ -170,7 +186,7 @@ def summarize(
         requests=tally.served,
         refused=tally.refused,
         leaked_pages=pool.total_pages - manager.num_free_blocks,
-        prompt_tokens=int(workload.prompt_lengths.sum()),
+        prompt_tokens=prompt_tokens,
         served_prompt_tokens=tally.served_prompt_tokens,
         output_tokens=tally.output_tokens,
         cached_tokens=tally.cached_tokens,
@@ -183,6 +199,7 @@ def summarize(
         mean_used_pages=mean_used_pages,
         concurrency=concurrency,
         groups=groups,
+        tiers=found,
         steps=len(tally.step_ns),
         manager_seconds=tally.manager_ns / 1e9,
         wall_seconds=wall_seconds,

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of pages below the device: the protocol, a store on disks, and the texts that name tiers.
+"""Stores of pages below the device: the protocol, a store on disks, texts that name tiers."""
 
-``import kvcore`` does not import this.
-"""
-
+from kvcore.metrics import TierMetrics
 from kvcore.stores.disk import DiskStore
 from kvcore.stores.memory import MemoryStore
 from kvcore.stores.protocol import (
@@ -25,6 +23,7 @@ __all__ = [
     "StoreCapacity",
     "StoreHandle",
     "StoreHealth",
+    "TierMetrics",
     "TierSpec",
     "parse_tier",
 ]

@@ -175,6 +175,24 @@ class DiskStore:
         """
         return self._store.remove(keys)
 
+    def clear(self) -> int:
+        """Forget all pages, also those on their way; return how many there were.
+
+        For good, but on a disk that cannot be written at that moment. Costs one block written to
+        each directory and O(pages).
+        """
+        return self._store.clear()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The directories."""
+        return tuple(path for path, _ in self._spec.directories)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of all parts of a page together, at most."""
+        return self._store.page_bytes
+
     def capacity(self) -> StoreCapacity:
         """Return the quotas, and the slots in use, in bytes."""
         stats, slot = self._store.stats(), self._store.slot_bytes

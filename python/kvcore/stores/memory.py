@@ -90,6 +90,12 @@ class MemoryStore:
         with self._opened():
             return sum(self._forget(key) for key in keys)
 
+    def clear(self) -> int:
+        """Forget all pages; return how many there were."""
+        with self._opened():
+            there, self._pages, self._used = len(self._pages), OrderedDict(), 0
+            return there
+
     def capacity(self) -> StoreCapacity:
         """Return how much the store holds."""
         with self._opened():

@@ -150,6 +150,13 @@ class BlockStore(Protocol):
         """Forget pages; return how many there were."""
         ...
 
+    def clear(self) -> int:
+        """Forget all pages; return how many there were.
+
+        For a store that others use too, as many as are this user's alone: maybe none.
+        """
+        ...
+
     def capacity(self) -> StoreCapacity:
         """Return how much the store holds."""
         ...

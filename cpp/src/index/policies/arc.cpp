@@ -82,7 +82,9 @@ bool ArcPolicy::takes_reused() const noexcept {
 NodeId ArcPolicy::victim() noexcept { return rings_.front(takes_reused()); }
 
 std::size_t ArcPolicy::upcoming(NodeId* out, std::size_t n) const noexcept {
-    return rings_.first(takes_reused(), out, n);
+    const bool first = takes_reused();
+    const std::size_t found = rings_.first(first, out, n);
+    return found + rings_.first(!first, out + found, n - found);
 }
 
 }  // namespace kvcore

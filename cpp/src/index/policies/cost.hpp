@@ -76,9 +76,9 @@ class CostPolicy final : public RankedPolicy<CostRank> {
     }
 
    private:
-    // Only a candidate loses pages to eviction.
+    // Only the first one goes for what it is worth; others do since they serve nothing any more.
     void forget(NodeId node) noexcept {
-        if (order_.contains(node)) rank_.evicted(order_.key(node));
+        if (order_.first() == node) rank_.evicted(order_.key(node));
     }
 };
 

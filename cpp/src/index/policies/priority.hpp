@@ -46,6 +46,9 @@ class PriorityPolicy final : public RankedPolicy<PriorityRank> {
    public:
     void make_room(NodeId last) override;
     void retain(NodeId node, const Retention& asked) noexcept override;
+    [[nodiscard]] Retention retention(NodeId node) const noexcept override {
+        return runs_[node].highest;
+    }
     [[nodiscard]] bool joins(NodeId node, const Retention& asked) const noexcept override;
     void split(NodeId upper, NodeId lower) noexcept override;
     void erase(NodeId node) noexcept override;

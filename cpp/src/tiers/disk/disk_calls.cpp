@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
-#include "tiers/disk/disk_impl.hpp"
+#include "tiers/disk/disk_call.hpp"
 
 namespace kvcore {
 namespace {
@@ -47,28 +47,6 @@ std::size_t time_bucket(std::int64_t nanoseconds) noexcept {
 }
 
 }  // namespace
-
-class DiskStore::Impl::Call {
-   public:
-    explicit Call(const Impl& impl) : impl_(impl) {
-        if (impl.is_forked()) {
-            throw Error(concat("this disk store belongs to process ", impl.process_,
-                               ", of which this one is a fork; open one here"));
-        }
-        const std::lock_guard<std::mutex> lock(impl_.mutex_);
-        if (impl_.state_ != State::kOpen) throw Error("this disk store is closed; open another");
-        ++impl_.calls_;
-    }
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
-    ~Call() {
-        const std::lock_guard<std::mutex> lock(impl_.mutex_);
-        if (--impl_.calls_ == 0) impl_.changed_.notify_all();
-    }
-
-   private:
-    const Impl& impl_;
-};
 
 /// A key that nobody else writes meanwhile.
 class DiskStore::Impl::WriteOfKey {
@@ -149,11 +127,12 @@ class DiskStore::Impl::PutJob final : public StoreJob {
     PutJob(Impl& impl, std::vector<PageToWrite> pages)
         : StoreJob(static_cast<std::int64_t>(pages.size())),
           impl_(impl),
-          pages_(std::move(pages)) {}
+          pages_(std::move(pages)),
+          born_(impl.sequence_) {}
 
     void run(std::int64_t page, std::size_t worker) noexcept override {
         try {
-            if (impl_.write(pages_[static_cast<std::size_t>(page)], worker)) ++stored_;
+            if (impl_.write(pages_[static_cast<std::size_t>(page)], born_, worker)) ++stored_;
         } catch (...) {  // no memory left for the index
             ++impl_.counters_.errors;
         }
@@ -166,6 +145,7 @@ class DiskStore::Impl::PutJob final : public StoreJob {
    private:
     Impl& impl_;
     std::vector<PageToWrite> pages_;
+    const std::uint64_t born_;
     std::atomic<std::int64_t> stored_{0};
 };
 
@@ -297,10 +277,11 @@ bool DiskStore::Impl::read(const PageToRead& page, SlotId slot, std::size_t work
     return false;
 }
 
-bool DiskStore::Impl::write(const PageToWrite& page, std::size_t worker) {
+bool DiskStore::Impl::write(const PageToWrite& page, std::uint64_t born, std::size_t worker) {
     const KnownPage given = known(page);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
+        if (born < floor_) return false;
         const SlotId slot = index_.find(page.key);
         if (slot != kNoSlot && !index_.is_suspect(slot) &&
             is_part_of(given, {index_.parts_of(slot), index_.payload_of(slot)})) {
@@ -315,20 +296,28 @@ bool DiskStore::Impl::write(const PageToWrite& page, std::size_t worker) {
         return false;
     }
     const SlotId slot = obtain();
-    if (slot != kNoSlot) return write_to(slot, page, worker);
+    if (slot != kNoSlot) return write_to(slot, page, born, worker);
     breaker_.gave_up();
     ++counters_.no_room;
     return false;
 }
 
-bool DiskStore::Impl::write_to(SlotId slot, const PageToWrite& page, std::size_t worker) {
+bool DiskStore::Impl::write_to(SlotId slot, const PageToWrite& page, std::uint64_t born,
+                               std::size_t worker) {
     SlotPlace place;
+    std::uint64_t sequence = 0;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         place = index_.place_of(slot);
+        sequence = sequence_++;  // less than the floor of a `clear` that comes later
+        if (born < floor_) {
+            index_.free(slot);
+            breaker_.gave_up();
+            return false;
+        }
     }
     const PageOutcome outcome = timed(worker, counters_.write_times, [&](PageIo& io) {
-        return io.write(files_of(place), place.slot, page, sequence_++);
+        return io.write(files_of(place), place.slot, page, sequence);
     });
     if (outcome != PageOutcome::kRight) {
         set_suspect(slot, true);
@@ -339,13 +328,21 @@ bool DiskStore::Impl::write_to(SlotId slot, const PageToWrite& page, std::size_t
     ++counters_.written;
     counters_.bytes_written += written.payload_bytes;
     bool is_busy = false;
+    bool is_cleared = false;
     SlotId before = kNoSlot;
     try {
         const std::lock_guard<std::mutex> lock(mutex_);
-        before = index_.publish(slot, page.key, written.parts, written.payload_bytes, is_busy);
+        is_cleared = born < floor_;
+        if (!is_cleared) {
+            before = index_.publish(slot, page.key, written.parts, written.payload_bytes, is_busy);
+        }
     } catch (...) {
         erase_and_free(slot);
         throw;
+    }
+    if (is_cleared) {
+        erase_and_free(slot);
+        return false;
     }
     if (before != kNoSlot && is_busy) erase_and_free(before);
     return true;

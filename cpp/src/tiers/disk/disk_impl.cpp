@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tiers/disk/disk_impl.hpp"
+#include "tiers/disk/disk_call.hpp"
 
 #include <unistd.h>
 
@@ -50,6 +50,7 @@ Found look_at(const SlotFiles& files, SlotPlace place, std::int64_t slot_bytes,
         found.kind = Found::Kind::kCorrupt;
         return found;
     }
+    if (header.sequence < files.floor()) return found;
     found.kind = header.fingerprint == fingerprint ? Found::Kind::kStored : Found::Kind::kForeign;
     found.key = header.key;
     found.parts = header.parts;
@@ -59,27 +60,6 @@ Found look_at(const SlotFiles& files, SlotPlace place, std::int64_t slot_bytes,
 }
 
 }  // namespace
-
-/// A call of the system that may hang, seen by `is_refusing` while it lasts.
-class DiskStore::Impl::Watch {
-   public:
-    // Where all entries are taken, one that hangs is seen by the others.
-    Watch(Impl& impl, std::int64_t now) noexcept {
-        auto i = static_cast<std::size_t>(impl.config.threads);  // the others are theirs
-        for (; i < impl.began_.size() && entry_ == nullptr; ++i) {
-            std::int64_t none = 0;
-            if (impl.began_[i].compare_exchange_strong(none, now)) entry_ = &impl.began_[i];
-        }
-    }
-    Watch(const Watch&) = delete;
-    Watch& operator=(const Watch&) = delete;
-    ~Watch() {
-        if (entry_ != nullptr) *entry_ = 0;
-    }
-
-   private:
-    std::atomic<std::int64_t>* entry_ = nullptr;
-};
 
 DiskSeams system_seams() {
     return {std::make_shared<FileOps>(), [] {
@@ -113,6 +93,7 @@ void DiskStore::Impl::open_directories() {
         const SlotFiles& files = *directories_.back();
         rooms_.push_back({files.num_slots(), files.capacity(), 0});
         if (files.was_reset()) ++counters_.corrupt;
+        sequence_ = std::max<std::uint64_t>(sequence_, files.floor());
     }
 }
 

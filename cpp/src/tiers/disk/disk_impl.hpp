@@ -39,6 +39,7 @@ class DiskStore::Impl {
     [[nodiscard]] std::shared_ptr<StoreJob> get(std::vector<PageToRead> pages);
     [[nodiscard]] std::shared_ptr<StoreJob> put(std::vector<PageToWrite> pages);
     std::int64_t remove(const std::vector<StoreKey>& keys);
+    std::int64_t clear();
     [[nodiscard]] DiskStoreStats stats() const;
     void close();
     [[nodiscard]] bool is_closed() const noexcept;
@@ -53,7 +54,6 @@ class DiskStore::Impl {
    private:
     class GetJob;
     class PutJob;
-    /// A call under way, which `close` waits for. Throws Error where calls are refused.
     class Call;
     class WriteOfKey;
     class Watch;
@@ -74,13 +74,16 @@ class DiskStore::Impl {
     template <class Job>
     [[nodiscard]] bool submit(const std::shared_ptr<Job>& job);
     [[nodiscard]] bool read(const PageToRead& page, SlotId slot, std::size_t worker) noexcept;
-    [[nodiscard]] bool write(const PageToWrite& page, std::size_t worker);
-    [[nodiscard]] bool write_to(SlotId slot, const PageToWrite& page, std::size_t worker);
+    // `born` is the sequence number when the page was given: `clear` forgets those before it.
+    [[nodiscard]] bool write(const PageToWrite& page, std::uint64_t born, std::size_t worker);
+    [[nodiscard]] bool write_to(SlotId slot, const PageToWrite& page, std::uint64_t born,
+                                std::size_t worker);
     [[nodiscard]] SlotId obtain();
     [[nodiscard]] SlotId next_free(std::unique_lock<std::mutex>& lock, bool& must_look_again);
     void grow(std::size_t directory, std::unique_lock<std::mutex>& lock);
     void unpin(SlotId slot) noexcept;
     void erase_and_free(SlotId slot) noexcept;
+    void save_floor(SlotFiles& files, std::uint64_t floor) noexcept;
     void set_suspect(SlotId slot, bool is_suspect) noexcept;
     template <class Transfer>
     [[nodiscard]] PageOutcome timed(std::size_t worker, std::array<DiskCounters::Count, 32>& times,
@@ -101,10 +104,12 @@ class DiskStore::Impl {
     std::int64_t restored_ = 0;
     std::int64_t foreign_ = 0;
     std::atomic<std::uint64_t> sequence_{1};
+    std::mutex clearing_;  // one `clear` at a time; taken before the other
 
     mutable std::mutex mutex_;  // of all below
     mutable std::condition_variable changed_;
     SlotIndex index_;
+    std::uint64_t floor_ = 0;  // what was given before it was cleared
     std::vector<Room> rooms_;  // of the directories
     std::size_t next_directory_ = 0;
     bool growing_ = false;

@@ -112,6 +112,8 @@ StoreTask DiskStore::put_async(std::vector<PageToWrite> pages) {
 
 std::int64_t DiskStore::remove(const std::vector<StoreKey>& keys) { return impl_->remove(keys); }
 
+std::int64_t DiskStore::clear() { return impl_->clear(); }
+
 DiskStoreStats DiskStore::stats() const { return impl_->stats(); }
 
 std::int64_t DiskStore::slot_bytes() const noexcept { return impl_->slot_bytes; }

@@ -87,7 +87,7 @@ void count_page(DiskReport& report, const SlotHeader& header) {
 }
 
 void look_through(DiskReport& report, const std::string& directory, const std::string& name,
-                  bool verify) {
+                  std::uint64_t floor, bool verify) {
     WholeFile file(directory + "/" + name);
     const auto bytes =
         static_cast<std::int64_t>(std::filesystem::file_size(directory + "/" + name));
@@ -101,6 +101,7 @@ void look_through(DiskReport& report, const std::string& directory, const std::s
         const HeaderState state =
             is_read ? read_header(slot.data(), report.slot_bytes, header) : HeaderState::kCorrupt;
         if (state == HeaderState::kEmpty) continue;
+        if (state == HeaderState::kRight && header.sequence < floor) continue;
         const bool is_right = state == HeaderState::kRight &&
                               (!verify || is_right_payload(header, slot.data() + kHeaderBytes));
         if (is_right) {
@@ -120,8 +121,9 @@ DiskReport inspect_disk_store(const std::string& directory, bool verify) {
     report.owner = DirectoryLock::owner_of(directory);
     std::vector<DirectoryLock> locks;  // nobody writes what is being verified
     if (verify) locks.emplace_back(directory);
+    const std::uint64_t floor = shape_of(directory).floor;
     for (const std::string& name : segment_files(directory)) {
-        look_through(report, directory, name, verify);
+        look_through(report, directory, name, floor, verify);
     }
     return report;
 }

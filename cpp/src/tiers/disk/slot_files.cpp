@@ -199,10 +199,22 @@ bool SlotFiles::load_shape(std::int64_t slot_bytes) {
     return true;
 }
 
-void SlotFiles::save_shape() {
+int SlotFiles::write_shape_file(const StoreShape& shape) {
     const AlignedBuffer block(kShapeBytes);
-    write_shape(shape_, block.data());
-    const int error = move_shape(block.data(), true);
+    write_shape(shape, block.data());
+    return move_shape(block.data(), true);
+}
+
+int SlotFiles::raise_floor(std::uint64_t floor) {
+    StoreShape raised = shape_;
+    raised.floor = floor;
+    const int error = write_shape_file(raised);
+    if (error == 0) shape_.floor = floor;
+    return error;
+}
+
+void SlotFiles::save_shape() {
+    const int error = write_shape_file(shape_);
     if (error != 0) refuse(path(), error > 0 ? error : EIO);
 }
 

@@ -40,7 +40,7 @@ class DirectoryLock {
 ///
 /// Owns: the directory's lock and its open files.
 /// Invariant: slots 0 .. num_slots - 1 can be read and written.
-/// Threads: `read` and `write` any number; the rest one at a time.
+/// Threads: `read` and `write` any number; `grow` and `raise_floor` one of each; the rest alone.
 class SlotFiles {
    public:
     /// Opens what is there. Throws Error where the directory is in use, cannot be written, or has
@@ -60,6 +60,10 @@ class SlotFiles {
     [[nodiscard]] bool is_direct() const noexcept { return direct_; }
     /// Whether the files at the start were of no known shape, and are gone.
     [[nodiscard]] bool was_reset() const noexcept { return was_reset_; }
+    /// Pages with a lower sequence number were cleared.
+    [[nodiscard]] std::uint64_t floor() const noexcept { return shape_.floor; }
+    /// Raises it, for good once this returns 0; errno or kEndOfFile where the disk refuses.
+    [[nodiscard]] int raise_floor(std::uint64_t floor);
 
     /// Adds the slots that the last file lacks, or those of one more; as many as the disk gives. 0,
     /// or errno where it gives none.
@@ -73,6 +77,7 @@ class SlotFiles {
    private:
     [[nodiscard]] bool load_shape(std::int64_t slot_bytes);
     [[nodiscard]] std::int64_t segments_of(std::int64_t slots) const noexcept;
+    [[nodiscard]] int write_shape_file(const StoreShape& shape);
     void save_shape();
     [[nodiscard]] int move_shape(std::byte* block, bool is_write);
     [[nodiscard]] std::int64_t fit(int file, std::int64_t there, std::int64_t most, int& error);

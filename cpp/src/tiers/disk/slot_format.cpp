@@ -19,6 +19,7 @@ struct ShapeBlock {
     std::uint32_t reserved;
     std::uint64_t slot_bytes;
     std::uint64_t segment_slots;
+    std::uint64_t floor;
 };
 
 template <class Fields>
@@ -75,7 +76,7 @@ HeaderState read_header(const std::byte* block, std::int64_t slot_bytes,
 void write_shape(const StoreShape& shape, std::byte* block) noexcept {
     seal(
         ShapeBlock{kShapeMagic, kDiskFormatVersion, 0, static_cast<std::uint64_t>(shape.slot_bytes),
-                   static_cast<std::uint64_t>(shape.segment_slots)},
+                   static_cast<std::uint64_t>(shape.segment_slots), shape.floor},
         block);
 }
 
@@ -87,6 +88,7 @@ HeaderState read_shape(const std::byte* block, StoreShape& shape, std::uint32_t&
     version = fields.version;
     shape.slot_bytes = static_cast<std::int64_t>(fields.slot_bytes);
     shape.segment_slots = static_cast<std::int64_t>(fields.segment_slots);
+    shape.floor = fields.floor;
     const bool is_sane = shape.slot_bytes > kHeaderBytes && shape.slot_bytes % kDiskBlock == 0 &&
                          shape.segment_slots > 0;
     return is_sane && version == kDiskFormatVersion ? state : HeaderState::kCorrupt;

@@ -48,6 +48,7 @@ void write_header(SlotHeader header, std::byte* block) noexcept;
 struct StoreShape {
     std::int64_t slot_bytes = 0;
     std::int64_t segment_slots = 0;
+    std::uint64_t floor = 0;  // a page with a lower sequence number was cleared
 };
 void write_shape(const StoreShape& shape, std::byte* block) noexcept;
 /// kCorrupt for what is no shape of this version; `version` is what the block says.

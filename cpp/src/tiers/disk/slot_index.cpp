@@ -91,6 +91,15 @@ bool SlotIndex::drop(SlotId slot) noexcept {
     return retire(slot);
 }
 
+std::int64_t SlotIndex::clear() noexcept {
+    const std::int64_t stored = num_stored();
+    while (oldest_ != kNoSlot) {
+        const SlotId slot = oldest_;
+        if (drop(slot)) free(slot);
+    }
+    return stored;
+}
+
 bool SlotIndex::retire(SlotId slot) noexcept {
     Record& record = at(slot);
     unlink(slot);

@@ -73,6 +73,9 @@ class SlotIndex {
                    bool& is_busy);
     /// A stored page is found no more. True: the slot is busy; otherwise doomed.
     [[nodiscard]] bool drop(SlotId slot) noexcept;
+    /// No page is found any more; slots that nobody reads are free. Returns how many pages there
+    /// were. O(pages).
+    std::int64_t clear() noexcept;
     /// A busy slot is free, or broken if it is suspect.
     void free(SlotId slot) noexcept;
     /// Whether the last read or write of a slot failed.

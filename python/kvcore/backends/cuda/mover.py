@@ -108,14 +108,26 @@ class GpuMover:
     ) -> None:
         self._gpus = gpus
         per_replica = len(devices) // len(shards)
-        self._parts = [
+        made = [
             _make_parts(replica, devices[i * per_replica :], num_pages)
             for i, replica in enumerate(shards)
         ]
+        self._parts = [parts for parts, _ in made]
+        self._memory = [memory for _, memory in made]
         indices = sorted({each.index for each in devices})
         self._stores = {index: _Lane(index) for index in indices}
         self._loads = {index: _Lane(index) for index in indices}
         self._ready = {index: kernels().Event(index) for index in indices}
+
+    def memory(self, replica: int) -> NDArray[np.uint8]:
+        """Return the host pages of a replica, [num_pages, page_bytes], pinned."""
+        return self._memory[replica]
+
+    def wait(self, replica: int) -> None:
+        """Block until the copies of a replica's pages given so far are done."""
+        for device in sorted({part.device for part in self._parts[replica]}):
+            for lane in (self._stores[device], self._loads[device]):
+                kernels().synchronize(device, lane.stream.ptr)
 
     def run(self, orders: NDArray[np.int32]) -> None:
         """Put copies in front of everything that uses the pages later; see Mover."""
@@ -151,8 +163,10 @@ class GpuMover:
             kernels().wait(lane.done.ptr, device, stream)
 
 
-def _make_parts(replica: list[Shard], devices: tuple[Device, ...], num_pages: int) -> list[_Part]:
-    """Lay the parts of a replica's pages out one behind the other in pinned memory."""
+def _make_parts(
+    replica: list[Shard], devices: tuple[Device, ...], num_pages: int
+) -> tuple[list[_Part], NDArray[np.uint8]]:
+    """Lay the parts of a replica's pages out one behind the other in pinned memory; return both."""
     pools: list[tuple[int, Any]] = []
     for shard, device in zip(replica, devices, strict=False):
         pools += [(device.index, _as_rows(array)) for array in arrays_of(shard)]
@@ -164,7 +178,8 @@ def _make_parts(replica: list[Shard], devices: tuple[Device, ...], num_pages: in
         host = _rows(address, num_pages, page_bytes, pool.shape[-1], index, memory)
         parts.append(_Part(index, pool, host))
         address += pool.shape[-1]
-    return parts
+    pages = np.frombuffer(memory, np.uint8, num_pages * page_bytes)
+    return parts, pages.reshape(num_pages, page_bytes)
 
 
 def _as_rows(pool: Any) -> Any:

@@ -72,7 +72,6 @@ class PackedBatch:
         "_threads",
         "_tokens",
         "_tray",
-        "_writers",
         "last_rows",
         "row_offsets",
     )
@@ -98,7 +97,6 @@ class PackedBatch:
         self._states = None
         if manager is not None and manager.params.state_groups:
             self._states = BatchStates(manager, inputs, self.row_offsets)
-        self._writers: dict[tuple[int, int], int] = {}  # which layer writes a place of the pages
 
     def model_inputs(self, rows: Any = None) -> dict[str, Any]:
         """Name the arguments for ``model(**packed.model_inputs())``.
@@ -177,12 +175,9 @@ class PackedBatch:
         return layer.values(out)[None]
 
     def _writes(self, layer: int) -> bool:
-        """Tell whether a layer has K and V of its own, or reads those of one before it."""
+        """Tell whether a layer has K and V of its own, or reads those of another one."""
         layers = self._inputs._layers  # noqa: SLF001 - None where a page has all layers
-        if layers is None:
-            return True
-        place = layers[layer]
-        return self._writers.setdefault((place.bundle, place.position), layer) == layer
+        return layers is None or layers[layer].owner is None
 
     def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor | None) -> None:
         values = None if v is None else array_of(v)

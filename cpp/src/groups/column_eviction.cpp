@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which pages of columns go next.
+#include <algorithm>
+#include <array>
+
+#include "groups/column_pages.hpp"
+
+namespace kvcore {
+namespace {
+
+constexpr std::int64_t kMostAtOnce = 64;  // columns
+
+}  // namespace
+
+// One that has a reader again is left to that.
+void ColumnPages::evict_idle(Entry entry) noexcept {
+    if (readers_[entry] > 0) return idle_.remove(entry);
+    const BlockId column = column_of(entry);
+    const std::size_t w = entry - this->entry(column, 0);
+    const Grouping::Window& rule = grouping_.windows()[w];
+    const Entry behind = idle_.behind(entry);
+    if (behind != IdlePages::kNone) prefetch(column_of(behind));  // mostly the next one to go
+    num_idle_ -= rule.num_lanes;
+    num_cached_ -= rule.num_lanes;
+    give_back(rule.first_lane, rule.num_lanes, column);
+    lose(entry);
+}
+
+bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
+    std::array<BlockId, kMostAtOnce> evicted;
+    n = tree_.evict(n, evicted.data(), guard);
+    columns_.free(evicted.data(), n);
+    return n > 0;
+}
+
+// Up to `n` columns of a run that ends where no hit can; false where there is none.
+bool ColumnPages::evict_useless(std::int64_t n, EvictionGuard guard) noexcept {
+    const auto [run, useless] = policy_.useless().next(
+        tree_, guard.node, num_filled_, [this](TreeNode* each) { return legal_end(each); });
+    if (run == nullptr) return false;
+    TreeNode* parent = run->parent;
+    const bool is_gone = useless <= n && useless == run->num_pages;
+    policy_.aim(run->id);
+    static_cast<void>(evict_columns(std::min(n, useless), guard));
+    policy_.aim(kNoNode);
+    if (useless <= n) condemn_if_useless(is_gone ? parent : run);
+    return true;
+}
+
+// As the policy says. With checkpoints no more than one run, for with it the way to it may be
+// useless.
+bool ColumnPages::evict_runs(std::int64_t n, EvictionGuard guard) noexcept {
+    if (needs_checkpoints_) {
+        const NodeId victim = tree_.victim();
+        if (victim == kNoNode) return false;
+        n = std::min<std::int64_t>(n, tree_.run(victim)->num_pages);
+    }
+    return evict_columns(n, guard);
+}
+
+// As `evict_next` chooses.
+TreePosition ColumnPages::next_kept(bool wants_pages, EvictionGuard guard) noexcept {
+    if (wants_pages && idle_.first_useless() != IdlePages::kNone) return {};
+    if (evict_useless(0, guard)) return {};  // there is some, of which none goes
+    if (wants_pages) {
+        if (idle_.first_passed() != IdlePages::kNone) return {};
+        const WindowPolicy::Departure departure = policy_.next(tree_);
+        if (departure != 0) {
+            const TreePosition end = policy_.end_of(departure);
+            if (end.node == nullptr) return {};
+            return {end.node, std::min(end.depth, end.node->end())};  // its last columns are gone
+        }
+    }
+    return tree_.next_victim(guard).end;
+}
+
+std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
+                                    EvictionGuard guard) noexcept {
+    std::int64_t evicted = 0;
+    while (pages_.num_free() < pages || columns_.num_free() < columns) {
+        const std::int64_t free = pages_.num_free();
+        if (!evict_next(pages - free, columns - columns_.num_free(), guard)) break;
+        evicted += pages_.num_free() - free;
+    }
+    return evicted;
+}
+
+// In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
+// middle of a prompt could use, and then as the policy says.
+bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
+                             EvictionGuard guard) noexcept {
+    // As many as are needed whatever they have: none goes that could have stayed.
+    const auto wanted = [&] {
+        return std::clamp<std::int64_t>(std::max(pages / grouping_.num_lanes(), columns), 1,
+                                        kMostAtOnce);
+    };
+    Entry next = IdlePages::kNone;
+    if (pages > 0) next = idle_.first_useless();
+    const bool may_be_useless = next == IdlePages::kNone && policy_.useless().has_condemned();
+    if (may_be_useless && evict_useless(wanted(), guard)) return true;
+    if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
+    if (pages > 0 && next == IdlePages::kNone) {
+        const WindowPolicy::Departure departure = policy_.next(tree_);
+        if (departure != 0) next = idle_.first_of(departure);
+    }
+    if (next == IdlePages::kNone) {
+        if (evict_runs(wanted(), guard)) return true;
+        if (pages <= 0) return false;
+        next = idle_.first_of(policy_.first_aside());
+    }
+    if (next == IdlePages::kNone) return false;
+    evict_idle(next);
+    return true;
+}
+
+}  // namespace kvcore

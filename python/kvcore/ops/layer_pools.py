@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One layer's pools as operations see them, and a caller's arrays in any layout as such."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.arguments import number
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import any_array, place_of
+from kvcore.dtypes import NARROW
+from kvcore.ops.latent import latent_fp8_parts
+from kvcore.ops.options import Options
+
+__all__ = ["AXES", "LayerPools", "OwnArrays", "own_arrays"]
+
+#: Layouts of a pool, and how many axes it has.
+AXES = {"NHD": 4, "HND": 4, "MLA": 3, "MLA_FP8": 3}
+
+
+class LayerPools(NamedTuple):
+    """Hold one layer of a pool as arrays [pages, page_size, heads, dim], and its batch.
+
+    Attributes
+    ----------
+    pools : list of array
+        Keys, then values. Of latent rows: the rows, then what their keys end with where that is
+        stored apart.
+    scales : list of float32 array [pages, page_size, heads, groups], or None
+        Of each pool; the ends of latent keys have none.
+    lookup_table : uint32 [B, columns]
+    cache_lengths : uint32 [B]
+    is_latent : bool
+        Values are the first elements of the keys (MLA).
+    factors : list of float32 array [heads], or None
+        Of each pool: the scale of all its tokens, where the caller keeps it.
+    window, chunk : int or None
+        Tokens that the layer's queries read, where its group says so.
+    owner : int or None
+        The layer that writes them, where that is another one.
+    """
+
+    pools: list[NDArray[Any]]
+    scales: list[NDArray[np.float32]] | None
+    lookup_table: NDArray[np.uint32]
+    cache_lengths: NDArray[np.uint32]
+    is_latent: bool = False
+    factors: list[NDArray[np.float32]] | None = None
+    window: int | None = None
+    chunk: int | None = None
+    owner: int | None = None
+
+    def with_tables(self, lookup_table: Any, cache_lengths: Any) -> LayerPools:
+        """Return the same pools with the pages and lengths of another batch."""
+        return self._replace(
+            lookup_table=any_array(lookup_table, "lookup_table"),
+            cache_lengths=any_array(cache_lengths, "cache_lengths"),
+        )
+
+    def parts(self) -> tuple[NDArray[Any] | None, ...]:
+        """Return keys, values, ends of keys, scales of keys and of values; None for none."""
+        k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
+        v, rope = (None, second) if self.is_latent else (second, None)
+        return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
+
+    def place(self, options: Options, **more: Any) -> Place:
+        """Return where all arrays lie, those of the call included."""
+        arrays = {
+            "pool": self.pools,
+            "scales": self.scales,
+            "factors": self.factors,
+            "lookup_table": self.lookup_table,
+            "cache_lengths": self.cache_lengths,
+            **more,
+        }
+        return options.place(arrays)
+
+    def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
+        if self.factors is not None and i < len(self.factors):
+            shape = *self.pools[i].shape[:3], 1
+            return np.broadcast_to(self.factors[i][:, None], shape)
+        return None if self.scales is None or i >= len(self.scales) else self.scales[i]
+
+
+class OwnArrays(NamedTuple):
+    """Hold the arrays of one layer as a caller gives them; of each see ``PagedBatch``."""
+
+    key_pool: Any
+    value_pool: Any
+    key_scales: Any
+    value_scales: Any
+    layout: str
+
+
+def own_arrays(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
+    """See the arrays of one layer, and a batch in them, as operations do.
+
+    Raises
+    ------
+    ValueError, TypeError
+        What does not fit.
+    """
+    scales: list[NDArray[np.float32]] | None
+    factors: list[NDArray[np.float32]] | None
+    if given.layout == "MLA_FP8":
+        pools, scales = _latent_fp8(given)
+        factors, is_latent = None, True
+    else:
+        pools = [_with_heads(given.key_pool, "key_pool", given.layout)]
+        is_latent = given.value_pool is None or given.layout == "MLA"
+        if given.value_pool is not None:
+            pools.append(_with_heads(given.value_pool, "value_pool", given.layout))
+        scales, factors = _scales(given, pools[:1] if is_latent else pools)
+    table, lengths = any_array(table, "lookup_table"), any_array(lengths, "cache_lengths")
+    return LayerPools(pools, scales, table, lengths, is_latent, factors)
+
+
+def _latent_fp8(given: OwnArrays) -> tuple[list[Any], list[Any]]:
+    for name in ("value_pool", "key_scales", "value_scales"):
+        if getattr(given, name) is not None:
+            raise ValueError(f"{name} is given with layout 'MLA_FP8', whose rows hold everything")
+    codes, rotated, scales = latent_fp8_parts(any_array(given.key_pool, "key_pool"))
+    return [codes, rotated], [scales]
+
+
+def _with_heads(given: Any, name: str, layout: str) -> Any:
+    """See an array in any layout as [pages, page_size, heads, dim]."""
+    array = any_array(given, name)
+    if array.ndim != AXES[layout]:
+        raise ValueError(f"{name} has shape {array.shape}, must have {AXES[layout]} axes")
+    if layout == "MLA":
+        return array[:, :, None]
+    return array.transpose(0, 2, 1, 3) if layout == "HND" else array
+
+
+def _scales(
+    arrays: OwnArrays, pools: list[NDArray[Any]]
+) -> tuple[list[NDArray[np.float32]] | None, list[NDArray[np.float32]] | None]:
+    """Return the scales of tokens, or those of heads."""
+    given = [("key_scales", arrays.key_scales), ("value_scales", arrays.value_scales)]
+    if arrays.key_scales is None and arrays.value_scales is None:
+        return None, None
+    if len(pools) == 1 and arrays.value_scales is not None:
+        raise ValueError("value_scales are given for latent rows, whose values have key_scales")
+    pairs = zip(given, pools, strict=False)
+    found = [_scale(scale, name, pool, arrays.layout) for (name, scale), pool in pairs]
+    kinds = {array.ndim for array in found}
+    if len(kinds) != 1:
+        raise ValueError(
+            "key_scales and value_scales differ in kind; both must be per token, "
+            "or both one per head or a number"
+        )
+    return (found, None) if kinds == {4} else (None, found)
+
+
+def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
+    """Return scales [pages, page_size, heads, groups] or [heads]; None is 1."""
+    if pool.dtype.name not in NARROW:
+        raise TypeError(
+            f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(NARROW)} "
+            f"where scales are given"
+        )
+    heads = pool.shape[2]
+    if given is None or isinstance(given, float | int):
+        given = np.full(heads, 1.0 if given is None else number(name, given), np.float32)
+    array = any_array(given, name)
+    if array.dtype != np.float32:
+        raise TypeError(f"{name} has dtype {array.dtype}, must be float32")
+    if array.ndim != 1:
+        return _checked_scales(_with_heads(array, name, layout), name, pool)
+    is_readable = isinstance(array, np.ndarray)
+    if array.shape != (heads,) or (is_readable and not (np.isfinite(array) & (array > 0)).all()):
+        raise ValueError(f"{name} is {given!r}, must be positive and finite, one for each head")
+    return _where_pool_is(pool, array)
+
+
+def _where_pool_is(pool: Any, factors: NDArray[np.float32]) -> Any:
+    """Return factors where a pool is, for any stream: on a GPU the host waits for the copy."""
+    if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
+        return factors
+    place = place_of(None, {"pool": pool})
+    copied = place.from_host(factors)
+    place.wait()
+    return copied
+
+
+def _checked_scales(
+    scales: NDArray[np.float32], name: str, pool: NDArray[Any]
+) -> NDArray[np.float32]:
+    groups = scales.shape[3]
+    if scales.shape[:3] != pool.shape[:3] or groups < 1 or pool.shape[3] % groups:
+        raise ValueError(
+            f"{name} are {scales.shape} as [pages, page_size, heads, groups] for a pool of "
+            f"{pool.shape}; all axes but the last must agree, and groups divide its last"
+        )
+    return scales

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pools of all layers of a model, as a caller gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.arguments import integer
+from kvcore.backends.selection import any_array
+from kvcore.backends.shards import layer_rows
+from kvcore.groups.layers import LayerMap, LayerPlace, mixes_pages
+from kvcore.groups.packing import bundles
+from kvcore.ops.layer_pools import LayerPools, OwnArrays, own_arrays
+from kvcore.params import KVCacheParams
+
+__all__ = ["ModelPools"]
+
+_NO_TABLE, _NO_LENGTHS = np.empty((0, 0), np.uint32), np.empty(0, np.uint32)
+
+
+class ModelPools:
+    """Find a layer's rows in arrays of which each is one place of a layer in every page.
+
+    Parameters
+    ----------
+    params : KVCacheParams
+        Whose groups say which layers share a place.
+    arrays : OwnArrays
+        Each a list with one for each place.
+    lookup_table : list of uint32 [B, columns]
+        One for each bundle; the only one may come by itself.
+    cache_lengths : uint32 [B]
+
+    Raises
+    ------
+    ValueError, TypeError
+        Too few arrays or too many, or such as do not fit the layers that lie there.
+    """
+
+    __slots__ = ("_is_mixed", "_layers", "_lengths", "_num_tables", "_places", "_tables")
+
+    def __init__(
+        self, params: KVCacheParams, arrays: OwnArrays, lookup_table: Any, cache_lengths: Any
+    ) -> None:
+        if not isinstance(params, KVCacheParams):
+            raise TypeError(f"params is a {type(params).__name__}, must be KVCacheParams")
+        made, count = bundles(params), params.layers_per_page
+        self._layers, self._num_tables = LayerMap(params), len(made)
+        self._is_mixed = mixes_pages(params)
+        each = [_one_per_place(name, getattr(arrays, name), count) for name in arrays._fields[:4]]
+        self._places = [
+            own_arrays(OwnArrays(k, v, k_scales, v_scales, arrays.layout), _NO_TABLE, _NO_LENGTHS)
+            for k, v, k_scales, v_scales in zip(*each, strict=True)
+        ]
+        if self._places[0].is_latent != params.is_mla:
+            raise ValueError(
+                f"is_mla is {params.is_mla}, but the pools have {arrays.layout} pages "
+                f"{'without' if arrays.value_pool is None else 'with'} a value_pool"
+            )
+        for layer in (layer for bundle in made for layer in bundle.layers):
+            self._seen(self._layers[layer], layer)
+        self._take(lookup_table, cache_lengths)
+
+    def _take(self, lookup_table: Any, cache_lengths: Any) -> None:
+        is_list = isinstance(lookup_table, list | tuple)
+        tables = lookup_table if is_list else [lookup_table]
+        if len(tables) != self._num_tables:
+            raise ValueError(
+                f"lookup_table has {len(tables)} tables, must have one for each of the "
+                f"{self._num_tables} bundles, as inputs.tables"
+            )
+        self._tables = [any_array(table, "lookup_table") for table in tables]
+        self._lengths = any_array(cache_lengths, "cache_lengths")
+
+    def with_tables(self, lookup_table: Any, cache_lengths: Any) -> ModelPools:
+        """Return the same pools with the pages and lengths of another batch."""
+        other = copy(self)
+        other._take(lookup_table, cache_lengths)  # noqa: SLF001 - of its own class
+        return other
+
+    def layer(self, layer: SupportsIndex) -> LayerPools:
+        """Take out one layer, with the table of its bundle.
+
+        Raises
+        ------
+        IndexError
+            A layer that does not exist, or is in no attention group.
+        """
+        index = integer("layer", layer)
+        place = self._layers[index]
+        return self._seen(place, index)._replace(
+            lookup_table=self._tables[place.bundle],
+            cache_lengths=self._lengths,
+            window=place.window,
+            chunk=place.chunk,
+            owner=place.owner,
+        )
+
+    def _seen(self, place: LayerPlace, layer: int) -> LayerPools:
+        """See the arrays of a place as the rows of a layer that lies there."""
+        pools = self._places[place.position]
+        wanted = [(place.page_size, place.heads, width) for width in place.widths]
+        found = [pool.shape[1:] for pool in pools.pools]
+        if pools.is_latent and len(found) == 2:
+            found = [(*found[0][:2], found[0][2] + found[1][2])]
+        if found == wanted:
+            return pools
+        is_plain = not pools.is_latent and pools.factors is None
+        if not (self._is_mixed and is_plain and all(map(_holds, pools.pools, wanted))):
+            raise ValueError(
+                f"the pools of layer {layer} have pages {found}, must be {wanted} as (page_size, "
+                f"heads, dim); where rows of groups differ, pages may be any of as many elements "
+                f"in one piece"
+            )
+        return pools._replace(
+            pools=[
+                layer_rows(pool, shape) for pool, shape in zip(pools.pools, wanted, strict=True)
+            ],
+            scales=pools.scales and _seen_scales(pools, wanted, layer),
+        )
+
+
+def _one_per_place(name: str, given: Any, count: int) -> Sequence[Any]:
+    if given is None:
+        return [None] * count
+    if not isinstance(given, list | tuple):
+        raise TypeError(
+            f"{name} is a {type(given).__name__}, must be a list with one for each of the {count} "
+            f"layers of a page where params are given"
+        )
+    if len(given) != count:
+        raise ValueError(
+            f"{name} has {len(given)} entries, must have one for each of the {count} layers of a "
+            f"page, params.layers_per_page"
+        )
+    return given
+
+
+def _seen_scales(
+    pools: LayerPools, wanted: list[tuple[int, int, int]], layer: int
+) -> list[NDArray[np.float32]]:
+    seen = []
+    for pool, scale, (tokens, heads, width) in zip(
+        pools.pools, pools.scales or (), wanted, strict=True
+    ):
+        group = pool.shape[3] // scale.shape[3]
+        shape = tokens, heads, width // group
+        if width % group or not _holds(scale, shape):
+            raise ValueError(
+                f"the scales of layer {layer} are {scale.shape}, must be contiguous pages of "
+                f"{shape} as (page_size, heads, groups)"
+            )
+        seen.append(layer_rows(scale, shape))
+    return seen
+
+
+def _holds(array: Any, shape: tuple[int, int, int]) -> bool:
+    """Tell whether rows of a shape lie in front of every page, whose elements are in one piece."""
+    _, tokens, heads, width = array.shape
+    strides, size = array.strides, array.dtype.itemsize
+    is_whole = strides[1:] == (heads * width * size, width * size, size)
+    return bool(is_whole) and shape[0] * shape[1] * shape[2] <= tokens * heads * width

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put a host tier and a disk below a replay's pool, and tell where its hits came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from kvcore.stores import DiskStore, DiskTier
+
+if TYPE_CHECKING:
+    from kvcore import PagedKVCacheManager, TextGenerationContext
+
+__all__ = ["PATIENCE", "TierHits", "TierReport", "temporary_disk"]
+
+#: Seconds that a replay waits for its disk where an engine would go on without it.
+PATIENCE = 86_400.0
+
+_BLOCK = 4096  # a slot is a block of header and the page, in whole blocks
+_NO_MODEL = bytes(32)
+_SHARES = ("device_share", "host_share", "disk_share", "computed_share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierReport:
+    """Return where a replay found the tokens of its prompts.
+
+    Attributes
+    ----------
+    host_pages, disk_pages : int
+        Pages of each replica's host tier, and of the disk for all replicas; 0 for no disk.
+    prompt_tokens : int
+        Of all requests, refused ones included: what the shares are of.
+    device_tokens, host_tokens, disk_tokens : int
+        Prompt tokens found when a request was first admitted: on the device; loaded from the host
+        tier; loaded from there after the disk had brought them.
+    computed_tokens : int
+        Prompt tokens of served requests that no tier had.
+    host_written_pages, disk_written_pages : int
+        Pages copied to the host tier, and written to the disk.
+    disk_errors : int
+        Calls of the disk that failed, and pages that came back wrong. Not 0 where it is full or
+        fails: then hits are missing.
+    flush_seconds : float
+        Time that the replay waited between requests until the disk had what was stored; 0 in online
+        mode.
+    """
+
+    host_pages: int
+    disk_pages: int
+    prompt_tokens: int
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    computed_tokens: int
+    host_written_pages: int
+    disk_written_pages: int
+    disk_errors: int
+    flush_seconds: float
+
+    @property
+    def device_share(self) -> float:
+        """Share of `prompt_tokens` found on the device."""
+        return self._share(self.device_tokens)
+
+    @property
+    def host_share(self) -> float:
+        """Share of `prompt_tokens` found in the host tier."""
+        return self._share(self.host_tokens)
+
+    @property
+    def disk_share(self) -> float:
+        """Share of `prompt_tokens` found on the disk."""
+        return self._share(self.disk_tokens)
+
+    @property
+    def computed_share(self) -> float:
+        """Share of `prompt_tokens` computed; the rest is that of refused requests."""
+        return self._share(self.computed_tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """List every field and share by name, ready for JSON."""
+        return vars(self) | {name: getattr(self, name) for name in _SHARES}
+
+    def _share(self, tokens: int) -> float:
+        return tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@contextmanager
+def temporary_disk(pages: int, page_bytes: int) -> Iterator[DiskStore]:
+    """Open a disk store in a new directory, which is removed at the end, whatever happens.
+
+    One thread reads and writes, so that which page goes first does not depend on who is faster.
+
+    Parameters
+    ----------
+    pages : int
+        That it holds, exactly.
+    page_bytes : int
+    """
+    slot_bytes = _BLOCK + -(-page_bytes // _BLOCK) * _BLOCK
+    with TemporaryDirectory(prefix="kvcore-replay-") as folder:
+        tier = DiskTier(((folder, _BLOCK + pages * slot_bytes),))
+        store = DiskStore(
+            tier,
+            page_bytes=page_bytes,
+            fingerprint=_NO_MODEL,
+            threads=1,
+            slow_seconds=PATIENCE,
+        )
+        with closing(store):
+            yield store
+
+
+class TierHits:
+    """Tell of each request that is admitted which tier its hit came from.
+
+    Parameters
+    ----------
+    manager : PagedKVCacheManager
+        With a host tier, and nobody else's.
+    host_pages, disk_pages : int
+        As in `TierReport`.
+    """
+
+    def __init__(self, manager: PagedKVCacheManager, host_pages: int, disk_pages: int) -> None:
+        self._manager = manager
+        self._host_pages, self._disk_pages = host_pages, disk_pages
+        self._page_size = manager.params.page_size
+        self._host_tokens = self._disk_tokens = 0
+        self._flush_ns = 0
+        self._counts = 0, 0
+        self._brought: dict[Hashable, int | None] = {}  # None once a request was admitted
+
+    def begin(self) -> None:
+        """Look at the counters before a request is tried."""
+        self._counts = self._look()
+
+    def end(self, name: Hashable, *, fits: bool) -> None:
+        """Count what came up for a request since `begin`, if it is admitted for the first time.
+
+        What the disk brings for one that does not fit is found in the host tier later; it is the
+        disk's all the same.
+        """
+        before = self._brought.get(name, 0)
+        if before is None:
+            return
+        loaded, brought = (now - then for now, then in zip(self._look(), self._counts, strict=True))
+        brought += before
+        self._brought[name] = None if fits else brought
+        if fits:
+            of_disk = min(brought, loaded)
+            self._disk_tokens += of_disk * self._page_size
+            self._host_tokens += (loaded - of_disk) * self._page_size
+
+    def watching(self, reserve: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """Wrap ``maybe_reserve``, so that `begin` and `end` stand around each call."""
+
+        def watched(context: TextGenerationContext) -> bool:
+            self.begin()
+            fits = reserve(context)
+            self.end(context.request_id, fits=fits)
+            return fits
+
+        return watched
+
+    def flush(self) -> None:
+        """Wait until the disk has all pages that were stored."""
+        started = perf_counter_ns()
+        self._manager.flush()
+        self._flush_ns += perf_counter_ns() - started
+
+    def report(self, *, prompt_tokens: int, served_tokens: int, cached_tokens: int) -> TierReport:
+        """Sum up, given the prompt tokens of all requests, of those served, and those cached."""
+        tiers = self._manager.tier_metrics
+        page_bytes = self._manager.params.bytes_per_page
+        disk = tiers.get("disk")
+        return TierReport(
+            host_pages=self._host_pages,
+            disk_pages=self._disk_pages,
+            prompt_tokens=prompt_tokens,
+            device_tokens=cached_tokens - self._host_tokens - self._disk_tokens,
+            host_tokens=self._host_tokens,
+            disk_tokens=self._disk_tokens,
+            computed_tokens=served_tokens - cached_tokens,
+            host_written_pages=tiers["host"].bytes_in // page_bytes,
+            disk_written_pages=0 if disk is None else disk.bytes_in // page_bytes,
+            disk_errors=0 if disk is None else disk.errors + disk.corrupt + disk.timeouts,
+            flush_seconds=self._flush_ns / 1e9,
+        )
+
+    def _look(self) -> tuple[int, int]:
+        """Return the pages loaded to the device, and brought by the disk, up to now."""
+        brought = self._manager.tier_metrics["disk"].hits if self._disk_pages else 0
+        return self._manager.metrics.h2d_blocks_copied, brought

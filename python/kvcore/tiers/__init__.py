@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores below a manager's host tier: who asks which of them, what is written, and what counts.
+
+`stack` puts it together: `reader` brings pages with what `depths` and `flights` know, `writer`
+writes them, `adapters` use the stores, `records` are what kvcore checks pages by where a store does
+not, and `calls` bound what a store may cost. `options` and `choice` read a manager's arguments,
+`methods` are those that it gets.
+"""
+
+from kvcore.tiers.methods import TieredCache
+from kvcore.tiers.options import TierOptions
+from kvcore.tiers.records import LABEL_BYTES, RecordLayout
+
+__all__ = ["LABEL_BYTES", "RecordLayout", "TierOptions", "TieredCache"]

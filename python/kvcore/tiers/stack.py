@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stores below a manager's host tier, from the first page to ``close``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
+
+from kvcore.errors import KVCacheError
+from kvcore.metrics import TierMetrics
+from kvcore.stores import BlockStore, DiskStore
+from kvcore.tiers.adapters import DiskAdapter, RecordAdapter, StoreAdapter
+from kvcore.tiers.calls import StoreLimits
+from kvcore.tiers.memory import HostMemory
+from kvcore.tiers.onload import Onload
+from kvcore.tiers.reader import FillSearch, StoreReader
+from kvcore.tiers.records import RecordLayout
+from kvcore.tiers.writer import StoreWriter, WriteQueue
+
+__all__ = ["TierStack", "adapters_of"]
+
+#: Bytes that are read or written at a time, about.
+_BATCH_BYTES = 64 << 20
+
+
+def adapters_of(
+    stores: Sequence[tuple[BlockStore, bool]], layout: RecordLayout, limits: StoreLimits
+) -> list[StoreAdapter]:
+    """Return what uses each store: the manager's own, or somebody's, with names of their own."""
+    kinds = [
+        "disk" if isinstance(store, DiskStore) else type(store).__name__.lower()
+        for store, _ in stores
+    ]
+    found: list[StoreAdapter] = []
+    for i, (store, is_own) in enumerate(stores):
+        name = kinds[i]
+        if kinds.count(name) > 1 and isinstance(store, DiskStore):
+            name = f"disk:{store.paths[0]}"
+        elif kinds.count(name) > 1 or name == "host":
+            name = f"{name}-{kinds[: i + 1].count(name)}"
+        if isinstance(store, DiskStore):
+            found.append(DiskAdapter(name, store, layout, limits, is_own=is_own))
+        else:
+            found.append(RecordAdapter(name, store, layout, limits, is_own=is_own))
+    return found
+
+
+class TierStack:
+    """Have pages written to stores and brought from them; what `_set_below` takes.
+
+    Parameters
+    ----------
+    stores : sequence of StoreAdapter
+    memory : HostMemory
+    page_bytes : int
+        Of all parts of a page.
+    limits : StoreLimits
+    max_write_wait : float
+        Seconds that a step waits for stores where much of the host tier waits to be written.
+    is_async : bool
+        `bring` returns at once, and requests wait in `onload`.
+
+    Notes
+    -----
+    Any number of threads. It knows nothing of its manager, so that it does not keep that alive.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[StoreAdapter],
+        memory: HostMemory,
+        *,
+        page_bytes: int,
+        limits: StoreLimits,
+        max_write_wait: float,
+        is_async: bool,
+    ) -> None:
+        self._stores, self._memory = tuple(stores), memory
+        self._reader = StoreReader(stores, memory, _BATCH_BYTES, limits.seconds, self._make_room)
+        self.onload = Onload(self._reader)
+        host_pages = memory.num_bytes // page_bytes
+        self._batch = max(1, min(_BATCH_BYTES // page_bytes, host_pages // 4))
+        self._most_waiting = max(1, host_pages // 2)
+        self._max_write_wait, self._is_async = max_write_wait, is_async
+        self._process = os.getpid()
+        self._is_off = False
+        # Looked up by each call: an attribute of its own is the shortest way.
+        self.may_have = self._reader.may_have
+
+    def begin(self, queue: WriteQueue) -> None:
+        """Take over what the core has to be written."""
+        self._queue = queue
+        self._writer = StoreWriter(
+            queue,
+            self._stores,
+            self._memory,
+            batch=self._batch,
+            most_waiting=self._most_waiting,
+            seconds=self._max_write_wait,
+        )
+        self.arrived = self._writer.arrived
+        _ALIVE.add(self)
+
+    def bring(self, search: FillSearch, context: Any, now: bool) -> None:  # noqa: FBT001 - natively
+        """Bring what stores have of a request's prompt, or begin to where it need not run now."""
+        if self._is_off:
+            return
+        if self._is_async and not now:
+            self.onload.begin(search, context)
+        else:
+            self._reader.bring(search)
+
+    def prefetch(self, search: FillSearch) -> int:
+        """Begin to bring a prefix; return the columns that are there or on their way."""
+        found = self._reader.depth(search)
+        if found > search.have or search.legal < search.have:
+            self.onload.prefetch(search)
+        return found
+
+    def begin_reset(self) -> None:
+        """Let nothing come back that is on its way, before the tiers above are emptied."""
+        if not self._is_off:
+            self._reader.forget()
+            self._writer.forget()
+
+    def end_reset(self) -> None:
+        """Empty the stores."""
+        if not self._is_off:
+            for store in self._stores:
+                store.clear()
+            self._writer.forgotten()
+
+    def flush(self, timeout: float | None) -> bool:
+        """Wait until what waits now is written; return whether all of it is."""
+        self.require_here()
+        return self._writer.flush(timeout)
+
+    def metrics(self) -> dict[str, TierMetrics]:
+        """Return the counters of the stores."""
+        waiting = 0 if self._is_off else self._queue.waiting
+        missed = self._reader.missed
+        return {
+            store.name: replace(found, misses=found.misses + missed)
+            for store in self._stores
+            for found in [store.metrics(waiting)]
+        }
+
+    def flush_here(self) -> None:
+        """Wait without end for what waits now; for nothing where stores are off."""
+        if not self._is_off:
+            self._writer.flush(None)
+
+    @property
+    def misses(self) -> int:
+        """Pages that the host tier did not have, as far as stores were asked for them."""
+        return self._reader.missed + self._reader.brought
+
+    def require_here(self) -> None:
+        """Raise KVCacheError in a child of ``os.fork``."""
+        if os.getpid() != self._process:
+            raise KVCacheError(
+                f"the stores of this manager belong to process {self._process}, of which this one "
+                f"is a fork; make a manager with stores of its own here"
+            )
+
+    def stop(self) -> None:
+        """Have the threads end, without waiting: the manager is gone."""
+        if not self._is_off:
+            self._writer.stop()
+            self.onload.close(0)
+            for store in self._stores:
+                store.close(0)
+
+    def close(self, timeout: float | None) -> None:
+        """End the threads and close the stores that are the manager's own."""
+        if self._is_off:
+            return
+        self._switch_off()
+        self.onload.close(timeout)
+        self._reader.close(timeout)
+        self._writer.close(timeout)
+        for store in self._stores:
+            store.close(timeout)
+        self._memory.let_go()
+
+    def _make_room(self) -> bool:
+        return self._writer.drain()
+
+    def leave_to_parent(self) -> None:
+        """Touch no store any more, in a child of fork."""
+        self._switch_off()
+        self.onload.give_up()
+
+    def _switch_off(self) -> None:
+        self._is_off = True
+        self.may_have = _nothing
+        self.arrived = _nowhere
+
+
+def _nothing(key: bytes) -> bool:  # noqa: ARG001
+    return False
+
+
+def _nowhere() -> None:
+    pass
+
+
+_ALIVE: WeakSet[TierStack] = WeakSet()
+
+
+def _switch_off_in_child() -> None:
+    """In a child of fork there are neither the threads nor the owner of the directories."""
+    for stack in list(_ALIVE):
+        stack.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_switch_off_in_child)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one process has computed, another one finds on disk or goes on with: the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvcore.moving import SavedSequence, read_sequence
+from programs import printed
+from small_model import GROUPS, PAGE_SIZE, PROMPT
+
+HIT = (len(PROMPT) - 1) // PAGE_SIZE * PAGE_SIZE
+
+SERVE = """
+    from small_model import PROMPT, SmallModel, small_manager
+    kind, folder, file = sys.argv[1:]
+    model = SmallModel()
+    with small_manager(kind, "host:64KiB", f"disk:{folder}:4MiB") as manager:
+        context, cached = model.prefill(manager, "r", PROMPT)
+        manager.export_sequence("r", file)
+        print(cached, context.tokens[-1], *model.decode(manager, context, 20))
+        print(manager.tier_metrics["disk"].hits, manager.tier_metrics["disk"].corrupt)
+        print(hash("the same text") & 0xFFFF)
+"""
+
+BEGIN = """
+    from small_model import PROMPT, SmallModel, small_manager
+    kind, folder, file = sys.argv[1:]
+    model = SmallModel()
+    with small_manager(kind, "host:64KiB", f"disk:{folder}:4MiB") as manager:
+        context, _ = model.prefill(manager, "r", PROMPT)
+        print(context.tokens[-1], *model.decode(manager, context, 9))
+        manager.export_sequence("r", file)
+        print(*model.decode(manager, context, 11))
+"""
+
+GO_ON = """
+    from kvcore.moving import read_sequence
+    from small_model import PROMPT, SmallModel, small_manager
+    kind, folder, file = sys.argv[1:]
+    model = SmallModel()
+    with small_manager(kind, "host:64KiB", f"disk:{folder}:4MiB") as manager:
+        context = read_sequence(file).context("moved")
+        assert manager.import_sequence(context, file)
+        print(manager.metrics.input_tokens, *model.decode(manager, context, 11))
+        manager.release("moved")
+    with small_manager(kind, "host:64KiB", f"disk:{folder}:4MiB") as manager:
+        context, cached = model.prefill(manager, "r", PROMPT)
+        print(cached, context.tokens[-1], *model.decode(manager, context, 20))
+"""
+
+
+def rows_of(saved: SavedSequence, end: int) -> dict[str, bytes]:
+    """The bytes of what a request reads of its first tokens, by name, and of its states."""
+    found = {}
+    for name, rows in saved.tensors.items():
+        if name.startswith("layers."):
+            rows = rows[: end - saved.layers[int(name.split(".")[1])].first]
+        assert rows.size
+        found[name] = rows.tobytes()
+    return found
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_another_process_finds_the_same_bytes_on_disk(kind: str, tmp_path: Path) -> None:
+    folder, files = tmp_path / "disk", [tmp_path / "first", tmp_path / "second"]
+    cached, *computed, hits, corrupt, hash_1 = printed(SERVE, kind, folder, files[0], seed=1)
+    assert (cached, hits, corrupt) == (0, 0, 0)
+    found, *tokens, hits, corrupt, hash_2 = printed(SERVE, kind, folder, files[1], seed=2)
+    assert (found, hits, corrupt) == (HIT, HIT // PAGE_SIZE, 0)
+    assert hash_1 != hash_2
+    assert tokens == computed
+    assert len({*tokens}) > 3
+    first, second = (rows_of(read_sequence(file), HIT) for file in files)
+    assert first == second
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_request_that_moves_to_another_process_goes_on(kind: str, tmp_path: Path) -> None:
+    one, other, file = tmp_path / "one", tmp_path / "other", tmp_path / "request"
+    tokens = printed(BEGIN, kind, one, file, seed=1)
+    computed, *after = printed(GO_ON, kind, other, file, seed=2)
+    assert computed == 1  # the token that is run next
+    assert after[:11] == tokens[10:]
+    # It is stored like what was computed, where all of the prompt was there: behind windows it is
+    # not, and no checkpoint of a state was.
+    cached, *again = after[11:]
+    assert cached == (HIT if kind == "flat" else 0)
+    assert again == tokens
