@@ -289,7 +289,8 @@ class Worker {
         add(shared_.num_stores, count(transfers_.tier_moves) - loads);
         add(shared_.num_failed, is_done ? 0 : 1);
     }
-    /// Loads failed: requests that lost their pages are where they were before the call.
+    /// Loads failed: requests that lost their pages are where they were before the call, but for
+    /// those that others have cut to nothing meanwhile, whose pages had been there.
     void set_back(const Batch& batch) {
         std::vector<Slot*> slots = batch.slots;
         std::sort(slots.begin(), slots.end());
@@ -302,7 +303,7 @@ class Worker {
             if (request == nullptr || request->sequence != sequence) continue;
             if (!manager_.pages_of(sequence).empty()) continue;
             request->start = moved.start;
-            request->active = moved.active;
+            request->active = std::min(moved.active, request->end());
         }
     }
     /// Somebody is at what a row of the batch waits for, or it is owed: then this thread is.

@@ -9,7 +9,7 @@ import pytest
 
 import kvcore
 from builders import claimed, error_of, make_manager, with_host
-from tier_steps import A, C, moved, serve, tiered
+from tier_steps import A, B, C, moved, serve, tiered
 from written_pool import WrittenPool
 
 
@@ -111,3 +111,48 @@ def test_pages_that_were_not_copied_are_never_found(caplog: pytest.LogCaptureFix
     assert serve(manager, pool, A) == 16
     manager.reset_prefix_cache()
     assert manager.host_committed_block_pct == 0
+
+
+def test_a_request_that_others_used_while_loads_failed_is_theirs() -> None:
+    """One batch loads for its first request and finds the other's pages on the device."""
+    manager, pool = tiered(num_pages=16)
+
+    def cut(other: Any) -> None:
+        manager.truncate(other.request_id, 0)
+        other.rewind(1)
+
+    def run(other: Any) -> None:
+        other.active_idx = other.end_idx
+        pool.run([other])
+
+    def begin_anew(other: Any) -> None:
+        manager.release(other.request_id)
+        manager.claim(other.request_id)
+        run(other)
+
+    stands = {cut: (0, 1, 1), run: (30, 31, 31), begin_anew: (30, 31, 31)}
+    for use, stand in stands.items():
+        manager.reset_prefix_cache()
+        serve(manager, pool, A)
+        serve(manager, pool, C)
+        serve(manager, pool, B)  # of A some pages are in the tier alone
+        loaded, other = claimed(manager, A), claimed(manager, B)
+        mover = manager._mover
+        copy = mover.run
+
+        def meddle(orders: Any, use: Any = use, copy: Any = copy, other: Any = other) -> None:
+            mover.run = copy
+            use(other)
+            raise OSError("no copy")
+
+        mover.run = meddle
+        with pytest.raises(OSError, match="no copy"):
+            manager.fetch([loaded, other])
+        assert (loaded.start_idx, loaded.active_idx) == (0, 20)
+        assert list(manager.get_req_blocks(loaded.request_id)) == []
+        assert (other.start_idx, other.active_idx, other.end_idx) == stand
+        assert len(manager.get_req_blocks(other.request_id)) == (stand[0] + 3) // 4
+        manager.check_integrity()
+        for context in (loaded, other):
+            pool.run([context])
+            manager.release(context.request_id)

@@ -220,8 +220,9 @@ class CacheManager {
     /// for whose place there is no memory: they are not stored. What was held is let go. Where they
     /// are not `done`, page copies are owed again (take_owed), pages that were to be stored are
     /// not, and a request whose loads failed has lost its pages, as if it had just been claimed:
-    /// set it back to where `moved` says. Throws InvalidHandleError, and changes nothing, for a
-    /// ticket that was finished before. O(transfers).
+    /// set it back to where `moved` says. (One that the call moved without loads may have been
+    /// run or cut by others since: it is theirs.) Throws InvalidHandleError, and changes nothing,
+    /// for a ticket that was finished before. O(transfers).
     void finish(std::uint64_t ticket, bool done = true);
     /// Gives out again what is owed to a sequence since its transfers failed. Where nothing is, but
     /// others make room in its replica with write-back, that is under way. O(transfers).

@@ -7,6 +7,7 @@ from libcpp.vector cimport vector
 
 from kvcore.cpp cimport (
     CacheManager,
+    MovedRequest,
     PageMove,
     RequestView,
     SequenceHandle,
@@ -65,6 +66,9 @@ cdef class Settler:
     cdef list settle(self, Transfers* transfers, RequestView** rows, list contexts)
     cdef int perform(self, Transfers* transfers) except -1
     cdef int settle_owed(self, SequenceHandle sequence) except -1
+    cdef int set_back(
+        self, RequestView* request, const RequestView* left, const MovedRequest* before
+    ) except -1
     cdef int take_back(self, const RequestView* request) except -1
     cdef int write_back_all(self, Call* call, list contexts) except -1
     cdef int write_back(

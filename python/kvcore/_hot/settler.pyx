@@ -115,23 +115,24 @@ cdef class Settler:
         """Do what a call has given out, and say how it went.
 
         `rows` point into `contexts`, of which it returns a copy that keeps them: other threads may
-        change the caller's list meanwhile. Where it fails, the requests that the call has moved are
-        as if they had just been claimed, and stand where they stood before.
+        change the caller's list meanwhile. Where it fails, the requests that the call has moved,
+        and nobody since, are as if they had just been claimed and stand where they stood before.
         """
-        cdef MovedRequest moved
+        cdef vector[RequestView] left  # where the call left the requests that it has moved
+        cdef RequestView* row
         cdef list kept = None
         cdef size_t i
         try:
             if contexts is not None:
                 kept = contexts[:]
+            for i in range(transfers.moved.size()):
+                left.push_back(rows[transfers.moved[i].row][0])
             self.perform(transfers)
         except BaseException:  # an interrupt too
             self.native.finish(transfers.ticket, False)
             for i in range(transfers.moved.size()):
-                moved = transfers.moved[i]
-                self.take_back(rows[moved.row])
-                rows[moved.row].start = moved.start
-                rows[moved.row].active = moved.active
+                row = rows[transfers.moved[i].row]
+                self.set_back(row, &left[i] if i < left.size() else row, &transfers.moved[i])
             raise
         self.native.finish(transfers.ticket, True)
         if self.below is not None and (
@@ -175,6 +176,21 @@ cdef class Settler:
                 raise PendingTransfersError(
                     f"{error}: the code that copies pages must not use the requests it copies for"
                 ) from None
+        return 0
+
+    cdef int set_back(
+        self, RequestView* request, const RequestView* left, const MovedRequest* before
+    ) except -1:
+        """Undo what a call did to a request, unless somebody has released, run or cut it since."""
+        if (
+            request.sequence.index != left.sequence.index
+            or request.sequence.generation != left.sequence.generation
+            or request.start != left.start
+        ):
+            return 0
+        self.take_back(request)
+        request.start = before.start
+        request.active = min(before.active, request.end)
         return 0
 
     cdef int take_back(self, const RequestView* request) except -1:
