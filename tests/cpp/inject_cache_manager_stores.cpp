@@ -119,13 +119,20 @@ struct Kind {
     kvcore::CacheConfig config;
 };
 
+// Short requests: a column for each page of each is looked at after every failure.
+kvcore::CacheConfig small_config(std::int64_t num_pages, std::int64_t host_pages) {
+    kvcore::CacheConfig config = HostFixture::config(num_pages, host_pages);
+    config.max_seq_len = 64;
+    return config;
+}
+
 std::vector<Kind> kinds() {
-    const kvcore::CacheConfig plain = HostFixture::config(32, 16);
-    kvcore::CacheConfig groups = HostFixture::config(64, 40);
+    const kvcore::CacheConfig plain = small_config(32, 16);
+    kvcore::CacheConfig groups = small_config(64, 40);
     groups.groups = {{GroupKind::kFull, 0, 1, 0}, {GroupKind::kSliding, 4, 2, 0}};
-    kvcore::CacheConfig sliding = HostFixture::config(64, 12);
+    kvcore::CacheConfig sliding = small_config(64, 12);
     sliding.groups = {{GroupKind::kSliding, 4, 1, 0}};
-    kvcore::CacheConfig states = HostFixture::config(32, 16);
+    kvcore::CacheConfig states = small_config(32, 16);
     states.max_sequences = 3;
     states.states = {{0}};
     states.num_state_slots = 6;
