@@ -12,6 +12,22 @@
 using Keys = std::vector<kvcore::PageKey>;
 using Parts = std::vector<std::vector<std::int32_t>>;
 
+inline kvcore::CacheConfig with_groups(std::vector<kvcore::CacheGroup> groups,
+                                       std::int64_t host_pages = 64) {
+    kvcore::CacheConfig config = HostFixture::config(32, host_pages);
+    config.groups = std::move(groups);
+    return config;
+}
+
+inline kvcore::CacheConfig with_states(std::int64_t host_slots) {
+    kvcore::CacheConfig config = HostFixture::config(12, 64);
+    config.max_sequences = 3;
+    config.states = {{0}};
+    config.num_state_slots = 6;
+    config.num_host_state_slots = host_slots;
+    return config;
+}
+
 /// A manager with stores below its host tier, whose verbs a test calls.
 class StoreFixture : public HostFixture {
    public:
