@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kvcore import sizing
 from kvcore._hot.engine import StepEngine
-from kvcore.metrics import GroupMetrics, KVCacheMetrics, StateMetrics
+from kvcore.metrics import GroupMetrics, KVCacheMetrics, ReplicaMetrics, StateMetrics
 from kvcore.params import KVCacheParams
 from kvcore.tenants import TenantMetrics
 
@@ -77,6 +77,15 @@ class CacheMetrics(StepEngine):
     def metrics(self) -> KVCacheMetrics:
         """Counters summed over replicas; a copy."""
         return self._counters()
+
+    @property
+    def replica_metrics(self) -> tuple[ReplicaMetrics, ...]:
+        """Pages of each replica, in their order. O(replicas)."""
+        names = [field.name for field in fields(ReplicaMetrics)]
+        each = [self._core.stats(r) for r in range(self.num_replicas)]
+        return tuple(
+            ReplicaMetrics(**{name: getattr(stats, name) for name in names}) for stats in each
+        )
 
     @property
     def group_metrics(self) -> tuple[GroupMetrics, ...]:

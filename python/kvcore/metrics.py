@@ -6,7 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["GroupMetrics", "KVCacheMetrics", "StateMetrics", "TierMetrics"]
+from kvcore.exporting import Exporter, export
+
+__all__ = [
+    "Exporter",
+    "GroupMetrics",
+    "KVCacheMetrics",
+    "ReplicaMetrics",
+    "StateMetrics",
+    "TierMetrics",
+    "export",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,34 @@ class GroupMetrics:
     filled: int
     stored_pages: int
     loaded_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMetrics:
+    """Count the pages of one replica at one moment.
+
+    Attributes
+    ----------
+    total_pages : int
+    free_pages : int
+        Of nobody, not cached either.
+    cached_pages : int
+        In the prefix cache, those that requests share included.
+    evictable_pages : int
+        Cached ones that nobody holds; the rest of the pages is held by requests, pins and copies.
+    num_sequences : int
+        Requests that are claimed.
+    host_pages, host_cached_pages : int
+        Of its host tier, and of these those that hold cached pages; 0 without one.
+    """
+
+    total_pages: int
+    free_pages: int
+    cached_pages: int
+    evictable_pages: int
+    num_sequences: int
+    host_pages: int
+    host_cached_pages: int
 
 
 @dataclass(frozen=True, slots=True)

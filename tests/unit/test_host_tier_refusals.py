@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -113,6 +115,19 @@ def test_pages_that_were_not_copied_are_never_found(caplog: pytest.LogCaptureFix
     assert manager.host_committed_block_pct == 0
 
 
+def meddle_once(manager: Any, use: Callable[[], object]) -> None:
+    """Has the next copies fail, once others have done something beside them."""
+    mover = manager._mover
+    copy = mover.run
+
+    def meddle(orders: Any) -> None:
+        mover.run = copy
+        use()
+        raise OSError("no copy")
+
+    mover.run = meddle
+
+
 def test_a_request_that_others_used_while_loads_failed_is_theirs() -> None:
     """One batch loads for its first request and finds the other's pages on the device."""
     manager, pool = tiered(num_pages=16)
@@ -137,15 +152,7 @@ def test_a_request_that_others_used_while_loads_failed_is_theirs() -> None:
         serve(manager, pool, C)
         serve(manager, pool, B)  # of A some pages are in the tier alone
         loaded, other = claimed(manager, A), claimed(manager, B)
-        mover = manager._mover
-        copy = mover.run
-
-        def meddle(orders: Any, use: Any = use, copy: Any = copy, other: Any = other) -> None:
-            mover.run = copy
-            use(other)
-            raise OSError("no copy")
-
-        mover.run = meddle
+        meddle_once(manager, functools.partial(use, other))
         with pytest.raises(OSError, match="no copy"):
             manager.fetch([loaded, other])
         assert (loaded.start_idx, loaded.active_idx) == (0, 20)
