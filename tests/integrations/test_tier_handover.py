@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.moving import SavedSequence, read_sequence
+from kvcore.moving import read_sequence
 from programs import printed
-from small_model import GROUPS, PAGE_SIZE, PROMPT
-
-HIT = (len(PROMPT) - 1) // PAGE_SIZE * PAGE_SIZE
+from small_model import GROUPS, HIT, PAGE_SIZE, rows_of
 
 SERVE = """
     from small_model import PROMPT, SmallModel, small_manager
@@ -50,17 +48,6 @@ GO_ON = """
         context, cached = model.prefill(manager, "r", PROMPT)
         print(cached, context.tokens[-1], *model.decode(manager, context, 20))
 """
-
-
-def rows_of(saved: SavedSequence, end: int) -> dict[str, bytes]:
-    """The bytes of what a request reads of its first tokens, by name, and of its states."""
-    found = {}
-    for name, rows in saved.tensors.items():
-        if name.startswith("layers."):
-            rows = rows[: end - saved.layers[int(name.split(".")[1])].first]
-        assert rows.size
-        found[name] = rows.tobytes()
-    return found
 
 
 @pytest.mark.parametrize("kind", GROUPS)

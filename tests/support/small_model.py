@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.groups import FullAttention, SlidingWindow, State
+from kvcore.moving import SavedSequence
 
 PROMPT = [(7 * i + 3) % 29 for i in range(42)]
 PAGE_SIZE = 4
+#: Tokens of it that a cache which has all of it serves.
+HIT = (len(PROMPT) - 1) // PAGE_SIZE * PAGE_SIZE
 _LAYERS, _HIDDEN, _HEADS, _HEAD_DIM, _TOKENS, _PLACES = 3, 16, 2, 8, 31, 128
 _SHARPNESS = 3.0
 
@@ -92,10 +95,10 @@ class SmallModel:
         return seen
 
     def prefill(
-        self, manager: PagedKVCacheManager, name: str, tokens: list[int]
+        self, manager: PagedKVCacheManager, name: str, tokens: list[int], **options: Any
     ) -> tuple[TextGenerationContext, int]:
         """Claim a request and run its prompt; return it, and how many tokens were cached."""
-        context = TextGenerationContext(name, tokens)
+        context = TextGenerationContext(name, tokens, **options)
         manager.claim(name)
         assert manager.maybe_reserve(context)
         cached = context.start_idx
@@ -113,3 +116,14 @@ class SmallModel:
 def _each(weights: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Multiply row by row: what BLAS makes of one does not depend on how many there are."""
     return np.stack([weights @ row for row in rows])
+
+
+def rows_of(saved: SavedSequence, end: int) -> dict[str, bytes]:
+    """The bytes of what a request reads of its first tokens, by name, and of its states."""
+    found = {}
+    for name, rows in saved.tensors.items():
+        if name.startswith("layers."):
+            rows = rows[: end - saved.layers[int(name.split(".")[1])].first]
+        assert rows.size
+        found[name] = rows.tobytes()
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvcore.stores import FinishedHandle, MemoryStore
-from kvcore.tiers.breaker import Breaker
+from kvcore.stores.breaker import Breaker
 from kvcore.tiers.workers import Workers
 from tiered_requests import (
     LONG,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of pages below the device: the protocol, a store on disks, texts that name tiers."""
+"""Stores of pages below the device: the protocol, stores on disks and servers, names of tiers."""
 
 from kvcore.metrics import TierMetrics
 from kvcore.stores.disk import DiskStore
@@ -11,7 +11,8 @@ from kvcore.stores.protocol import (
     StoreHandle,
     StoreHealth,
 )
-from kvcore.stores.specs import DiskTier, HostTier, TierSpec, parse_tier
+from kvcore.stores.redis_store import RedisStore
+from kvcore.stores.specs import DiskTier, HostTier, RedisTier, TierSpec, parse_tier
 
 __all__ = [
     "BlockStore",
@@ -20,6 +21,8 @@ __all__ = [
     "FinishedHandle",
     "HostTier",
     "MemoryStore",
+    "RedisStore",
+    "RedisTier",
     "StoreCapacity",
     "StoreHandle",
     "StoreHealth",

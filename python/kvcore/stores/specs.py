@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+from kvcore.arguments import integer, number
 from kvcore.byte_sizes import parse_size
 
-__all__ = ["DiskTier", "HostTier", "TierSpec", "parse_tier"]
+__all__ = ["DiskTier", "HostTier", "RedisTier", "TierSpec", "parse_tier"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,55 @@ class DiskTier:
             raise ValueError(f"the directories {paths} name one twice; name each once")
 
 
-TierSpec: TypeAlias = HostTier | DiskTier
+@dataclass(frozen=True)
+class RedisTier:
+    """A tier in a server that speaks the Redis protocol.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+    database : int
+    username, password : str, optional
+        Not shown.
+    is_tls : bool
+        Whether the connection is encrypted, and the server's certificate checked.
+    ca_certs : str, optional
+        Of TLS: a file with the certificates of authorities; the system's where none is named.
+    seconds : float
+        That a batch may take, connecting included.
+    ttl : float, optional
+        Seconds after which the server forgets a page; without one it keeps what it has room for.
+    prefix : str
+        Of the names of pages: letters, digits and ``_.-``. Users with others meet nowhere.
+    """
+
+    host: str
+    port: int = 6379
+    database: int = 0
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    is_tls: bool = False
+    ca_certs: str | None = None
+    seconds: float = 1.0
+    ttl: float | None = None
+    prefix: str = "kvcore"
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("a Redis tier without a host; give it one")
+        integer("port", self.port, 1, 65_535)
+        integer("database", self.database, 0)
+        for name, value in (("timeout", self.seconds), ("ttl", self.ttl)):
+            if value is not None and not 0 < number(name, value) < math.inf:
+                raise ValueError(f"{name} is {value}, must be more than 0 seconds, and finite")
+        if not _PREFIX.fullmatch(self.prefix):
+            raise ValueError(
+                f"prefix is {self.prefix!r}, must be 1 to 64 letters, digits, '_', '.' and '-'"
+            )
+
+
+TierSpec: TypeAlias = HostTier | DiskTier | RedisTier
 
 
 def parse_tier(text: str) -> TierSpec:
@@ -61,12 +114,14 @@ def parse_tier(text: str) -> TierSpec:
     Parameters
     ----------
     text : str
-        ``"host:SIZE"``, or ``"disk:PATH:SIZE"`` with more ``PATH:SIZE`` behind commas for more
-        disks. Sizes are such as ``200GiB``, ``1.5TB`` or ``4096`` (bytes).
+        ``"host:SIZE"``; ``"disk:PATH:SIZE"`` with more ``PATH:SIZE`` behind commas for more disks;
+        or ``"redis://[user:password@]host[:port][/database]"``, with ``rediss`` for TLS, and
+        options behind a question mark: ``timeout`` and ``ttl`` in seconds, ``prefix``,
+        ``ca_certs``. Sizes are such as ``200GiB``, ``1.5TB`` or ``4096`` (bytes).
 
     Returns
     -------
-    HostTier or DiskTier
+    HostTier, DiskTier or RedisTier
 
     Raises
     ------
@@ -80,6 +135,8 @@ def parse_tier(text: str) -> TierSpec:
     HostTier(bytes=8589934592)
     >>> parse_tier("disk:/mnt/a/kv:1TB,/mnt/b/kv:500GB")
     DiskTier(directories=(('/mnt/a/kv', 1000000000000), ('/mnt/b/kv', 500000000000)))
+    >>> parse_tier("redis://:secret@10.0.0.7/2?ttl=3600").database
+    2
     """
     if not isinstance(text, str):
         raise TypeError(f"a tier is a {type(text).__name__}, must be a text such as 'host:8GiB'")
@@ -87,14 +144,19 @@ def parse_tier(text: str) -> TierSpec:
     if kind not in _KINDS or not colon:
         known = ", ".join(f"{name}:" for name in _KINDS)
         raise ValueError(
-            f"tier {text!r} must begin with one of {known}; for example 'host:8GiB' or "
-            "'disk:/var/cache/kv:200GiB'"
+            f"tier {text!r} must begin with one of {known}; for example 'host:8GiB', "
+            "'disk:/var/cache/kv:200GiB' or 'redis://127.0.0.1:6379'"
         )
     read, example = _KINDS[kind]
     try:
         return read(rest)
     except ValueError as error:
-        raise ValueError(f"tier {text!r}: {error}; for example {example!r}") from None
+        raise ValueError(f"tier {_shown(text)!r}: {error}; for example {example!r}") from None
+
+
+def _shown(text: str) -> str:
+    """Return a text without the password that it may have."""
+    return re.sub(r"//[^/@]*@", "//...@", text)
 
 
 def _host(text: str) -> HostTier:
@@ -112,6 +174,28 @@ def _directory(text: str) -> tuple[str, int]:
     return path, parse_size(size)
 
 
+def _redis(text: str, *, is_tls: bool = False) -> RedisTier:
+    if not text.startswith("//"):
+        raise ValueError("'//' and the server's name have to follow")
+    url = urlsplit(text)
+    given = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
+    options: dict[str, Any] = {"is_tls": is_tls}
+    for name, value in given.items():
+        if name not in _OPTIONS:
+            raise ValueError(f"it has no option {name!r}; there are {', '.join(_OPTIONS)}")
+        field_name, read = _OPTIONS[name]
+        options[field_name] = read(value)
+    if options.get("ca_certs") is not None and not is_tls:
+        raise ValueError("ca_certs is for rediss://")
+    database = url.path.strip("/")
+    if database and not database.isdecimal():
+        raise ValueError(f"the database {database!r} is no number")
+    user, password = (part and unquote(part) for part in (url.username, url.password))
+    options |= {"username": user or None, "password": password or None}
+    port = 6379 if url.port is None else url.port
+    return RedisTier(url.hostname or "", port, int(database or 0), **options)
+
+
 def _check_bytes(size: int) -> None:
     if not isinstance(size, int) or isinstance(size, bool):
         raise TypeError(f"a tier's size is a {type(size).__name__}, must be an int of bytes")
@@ -122,4 +206,16 @@ def _check_bytes(size: int) -> None:
 _KINDS: dict[str, tuple[Callable[[str], TierSpec], str]] = {
     "host": (_host, "host:8GiB"),
     "disk": (_disk, "disk:/var/cache/kv:200GiB"),
+    "redis": (_redis, "redis://127.0.0.1:6379"),
+    "rediss": (partial(_redis, is_tls=True), "rediss://cache.example.org:6380"),
 }
+
+#: Options of a Redis tier in a URL: the field, and how its text is read.
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "timeout": ("seconds", float),
+    "ttl": ("ttl", float),
+    "prefix": ("prefix", str),
+    "ca_certs": ("ca_certs", str),
+}
+
+_PREFIX = re.compile(r"[A-Za-z0-9_.\-]{1,64}", re.ASCII)

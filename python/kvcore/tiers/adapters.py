@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
-from kvcore.stores import BlockStore, DiskStore, MemoryStore, StoreHandle
+from kvcore.stores import BlockStore, DiskStore, MemoryStore, RedisStore, StoreHandle, StoreHealth
 from kvcore.tiers.calls import FAILED, StoreCalls, StoreLimits
 from kvcore.tiers.counters import StoreCounters
 from kvcore.tiers.memory import Parts, mask_of
@@ -197,10 +197,11 @@ class RecordAdapter:
         self.name, self.store, self.is_own = name, store, is_own
         self._layout = layout
         self._counters = StoreCounters()
-        # kvcore's own answers from memory, at once.
-        in_threads = type(store) is not MemoryStore
+        # One of kvcore's own answers from memory, the other one bounds its calls itself.
+        in_threads = type(store) not in (MemoryStore, RedisStore)
         self._calls = StoreCalls(name, self._counters, limits, in_threads=in_threads)
         self._closing_seconds = limits.seconds
+        self._last = StoreHealth()
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
         """As of StoreAdapter."""
@@ -254,7 +255,16 @@ class RecordAdapter:
 
     def metrics(self, waiting: int) -> TierMetrics:
         """As of StoreAdapter."""
-        return self._counters.metrics(self._calls.breaker.state, waiting)
+        own = self._counters.metrics(self._calls.breaker.state, waiting)
+        if not isinstance(self.store, RedisStore):
+            return own
+        with suppress(KVCacheError):  # what failed there was no error here
+            self._last = self.store.health()
+        sums = {
+            name: own[name] + getattr(self._last, name)
+            for name in ("corrupt", "errors", "timeouts")
+        }
+        return replace(own, breaker=self._last.breaker, **sums)
 
     def close(self, timeout: float | None) -> None:
         """As of StoreAdapter."""

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from kvcore.errors import KVCacheError
-from kvcore.tiers.breaker import Breaker
+from kvcore.stores.breaker import Breaker
 from kvcore.tiers.counters import StoreCounters
 from kvcore.tiers.workers import Workers
 

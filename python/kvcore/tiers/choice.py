@@ -10,7 +10,7 @@ from typing import Any
 from kvcore.errors import CapacityError
 from kvcore.params import KVCacheParams
 from kvcore.sizing import pages_per_sequence
-from kvcore.stores import BlockStore, DiskTier, HostTier, parse_tier
+from kvcore.stores import BlockStore, DiskTier, HostTier, RedisTier, TierSpec, parse_tier
 
 __all__ = ["TierChoice", "chosen_tiers", "model_fingerprint", "with_host_tier"]
 
@@ -32,11 +32,11 @@ class TierChoice:
     host_bytes : int
         Of each replica's host tier; 0 where no item says.
     stores : tuple
-        Below it, in order: a DiskTier to open, or a store that is there.
+        Below it, in order: a DiskTier or RedisTier to open, or a store that is there.
     """
 
     host_bytes: int
-    stores: tuple[DiskTier | BlockStore, ...]
+    stores: tuple[DiskTier | RedisTier | BlockStore, ...]
 
 
 def chosen_tiers(
@@ -77,7 +77,7 @@ def chosen_tiers(
     return TierChoice(sum(item.bytes for item in items if isinstance(item, HostTier)), stores)
 
 
-def _read(item: Any) -> HostTier | DiskTier | BlockStore:
+def _read(item: Any) -> TierSpec | BlockStore:
     if isinstance(item, str):
         return parse_tier(item)
     lacking = [name for name in _METHODS if not callable(getattr(item, name, None))]
@@ -92,8 +92,12 @@ def _read(item: Any) -> HostTier | DiskTier | BlockStore:
     return store
 
 
-def _require_distinct(stores: tuple[DiskTier | BlockStore, ...]) -> None:
-    objects = [id(store) for store in stores if not isinstance(store, DiskTier)]
+def _require_distinct(stores: tuple[DiskTier | RedisTier | BlockStore, ...]) -> None:
+    objects = [
+        store if isinstance(store, RedisTier) else id(store)
+        for store in stores
+        if not isinstance(store, DiskTier)
+    ]
     if len({*objects}) < len(objects):
         raise ValueError("tiers name one store twice; name each once")
     paths = [path for each in stores if isinstance(each, DiskTier) for path, _ in each.directories]

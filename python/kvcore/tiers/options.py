@@ -14,7 +14,7 @@ from kvcore.backends.protocol import Mover
 from kvcore.errors import CapacityError
 from kvcore.groups.layers import pages_per_column
 from kvcore.params import KVCacheParams
-from kvcore.stores import BlockStore, DiskStore, DiskTier
+from kvcore.stores import BlockStore, DiskStore, DiskTier, RedisStore, RedisTier
 from kvcore.tiers.calls import StoreLimits
 from kvcore.tiers.choice import TierChoice, chosen_tiers, model_fingerprint, with_host_tier
 from kvcore.tiers.memory import HostMemory, TierStates
@@ -96,6 +96,8 @@ class TierOptions:
             The host tier has no page.
         KVCacheError
             A directory is in use, or cannot be written. What was opened is closed again.
+        ImportError
+            The package that a store needs is not installed.
         ValueError
             A DiskStore that is there is for smaller pages.
         """
@@ -126,6 +128,9 @@ class TierOptions:
                 if isinstance(item, DiskTier):
                     disk = DiskStore(item, page_bytes=page_bytes, fingerprint=self.fingerprint)
                     found.append((disk, True))
+                    continue
+                if isinstance(item, RedisTier):
+                    found.append((RedisStore(item), True))
                     continue
                 if isinstance(item, DiskStore) and item.page_bytes < page_bytes:
                     raise ValueError(

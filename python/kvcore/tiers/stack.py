@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
-from kvcore.stores import BlockStore, DiskStore
+from kvcore.stores import BlockStore, DiskStore, RedisStore
 from kvcore.tiers.adapters import DiskAdapter, RecordAdapter, StoreAdapter
 from kvcore.tiers.calls import StoreLimits
 from kvcore.tiers.memory import HostMemory
@@ -26,14 +26,15 @@ __all__ = ["TierStack", "adapters_of"]
 _BATCH_BYTES = 64 << 20
 
 
+#: Names of kvcore's own stores; others are called as their class.
+_KINDS: dict[type, str] = {DiskStore: "disk", RedisStore: "redis"}
+
+
 def adapters_of(
     stores: Sequence[tuple[BlockStore, bool]], layout: RecordLayout, limits: StoreLimits
 ) -> list[StoreAdapter]:
     """Return what uses each store: the manager's own, or somebody's, with names of their own."""
-    kinds = [
-        "disk" if isinstance(store, DiskStore) else type(store).__name__.lower()
-        for store, _ in stores
-    ]
+    kinds = [_KINDS.get(type(store), type(store).__name__.lower()) for store, _ in stores]
     found: list[StoreAdapter] = []
     for i, (store, is_own) in enumerate(stores):
         name = kinds[i]

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep pages in a server that speaks the Redis protocol."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from time import monotonic
+from typing import Any, TypeVar
+
+from kvcore.errors import KVCacheError
+from kvcore.stores.breaker import Breaker
+from kvcore.stores.page_values import (
+    Found,
+    Parts,
+    pages_of,
+    read_value,
+    skip_value,
+    value_of,
+)
+from kvcore.stores.protocol import (
+    FinishedHandle,
+    PageBuffers,
+    StoreCapacity,
+    StoreHandle,
+    StoreHealth,
+)
+from kvcore.stores.resp import RespConnection, RespError, command
+from kvcore.stores.specs import RedisTier, parse_tier
+
+__all__ = ["RedisStore"]
+
+_Result = TypeVar("_Result")
+
+log = logging.getLogger("kvcore")
+
+_MOST_IDLE = 8  # connections that are kept open
+_TELL_SECONDS = 10.0  # between two lines of the log
+
+
+class RedisStore:
+    """Keep pages in Redis, Valkey or another server of that protocol, for any number of processes.
+
+    A page is one value, so its parts are there together or not at all. Its name is `prefix` and the
+    page's key, which reveals no token. The first value of a name stays.
+
+    Parameters
+    ----------
+    tier : str or RedisTier
+        Such as ``"redis://127.0.0.1:6379"``, or ``"rediss://"`` for TLS; see `parse_tier`. Where it
+        has no password, ``KVCORE_REDIS_PASSWORD`` is taken, and ``KVCORE_REDIS_USERNAME``.
+    breaker_failures : int
+        After so many failures in a row nothing is tried for `breaker_seconds`; after one that took
+        too long at once.
+    breaker_seconds : float
+
+    Raises
+    ------
+    ImportError
+        The package redis is not installed.
+    ValueError
+        `tier` is none of Redis.
+
+    Notes
+    -----
+    Any number of threads, each with a connection of its own. It connects when it is first used, and
+    again after each failure: no call raises because the server fails; that is a miss, and counts in
+    `health`. A batch is one round trip, and takes at most ``tier.seconds``, however many pages it
+    has. After ``close()``, and in a child of ``os.fork``, every call raises KVCacheError. Of a
+    value no more than its form is checked here: a manager adds a label and a CRC to what it stores,
+    and checks both.
+
+    Examples
+    --------
+    >>> from kvcore.stores import RedisStore
+    >>> store = RedisStore("redis://127.0.0.1:6379?ttl=3600")  # doctest: +SKIP
+    >>> store.put_from([bytes(32)], [b"a page"]).result()  # doctest: +SKIP
+    1
+    """
+
+    def __init__(
+        self,
+        tier: str | RedisTier,
+        *,
+        breaker_failures: int = 5,
+        breaker_seconds: float = 10.0,
+    ) -> None:
+        spec = parse_tier(tier) if isinstance(tier, str) else tier
+        if not isinstance(spec, RedisTier):
+            raise ValueError(f"tier is {tier!r}, must be one such as 'redis://127.0.0.1:6379'")
+        self.tier = spec
+        self._new_connection = _connector(spec)
+        self._prefix = spec.prefix.encode() + b":"
+        self._breaker = Breaker(breaker_failures, breaker_seconds)
+        self._idle: list[RespConnection] = []
+        self._counts = dict.fromkeys(
+            ("hits", "misses", "bytes_in", "bytes_out", "corrupt", "errors", "timeouts"), 0
+        )
+        self._lock = Lock()
+        self._told_at = -_TELL_SECONDS
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.tier})"
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Tell of each page whether it is stored. One round trip."""
+        names = self._names(keys)
+
+        def ask(connection: RespConnection) -> list[bool]:
+            return [found == 1 for found in _answers(connection, [[b"EXISTS", n] for n in names])]
+
+        return self._call(ask, [False] * len(names))
+
+    def get_into(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
+        """Read pages into memory, up to the first that is not there. One round trip.
+
+        Parameters
+        ----------
+        keys : sequence of bytes [n]
+            32 bytes each.
+        buffers : sequence of buffers [n]
+            For each key writable contiguous memory with as many bytes as the page has; or a list of
+            it, part by part, with None for parts that are not wanted.
+        """
+        names = self._names(keys)
+        pages = pages_of(names, buffers, is_written=True)
+
+        def read(connection: RespConnection) -> int:
+            connection.send([command(b"GET", name) for name in names])
+            served, found = 0, Found.ALL
+            for parts in pages:
+                if found is not Found.ALL:
+                    skip_value(connection)
+                    continue
+                found = read_value(connection, parts)
+                served += found is Found.ALL
+            if found is Found.WRONG:
+                self._count(corrupt=1)
+                _answers(connection, [[b"UNLINK", names[served]]])
+            return served
+
+        served = self._call(read, 0)
+        out = sum(len(view) for parts in pages[:served] for view in parts.values())
+        self._count(hits=served, misses=len(names) - served, bytes_out=out)
+        return FinishedHandle(served)
+
+    def put_from(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
+        """Store pages from memory, but those that are there. One round trip.
+
+        Parameters
+        ----------
+        keys : sequence of bytes [n]
+            32 bytes each.
+        buffers : sequence of buffers [n]
+            For each key contiguous memory, or a list of it, part by part: then a page that is
+            there, maybe with other parts, is replaced.
+        """
+        names = self._names(keys)
+        pages = pages_of(names, buffers, is_written=False)
+
+        def write(connection: RespConnection) -> list[bool]:
+            connection.send(
+                [
+                    piece
+                    for name, parts in zip(names, pages, strict=True)
+                    for piece in self._set(name, parts)
+                ]
+            )
+            return [self._is_stored(connection) for _ in names]
+
+        stored = self._call(write, [False] * len(names))
+        sizes = [sum(map(len, parts.values())) for parts in pages]
+        self._count(bytes_in=sum(n for n, is_new in zip(sizes, stored, strict=True) if is_new))
+        return FinishedHandle(sum(stored))
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Forget pages; return how many there were. One round trip."""
+        names = self._names(keys)
+        if not names:
+            return 0
+
+        def remove(connection: RespConnection) -> int:
+            return sum(_answers(connection, [[b"UNLINK", *names]]))
+
+        return self._call(remove, 0)
+
+    def clear(self) -> int:
+        """Forget all pages with this prefix, those that others have stored included.
+
+        What others store meanwhile may stay: after a change of weights take another fingerprint.
+        One round trip for each 1,000 names of the server.
+        """
+
+        def clear(connection: RespConnection) -> int:
+            removed, cursor = 0, b"0"
+            while True:
+                connection.begin()
+                scan = [b"SCAN", cursor, b"MATCH", self._prefix + b"*", b"COUNT", b"1000"]
+                connection.send([command(*scan)])
+                cursor, names = connection.read_list()
+                if names:
+                    removed += sum(_answers(connection, [[b"UNLINK", *names]]))
+                if cursor == b"0":
+                    return removed
+
+        return self._call(clear, 0)
+
+    def capacity(self) -> StoreCapacity:
+        """Return the memory of the server, which others use as well, and the names that it has."""
+
+        def ask(connection: RespConnection) -> StoreCapacity:
+            info, pages = _answers(connection, [[b"INFO", b"memory"], [b"DBSIZE"]])
+            pairs = dict(line.split(b":", 1) for line in info.split(b"\r\n") if b":" in line)
+            most = int(pairs.get(b"maxmemory", 0))
+            return StoreCapacity(most or None, int(pairs.get(b"used_memory", 0)), pages)
+
+        return self._call(ask, StoreCapacity(None, 0, 0))
+
+    def health(self) -> StoreHealth:
+        """Return the counters. Never waits for the server."""
+        self._require_open()
+        with self._lock:
+            return StoreHealth(self._breaker.state, **self._counts)
+
+    def close(self) -> None:
+        """Disconnect; calls under way end first."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        if os.getpid() == self._process:
+            for connection in idle:
+                connection.close()
+
+    # ---- names and values ----------------------------------------
+    def _names(self, keys: Sequence[bytes]) -> list[bytes]:
+        self._require_open()
+        for i, key in enumerate(keys):
+            if not isinstance(key, bytes) or len(key) != 32:
+                raise ValueError(f"keys[{i}] is {key!r}, must be 32 bytes")
+        return [self._prefix + key.hex().encode() for key in keys]
+
+    def _set(self, name: bytes, parts: Parts) -> Iterator[bytes | memoryview]:
+        options = [] if max(parts) > 0 else [b"NX"]
+        if self.tier.ttl is not None:
+            options += [b"PX", b"%d" % max(1, round(self.tier.ttl * 1000))]
+        size, pieces = value_of(parts)
+        yield b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n" % (3 + len(options), len(name), name)
+        yield b"$%d\r\n" % size
+        yield from pieces
+        yield b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in options)
+
+    def _is_stored(self, connection: RespConnection) -> bool:
+        try:
+            connection.read_simple()  # None: it is there
+        except RespError as error:
+            self._note(error, "a page was not stored")
+            return False
+        return True
+
+    # ---- calls ----------------------------------------
+    def _call(self, work: Callable[[RespConnection], _Result], failed: _Result) -> _Result:
+        """Do something with a connection; what fails is `failed`."""
+        from redis.exceptions import RedisError
+
+        if not self._breaker.admits():
+            return failed
+        try:
+            result = self._with_connection(work)
+        except (OSError, RedisError, RespError) as error:
+            self._note(error, "calls are misses")
+            self._breaker.failed(is_dead=_is_timeout(error))
+            return failed
+        except BaseException:  # of the caller's own
+            self._breaker.failed()
+            raise
+        self._breaker.succeeded()
+        return result
+
+    def _with_connection(self, work: Callable[[RespConnection], _Result]) -> _Result:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is not None:
+            try:
+                return self._tried(connection, work)
+            except (ConnectionError, BrokenPipeError):
+                # It was idle while the server went; then all that are idle were.
+                with self._lock:
+                    gone, self._idle = self._idle, []
+                for each in gone:
+                    each.close()
+        return self._tried(self._new_connection(), work)
+
+    def _tried(
+        self, connection: RespConnection, work: Callable[[RespConnection], _Result]
+    ) -> _Result:
+        try:
+            connection.begin()
+            result = work(connection)
+        except BaseException:  # replies of this batch may still come
+            connection.close()
+            raise
+        with self._lock:
+            is_kept = not self._is_closed and len(self._idle) < _MOST_IDLE
+            if is_kept:
+                self._idle.append(connection)
+        if not is_kept:
+            connection.close()
+        return result
+
+    def _note(self, error: Exception, consequence: str) -> None:
+        now = monotonic()
+        with self._lock:
+            is_told = now < self._told_at + _TELL_SECONDS
+            self._told_at = self._told_at if is_told else now
+        if not is_told:
+            at = f"{self.tier.host}:{self.tier.port}"
+            what = f"{type(error).__name__}: {error}"
+            log.warning("the Redis server at %s failed, %s: %s", at, consequence, what)
+        self._count(**{"timeouts" if _is_timeout(error) else "errors": 1})
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            for name, n in counts.items():
+                self._counts[name] += n
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise KVCacheError("this store is closed; open another")
+        if os.getpid() != self._process:
+            raise KVCacheError(
+                f"this store belongs to process {self._process}, of which this one is a fork; open "
+                f"one here"
+            )
+
+
+def _connector(tier: RedisTier) -> Callable[[], RespConnection]:
+    try:
+        from redis import Connection, SSLConnection
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise ImportError("a Redis store needs redis: pip install 'kvcore[redis]'") from error
+    password = tier.password or os.environ.get("KVCORE_REDIS_PASSWORD")
+    username = tier.username or os.environ.get("KVCORE_REDIS_USERNAME")
+    options: dict[str, Any] = {"ssl_ca_certs": tier.ca_certs} if tier.is_tls else {}
+    kind = SSLConnection if tier.is_tls else Connection
+
+    def connect() -> RespConnection:
+        connection = kind(
+            host=tier.host,
+            port=tier.port,
+            db=tier.database,
+            username=username,
+            password=password,
+            socket_timeout=tier.seconds,
+            socket_connect_timeout=tier.seconds,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **options,
+        )
+        return RespConnection(connection, tier.seconds)
+
+    return connect
+
+
+def _answers(connection: RespConnection, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+    """Send commands, and read a short reply to each."""
+    connection.send([command(*words) for words in commands])
+    return [connection.read_simple() for _ in commands]
+
+
+def _is_timeout(error: Exception) -> bool:
+    from redis.exceptions import TimeoutError as RedisTimeoutError
+
+    return isinstance(error, TimeoutError | RedisTimeoutError)

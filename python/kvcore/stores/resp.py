@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to a server that speaks the Redis protocol, version 2.
+
+redis-py connects, encrypts and logs in. What follows is read here, since replies go straight into
+memory that is there: its parser makes an object of each, which costs as much as the network does.
+https://redis.io/docs/latest/develop/reference/protocol-spec/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["RespConnection", "RespError", "command"]
+
+_SCRATCH_BYTES = 64 << 10
+_LINE_BYTES = 512  # what is read at a time where the next line is: little of it is copied twice
+_MOST_AT_ONCE = 512  # pieces of memory that a system call takes; 1,024 on Linux
+
+
+class RespError(Exception):
+    """The server refused one command; others of the batch may have been carried out."""
+
+
+def command(*words: bytes) -> bytes:
+    """Encode a command."""
+    pieces = [b"*%d\r\n" % len(words)]
+    for word in words:
+        pieces.append(b"$%d\r\n%b\r\n" % (len(word), word))
+    return b"".join(pieces)
+
+
+class RespConnection:
+    """Send commands and read their replies, in order.
+
+    Parameters
+    ----------
+    connection : redis.Connection
+        With ``protocol=2``; connected here.
+    seconds : float
+        For each batch, from `begin` on.
+
+    Raises
+    ------
+    OSError
+        From every method where the server is gone; TimeoutError where it is too slow. Nothing can
+        be read from the connection any more.
+    """
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        import ssl  # loaded by redis-py; `import kvcore` does without
+
+        self._connection, self._seconds = connection, seconds
+        connection.connect()
+        self._socket: socket.socket = connection._sock  # noqa: SLF001 - redis-py offers no other way
+        self._scatters = not isinstance(self._socket, ssl.SSLSocket)
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._first = self._last = 0  # what is there of `_scratch` and not read yet
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a batch: from now on its time counts."""
+        self._ends = monotonic() + self._seconds
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection.disconnect()
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Send commands, whose pieces are not copied."""
+        if not self._scatters:
+            for piece in pieces:
+                self._limit()
+                self._socket.sendall(piece)
+            return
+        left = [memoryview(piece) for piece in pieces]
+        first = 0
+        while first < len(left):
+            self._limit()
+            sent = self._socket.sendmsg(left[first : first + _MOST_AT_ONCE])
+            while first < len(left) and sent >= len(left[first]):
+                sent -= len(left[first])
+                first += 1
+            if sent:
+                left[first] = left[first][sent:]
+
+    def read_simple(self) -> int | bytes | None:
+        """Read a number, a status or a short text; None for a nil.
+
+        Raises
+        ------
+        RespError
+            The reply is an error.
+        """
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b":":
+            return int(rest)
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            raise RespError(rest.decode("utf-8", "replace"))
+        if kind == b"$":
+            size = int(rest)
+            return None if size < 0 else self._text(size)
+        raise OSError(f"a reply begins with {kind!r}, which is none of the protocol's")
+
+    def read_list(self) -> list[Any]:
+        """Read an array of the above, and of such arrays."""
+        line = self._line()
+        if line[:1] == b"-":
+            raise RespError(line[1:].decode("utf-8", "replace"))
+        if line[:1] != b"*":
+            raise OSError(f"a reply begins with {line[:1]!r}, must be an array")
+        found: list[Any] = []
+        for _ in range(int(line[1:])):
+            is_list = self._peek() == b"*"
+            found.append(self.read_list() if is_list else self.read_simple())
+        return found
+
+    def begin_value(self) -> int | None:
+        """Read how many bytes a value has, which `read_into` and `end_value` read; None for a nil.
+
+        Raises
+        ------
+        RespError
+            The reply is an error.
+        """
+        line = self._line()
+        if line[:1] == b"-":
+            raise RespError(line[1:].decode("utf-8", "replace"))
+        if line[:1] != b"$":
+            raise OSError(f"a reply begins with {line[:1]!r}, must be a value")
+        size = int(line[1:])
+        return None if size < 0 else size
+
+    def read_into(self, to: memoryview) -> None:
+        """Read the next bytes of a value into memory."""
+        there = min(len(to), self._last - self._first)
+        to[:there] = self._scratch[self._first : self._first + there]
+        self._first += there
+        to = to[there:]
+        while to:
+            # What follows the value is read by the same call of the system.
+            self._limit()
+            if self._scatters:
+                got = self._socket.recvmsg_into([to, self._scratch[:_LINE_BYTES]])[0]
+            else:
+                got = self._socket.recv_into(to)
+            if got == 0:
+                raise ConnectionResetError("the server closed the connection")
+            if got > len(to):
+                self._first, self._last = 0, got - len(to)
+            to = to[got:]
+
+    def read(self, size: int) -> bytes:
+        """Read the next bytes of a value: few of them."""
+        found = bytearray(size)
+        self.read_into(memoryview(found))
+        return bytes(found)
+
+    def skip(self, size: int) -> None:
+        """Read bytes of a value that nobody wants."""
+        while size:
+            if self._first == self._last:
+                self._receive()
+            there = min(size, self._last - self._first)
+            self._first += there
+            size -= there
+
+    def end_value(self) -> None:
+        """Read what ends a value."""
+        if self.read(2) != b"\r\n":
+            raise OSError("a value is longer than the server said")
+
+    def _text(self, size: int) -> bytes:
+        found = self.read(size)
+        self.end_value()
+        return found
+
+    def _peek(self) -> bytes:
+        if self._first == self._last:
+            self._receive()
+        return bytes(self._scratch[self._first : self._first + 1])
+
+    def _line(self) -> bytes:
+        found = b""
+        while True:
+            if self._first == self._last:
+                self._receive()
+            known = len(found)
+            found += bytes(self._scratch[self._first : min(self._last, self._first + _LINE_BYTES)])
+            end = found.find(b"\r\n")
+            if end >= 0:
+                self._first += end + 2 - known
+                return found[:end]
+            if len(found) > _SCRATCH_BYTES:
+                raise OSError("a line of a reply does not end")
+            self._first += len(found) - known
+
+    def _receive(self) -> None:
+        """Fill the scratch, of which everything was read."""
+        self._limit()
+        self._first, self._last = 0, self._socket.recv_into(self._scratch)
+        if self._last == 0:
+            raise ConnectionResetError("the server closed the connection")
+
+    def _limit(self) -> None:
+        left = self._ends - monotonic()
+        if left <= 0:
+            raise TimeoutError(f"the server took more than {self._seconds} s")
+        self._socket.settimeout(left)

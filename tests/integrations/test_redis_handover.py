@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that share a Redis server: what one has computed the other finds, the same bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcore.moving import read_sequence
+from programs import printed
+from redis_server import RedisServer
+from small_model import GROUPS, HIT, PAGE_SIZE, PROMPT, SmallModel, rows_of, small_manager
+
+PAGES = HIT // PAGE_SIZE
+
+SERVE = """
+    from small_model import PROMPT, SmallModel, small_manager
+    kind, url, file = sys.argv[1:]
+    model = SmallModel()
+    with small_manager(kind, "host:64KiB", url) as manager:
+        context, cached = model.prefill(manager, "r", PROMPT)
+        manager.export_sequence("r", file)
+        print(cached, context.tokens[-1], *model.decode(manager, context, 20))
+        print(manager.tier_metrics["redis"].hits, manager.tier_metrics["redis"].corrupt)
+        print(hash("the same text") & 0xFFFF)
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as started:
+        yield started
+
+
+def serve(
+    manager: Any, tokens: list[int] = PROMPT, name: str = "r", **keys: Any
+) -> tuple[int, list[int]]:
+    """Tokens that were found, and what comes after the prompt."""
+    model = SmallModel()
+    context, cached = model.prefill(manager, name, tokens, **keys)
+    answer = [int(context.tokens[-1]), *model.decode(manager, context, 5)]
+    manager.release(name)
+    return cached, answer
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_another_process_finds_the_same_bytes(
+    kind: str, server: RedisServer, tmp_path: Path
+) -> None:
+    files = [tmp_path / "first", tmp_path / "second"]
+    cached, *computed, hits, corrupt, hash_1 = printed(SERVE, kind, server.url, files[0], seed=1)
+    assert (cached, hits, corrupt) == (0, 0, 0)
+    found, *tokens, hits, corrupt, hash_2 = printed(SERVE, kind, server.url, files[1], seed=2)
+    assert (found, hits, corrupt) == (HIT, PAGES, 0)
+    assert hash_1 != hash_2
+    assert tokens == computed
+    first, second = (rows_of(read_sequence(file), HIT) for file in files)
+    assert first == second
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_server_that_is_killed_is_a_miss(kind: str, server: RedisServer) -> None:
+    with small_manager(kind, "host:64KiB", server.url) as manager:
+        _, computed = serve(manager)
+    server.kill()
+    with small_manager(kind, "host:64KiB", server.url) as manager:
+        assert serve(manager) == (0, computed)
+        assert manager.tier_metrics["redis"].errors > 0
+    server.start()  # and has forgotten everything
+    with small_manager(kind, "host:64KiB", server.url) as manager:
+        assert serve(manager) == (0, computed)
+    with small_manager(kind, "host:64KiB", server.url) as manager:
+        assert serve(manager) == (HIT, computed)
+
+
+def test_a_server_that_hangs_stalls_once(server: RedisServer) -> None:
+    url = f"{server.url}?timeout=0.3"
+    with small_manager("flat", "host:64KiB", url) as manager:
+        _, computed = serve(manager)
+    with small_manager("flat", "host:64KiB", url) as manager:
+        server.hang()
+        began = time.monotonic()
+        assert serve(manager) == (0, computed)
+        assert serve(manager, PROMPT[::-1])[0] == 0
+        spent = time.monotonic() - began
+        metrics = manager.tier_metrics["redis"]
+        assert (metrics.timeouts, metrics.breaker) == (1, "open")
+        server.go_on()
+    assert spent < 0.3 + 1.5  # of which the model takes some
+
+
+def test_spoilt_values_are_misses_and_go(server: RedisServer) -> None:
+    with small_manager("flat", "host:64KiB", server.url) as manager:
+        _, computed = serve(manager)
+    client = server.client()
+    names = sorted(client.keys())
+    values = {name: client.get(name) for name in names}
+    for spoil in (
+        lambda value: value[:200] + bytes([value[200] ^ 1]) + value[201:],
+        lambda value: value[:-8] + bytes(8),
+        lambda value: value[: len(value) // 2],
+        lambda _: values[names[0]],  # of another page
+        lambda _: b"",
+    ):
+        for name in names[1:]:
+            client.set(name, spoil(values[name]))
+        with small_manager("flat", "host:64KiB", server.url) as manager:
+            found, answer = serve(manager)
+            assert answer == computed
+            assert found < HIT
+            assert manager.tier_metrics["redis"].corrupt == 1
+        for _ in names:  # each time the first of them goes, and is computed again
+            with small_manager("flat", "host:64KiB", server.url) as manager:
+                found, answer = serve(manager)
+            assert answer == computed
+        assert found == HIT
+
+
+def test_models_tenants_and_salts_meet_nowhere(server: RedisServer) -> None:
+    with small_manager("flat", "host:64KiB", server.url) as manager:
+        assert serve(manager, cache_salt="a")[0] == 0
+    for salt, found in (("b", 0), (None, 0), ("a", HIT)):
+        with small_manager("flat", "host:64KiB", server.url) as manager:
+            assert serve(manager, cache_salt=salt)[0] == found
+    with small_manager("flat", "host:64KiB", f"{server.url}?prefix=other") as manager:
+        assert serve(manager, cache_salt="a")[0] == 0
+    with small_manager("flat", "host:64KiB", server.url, fingerprint="other weights") as manager:
+        assert serve(manager, cache_salt="a")[0] == 0
+    spoken = repr(PROMPT)[1:20].encode()
+    assert all(spoken not in name for name in server.client().scan_iter())
+
+
+def test_disk_and_redis_below_each_other(server: RedisServer, tmp_path: Path) -> None:
+    disk = f"disk:{tmp_path / 'disk'}:4MiB"
+    with small_manager("flat", "host:64KiB", server.url) as manager:
+        _, computed = serve(manager)
+    with small_manager("flat", "host:64KiB", disk, server.url) as manager:
+        assert serve(manager) == (HIT, computed)
+        assert manager.tier_metrics["redis"].hits == PAGES
+    server.kill()
+    with small_manager("flat", "host:64KiB", disk, server.url) as manager:
+        assert serve(manager) == (HIT, computed)  # the disk has it by now
+        assert manager.tier_metrics["disk"].hits == PAGES
+
+
+def test_a_reset_forgets_what_the_server_has(server: RedisServer) -> None:
+    with small_manager("flat", "host:64KiB", server.url) as manager:
+        serve(manager)
+        manager.flush()
+        assert server.client().dbsize() >= PAGES
+        manager.reset_prefix_cache()
+        assert server.client().dbsize() == 0
+        assert serve(manager)[0] == 0
