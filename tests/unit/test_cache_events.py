@@ -9,61 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
+from event_mirror import Mirror, manager_of, run, taken
+from kvcore import KVCacheParams, TextGenerationContext
 from kvcore.cache_events import CacheCleared, PagesRemoved, PagesStored
 from kvcore.errors import KVCacheError
 from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.keys import page_keys
-
-PARAMS = KVCacheParams("float32", 1, 4, 1, page_size=2, enable_prefix_caching=True)
-
-
-def manager_of(params: KVCacheParams = PARAMS, **options: Any) -> PagedKVCacheManager:
-    fields = {"max_batch_size": 8, "max_seq_len": 64, "num_pages": 32, "events": True}
-    return PagedKVCacheManager(params, **(fields | options))
-
-
-def run(mgr: PagedKVCacheManager, tokens: list[int], replica: int = 0, **options: Any) -> None:
-    """Run a prompt, so that its whole pages are cached, and let it go."""
-    context = TextGenerationContext("r", tokens, **options)
-    mgr.claim("r", replica)
-    mgr.fetch([context])
-    context.update(0)
-    mgr.step([context])
-    mgr.release("r")
-
-
-class Mirror:
-    """A router's plain sets, from events alone."""
-
-    def __init__(self) -> None:
-        self.pages: dict[tuple[int, str, int | None], set[bytes]] = {}
-
-    def read(self, events: list[Any]) -> None:
-        for event in events:
-            if isinstance(event, CacheCleared):
-                for place in [each for each in self.pages if each[0] == event.replica]:
-                    del self.pages[place]
-                continue
-            known = self.pages.setdefault((event.replica, event.medium, event.group_idx), set())
-            keys = set(event.keys)
-            assert len(keys) == len(event.keys)
-            if isinstance(event, PagesStored):
-                assert not keys & known
-                known |= keys
-            else:
-                assert keys <= known
-                known -= keys
-
-    def of(self, replica: int = 0, medium: str = "GPU", group: int | None = None) -> set[bytes]:
-        return self.pages.get((replica, medium, group), set())
 
 
 def test_a_prompt_and_what_goes_on_from_it() -> None:
     mgr = manager_of()
     run(mgr, [1, 2, 3, 4, 5])
     run(mgr, [1, 2, 3, 4, 7, 8, 9])
-    first, second = mgr.take_events()
+    first, second = taken(mgr)
     keys = page_keys([1, 2, 3, 4, 7, 8], 2, seed=mgr.fingerprint)
     assert isinstance(first, PagesStored)
     assert isinstance(second, PagesStored)
@@ -71,26 +29,27 @@ def test_a_prompt_and_what_goes_on_from_it() -> None:
     assert first.hashes == [int.from_bytes(key[-8:], "big") for key in keys[:2]]
     assert (second.keys, second.parent_key) == (keys[2:], keys[1])
     assert second.parent_hash == first.hashes[1]
-    assert (first.tokens.tolist(), first.tokens.dtype) == ([1, 2, 3, 4], np.int32)
+    assert first.tokens.tolist() == [1, 2, 3, 4]
+    assert first.tokens.dtype == np.int32
     assert second.tokens.tolist() == [7, 8]
     assert (first.medium, first.group_idx, first.replica, first.page_size) == ("GPU", None, 0, 2)
     assert (first.extra_key, first.cache_salt, first.extra_keys) == (None, None, None)
     assert repr(second) == "PagesStored(1 pages, GPU, replica 0)"
-    assert mgr.take_events() == []
+    assert taken(mgr) == []
 
 
 def test_evicted_pages_and_a_reset() -> None:
     mgr = manager_of(num_pages=4)
     run(mgr, [1, 2, 3, 4, 5])
     run(mgr, [6, 7, 8, 9, 10, 11, 12])
-    stored, removed, other = mgr.take_events()
+    stored, removed, other = taken(mgr)
     assert isinstance(removed, PagesRemoved)
     assert set(removed.keys) == set(stored.keys)
     assert removed.hashes == [int.from_bytes(key[-8:], "big") for key in removed.keys]
     assert len(other) == 3
     run(mgr, [20, 21, 22])
     mgr.reset_prefix_cache()
-    (cleared,) = mgr.take_events()
+    (cleared,) = taken(mgr)
     assert isinstance(cleared, CacheCleared)
     assert repr(cleared) == "CacheCleared(replica 0)"
 
@@ -103,7 +62,7 @@ def test_what_is_held_over_a_reset_is_told_again() -> None:
     context.update(0)
     mgr.step([context])
     mgr.reset_prefix_cache()
-    cleared, held = mgr.take_events()
+    cleared, held = taken(mgr)
     assert isinstance(cleared, CacheCleared)
     assert held.keys == page_keys([1, 2, 3, 4], 2, seed=mgr.fingerprint)
 
@@ -114,8 +73,8 @@ def test_names_and_extra_keys() -> None:
     images = [(1, 4, b"cat"), (5, 2, b"dog")]
     run(mgr, list(range(1, 10)), extra_keys=images)
     run(mgr, [*range(1, 9), 30, 31, 32], extra_keys=images)
-    named, seen, more = mgr.take_events()
-    options = {"cache_salt": "tenant", "extra_key": "lora"}
+    named, seen, more = taken(mgr)
+    options: dict[str, Any] = {"cache_salt": "tenant", "extra_key": "lora"}
     assert named.keys == page_keys([1, 2, 3, 4], 2, seed=mgr.fingerprint, **options)
     assert (named.extra_key, named.cache_salt) == ("lora", "tenant")
     prompt = [*range(1, 9), 30, 31]
@@ -141,7 +100,7 @@ def test_a_key_that_goes_on_in_later_chunks() -> None:
         mgr.fetch([context])
         context.update(0)
         mgr.step([context])
-    told = mgr.take_events()
+    told = taken(mgr)
     assert len(told) == 4
     found = [key for event in told for key in event.keys]
     assert found == page_keys(tokens[:20], 2, seed=mgr.fingerprint, extra_keys=[(1, 18, b"video")])
@@ -156,7 +115,7 @@ def test_replicas_and_the_host_tier() -> None:
     mirror = Mirror()
     for first in range(0, 120, 12):
         run(mgr, list(range(first, first + 7)), replica=(first // 12) % 2)
-        mirror.read(mgr.take_events())
+        mirror.read(taken(mgr))
         for replica in range(2):
             assert len(mirror.of(replica)) == mgr._core.stats(replica).cached_pages
             below = mgr._core.stats(replica).host_cached_pages
@@ -173,7 +132,7 @@ def test_a_window_that_is_lost_is_one_groups() -> None:
     mirror = Mirror()
     for first in range(0, 100, 20):
         run(mgr, list(range(first, first + 13)))
-        mirror.read(mgr.take_events())
+        mirror.read(taken(mgr))
         prompt = list(range(first, first + 12))
         keys = page_keys(prompt, 2, seed=mgr.fingerprint)
         assert set(keys) <= mirror.of(group=0)
@@ -188,12 +147,12 @@ def test_a_queue_that_overflows_begins_again(events: int) -> None:
     for first in range(0, 200, 20):
         for shift in range(3):
             run(mgr, list(range(first + 100 * shift, first + 100 * shift + 7)))
-        told = mgr.take_events()
+        told = taken(mgr)
         assert isinstance(told[0], CacheCleared)
         mirror.read(told)
         assert len(mirror.of()) == mgr.num_cached_blocks
     run(mgr, list(range(1000, 1003)))
-    told = mgr.take_events()
+    told = taken(mgr)
     assert any(isinstance(event, PagesStored) for event in told)
     mirror.read(told)
     assert len(mirror.of()) == mgr.num_cached_blocks
@@ -205,7 +164,7 @@ def test_snapshots_and_moved_requests(tmp_path: Any) -> None:
     mgr.snapshot(tmp_path / "cache")
     other.restore(tmp_path / "cache")
     mirror = Mirror()
-    mirror.read(other.take_events())
+    mirror.read(taken(other))
     assert mirror.of() == set(page_keys([1, 2, 3, 4], 2, seed=mgr.fingerprint))
 
 
@@ -214,7 +173,7 @@ def test_stores_tell_what_they_have(tmp_path: Any) -> None:
         run(mgr, [1, 2, 3, 4, 5])
         assert mgr.flush(10.0)
         mirror = Mirror()
-        told = mgr.take_events()
+        told = taken(mgr)
         mirror.read(told)
         keys = page_keys([1, 2, 3, 4], 2, seed=mgr.fingerprint)
         assert mirror.of(medium="STORAGE") == set(keys)
@@ -246,7 +205,7 @@ def test_eight_threads() -> None:
     def read() -> None:
         try:
             while not stop.is_set():
-                mirror.read(mgr.take_events())
+                mirror.read(taken(mgr))
         except BaseException as error:  # noqa: BLE001 - told below
             failures.append(error)
 
@@ -259,14 +218,14 @@ def test_eight_threads() -> None:
     stop.set()
     reader.join()
     assert failures == []
-    mirror.read(mgr.take_events())
+    mirror.read(taken(mgr))
     assert len(mirror.of()) == mgr.num_cached_blocks
 
 
 def test_wrong_arguments_and_managers_without_events() -> None:
     mgr = manager_of(events=False)
     with pytest.raises(ValueError, match="events=True"):
-        mgr.take_events()
+        taken(mgr)
     for events, kind in [(0, ValueError), (-1, ValueError), ("yes", TypeError), (1.5, TypeError)]:
         with pytest.raises(kind, match="events"):
             manager_of(events=events)
@@ -276,4 +235,4 @@ def test_wrong_arguments_and_managers_without_events() -> None:
         CacheCleared()
     mgr.close()
     with pytest.raises(KVCacheError):
-        mgr.take_events()
+        taken(mgr)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from test_cache_events import PARAMS, manager_of, run
 
 from conftest import require
+from event_mirror import manager_of, run
 
 require("msgspec")
 zmq = require("zmq")
@@ -293,4 +293,3 @@ def test_wrong_arguments() -> None:
         EventSubscriber(replicas=0)
     with pytest.raises(ValueError, match="cannot subscribe"):
         EventSubscriber("nowhere", replay_endpoint=None)
-    assert PARAMS.page_size == 2
