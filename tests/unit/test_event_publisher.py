@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -271,6 +272,21 @@ def test_what_is_left_is_published_at_the_end() -> None:
         run(mgr, [4, 5, 6])
         publisher.close()
         assert [event.token_ids for event in receive(subscriber, 1)] == [[4, 5]]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_none() -> None:
+    mgr = manager_of()
+    with publisher_of(mgr) as publisher, subscriber_of(publisher) as subscriber:
+        child = os.fork()
+        if child == 0:
+            is_right = not publisher.is_running and not publisher.flush(1.0)
+            publisher.close()
+            os._exit(0 if is_right else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        run(mgr, [1, 2, 3])
+        assert publisher.flush(10.0)
+        assert len(receive(subscriber, 1)) == 1
 
 
 def test_wrong_arguments() -> None:

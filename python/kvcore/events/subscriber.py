@@ -103,6 +103,11 @@ class EventSubscriber:
         ------
         zmq.ZMQError
             It is closed.
+
+        Notes
+        -----
+        What is missed is asked for in here: with a publisher that does not answer it takes up to
+        `replay_timeout` longer, also the first time.
         """
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
