@@ -74,6 +74,8 @@ GOALS = (
     Goal("pin.512", 0.15),
     Goal("pin.flat", 1.25),
     Goal("keys.*.*", 0.0, per_limit=2.0),
+    Goal("events.*.added", 60.0),
+    Goal("events.take", 60.0, per_limit=1.0),
     Goal("pin.tokens.64", 0.3, per_limit=1.0),
     Goal("pin.tokens.2048", 0.3, per_limit=1.0),
     *(

@@ -44,6 +44,7 @@ SUITES = {
         "partial",
         "pin",
         "keys",
+        "events",
         "evict",
         "policies",
         "groups",

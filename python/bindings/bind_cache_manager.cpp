@@ -57,7 +57,8 @@ CacheManager* make_manager(
     const std::vector<Quota>& quotas, const std::vector<std::int64_t>& states,
     std::int64_t num_states, std::int64_t num_host_states, const std::string& write_policy,
     std::int32_t write_threshold, const py::object& host_eviction, std::int32_t host_min_priority,
-    bool has_stores, const std::string& key_seed, const py::object& stand_ins) {
+    bool has_stores, const std::string& key_seed, const py::object& stand_ins,
+    std::int64_t event_pages) {
     kvcore::CacheConfig config;
     config.write_policy = kvcore::write_policy(write_policy);
     config.write_threshold = write_threshold;
@@ -65,6 +66,7 @@ CacheManager* make_manager(
     config.host_min_priority = host_min_priority;
     config.has_stores = has_stores;
     config.key_seed = key_seed;
+    config.event_pages = event_pages;
     if (!stand_ins.is_none()) {
         config.stand_ins = static_cast<const kvcore::StandIns*>(
             PyCapsule_GetPointer(stand_ins.ptr(), "kvcore.StandIns"));
@@ -274,7 +276,8 @@ void bind_cache_manager(py::module_& module) {
              py::arg("num_host_states") = 0, py::arg("write_policy") = "write_through",
              py::arg("write_threshold") = 2, py::arg("host_eviction") = "lru",
              py::arg("host_min_priority") = 0, py::arg("has_stores") = false,
-             py::arg("key_seed") = py::bytes(), py::arg("stand_ins") = py::none())
+             py::arg("key_seed") = py::bytes(), py::arg("stand_ins") = py::none(),
+             py::arg("event_pages") = 0)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)

@@ -59,6 +59,8 @@ key_seed : bytes
     Of these keys, one item of canonical CBOR; empty for none.
 stand_ins : capsule, optional
     The names of tokens with extra keys.
+event_pages : int
+    Pages of which events wait to be taken, at most; 0 for no events.
 
 Raises
 ------

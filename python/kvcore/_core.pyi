@@ -266,6 +266,8 @@ class CacheManager:
         Of these keys, one item of canonical CBOR; empty for none.
     stand_ins : capsule, optional
         The names of tokens with extra keys.
+    event_pages : int
+        Pages of which events wait to be taken, at most; 0 for no events.
 
     Raises
     ------
@@ -315,6 +317,7 @@ class CacheManager:
         has_stores: bool = False,
         key_seed: bytes = b"",
         stand_ins: object = None,
+        event_pages: int = 0,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.

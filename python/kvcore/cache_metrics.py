@@ -116,3 +116,13 @@ class CacheMetrics(StepEngine):
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""
         self._core.reset_metrics()
+
+    def check_integrity(self) -> None:
+        """Check every conservation law: O(everything).
+
+        Raises
+        ------
+        AssertionError
+            Names the law that does not hold.
+        """
+        self._core.check_integrity()

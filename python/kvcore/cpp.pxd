@@ -7,6 +7,7 @@ What is beneath the manager stands in `kvcore.cpp_index`, and is to be cimported
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -132,6 +133,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         vector[StateGroup] states
         int64_t num_state_slots
         int64_t num_host_state_slots
+        int64_t event_pages
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -288,6 +290,38 @@ cdef extern from "kvcore/cached_columns.hpp" namespace "kvcore" nogil:
         const vector[BlockId]& pages()
 
 
+cdef extern from "kvcore/cache_events.hpp" namespace "kvcore" nogil:
+    cdef enum class CacheMedium:
+        kDevice
+        kHost
+        kStorage
+    cdef cppclass PageExtra:
+        int32_t page
+        int64_t start
+        string bytes
+    cdef enum class CacheEventKind "kvcore::CacheEvent::Kind":
+        kStored
+        kRemoved
+        kCleared
+    cdef cppclass CacheEvent:
+        CacheEventKind kind
+        CacheMedium medium
+        int32_t replica
+        int32_t group  # -1: there are none
+        vector[PageKey] keys
+        optional[PageKey] parent
+        vector[TokenId] tokens
+        string name_space
+        vector[PageExtra] extras
+
+
+cdef extern from "kvcore/name_space.hpp" namespace "kvcore" nogil:
+    cdef cppclass NamespaceParts:
+        optional[string_view] extra_key
+        optional[string_view] cache_salt
+    NamespaceParts read_namespace_name(string_view name)
+
+
 cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheManager:
         CacheManager(const CacheConfig& config) except +translate_exception
@@ -403,6 +437,10 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         void finish_fill(
             uint64_t ticket, int64_t arrived, cbool forward
+        ) except +translate_exception
+        vector[CacheEvent] take_events() except +translate_exception
+        void note_written(
+            int32_t replica, const PageKey* keys, int64_t n, uint64_t num_resets
         ) except +translate_exception
         vector[PageMove] take_copies() except +translate_exception
         vector[StateMove] take_state_copies() except +translate_exception

@@ -13,6 +13,7 @@ from kvcore import increment, sizing
 from kvcore._core import CacheManager
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import flag
+from kvcore.cache_events import TellsEvents, event_pages
 from kvcore.cache_metrics import CacheMetrics
 from kvcore.cache_sizing import CacheSizing
 from kvcore.compat.views import PagedKVCacheCollection
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCacheManager"]
 
 
-class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache):
+class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents, TieredCache):
     """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
 
     Parameters
@@ -120,6 +121,9 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache
         Seconds that a call of a store may take before it is a miss.
     max_write_wait : float
         Seconds that a ``step`` waits where half of the host tier is still to be written to stores.
+    events : bool or int
+        Keep what enters and leaves the caches for ``take_events``: of so many pages at most, True
+        for 65,536. Nothing is kept, and it costs nothing, without.
 
     Raises
     ------
@@ -176,6 +180,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache
         async_onload: bool = False,
         store_timeout: float = 5.0,
         max_write_wait: float = 1.0,
+        events: bool | int = False,
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
@@ -199,6 +204,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache
         )
         places = checked_devices(devices, params.n_devices)
         limits = checked_quotas(quotas, pages)
+        most_event_pages = event_pages(events)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
         shards = make_shards(params, places, pages, blocks)
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_states)
@@ -225,7 +231,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache
                 num_states=slots,
                 num_host_states=host_slots,
                 **rules,
-                **options.core_arguments(),
+                event_pages=most_event_pages,
+                **options.core_arguments(has_keys=most_event_pages > 0),
             ),
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
@@ -246,6 +253,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache
             states=states,
         )
         self._quotas = MappingProxyType(limits)
+        self._fingerprint = options.fingerprint
         self._states = () if states is None else states.arrays
         self._host_states = host_states
         self.params = params
@@ -269,16 +277,6 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TieredCache
         manager copies slots, and clears none.
         """
         return self._states
-
-    def check_integrity(self) -> None:
-        """Check every conservation law: O(everything).
-
-        Raises
-        ------
-        AssertionError
-            Names the law that does not hold.
-        """
-        self._core.check_integrity()
 
     # ---- batches -------------------------------------------------------------------------
 

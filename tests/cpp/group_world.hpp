@@ -36,6 +36,7 @@ class GroupWorld {
         check_state();
     }
     [[nodiscard]] const kvcore::CacheManager& manager() const { return rows_.manager; }
+    [[nodiscard]] kvcore::CacheManager& manager() { return rows_.manager; }
     [[nodiscard]] std::int64_t num_hits() const { return num_hits_; }
     /// Of what was planned, hits that took something from below.
     [[nodiscard]] std::int64_t num_hits_below() const { return num_below_; }

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvcore/cache_events.hpp"
 #include "kvcore/cache_types.hpp"
 #include "kvcore/cached_columns.hpp"
 #include "kvcore/metrics.hpp"
@@ -278,6 +279,17 @@ class CacheManager {
     /// written too, to stores that lack them. Throws InvalidHandleError for a ticket that was
     /// finished before. O(columns).
     void finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward = false);
+    /// With CacheConfig::event_pages: what entered and left the caches since the last call, in that
+    /// order. Where more waited than that, or memory ran out, it begins with kCleared of each
+    /// replica, and all that is cached now. Any number of threads may take them: who is told of a
+    /// page first is told by the order of the calls. Throws std::invalid_argument where there are
+    /// no events; std::bad_alloc, and then the next ones begin so too. O(events + hashing the
+    /// tokens of stored pages), of which others wait for O(1).
+    [[nodiscard]] std::vector<CacheEvent> take_events();
+    /// Pages [n] of a replica are in stores, as of `num_resets`: an event, unless the caches were
+    /// reset since. Throws std::out_of_range for a replica that does not exist. O(n).
+    void note_written(std::int32_t replica, const PageKey* keys, std::int64_t n,
+                      std::uint64_t num_resets);
     /// Page copies on the list since the last call, of sequences still claimed; to be done in this
     /// order, before the next kernels run.
     [[nodiscard]] std::vector<PageMove> take_copies();

@@ -51,10 +51,12 @@ struct CacheConfig {
     std::int64_t num_host_state_slots = 0;
     // What arrives in the host tier has keys, and waits to be written to stores below it.
     bool has_stores = false;
-    std::string key_seed;                 // of the keys, one item of CBOR; "" is nil
+    std::string key_seed;                 // of keys, one item of CBOR; "" is nil
     const StandIns* stand_ins = nullptr;  // names of tokens with extra keys, outlive the manager
-    EvictionConfig eviction;              // of cached pages, in each replica
-    EvictionConfig host_eviction;         // of those of the host tier
+    // Pages of which events wait to be taken, at most; 0: there are no events.
+    std::int64_t event_pages = 0;
+    EvictionConfig eviction;       // of cached pages, in each replica
+    EvictionConfig host_eviction;  // of those of the host tier
     // When a cached page goes to the host tier; kSelective: once it was used so often, 1 .. 255.
     WritePolicy write_policy = WritePolicy::kWriteThrough;
     std::int32_t write_threshold = 2;

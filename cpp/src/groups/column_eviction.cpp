@@ -22,6 +22,7 @@ void ColumnPages::evict_idle(Entry entry) noexcept {
     if (behind != IdlePages::kNone) prefetch(column_of(behind));  // mostly the next one to go
     num_idle_ -= rule.num_lanes;
     num_cached_ -= rule.num_lanes;
+    if (listener_ != nullptr) listener_->lost(column, w);
     give_back(rule.first_lane, rule.num_lanes, column);
     lose(entry);
 }

@@ -227,7 +227,8 @@ void ColumnPages::uncache(BlockId column) noexcept {
     }
 }
 
-void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
+void ColumnPages::fill_holes(TreePosition end, BlockId cached, BlockId own) noexcept {
+    unsigned filled = 0;
     for (std::size_t w = 0; w < num_windows_; ++w) {
         if (has(cached, w) || !has(own, w)) continue;
         const Grouping::Window& rule = grouping_.windows()[w];
@@ -237,10 +238,15 @@ void ColumnPages::fill_holes(BlockId cached, BlockId own) noexcept {
         num_cached_ += rule.num_lanes;
         ++num_filled_;
         filled_[w] += rule.num_lanes;
+        filled |= 1U << w;
         if (!is_idle(cached, w)) continue;
         num_idle_ += rule.num_lanes;
         if (owners_ != nullptr) tell_window(cached, w, false);
         idle_.keep(entry(cached, w));
+    }
+    const bool is_news = listener_ != nullptr && filled != 0;
+    if (is_news && is_cached_[static_cast<std::size_t>(cached)]) {
+        listener_->filled(end, static_cast<std::uint8_t>(filled));
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include "groups/grouping.hpp"
 #include "groups/idle_pages.hpp"
+#include "groups/window_listener.hpp"
 #include "groups/window_policy.hpp"
 #include "index/page_owners.hpp"
 #include "index/tree_node.hpp"
@@ -91,6 +92,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
                                          std::size_t window) const noexcept;
     /// Who is told from now on which pages are held; nullptr for nobody. Not owned.
     void set_owners(PageOwners* owners) noexcept { owners_ = owners; }
+    /// The same for which windows cached columns lose and get again.
+    void set_window_listener(WindowListener* listener) noexcept { listener_ = listener; }
 
     [[nodiscard]] const Grouping& grouping() const noexcept { return grouping_; }
     [[nodiscard]] const BlockPool& pages() const noexcept { return pages_; }
@@ -197,9 +200,9 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// The column is the tree's from now on, until its id is free or the tree gives it up.
     void cache(BlockId column) noexcept;
     void uncache(BlockId column) noexcept;
-    /// Fills holes of a cached column with the pages of another one of the same tokens, which is
-    /// about to go.
-    void fill_holes(BlockId cached, BlockId own) noexcept;
+    /// Fills holes of a cached column, the last one on the way to `end`, with the pages of another
+    /// one of the same tokens, which is about to go.
+    void fill_holes(TreePosition end, BlockId cached, BlockId own) noexcept;
 
     /// Evicts until so many pages and columns are free, as far as that is possible. Returns how
     /// many pages went.
@@ -306,6 +309,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     PrefixTree& tree_;
     WindowPolicy& policy_;
     PageOwners* owners_ = nullptr;
+    WindowListener* listener_ = nullptr;
     BlockPool pages_;
     std::size_t num_lanes_;
     std::size_t num_windows_;

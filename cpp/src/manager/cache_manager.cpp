@@ -156,6 +156,7 @@ FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_step
 void CacheManager::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                           Transfers* transfers) {
     const Lock lock(impl_->mutex);
+    if (impl_->state.events != nullptr) impl_->state.events->seal();
     impl_->committer.commit(batch, swaps, transfers);
 }
 
@@ -215,6 +216,7 @@ void CacheManager::finish(std::uint64_t ticket, bool done) {
     bool is_known = false;
     {
         const Lock lock(impl_->mutex);
+        if (impl_->state.events != nullptr) impl_->state.events->seal();
         is_known = housekeeping::finish(impl_->state, impl_->claims, ticket, done);
     }
     if (!is_known) {

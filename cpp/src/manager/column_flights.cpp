@@ -109,7 +109,9 @@ void TierFlights::finish_column_load(const TierFlight& flight,
                                      const Sequence* arrived) const noexcept {
     ColumnPages& columns = *home_of(flight.replica).columns;
     for (const Patch& patch : flight.patches) {
-        if (arrived != nullptr) columns.fill_holes(arrived->pages[patch.index], patch.bringer);
+        if (arrived == nullptr) continue;
+        const TreePosition end{arrived->pages.node(), patch.index + 1};
+        columns.fill_holes(end, arrived->pages[patch.index], patch.bringer);
     }
     for (const BlockId column : flight.device_pages) columns.leave_all(column, {});
 }

@@ -211,7 +211,8 @@ void ColumnImport::merge(std::size_t i, Arrived& arrived) noexcept {
             if (columns.has(cached, w)) arrived.knew[i] |= static_cast<std::uint8_t>(1U << w);
         }
         columns.enter_all(cached);
-        columns.fill_holes(cached, own_[i]);
+        const auto depth = first_ + static_cast<std::int32_t>(i) + 1;
+        columns.fill_holes({place_.node(), depth}, cached, own_[i]);
         columns.leave_all(own_[i], {});
     }
     home_.pool.free(&own_[i], 1);

@@ -188,7 +188,7 @@ void TierFlights::merge(Replica& home, BlockId record, const TierFlight& flight,
     std::array<bool, Grouping::kMaxWindows> had{};
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) had[w] = records.has(record, w);
     records.enter_all(record);
-    records.fill_holes(record, own);
+    records.fill_holes({flight.place.node(), column + 1}, record, own);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         records.leave(
             record, w,

@@ -164,7 +164,7 @@ void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& page
             }
         }
         state_.windows.enter_one(home, handle, index, duplicate.cached);
-        if (is_sole) columns.fill_holes(duplicate.cached, own);
+        if (is_sole) columns.fill_holes({pages.node(), index + 1}, duplicate.cached, own);
     }
     replaced_.clear();
     for (const DuplicatePage& duplicate : duplicates_) {

@@ -39,6 +39,7 @@ void advance(ManagerState& state, std::int64_t now) noexcept {
 // What is only being copied is nobody's use of a page: it is not found any more either, though the
 // page itself stays until the copy is over.
 void reset_prefix_cache(ManagerState& state) noexcept {
+    if (state.events != nullptr) state.events->begin_reset();
     state.cache_copies.loosen();
     state.flights.loosen();
     state.store_queue.loosen();
@@ -62,6 +63,7 @@ void reset_prefix_cache(ManagerState& state) noexcept {
         if (replica->host != nullptr) replica->host->reset();
         if (replica->host_states != nullptr) replica->host_states->forget();
     }
+    if (state.events != nullptr) state.events->end_reset();
 }
 
 void reset_metrics(ManagerState& state) noexcept {

@@ -8,6 +8,7 @@
 #include "manager/admitter.hpp"
 #include "manager/claims.hpp"
 #include "manager/committer.hpp"
+#include "manager/event_keys.hpp"
 #include "manager/fetcher.hpp"
 #include "manager/forker.hpp"
 #include "manager/joint_reserver.hpp"
@@ -37,6 +38,11 @@ struct CacheManager::Impl {
     Committer committer{state};
     Forker forker{state};
     Claims claims{state};
+    std::mutex reading;  // of events, taken in front of the other one
+    std::unique_ptr<EventKeys> event_keys =
+        state.events == nullptr
+            ? nullptr
+            : std::make_unique<EventKeys>(state.config, state.grouping, state.replicas);
 };
 
 /// A hit, and the mutex under which it is let go.

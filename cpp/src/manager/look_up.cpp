@@ -114,6 +114,7 @@ std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest) {
         std::copy_if(import->tokens().begin(), import->tokens().end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });
     }
+    if (state.events != nullptr) state.events->find_tokens_up_to(highest, found);
     return found;
 }
 

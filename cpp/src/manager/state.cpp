@@ -90,6 +90,7 @@ const CacheConfig& checked(const CacheConfig& config, bool has_own_policy) {
     require_count("max_draft_tokens", config.max_draft_tokens, kInt32, 0);
     require_states(config);
     require_stores(config);
+    require_count("event_pages", config.event_pages, kInt64, 0);
     quotas::check(config);
     return config;
 }
@@ -124,6 +125,7 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
                               : grouping.most_tokens(config.num_pages, {config.reserve_chunks,
                                                                         windows.kept_tokens()})) {
     require_parts(config, grouping);
+    if (config.event_pages > 0) events = std::make_unique<EventLog>(config, grouping, replicas);
 }
 
 void ManagerState::throw_no_replica(std::int32_t index) const {

@@ -8,6 +8,7 @@
 #include "manager/cache_copies.hpp"
 #include "manager/copy_list.hpp"
 #include "manager/departures.hpp"
+#include "manager/event_log.hpp"
 #include "manager/owed_copies.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
@@ -68,6 +69,7 @@ struct ManagerState {
     const Grouping grouping;
     // In this order: what comes later holds pages of what is in front of it.
     std::vector<std::unique_ptr<Replica>> replicas;
+    std::unique_ptr<EventLog> events;  // none where nobody listens
     SequenceTable sequences;
     WindowRows windows;
     StateRows states;

@@ -142,7 +142,7 @@ void WindowRows::fill_twins(Replica& home, const PageRow& row) noexcept {
     home.columns->for_each_column(end, row.twins().front(), [&](BlockId cached) {
         const BlockId own = row[--column];
         const bool is_sole_twin = own != cached && home.pool.ref_count(own) == 1;
-        if (is_sole_twin) home.columns->fill_holes(cached, own);
+        if (is_sole_twin) home.columns->fill_holes({row.node(), column + 1}, cached, own);
     });
 }
 

@@ -2,6 +2,7 @@
 # cython: language_level=3
 cimport cython
 from libc.stdint cimport int32_t, uint64_t
+from libcpp.vector cimport vector
 
 from kvcore.cpp cimport CacheManager, PageKey, StoreMoves
 
@@ -22,5 +23,6 @@ cdef class StoreWrites:
     cdef StoreSide side
     cdef uint64_t ticket
     cdef readonly int32_t replica
-    cdef readonly list keys
+    cdef uint64_t resets  # of the caches, when they were taken
+    cdef vector[PageKey] written
     cdef readonly list parts

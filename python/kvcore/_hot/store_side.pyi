@@ -44,9 +44,14 @@ class StoreWrites:
     @property
     def replica(self) -> int: ...
     @property
-    def keys(self) -> list[bytes]: ...
+    def keys(self) -> list[bytes]:
+        """Of the columns, bytes [32] each."""
+
     @property
     def parts(self) -> list[list[tuple[int, int]]]: ...
+    def note_stored(self) -> None:
+        """Tell who listens to events that a store has all of them, unless there was a reset."""
+
     def finish(self) -> None:
         """Let the host tier evict these pages again.
 

@@ -57,13 +57,15 @@ cdef class StoreSide:
         cdef int64_t n = as_int(most, "most")
         cdef StoreMoves moves
         cdef StoreWrites made
+        cdef uint64_t resets = self.native.num_resets()
         if not self.native.take_writes(n, moves):
             return None
         made = StoreWrites.__new__(StoreWrites)
         made.ticket = moves.ticket
         made.side = self
         made.replica = moves.replica
-        made.keys = listed_keys(moves)
+        made.resets = resets
+        made.written.swap(moves.keys)
         made.parts = listed_parts(moves)
         return made
 
@@ -93,6 +95,18 @@ cdef class StoreWrites:
     def __dealloc__(self):
         if self.ticket != 0:
             self.side.native.finish_writes(self.ticket)
+
+    @property
+    def keys(self):
+        """Of the columns, bytes [32] each."""
+        cdef size_t i
+        return [bytes_of(self.written[i]) for i in range(self.written.size())]
+
+    def note_stored(self):
+        """Tell who listens to events that a store has all of them, unless there was a reset."""
+        self.side.native.note_written(
+            self.replica, self.written.data(), <int64_t>self.written.size(), self.resets
+        )
 
     def finish(self):
         """Let the host tier evict these pages again.

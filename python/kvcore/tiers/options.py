@@ -75,12 +75,12 @@ class TierOptions:
         """Return params with the host tier that is asked for, or that stores need."""
         return with_host_tier(params, self.choice, num_pages, max_seq_len, num_host_states)
 
-    def core_arguments(self) -> dict[str, Any]:
-        """Return what ``CacheManager`` takes for stores: keys are of one model alone."""
-        if not self.choice.stores:
+    def core_arguments(self, *, has_keys: bool) -> dict[str, Any]:
+        """Return what ``CacheManager`` takes for stores and keys: those are of one model alone."""
+        if not (self.choice.stores or has_keys):
             return {}
         return {
-            "has_stores": True,
+            "has_stores": bool(self.choice.stores),
             "key_seed": _CBOR_32_BYTES + self.fingerprint,
             "stand_ins": extra_keys._capsule(),  # noqa: SLF001 - kvcore's own
         }

@@ -32,6 +32,9 @@ class Writes(Protocol):
     def parts(self) -> list[list[tuple[int, int]]]:
         """Of each column (part, page of the host tier or slot)."""
 
+    def note_stored(self) -> None:
+        """Tell who listens to events that a store has them."""
+
     def finish(self) -> None:
         """They are written, or never will be."""
 
@@ -223,11 +226,13 @@ class StoreWriter:
         }
         keys, parts = [*pages], [*pages.values()]
         waits = [store.write(keys, parts) for store in self._stores]
-        stored = min(wait() for wait in waits)
+        counts = [wait() for wait in waits]
         if epoch != self._epoch:  # a reset came in between, and each store was emptied since
             for store in self._stores:
                 store.remove(keys)
-        return len(keys) - stored
+        elif max(counts) == len(keys):
+            writes.note_stored()
+        return len(keys) - min(counts)
 
 
 #: Seconds to wait for room in the host tier, for pages that stores have.
