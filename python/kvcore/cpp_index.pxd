@@ -213,3 +213,25 @@ cdef extern from "kvcore/page_keys.hpp" namespace "kvcore" nogil:
         const vector[PageKey]& keys()
         int64_t page_size()
         int64_t num_tokens()
+
+
+cdef extern from "kvcore/prefix_index.hpp" namespace "kvcore" nogil:
+    cdef enum class Medium(uint8_t):
+        kDevice
+        kHost
+        kStorage
+    cdef cppclass CppPrefixIndex "kvcore::PrefixIndex":
+        CppPrefixIndex(int32_t num_workers) except +translate_exception
+        int32_t num_workers()
+        int64_t num_pages()
+        int64_t num_pages(int32_t worker) except +translate_exception
+        int64_t num_bytes()
+        void store(
+            int32_t worker, const uint64_t* pages, size_t n, Medium medium
+        ) except +translate_exception
+        void remove(
+            int32_t worker, const uint64_t* pages, size_t n, Medium medium
+        ) except +translate_exception
+        void clear(int32_t worker) except +translate_exception
+        void match(const uint64_t* pages, size_t n, uint8_t media, int32_t* held)
+        void check_integrity() except +translate_exception

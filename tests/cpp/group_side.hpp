@@ -291,7 +291,7 @@ class GroupSide {
         for (std::size_t w = 0; w < num_windows(); ++w) {
             if (c >= row.first[w]) pages_.enter(cached, w);
         }
-        pages_.fill_holes(cached, own);
+        pages_.fill_holes(kvcore::TreePosition{}, cached, own);  // nobody listens
         columns_.free(&own, 1);
         pages_.begin_leaving();
         for (std::size_t w = 0; w < num_windows(); ++w) {

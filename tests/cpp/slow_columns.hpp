@@ -127,7 +127,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             std::min(entries, policy_.num_departures() - policy_.free.size() + 2 * kSpare));
     }
     void cache(BlockId column) { at(column).is_cached = true; }
-    void fill_holes(BlockId cached, BlockId own) {
+    void fill_holes(kvcore::TreePosition, BlockId cached, BlockId own) {
         for (std::size_t w = 0; w < num_windows(); ++w) {
             if (has(cached, w) || !has(own, w)) continue;
             of(own, w).has = false;

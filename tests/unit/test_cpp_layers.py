@@ -28,6 +28,7 @@ MAY_INCLUDE = {
     "tiers": {"index", "data", "support"},
     "groups": {"index", "support"},
     "manager": {"tiers", "groups", "index", "keys", "support"},
+    "routing": {"support"},
     "cuda": {"data", "simd", "support"},
 }
 PUBLIC = {
@@ -47,6 +48,7 @@ PUBLIC = {
         *("cache_events", "cache_manager", "cache_types", "cached_columns", "lookup_table"),
         *("metrics", "name_space", "prefix_hit", "store_moves", "write_policy"),
     },
+    "routing": {"prefix_index"},
     "cuda": {"cuda", "cuda_device"},
 }
 # What a room must not see, not even through what it includes.
