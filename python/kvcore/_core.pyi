@@ -524,8 +524,13 @@ class HostStore:
     def page_bytes(self) -> int: ...
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The pages as bytes, uint8 [num_pages, page_bytes]; present once they are written."""
+        """The pages as bytes, uint8 [num_pages, page_bytes]; present ahead of their use."""
 
+    def expect(self, last: int) -> None:
+        """expect(self: kvcore._core.HostStore, last: typing.SupportsInt | typing.SupportsIndex) -> None
+
+        Have memory up to a page present, and some behind it; nothing where it is.
+        """
     def store(self, pairs: _Array, threads: int = 1) -> None:
         """store(self: kvcore._core.HostStore, pairs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object = 1) -> None
 

@@ -71,6 +71,12 @@ class HostMemory:
         if self._states is not None:
             self._states.wait(replica)
 
+    def expect(self, replica: int, columns: Iterable[Iterable[tuple[int, int]]]) -> None:
+        """Have memory present that is about to be written, given as the parts of pages."""
+        pages = [at for parts in columns for part, at in parts if part != STATE_PART]
+        if pages:
+            self._pages.expect(replica, max(pages))
+
     def let_go(self) -> None:
         """Refer to the memory no more; nobody asks for parts any longer."""
         self._memory, self._slots = [], []

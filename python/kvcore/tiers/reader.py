@@ -222,6 +222,7 @@ class _FillJob:
         self.read_from: set[StoreAdapter] = set()
         self.handle: StoreHandle | None = None  # of a batch that reads into the fill's pages
         memory.settle(fill.replica)
+        memory.expect(fill.replica, fill.parts)
 
     def read_on(self, batch_bytes: int) -> bool:
         """Read the next pages from one store; return whether some arrived or others may."""
