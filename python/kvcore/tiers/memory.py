@@ -38,7 +38,8 @@ class HostMemory:
     """
 
     def __init__(self, pages: Mover, states: TierStates | None, num_replicas: int) -> None:
-        self._pages, self._states = pages, states
+        self._pages: Mover | None = pages
+        self._states = states
         each = range(num_replicas)
         self._memory = [pages.memory(replica) for replica in each]
         self._slots = (
@@ -67,19 +68,21 @@ class HostMemory:
 
     def settle(self, replica: int) -> None:
         """Wait for copies that are on their way to or from the tier."""
-        self._pages.wait(replica)
+        if self._pages is not None:
+            self._pages.wait(replica)
         if self._states is not None:
             self._states.wait(replica)
 
     def expect(self, replica: int, columns: Iterable[Iterable[tuple[int, int]]]) -> None:
         """Have memory present that is about to be written, given as the parts of pages."""
         pages = [at for parts in columns for part, at in parts if part != STATE_PART]
-        if pages:
+        if pages and self._pages is not None:
             self._pages.expect(replica, max(pages))
 
     def let_go(self) -> None:
         """Refer to the memory no more; nobody asks for parts any longer."""
         self._memory, self._slots = [], []
+        self._pages = self._states = None
 
 
 def mask_of(parts: Iterable[Any]) -> int:
