@@ -583,6 +583,17 @@ class DiskStore:
 
         Begin to read pages into buffers.
         """
+    def get_placed(
+        self,
+        keys: Sequence[bytes],
+        places: Sequence[Any],
+        rows: NDArray[np.uint8],
+        slots: NDArray[np.uint8] | None = None,
+    ) -> StoreTask:
+        """get_placed(self: kvcore._core.DiskStore, keys: collections.abc.Sequence, places: collections.abc.Sequence, rows: object, slots: object = None) -> kvcore._core.StoreTask
+
+        Begin to read pages into rows of arrays: for each key (part, row) of all its parts.
+        """
     def put(self, keys: Sequence[bytes], buffers: Sequence[Any]) -> StoreTask:
         """put(self: kvcore._core.DiskStore, keys: collections.abc.Sequence, buffers: collections.abc.Sequence) -> kvcore._core.StoreTask
 
