@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <system_error>
 #include <type_traits>
@@ -15,6 +16,9 @@ namespace {
 
 // Of a step: long enough that its call costs nothing beside it, short for who waits.
 constexpr std::size_t kPiece = std::size_t{8} << 20;
+
+// Between two steps while there is enough: clearing takes the bandwidth of those who write.
+constexpr std::chrono::milliseconds kPause{30};
 
 // Keeps what the memory has; others may write to it meanwhile.
 bool make_present(std::byte* memory, std::size_t bytes) noexcept {
@@ -92,6 +96,8 @@ void PresentAhead::work() noexcept {
         lock.unlock();
         advance();
         lock.lock();
+        const bool has_enough = present_ >= std::min(bytes_, used_ + ahead_ / 2);
+        if (has_enough) changed_.wait_for(lock, kPause, [this] { return stopping_; });
     }
 }
 
