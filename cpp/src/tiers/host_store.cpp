@@ -91,6 +91,9 @@ HostStore::HostStore(std::int64_t num_pages, const std::vector<CacheView<std::by
 }
 
 HostStore::~HostStore() {
+    if (ahead_->is_forked()) {
+        [[maybe_unused]] const PresentAhead* left_alone = ahead_.release();
+    }
     ahead_.reset();
     munmap(memory_, size_of(num_pages_, page_bytes_));
 }

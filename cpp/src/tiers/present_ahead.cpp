@@ -6,10 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <system_error>
-#include <type_traits>
-#include <utility>
 
 namespace kvcore {
 namespace {
@@ -50,11 +47,6 @@ PresentAhead::PresentAhead(std::byte* memory, std::size_t bytes, std::size_t ahe
 
 PresentAhead::~PresentAhead() {
     if (!thread_.joinable()) return;
-    if (::getpid() != process_) {  // the thread is the parent's: nobody can join it
-        std::aligned_storage_t<sizeof(std::thread), alignof(std::thread)> left_alone;
-        new (&left_alone) std::thread(std::move(thread_));
-        return;
-    }
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         stopping_ = true;
@@ -62,6 +54,8 @@ PresentAhead::~PresentAhead() {
     }
     thread_.join();
 }
+
+bool PresentAhead::is_forked() const noexcept { return ::getpid() != process_; }
 
 bool PresentAhead::is_behind() const noexcept {
     return present_ < std::min(bytes_, used_ + ahead_);
@@ -73,7 +67,7 @@ void PresentAhead::use(std::size_t end) noexcept {
     std::size_t before = used_;
     while (before < end && !used_.compare_exchange_weak(before, end)) {
     }
-    if (before >= end || present_ == bytes_ || ::getpid() != process_) return;
+    if (before >= end || present_ == bytes_ || is_forked()) return;
     while (present_ < end) advance();
     const std::lock_guard<std::mutex> lock(mutex_);
     changed_.notify_all();
