@@ -28,6 +28,7 @@ using kvcore::python::BatchArg;
 using kvcore::python::HeldBuffer;
 using kvcore::python::key_arg;
 using kvcore::python::keys_arg;
+using kvcore::python::PlacedBatchArg;
 
 namespace {
 
@@ -131,6 +132,18 @@ BoundTask begin(const BoundDiskStore& bound, const py::sequence& keys,
         } else {
             task = bound.store().get_async(std::move(batch.pages));
         }
+    }
+    return {std::move(task), std::move(batch.held)};
+}
+
+BoundTask begin_placed(const BoundDiskStore& bound, const py::sequence& keys,
+                       const py::sequence& places, const py::object& rows,
+                       const py::object& slots) {
+    PlacedBatchArg batch(keys, places, rows, slots);
+    StoreTask task;
+    {
+        const py::gil_scoped_release unlocked;
+        task = bound.store().get_async(std::move(batch.pages));
     }
     return {std::move(task), std::move(batch.held)};
 }
@@ -239,6 +252,9 @@ void bind_disk_store(py::module_& module) {
              py::arg("breaker_seconds"), py::arg("slow_seconds"))
         .def("get", &begin<std::byte>, py::arg("keys"), py::arg("buffers"),
              "Begin to read pages into buffers.")
+        .def("get_placed", &begin_placed, py::arg("keys"), py::arg("places"), py::arg("rows"),
+             py::arg("slots") = py::none(),
+             "Begin to read pages into rows of arrays: for each key (part, row) of all its parts.")
         .def("put", &begin<const std::byte>, py::arg("keys"), py::arg("buffers"),
              "Begin to write pages from buffers.")
         .def("parts_of", &parts_of, py::arg("keys"),

@@ -85,7 +85,16 @@ void bind_host_store(py::module_& module) {
                                [](const BoundStore& bound) { return bound.store().page_bytes(); })
         .def_property_readonly(
             "memory", [](const py::object& self) { return BoundStore::memory(self); },
-            "The pages as bytes, uint8 [num_pages, page_bytes]; present once they are written.")
+            "The pages as bytes, uint8 [num_pages, page_bytes]; present ahead of their use.")
+        .def(
+            "expect",
+            [](const BoundStore& bound, std::int64_t last) {
+                check_page(last, bound.store().num_pages());
+                const py::gil_scoped_release unlocked;
+                bound.store().expect(last);
+            },
+            py::arg("last"),
+            "Have memory up to a page present, and some behind it; nothing where it is.")
         .def(
             "store",
             [](const BoundStore& bound, const Ids& pairs, const py::object& threads) {

@@ -2,7 +2,9 @@
 // Keys and buffers of pages that go to a store or come from it.
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,6 +16,7 @@
 
 #include "kvcore/disk_store.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/store_moves.hpp"
 
 namespace kvcore::python {
 
@@ -127,6 +130,79 @@ class BatchArg {
                 "buffers share memory, so that pages would overwrite each other; pass memory of "
                 "its own for each");
         }
+    }
+};
+
+/// Pages that are read into rows of arrays: pages of a host tier, slots of its states.
+class PlacedBatchArg {
+   public:
+    /// `places`: for each key a list of (part, row); part `kStatePart` is a row of `slots`, which
+    /// may be None, all others are of `rows`. Both are uint8 [n, bytes].
+    PlacedBatchArg(const pybind11::sequence& keys, const pybind11::sequence& places,
+                   const pybind11::object& rows, const pybind11::object& slots) {
+        namespace py = pybind11;
+        const std::vector<StoreKey> all = keys_arg(keys);
+        if (py::len(places) != all.size()) {
+            throw py::value_error(detail::concat(all.size(), " keys and ", py::len(places),
+                                                 " places; give one for each key"));
+        }
+        held.reserve(2);
+        const Rows pages = rows_of(rows, "rows");
+        const Rows states = slots.is_none() ? Rows{} : rows_of(slots, "slots");
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            this->pages.push_back({all[i], {}});
+            for (const py::handle place : py::list(places[i])) {
+                const auto [part, row] = place_of(place, i);
+                add(part, part == kStatePart ? states : pages, row);
+            }
+        }
+        check_apart();
+    }
+
+    std::vector<PageToRead> pages;
+    std::vector<HeldBuffer> held;
+
+   private:
+    struct Rows {
+        std::byte* data = nullptr;
+        std::int64_t n = 0;
+        std::int64_t bytes = 0;
+    };
+
+    Rows rows_of(const pybind11::object& given, const char* name) {
+        namespace py = pybind11;
+        if (!py::isinstance<py::array_t<std::uint8_t>>(given) ||
+            given.attr("ndim").cast<int>() != 2) {
+            throw py::type_error(detail::concat(name, " must be an array uint8 [n, bytes]"));
+        }
+        const auto array = py::reinterpret_borrow<py::array>(given);
+        held.emplace_back(given, true, name);
+        return {held.back().data(), array.shape(0), array.shape(1)};
+    }
+    static std::pair<std::int32_t, std::int64_t> place_of(pybind11::handle given, std::size_t i) {
+        try {
+            return given.cast<std::pair<std::int32_t, std::int64_t>>();
+        } catch (const pybind11::cast_error&) {
+            throw pybind11::type_error(
+                detail::concat("places[", i, "] must be a list of (part, row), two int each"));
+        }
+    }
+    void add(std::int32_t part, const Rows& rows, std::int64_t row) {
+        if (row < 0 || row >= rows.n) {
+            throw pybind11::index_error(
+                detail::concat("part ", part, " goes to row ", row, ", must be 0 to ", rows.n - 1));
+        }
+        pages.back().parts.push_back({part, rows.data + row * rows.bytes, rows.bytes});
+    }
+    void check_apart() const {
+        std::vector<const std::byte*> begins;
+        for (const PageToRead& page : pages) {
+            for (const auto& part : page.parts) begins.push_back(part.data);
+        }
+        std::sort(begins.begin(), begins.end());
+        if (std::adjacent_find(begins.begin(), begins.end()) == begins.end()) return;
+        throw pybind11::value_error(
+            "two parts go to one row, so that pages would overwrite each other; give each its own");
     }
 };
 

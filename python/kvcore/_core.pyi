@@ -527,8 +527,13 @@ class HostStore:
     def page_bytes(self) -> int: ...
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The pages as bytes, uint8 [num_pages, page_bytes]; present once they are written."""
+        """The pages as bytes, uint8 [num_pages, page_bytes]; present ahead of their use."""
 
+    def expect(self, last: int) -> None:
+        """expect(self: kvcore._core.HostStore, last: typing.SupportsInt | typing.SupportsIndex) -> None
+
+        Have memory up to a page present, and some behind it; nothing where it is.
+        """
     def store(self, pairs: _Array, threads: int = 1) -> None:
         """store(self: kvcore._core.HostStore, pairs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], threads: object = 1) -> None
 
@@ -580,6 +585,17 @@ class DiskStore:
         """get(self: kvcore._core.DiskStore, keys: collections.abc.Sequence, buffers: collections.abc.Sequence) -> kvcore._core.StoreTask
 
         Begin to read pages into buffers.
+        """
+    def get_placed(
+        self,
+        keys: Sequence[bytes],
+        places: Sequence[Any],
+        rows: NDArray[np.uint8],
+        slots: NDArray[np.uint8] | None = None,
+    ) -> StoreTask:
+        """get_placed(self: kvcore._core.DiskStore, keys: collections.abc.Sequence, places: collections.abc.Sequence, rows: object, slots: object = None) -> kvcore._core.StoreTask
+
+        Begin to read pages into rows of arrays: for each key (part, row) of all its parts.
         """
     def put(self, keys: Sequence[bytes], buffers: Sequence[Any]) -> StoreTask:
         """put(self: kvcore._core.DiskStore, keys: collections.abc.Sequence, buffers: collections.abc.Sequence) -> kvcore._core.StoreTask

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcore/host_store.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -129,6 +135,24 @@ void an_unused_tier_takes_no_memory() {
     CHECK(store.page(pair.destination)[0] == blocks.content(3)[0]);
 }
 
+// Its thread waits for something to do: nobody can join it there.
+void a_child_of_fork_lets_the_tier_go() {
+    Array blocks(1, 4, 8, 0);
+    auto store = std::make_unique<HostStore>((std::int64_t{2} << 30) / blocks.page_bytes(),
+                                             std::vector{blocks.view()});
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const pid_t child = fork();
+    if (child == 0) {
+        const PagePair pair{3, 1};
+        store->store(&pair, 1);
+        store.reset();
+        _exit(0);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+
 }  // namespace
 
 int main() {
@@ -141,4 +165,5 @@ int main() {
     pages_go_down_and_come_back(512, 4096, 0, 3);
     sizes_are_checked();
     an_unused_tier_takes_no_memory();
+    a_child_of_fork_lets_the_tier_go();
 }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
@@ -95,6 +95,37 @@ def test_fetch_waits_for_what_is_on_its_way(store: Gated) -> None:
         store.may_go.set()
         inputs = manager.fetch([context])
         assert inputs[0].cache_lengths.tolist() == [ALL]
+        assert manager.poll() == []
+
+
+def test_a_batch_that_was_fetched_before_waits_for_one_that_has_come_again(store: Gated) -> None:
+    with manager_of(store) as manager:
+        context = TextGenerationContext("r", LONG[:3])
+        batch = [context]
+        manager.claim("r")
+        for _ in range(2):  # from the second call on the batch is known
+            manager.fetch(batch)
+        manager.release("r")
+        batch[0] = again = begun(manager, "again")
+        other = TextGenerationContext("r", LONG[:3])
+        manager.claim("r")
+        batch.append(other)
+        Timer(0.05, store.may_go.set).start()
+        assert manager.fetch(batch)[0].cache_lengths.tolist() == [ALL, 0]
+        assert not again.pending
+
+
+def test_the_context_that_was_reserved_last_is_the_one_that_waits(store: Gated) -> None:
+    with manager_of(store) as manager:
+        before = begun(manager)
+        context = TextGenerationContext("r", LONG)
+        assert manager.maybe_reserve(context)
+        assert context.pending
+        assert not before.pending
+        store.may_go.set()
+        assert manager.fetch([context])[0].cache_lengths.tolist() == [ALL]
+        assert not context.pending
+        assert context.start_idx == ALL
         assert manager.poll() == []
 
 

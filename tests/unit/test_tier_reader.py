@@ -31,6 +31,9 @@ class Pages:
     def wait(self, replica: int) -> None:
         pass
 
+    def expect(self, replica: int, last: int) -> None:
+        assert 0 <= last < 100
+
     def run(self, orders: Any) -> None:
         raise AssertionError
 

@@ -179,6 +179,19 @@ def test_close_gives_the_pool_back() -> None:
     assert pool() is None
 
 
+def test_close_gives_the_memory_of_the_host_tier_back_at_once() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        manager = tiered_manager(MemoryStore(1 << 20))
+        run(manager, LONG)
+        mover = weakref.ref(manager._mover)
+        manager.close()
+        assert mover() is None
+    finally:
+        gc.enable()
+
+
 def test_close_of_a_manager_without_tiers() -> None:
     with tiered_manager() as manager:
         run(manager, LONG)

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kvcore/page_bytes.hpp"
@@ -11,11 +12,14 @@
 
 namespace kvcore {
 
+class PresentAhead;
+
 /// Pages of one replica in host memory: all that its devices' arrays hold of a page (K, V, scales)
 /// is one run of bytes, so that the parts of a page live and die together.
 ///
-/// Owns: the memory, mapped when it is built and made present by the first store of each page, so
-/// that a tier nobody uses costs no memory. Not the arrays, which have to live as long.
+/// Owns: the memory, in huge pages where the system has them; not the arrays, which have to live as
+/// long. All of it is mapped when it is built, but 1 GiB at most is present: a thread keeps so much
+/// present behind the furthest page used, so that who writes there need not wait for it.
 /// Invariant: `num_pages` * `page_bytes` bytes, no more, the first at a multiple of 4 KiB.
 /// Threads: any number may copy, different pages; who copies which is the caller's business.
 /// Cost: the bytes, one copy per run that is contiguous in an array.
@@ -37,6 +41,10 @@ class HostStore {
         return memory_ + id * page_bytes_;
     }
 
+    /// Pages up to `last` are about to be written by somebody else: makes them present, and has the
+    /// thread go on behind them. O(1) where it is far enough already.
+    void expect(std::int64_t last) const noexcept;
+
     /// Copies page pairs[i].source of the devices to page pairs[i].destination here, none of which
     /// is named twice. Ids are in range.
     void store(const PagePair* pairs, std::int64_t n, int threads = 1) const;
@@ -53,6 +61,7 @@ class HostStore {
     std::int64_t num_pages_;
     std::int64_t page_bytes_ = 0;
     std::byte* memory_ = nullptr;
+    std::unique_ptr<PresentAhead> ahead_;
     std::vector<Part> parts_;
 };
 

@@ -3,13 +3,18 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
+#include "tiers/present_ahead.hpp"
 
 namespace kvcore {
 namespace {
+
+// Of memory that is made present before it is used.
+constexpr std::size_t kAhead = std::size_t{1} << 30;
 
 // K and V of a page one behind the other, each [layers, page_size, heads, row], as pools are
 // allocated: what lies like that on the device is one run.
@@ -39,13 +44,20 @@ CacheView<const std::byte> readable(const CacheView<std::byte>& cache) noexcept 
     return {cache.layers, cache.page_size, cache.heads, tensor(cache.k), tensor(cache.v)};
 }
 
+std::size_t size_of(std::int64_t pages, std::int64_t page_bytes) noexcept {
+    return static_cast<std::size_t>(pages * page_bytes);
+}
+
 std::byte* map_memory(std::int64_t pages, std::int64_t page_bytes) {
     const bool is_countable = pages <= std::numeric_limits<std::int64_t>::max() / page_bytes;
     void* memory = MAP_FAILED;
     if (is_countable) {
+        const std::size_t bytes = size_of(pages, page_bytes);
         // Nothing is set aside for it: pages are there once they are written.
-        memory = mmap(nullptr, static_cast<std::size_t>(pages * page_bytes), PROT_READ | PROT_WRITE,
+        memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        // Whole huge pages become present in a third of the time. Advice: it may be refused.
+        if (memory != MAP_FAILED) madvise(memory, bytes, MADV_HUGEPAGE);
     }
     if (memory == MAP_FAILED) {
         throw CapacityError(detail::concat("the host tier needs ", pages, " pages of ", page_bytes,
@@ -70,11 +82,30 @@ HostStore::HostStore(std::int64_t num_pages, const std::vector<CacheView<std::by
         parts_.push_back({cache, packed_like(cache, at, page_bytes_)});
         at += bytes_of(cache);
     }
+    try {
+        ahead_ = std::make_unique<PresentAhead>(memory_, size_of(num_pages_, page_bytes_), kAhead);
+    } catch (...) {
+        munmap(memory_, size_of(num_pages_, page_bytes_));
+        throw;
+    }
 }
 
-HostStore::~HostStore() { munmap(memory_, static_cast<std::size_t>(num_pages_ * page_bytes_)); }
+HostStore::~HostStore() {
+    if (ahead_->is_forked()) {
+        [[maybe_unused]] const PresentAhead* left_alone = ahead_.release();
+    }
+    ahead_.reset();
+    munmap(memory_, size_of(num_pages_, page_bytes_));
+}
+
+void HostStore::expect(std::int64_t last) const noexcept {
+    ahead_->use(size_of(last + 1, page_bytes_));
+}
 
 void HostStore::store(const PagePair* pairs, std::int64_t n, int threads) const {
+    std::int64_t last = -1;
+    for (std::int64_t i = 0; i < n; ++i) last = std::max(last, pairs[i].destination);
+    expect(last);
     for (const Part& part : parts_) {
         transfer(readable(part.device), part.host, pairs, n, {0, part.device.layers}, threads);
     }

@@ -32,6 +32,7 @@ cdef class BatchReader:
     cdef int look_up(self, list contexts, Batch* rows, list keep) except -1
     cdef void remember(self, Batch* rows) noexcept
     cdef int record(self, Batch* rows, list contexts, int64_t done) except -1
+    cdef bint is_known(self, object batch) noexcept
     cdef bint is_last(self, list batch, const vector[RequestView*]& last) noexcept
     cdef bint read_own(self, list batch, Batch* rows) except -1
     cdef bint is_as_read(self, list batch, const vector[RequestView*]& read) noexcept

@@ -129,6 +129,10 @@ cdef class BatchReader:
             self.remember(rows)
         return 0
 
+    cdef bint is_known(self, object batch) noexcept:
+        """True for the batch that was done with last, of which no context waits for pages since."""
+        return type(batch) is list and self.is_last(<list>batch, self.last)
+
     cdef bint is_last(self, list batch, const vector[RequestView*]& last) noexcept:
         """True for the batch that was read last, as it is from one call of a step to the next."""
         return self.last_epoch == contexts_epoch and self.is_as_read(batch, last)

@@ -116,9 +116,7 @@ class TextGenerationContext:
         """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
     @property
     def pending(self) -> bool:
-        """Whether pages for it are on their way from stores: ``manager.poll()`` tells when they
-        have arrived.
-        """
+        """Whether pages for it are on their way from stores; see ``manager.poll()``."""
     def _set_pending(self, is_pending: bool) -> None: ...
     @property
     def extra_keys(self) -> tuple[tuple[int, int, bytes], ...] | None:

@@ -225,12 +225,13 @@ cdef class TextGenerationContext:
 
     @property
     def pending(self):
-        """Whether pages for it are on their way from stores: ``manager.poll()`` tells when they
-        have arrived."""
+        """Whether pages for it are on their way from stores; see ``manager.poll()``."""
         return self._pending != 0
 
     def _set_pending(self, bint is_pending):
         self._pending = is_pending
+        if is_pending:
+            change_contexts_epoch()  # who knows a batch with it has to ask
 
     @property
     def extra_keys(self):

@@ -264,7 +264,7 @@ cdef class StepEngine(EngineParts):
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         listen(self)
-        if self._onload is not None and self._onload.waiting:
+        if self._onload is not None and self._onload.waiting and not self._reader.is_known(batch):
             batch = list(batch)
             self._await_pages(batch)
             require_made(self)  # it may have been closed meanwhile

@@ -32,8 +32,8 @@ class HostMover:
 
     Notes
     -----
-    The memory is mapped, not touched: it becomes present as pages are stored. ``run`` costs the
-    bytes, and other Python threads run meanwhile.
+    The memory is mapped; a thread makes it present 1 GiB ahead of its use. ``run`` costs the bytes,
+    and other Python threads run meanwhile.
     """
 
     def __init__(self, shards: list[list[Shard]], num_pages: int, threads: int = 1) -> None:
@@ -46,6 +46,10 @@ class HostMover:
 
     def wait(self, replica: int) -> None:
         """Return at once: copies are done when ``run`` returns."""
+
+    def expect(self, replica: int, last: int) -> None:
+        """As of Mover."""
+        self.stores[replica].expect(last)
 
     def run(self, orders: NDArray[np.int32]) -> None:
         """Copy pages now; orders as Mover describes them."""

@@ -59,6 +59,9 @@ class Mover(Protocol):
         Before the host reads pages that were stored, or writes pages that were loaded.
         """
 
+    def expect(self, replica: int, last: int) -> None:
+        """Have the memory of pages up to `last` present: the host is about to write them."""
+
 
 class DevicePools(Protocol):
     """Stage the tables of a fetch, and order the streams that use the pools of a manager."""

@@ -15,7 +15,7 @@ from kvcore.metrics import TierMetrics
 from kvcore.stores import BlockStore, DiskStore, MemoryStore, RedisStore, StoreHandle, StoreHealth
 from kvcore.tiers.calls import FAILED, StoreCalls, StoreLimits
 from kvcore.tiers.counters import StoreCounters
-from kvcore.tiers.memory import Parts, mask_of
+from kvcore.tiers.memory import Parts, Places, mask_of
 from kvcore.tiers.records import Bytes, RecordLayout
 
 __all__ = ["ALL_PARTS", "DiskAdapter", "RecordAdapter", "StoreAdapter"]
@@ -35,7 +35,7 @@ class StoreAdapter(Protocol):
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
         """Return the parts of each page as bits; `ALL_PARTS` where they are not known."""
 
-    def read(self, keys: Sequence[bytes], to: Sequence[Parts], begun: Begun) -> list[int]:
+    def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
         """Read parts of pages.
 
         A store that reads in place tells `begun` its handle: the memory is free once it is done,
@@ -102,21 +102,28 @@ class DiskAdapter:
             self._counters.add(errors=1)
             return [0] * len(keys)
 
-    def read(self, keys: Sequence[bytes], to: Sequence[Parts], begun: Begun) -> list[int]:
-        """As of StoreAdapter."""
+    def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
+        """As of StoreAdapter; nothing is done per page in Python."""
+        return to.masks()[: self._read(lambda: self._get_placed(keys, to), begun)]
+
+    def _get_placed(self, keys: Sequence[bytes], to: Places) -> StoreHandle:
+        return self.store._store.get_placed(keys, to.columns, to.rows, to.slots)  # noqa: SLF001
+
+    def _read(self, begin: Callable[[], StoreHandle], begun: Begun) -> int:
+        """Return how many pages were served."""
         began = perf_counter()
         try:
-            handle = self.store.get_into(keys, [_listed(parts) for parts in to])
+            handle = begin()
         except KVCacheError:
             self._counters.add(errors=1)
-            return []
+            return 0
         begun(handle)
         if not handle.wait(self._limits.seconds):
             self._counters.add(timeouts=1)
-            return []
+            return 0
         served = handle.result()
         self._counters.took("read", perf_counter() - began)
-        return [mask_of(parts) for parts in to[:served]]
+        return served
 
     def write(self, keys: Sequence[bytes], pages: Sequence[Parts]) -> Callable[[], int]:
         """As of StoreAdapter."""
@@ -144,7 +151,8 @@ class DiskAdapter:
         if not there & ~new or not new & ~there:
             return parts
         others = self._layout.parts(self._layout.new(), there & ~new)
-        return {**others, **parts} if self.read([key], [others], lambda _: None) else parts
+        served = self._read(lambda: self.store.get_into([key], [_listed(others)]), lambda _: None)
+        return {**others, **parts} if served else parts
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """As of StoreAdapter."""
@@ -210,7 +218,7 @@ class RecordAdapter:
     def read(
         self,
         keys: Sequence[bytes],
-        to: Sequence[Parts],
+        to: Places,
         begun: Begun,  # noqa: ARG002 - what it reads into is nobody else's
     ) -> list[int]:
         """As of StoreAdapter."""

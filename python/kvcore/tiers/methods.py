@@ -257,7 +257,8 @@ class TieredCache(StepEngine):
     def _await_pages(self, batch: Iterable[ContextLike]) -> None:
         """Wait for the pages of contexts that are to run now."""
         for context in batch:
-            if hasattr(context, "request_id"):  # `fetch` refuses it
+            # One that `fetch` refuses has no id.
+            if getattr(context, "pending", True) and hasattr(context, "request_id"):
                 self.wait(context)
 
     def _reserve_again(self, arrival: Arrival) -> bool:

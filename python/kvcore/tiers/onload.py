@@ -57,6 +57,7 @@ class Onload:
         name = context.request_id
         with self._lock:
             if name in self._asked:
+                self._wait_as(name, context)
                 return
             job = self._workers.start(lambda: self._reader.bring(search))
             if job is None:
@@ -113,6 +114,14 @@ class Onload:
             for name in [*self.waiting]:
                 self._pop(name)
         return self._workers.close(None if ends is None else ends - monotonic())
+
+    def _wait_as(self, name: Hashable, context: Any) -> None:
+        """Let the context that was reserved last stand for a request that waits."""
+        arrival = self.waiting.get(name)
+        if arrival is not None and arrival.context is not context:
+            _mark(arrival.context, is_pending=False)
+            arrival.context = context
+            _mark(context, is_pending=True)
 
     def _pop(self, name: Hashable) -> Arrival:
         arrival = self.waiting.pop(name)

@@ -15,7 +15,7 @@ from kvcore.stores import StoreHandle
 from kvcore.tiers.adapters import StoreAdapter
 from kvcore.tiers.depths import Search, StoreDepth
 from kvcore.tiers.flights import Flights
-from kvcore.tiers.memory import HostMemory, Parts, mask_of
+from kvcore.tiers.memory import HostMemory, Places
 
 __all__ = ["Fill", "FillSearch", "StoreReader"]
 
@@ -214,14 +214,16 @@ class _FillJob:
     def __init__(
         self, fill: Fill, columns: list[int], depth: StoreDepth, memory: HostMemory
     ) -> None:
-        self._fill, self._columns, self._depth = fill, columns, depth
+        self._keys, self._columns, self._depth = fill.keys, columns, depth
         self._memory = memory
-        self.size = len(fill.keys)
+        self._places = memory.places(fill.replica, fill.parts)
+        self.size = len(self._keys)
         self.arrived = 0
         self.has_learned = False
         self.read_from: set[StoreAdapter] = set()
         self.handle: StoreHandle | None = None  # of a batch that reads into the fill's pages
         memory.settle(fill.replica)
+        memory.expect(fill.replica, fill.parts)
 
     def read_on(self, batch_bytes: int) -> bool:
         """Read the next pages from one store; return whether some arrived or others may."""
@@ -230,9 +232,9 @@ class _FillJob:
         if store is None:
             return False
         to = self._next(store, batch_bytes)
-        masks = store.read(self._fill.keys[first : first + len(to)], to, self._begun)
-        for parts, mask in zip(to, masks, strict=False):
-            if mask_of(parts) & ~mask:
+        masks = store.read(self._keys[first : first + len(to)], to, self._begun)
+        for wanted, mask in zip(to.masks(), masks, strict=False):
+            if wanted & ~mask:
                 self._depth.learn(self._columns[self.arrived], mask)
                 self.has_learned = True
                 return False
@@ -249,16 +251,12 @@ class _FillJob:
     def _begun(self, handle: StoreHandle) -> None:
         self.handle = handle
 
-    def _next(self, store: StoreAdapter, batch_bytes: int) -> list[Parts]:
+    def _next(self, store: StoreAdapter, batch_bytes: int) -> Places:
         """Return where the next pages go that a store has, of so many bytes or one page."""
-        found: list[Parts] = []
-        left = batch_bytes
-        for i in range(self.arrived, self.size):
-            if self._depth.store_of(self._columns[i]) is not store:
+        end, left = self.arrived, batch_bytes
+        while end < self.size and self._depth.store_of(self._columns[end]) is store:
+            left -= sum(self._memory.bytes_of(part) for part, _ in self._places.columns[end])
+            if end > self.arrived and left < 0:
                 break
-            parts = self._memory.parts(self._fill.replica, self._fill.parts[i])
-            left -= sum(len(each) for each in parts.values())
-            if found and left < 0:
-                break
-            found.append(parts)
-        return found
+            end += 1
+        return self._places[self.arrived : end]
