@@ -45,6 +45,7 @@ SUITES = {
         "pin",
         "keys",
         "events",
+        "routing",
         "evict",
         "policies",
         "groups",
@@ -73,6 +74,7 @@ EXCERPTS = {
             ),
         ),
         ("tenants.md", "quotas-cost", ("quotas.*",)),
+        ("routing.md", "routing-cost", ("routing.*",)),
     ),
     "generate": (("groups.md", "groups-model", ("hf_groups.*",)),),
 }

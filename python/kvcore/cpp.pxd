@@ -13,6 +13,7 @@ from libcpp.vector cimport vector
 
 from kvcore.cpp_index cimport (
     BlockId,
+    CppPrefixIndex,
     DuplicatePage,
     EvictionConfig,
     EvictionOrder,
@@ -22,6 +23,7 @@ from kvcore.cpp_index cimport (
     KeyOptions,
     KeyScheme,
     LookupTable,
+    Medium,
     PageKey,
     PagedRows,
     PlacedKey,

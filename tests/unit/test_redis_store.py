@@ -22,6 +22,7 @@ import kvcore
 from conftest import require, require_program
 from kvcore.stores import BlockStore, RedisStore
 from redis_server import RedisServer, free_port
+from together import run_together
 
 require("redis")
 
@@ -175,7 +176,11 @@ def test_a_server_that_is_gone_is_a_miss_until_it_is_back(
 def test_a_restarted_server_is_not_an_error(server: RedisServer, open_store: Open) -> None:
     """Connections that were idle meanwhile are made again."""
     store = open_store(server.url)
-    run_together(8, lambda _: store.contains(KEYS))
+
+    def ask(_: int) -> None:
+        store.contains(KEYS)
+
+    run_together(ask)
     server.kill()
     server.start()
     assert store.put_from(KEYS[:1], [page(0)]).result() == 1
@@ -290,7 +295,7 @@ def test_threads_on_one_store(server: RedisServer, open_store: Open) -> None:
             for k in range(served):
                 assert np.array_equal(found[k], page(i + k))
 
-    run_together(8, work)
+    run_together(work)
     assert store.health().errors == 0
     store.close()
     assert not store._idle
@@ -336,24 +341,6 @@ def test_wrong_arguments_change_nothing(server: RedisServer, open_store: Open) -
 
 
 # ---- helpers ----------------------------------------
-def run_together(n: int, work: Any) -> None:
-    failed: list[BaseException] = []
-
-    def run(i: int) -> None:
-        try:
-            work(i)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
 class Trickle:
     """Passes on what a server says, a little at a time."""
 

@@ -6,5 +6,5 @@ requests, ``foreign`` objects like them, ``packing`` of their tokens, ``inputs``
 ``prefix_tree`` by itself; ``claims`` of request ids; ``batches`` of contexts; the ``settler`` of
 copies, with the one loop that attempts a call again; what verbs do: ``prefixes``, ``reservations``,
 ``forks`` and ``steps``; and the ``engine``, whose parts all of them are.
-``cache_events`` are what a manager's caches tell.
+``cache_events`` are what a manager's caches tell, and the ``prefix_index`` what workers hold.
 """

@@ -76,6 +76,14 @@ class PagesRemoved:
 
 @final
 class CacheCleared:
+    """A replica has nothing on any medium, but for what the events behind this say.
+
+    Attributes
+    ----------
+    replica : int
+        Data parallel replica.
+    """
+
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     """A replica has nothing on any medium, but for what the events behind this say.
 

@@ -10,7 +10,7 @@ from libcpp.memory cimport unique_ptr
 
 import numpy as np
 
-from kvcore.cpp_index cimport CppPrefixIndex, Medium
+from kvcore.cpp cimport CppPrefixIndex, Medium
 
 cnp.import_array()
 
@@ -26,22 +26,26 @@ cdef cnp.ndarray hashes_of(object keys):
             and cnp.PyArray_ISCARRAY_RO(found)
         ):
             return found
-        if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise ValueError(
-                f"keys are an array of {found.dtype} {list(found.shape)}, must be uint64 [n]"
-            )
-        if found.dtype.kind == "i" and found.size and found.min() < 0:
-            raise ValueError(f"keys have {found.min()}, must be 64 bits without a sign")
-        return np.ascontiguousarray(found, np.uint64)
+        return converted(keys)
     found = np.empty(len(keys), np.uint64)
     cdef uint64_t* data = <uint64_t*>cnp.PyArray_DATA(found)
     cdef Py_ssize_t i = 0
     for key in keys:
-        if i == found.shape[0]:
+        if i == cnp.PyArray_DIM(found, 0):
             raise ValueError("keys became more while they were read")
         data[i] = hash_of(key)
         i += 1
     return found[:i]
+
+
+cdef cnp.ndarray converted(object keys):
+    if keys.ndim != 1 or keys.dtype.kind not in "iu":
+        raise ValueError(
+            f"keys are an array of {keys.dtype} {list(keys.shape)}, must be uint64 [n]"
+        )
+    if keys.dtype.kind == "i" and keys.size and keys.min() < 0:
+        raise ValueError(f"keys have {keys.min()}, must be 64 bits without a sign")
+    return np.ascontiguousarray(keys, np.uint64)
 
 
 cdef uint64_t hash_of(object key) except? 0:

@@ -64,7 +64,7 @@ class PrefixIndex:
     >>> from kvcore.keys import page_keys
     >>> from kvcore.routing import PrefixIndex
     >>> index = PrefixIndex(["a", "b"])
-    >>> keys = page_keys(range(64), 16)
+    >>> keys = page_keys(list(range(64)), 16)
     >>> index.store("a", keys[:3])
     >>> index.store("b", keys[:1])
     >>> index.match(keys), index.best(keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ __all__ = ["POLICIES", "Router"]
 
 #: What each policy makes small: of pages that each worker would have to compute [workers], and
 #: pages of the requests that it runs [workers].
-_Cost = Callable[[NDArray[np.int64], NDArray[np.int64], float], NDArray[np.float64]]
+_Cost = Callable[[NDArray[np.int64], NDArray[np.int64], float], NDArray[Any]]
 
 _COSTS: Final[dict[str, _Cost]] = {
-    "prefix": lambda new, load, weight: new + load / (1.0 + load.sum()),  # noqa: ARG005
+    "prefix": lambda new, load, weight: new + load / float(1 + load.sum()),  # noqa: ARG005
     "least-loaded": lambda new, load, weight: load.astype(np.float64),  # noqa: ARG005
     "prefix+load": lambda new, load, weight: weight * new + load,
 }
@@ -57,7 +57,7 @@ class Router:
     >>> from kvcore.routing import PrefixIndex, Router
     >>> index = PrefixIndex(["a", "b"])
     >>> router = Router(index)
-    >>> keys = page_keys(range(64), 16)
+    >>> keys = page_keys(list(range(64)), 16)
     >>> index.store("b", keys[:3])
     >>> router.choose("request-1", keys), router.choose("request-2", keys)
     ('b', 'a')
