@@ -28,7 +28,8 @@ cdef cnp.ndarray hashes_of(object keys):
             return found
         if found.ndim != 1 or found.dtype.kind not in "iu":
             raise ValueError(
-                f"keys are an array of {found.dtype} {list(found.shape)}, must be uint64 [n]"
+                f"keys are an array of {found.dtype} {list((<object>found).shape)}, must be "
+                "uint64 [n]"
             )
         if found.dtype.kind == "i" and found.size and found.min() < 0:
             raise ValueError(f"keys have {found.min()}, must be 64 bits without a sign")
