@@ -4,7 +4,7 @@
 import json
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from kvcore.cli.page_style import SLOTS
 from kvcore.cli.presets import find_model, model_params
 from kvcore.cli.progress import progress_bar
 from kvcore.cli.replay_table import print_report
+from kvcore.cli.routing_table import print_routing
 from kvcore.replay import (
     POLICIES,
     Comparison,
@@ -31,6 +32,7 @@ from kvcore.replay import (
     PoolError,
     PoolSettings,
     ReplayReport,
+    RoutingReport,
     TraceError,
     Workload,
     chat_workload,
@@ -38,8 +40,10 @@ from kvcore.replay import (
     read_trace,
     replay_admission,
     replay_online,
+    replay_routed,
 )
 from kvcore.replay.pool import flat_page_bytes, require_windows
+from kvcore.routing import POLICIES as ROUTES
 
 _MOST_GROUPED = SLOTS // 2  # two curves each
 
@@ -58,6 +62,7 @@ def replay(
     host_pages: options.HostPages = None,
     disk_pages: options.DiskPages = None,
     replicas: options.Replicas = PoolSettings.replicas,
+    route: options.Route = None,
     seed: options.Seed = 0,
     limit: options.Limit = None,
     concurrency: options.Concurrency = EngineSettings.concurrency,
@@ -77,7 +82,8 @@ def replay(
     compares a cache that gives every layer every token with one that serves a model's windows and
     chunks, in the same memory; pages are those of all layers. --host-pages and --disk-pages put a
     host tier and a disk below the device, which are real: a pool of tiny pages, and files in a
-    temporary directory.
+    temporary directory. --route puts the replicas behind a router that knows their caches by events
+    alone, and compares its policies.
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
 
@@ -88,6 +94,8 @@ def replay(
     Example: kvcore replay --groups gemma-3-27b --memory 8GiB,32GiB
 
     Example: kvcore replay trace.jsonl.gz --mode admission --host-pages 5000 --disk-pages 50000
+
+    Example: kvcore replay trace.jsonl.gz --replicas 64 --route prefix,prefix+load,least-loaded
     """
     names = checked("--policy", listed, policy, _policy)
     grouped = None if groups is None else _grouped(groups, page_size, len(names))
@@ -116,9 +124,21 @@ def replay(
         decode_steps=decode_steps,
     )
     pace = engine if mode is options.Mode.online or (mode is None and is_one) else None
+    routes = None if route is None else checked("--route", listed, route, _route)
+    if routes is not None and (not is_one or html is not None or host_pages is not None):
+        raise typer.BadParameter(
+            "expected one policy and one number of pages, without --groups, tiers and --html",
+            param_hint="'--route'",
+        )
+    if routes is not None and mode is options.Mode.online:
+        raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
     started = time.perf_counter()
     workload = _workload(trace, seed, limit)
     read_seconds = time.perf_counter() - started
+    if routes is not None:
+        reports = _run_routed(workload, pools[0].with_policy(names[0]), routes, engine)
+        _show_routed(workload, reports, read_seconds, as_json=as_json)
+        return
     if is_one and html is None:
         _show(_run(workload, pools[0].with_policy(names[0]), pace), read_seconds, as_json=as_json)
         return
@@ -134,6 +154,12 @@ def replay(
 def _policy(name: str) -> str:
     if name not in POLICIES:
         raise ValueError(f"expected some of {', '.join(POLICIES)}, got {name!r}")
+    return name
+
+
+def _route(name: str) -> str:
+    if name not in ROUTES:
+        raise ValueError(f"expected some of {', '.join(ROUTES)}, got {name!r}")
     return name
 
 
@@ -192,6 +218,43 @@ def _run(workload: Workload, pool: PoolSettings, engine: EngineSettings | None) 
         if engine is None:
             return replay_admission(workload, pool, on_progress=on_progress)
         return replay_online(workload, pool, engine, on_progress=on_progress)
+
+
+def _run_routed(
+    workload: Workload, pool: PoolSettings, routes: Sequence[str], engine: EngineSettings
+) -> list[RoutingReport]:
+    requests = len(workload)
+    with _told(workload, pool), progress_bar("requests", requests * len(routes)) as on_progress:
+        return [
+            replay_routed(
+                workload,
+                pool,
+                name,
+                engine,
+                on_progress=_after(i * requests, on_progress),
+            )
+            for i, name in enumerate(routes)
+        ]
+
+
+def _after(done: int, on_progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    """Return what takes the progress of one replay, where so many requests were done before."""
+    return None if on_progress is None else lambda now: on_progress(done + now)
+
+
+def _show_routed(
+    workload: Workload, reports: list[RoutingReport], read_seconds: float, *, as_json: bool
+) -> None:
+    if as_json:
+        found = {
+            "mode": "routing",
+            "workload": workload.name,
+            "results": [each.to_dict() for each in reports],
+            "read_seconds": read_seconds,
+        }
+        typer.echo(json.dumps(found))
+    else:
+        print_routing(workload.name, reports)
 
 
 def _compare(

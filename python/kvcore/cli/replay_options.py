@@ -12,6 +12,7 @@ from kvcore.byte_sizes import format_size
 from kvcore.cli.options import count, within
 from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES
 from kvcore.replay.trace_lines import MOST_CHARACTERS, MOST_LINES
+from kvcore.routing import POLICIES as ROUTES
 
 _DEFAULT_PAGES = f"{DEFAULT_POOL_TOKENS:,} tokens' worth"
 
@@ -101,6 +102,15 @@ DiskPages = Annotated[
 Replicas = Annotated[
     int,
     typer.Option(metavar="N", callback=within(1, MOST_REPLICAS), help="Data-parallel replicas."),
+]
+Route = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[,NAME...]",
+        help="Replicas are workers behind a router: compare its policies, of "
+        f"{', '.join(ROUTES)}, on hits and load.",
+        show_default=False,
+    ),
 ]
 Seed = Annotated[
     int,

@@ -22,6 +22,7 @@ from kvcore.replay.pool import (
     PoolSettings,
 )
 from kvcore.replay.report import ReplayReport
+from kvcore.replay.routed import MOST_ROUTED, RoutingReport, replay_routed
 from kvcore.replay.tiers import TierReport
 from kvcore.replay.timeline import Timeline, TimelineBins
 from kvcore.replay.trace import TraceError, read_trace
@@ -31,6 +32,7 @@ from kvcore.replay.workload import Workload
 __all__ = [
     "DEFAULT_POOL_TOKENS",
     "MOST_REPLICAS",
+    "MOST_ROUTED",
     "POLICIES",
     "ChatSettings",
     "Comparison",
@@ -43,6 +45,7 @@ __all__ = [
     "PoolError",
     "PoolSettings",
     "ReplayReport",
+    "RoutingReport",
     "TierReport",
     "Timeline",
     "TimelineBins",
@@ -55,4 +58,5 @@ __all__ = [
     "read_trace",
     "replay_admission",
     "replay_online",
+    "replay_routed",
 ]

@@ -63,15 +63,12 @@ def replay_admission(
     started = perf_counter_ns()
     longest = int(workload.prompt_lengths.max())
     with pool.manager(max_batch_size=1, max_seq_len=longest + 1) as manager:
-        replay = _AdmissionReplay(workload, pool, manager, timeline, chunk or longest)
-        for index in range(len(workload)):
-            replay.run(index, workload.prompt(index))
-            if on_progress is not None and index % _PROGRESS_EVERY == 0:
-                on_progress(index)
+        replay = AdmissionReplay(workload, pool, manager, timeline, chunk or longest)
+        replay.run_all(on_progress)
         return replay.report((perf_counter_ns() - started) / 1e9)
 
 
-class _AdmissionReplay:
+class AdmissionReplay:
     """Serve one request at a time and count."""
 
     def __init__(
@@ -92,6 +89,13 @@ class _AdmissionReplay:
         self._tally = Tally()
         self._held = 0  # pages, by the request that runs
         self._held_pages = 0  # the sum of those
+
+    def run_all(self, on_progress: Callable[[int], None] | None) -> None:
+        """Run every request in order."""
+        for index in range(len(self._workload)):
+            self.run(index, self._workload.prompt(index))
+            if on_progress is not None and index % _PROGRESS_EVERY == 0:
+                on_progress(index)
 
     def run(self, index: int, tokens: NDArray[np.int32]) -> None:
         """Admit and release one request."""

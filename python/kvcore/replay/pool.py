@@ -150,11 +150,13 @@ class PoolSettings:
         return TierHits(manager, self.host_pages, self.disk_pages)
 
     @contextmanager
-    def manager(self, *, max_batch_size: int, max_seq_len: int) -> Iterator[PagedKVCacheManager]:
+    def manager(
+        self, *, max_batch_size: int, max_seq_len: int, events: bool = False
+    ) -> Iterator[PagedKVCacheManager]:
         """Make a manager and close it at the end; `max_batch_size` is per replica.
 
-        It has no pool, or one of tiny pages where it has tiers. The directory of the disk is
-        removed at the end.
+        With `events` it tells what enters and leaves its caches. It has no pool, or one of tiny
+        pages where it has tiers. The directory of the disk is removed at the end.
 
         Raises
         ------
@@ -164,7 +166,7 @@ class PoolSettings:
         """
         with ExitStack() as opened:
             try:
-                found = self._open(opened, max_batch_size, max_seq_len)
+                found = self._open(opened, max_batch_size, max_seq_len, events=events)
             except (ValueError, OverflowError, KVCacheError, OSError) as error:
                 raise PoolError(f"the manager refuses {self}: {error}") from error
             except MemoryError as error:
@@ -182,7 +184,7 @@ class PoolSettings:
         return f"a pool of {pages}{host} on each of {self.replicas:,} replicas{disk}"
 
     def _open(
-        self, opened: ExitStack, max_batch_size: int, max_seq_len: int
+        self, opened: ExitStack, max_batch_size: int, max_seq_len: int, *, events: bool
     ) -> PagedKVCacheManager:
         one_layer = KVCacheParams("int8", 1, 1, 1, page_size=self.page_size)
         params = replace(
@@ -198,6 +200,7 @@ class PoolSettings:
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
             eviction=self.policy,
+            events=events,
             **self._tiers(opened, params),
         )
         opened.callback(made.close)

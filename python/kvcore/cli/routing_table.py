@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print what policies of routing found, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvcore.replay import RoutingReport
+
+__all__ = ["print_routing"]
+
+_HEAD = ("route", "hit rate", "computed", "max / mean", "idle", "choice")
+
+
+def print_routing(workload: str, reports: Sequence[RoutingReport]) -> None:
+    """Print a row for each policy; all have the same workers."""
+    first = reports[0]
+    title = f"{workload}: {first.replicas:,} x {first.pages:,} pages of {first.page_size:,} tokens"
+    if first.refused:
+        title += f", {first.refused:,} requests larger than a pool"
+    table = Table(title=Text(title), title_justify="left")
+    for i, name in enumerate(_HEAD):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    for each in reports:
+        table.add_row(
+            each.route,
+            f"{each.token_hit_rate:.2%}",
+            f"{each.computed_tokens:,}",
+            f"{each.imbalance:.2f}",
+            f"{each.idle_replicas:,}",
+            f"{each.route_us_p50:,.0f} us",
+        )
+    Console().print(table)
