@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask what it costs to know which worker has which pages.
 
-Each worker has 100,000 pages: those of a system prompt of 64 pages that all have, and of sessions of
-its own, a fifth of which another worker has too. Asked for are 128 pages of a session, whose keys
+Each worker has 100,000 pages: those of a system prompt of 64 pages that all have, and of its own
+sessions, a fifth of which another worker has too. Asked for are 128 pages of a session, whose keys
 are given as they are sent, one prompt after the other in no order: their entries are in no cache.
 Ingest stores the pages of one worker after the other, in batches of 64 as commits are.
 """

@@ -13,6 +13,7 @@ import pytest
 
 from conftest import require
 from event_mirror import manager_of, run
+from programs import printed
 
 require("msgspec")
 zmq = require("zmq")
@@ -274,8 +275,9 @@ def test_what_is_left_is_published_at_the_end() -> None:
         assert [event.token_ids for event in receive(subscriber, 1)] == [[4, 5]]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_has_none() -> None:
+FORK = """
+    import os
+    from test_event_publisher import manager_of, publisher_of, receive, run, subscriber_of
     mgr = manager_of()
     with publisher_of(mgr) as publisher, subscriber_of(publisher) as subscriber:
         child = os.fork()
@@ -283,10 +285,15 @@ def test_a_forked_child_has_none() -> None:
             is_right = not publisher.is_running and not publisher.flush(1.0)
             publisher.close()
             os._exit(0 if is_right else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        print(os.waitpid(child, 0)[1])
         run(mgr, [1, 2, 3])
-        assert publisher.flush(10.0)
-        assert len(receive(subscriber, 1)) == 1
+        print(publisher.flush(10.0) + 0, len(receive(subscriber, 1)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_none() -> None:
+    assert printed(FORK, seed=1) == [0, 1, 1]
 
 
 def test_wrong_arguments() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import select
 import socket
@@ -21,6 +20,7 @@ import pytest
 import kvcore
 from conftest import require, require_program
 from kvcore.stores import BlockStore, RedisStore
+from programs import printed
 from redis_server import RedisServer, free_port
 from together import run_together
 
@@ -301,19 +301,35 @@ def test_threads_on_one_store(server: RedisServer, open_store: Open) -> None:
     assert not store._idle
 
 
-def test_closed_and_forked_stores_are_refused(server: RedisServer, open_store: Open) -> None:
-    store = open_store(server.url)
-    store.contains(KEYS)
+FORK = """
+    import os
+    import kvcore
+    from kvcore.stores import RedisStore
+    store = RedisStore(sys.argv[1])
+    keys = [bytes(32)]
+    store.put_from(keys, [b"a page"])
     child = os.fork()
     if child == 0:
-        try:
-            store.contains(KEYS)
-        except kvcore.KVCacheError as error:
-            os._exit(0 if "fork" in str(error) else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert store.contains(KEYS) == [False] * 20
+        refused = 0
+        for call in (store.health, lambda: store.contains(keys), lambda: store.remove(keys)):
+            try:
+                call()
+            except kvcore.KVCacheError as error:
+                refused += "fork" in str(error)
+        store.close()
+        os._exit(refused)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), store.contains(keys)[0] + 0)
+    store.close()
+"""
+
+
+def test_a_fork_is_refused_and_harms_nobody(server: RedisServer) -> None:
+    assert printed(FORK, server.url, seed=1) == [3, 1]
+
+
+def test_closed_stores_are_refused(server: RedisServer, open_store: Open) -> None:
+    store = open_store(server.url)
+    store.contains(KEYS)
     store.close()
     store.close()
     for call in (store.health, lambda: store.contains(KEYS), lambda: store.remove(KEYS)):

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "routing/alive_workers.hpp"
 #include "routing/page_table.hpp"
 #include "routing/worker_sets.hpp"
 
@@ -18,48 +19,6 @@ namespace {
 // Pages ahead that are asked for: entries of the table, then what they point to.
 constexpr std::size_t kFarAhead = 24;
 constexpr std::size_t kAhead = 8;
-
-constexpr std::size_t kMostWords = PrefixIndex::kMostWorkers / 64;
-
-/// Workers that have all pages so far, in words that have any.
-class Alive {
-   public:
-    [[nodiscard]] bool is_empty() const noexcept { return size_ == 0; }
-    void add(std::size_t word, std::uint64_t bits) noexcept {
-        if (bits == 0) return;
-        words_[size_] = word;
-        bits_[size_++] = bits;
-    }
-    /// Those that lack a page: their worker is noted with the pages in front of it. found(word):
-    /// the workers that have it.
-    template <class Found>
-    void keep(const Found& found, std::int32_t depth, std::int32_t* held) noexcept {
-        std::size_t kept = 0;
-        for (std::size_t i = 0; i < size_; ++i) {
-            const std::uint64_t there = bits_[i] & found(words_[i]);
-            note(words_[i], bits_[i] & ~there, depth, held);
-            if (there == 0) continue;
-            words_[kept] = words_[i];
-            bits_[kept++] = there;
-        }
-        size_ = kept;
-    }
-    void end(std::int32_t depth, std::int32_t* held) noexcept {
-        for (std::size_t i = 0; i < size_; ++i) note(words_[i], bits_[i], depth, held);
-    }
-
-   private:
-    static void note(std::size_t word, std::uint64_t bits, std::int32_t depth,
-                     std::int32_t* held) noexcept {
-        for (std::size_t worker = 64 * word; bits != 0; bits >>= 1U, ++worker) {
-            if ((bits & 1U) != 0) held[worker] = depth;
-        }
-    }
-
-    std::size_t size_ = 0;
-    std::array<std::size_t, kMostWords> words_{};
-    std::array<std::uint64_t, kMostWords> bits_{};
-};
 
 }  // namespace
 
@@ -125,7 +84,7 @@ class PrefixIndex::Impl {
         for (std::size_t i = 0; i < std::min(n, kFarAhead); ++i) table_.prefetch(pages[i]);
         std::array<std::uint64_t, kAhead> ahead{};  // the sets of the next pages
         for (std::size_t i = 0; i < std::min(n, kAhead); ++i) ahead[i] = look(pages[i]);
-        Alive alive;
+        AliveWorkers alive;
         for (std::size_t i = 0; i < n; ++i) {
             const std::uint64_t set = ahead[i % kAhead];
             if (i + kFarAhead < n) table_.prefetch(pages[i + kFarAhead]);
@@ -186,13 +145,14 @@ class PrefixIndex::Impl {
         return set;
     }
 
-    void keep(Alive& alive, std::uint64_t set, std::uint8_t media, std::int32_t depth,
+    void keep(AliveWorkers& alive, std::uint64_t set, std::uint8_t media, std::int32_t depth,
               std::int32_t* held) const {
         if (sets_.is_row(set)) {
             const auto found = [&](std::size_t word) { return sets_.bits(set, word, media); };
             return alive.keep(found, depth, held);
         }
-        std::array<std::uint64_t, kMostWords> found{};  // few workers: few words are set
+        std::array<std::uint64_t, AliveWorkers::kMostWords>
+            found{};  // few workers: few words are set
         sets_.for_each_word(set, media,
                             [&](std::size_t word, std::uint64_t bits) { found[word] = bits; });
         alive.keep([&](std::size_t word) { return found[word]; }, depth, held);
@@ -203,6 +163,8 @@ class PrefixIndex::Impl {
     WorkerSets sets_;
     std::vector<std::int64_t> pages_of_;  // by worker
 };
+
+static_assert(PrefixIndex::kMostWorkers <= 64 * AliveWorkers::kMostWords, "a word for each 64");
 
 PrefixIndex::PrefixIndex(std::int32_t num_workers) {
     if (num_workers < 1 || num_workers > kMostWorkers) {
