@@ -14,7 +14,7 @@ from kvcore.stores import RedisTier, parse_tier
         ("redis:127.0.0.1", "'//' and the server's name have to follow"),
         ("redis://", "without a host"),
         ("redis://h:0", "port is 0"),
-        ("redis://h:99999", "Port out of range"),
+        ("redis://h:99999", "the port is no number"),
         ("redis://:pass@h/x", "the database 'x' is no number"),
         ("redis://h?timeouts=1", "it has no option 'timeouts'"),
         ("redis://h?ttl=0", "ttl is 0.0, must be more than 0"),
@@ -28,6 +28,16 @@ def test_bad_names_say_what_is_wrong(text: str, reason: str) -> None:
         parse_tier(text)
     assert "for example 'redis://127.0.0.1:6379'" in str(error.value)
     assert "pass@" not in str(error.value)
+
+
+@pytest.mark.parametrize("secret", ["se/cret", "se#cret", "se?cret", "se@cret/cret", "cret:cret"])
+def test_passwords_are_not_shown(secret: str) -> None:
+    for text in (f"redis://:{secret}@h:6379", f"redis://user:{secret}@h:x?ttl=a"):
+        try:
+            shown = repr(parse_tier(text))
+        except ValueError as error:
+            shown = str(error)
+        assert "cret" not in shown
 
 
 def test_a_name_says_all_there_is() -> None:

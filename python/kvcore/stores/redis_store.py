@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kvcore.errors import KVCacheError
 from kvcore.stores.breaker import Breaker
@@ -29,6 +30,9 @@ from kvcore.stores.protocol import (
 )
 from kvcore.stores.resp import RespConnection, RespError, command
 from kvcore.stores.specs import RedisTier, parse_tier
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["RedisStore"]
 
@@ -58,10 +62,10 @@ class RedisStore:
 
     Raises
     ------
-    ImportError
-        The package redis is not installed.
     ValueError
         `tier` is none of Redis.
+    OSError
+        The file of ``tier.ca_certs`` cannot be read.
 
     Notes
     -----
@@ -91,7 +95,7 @@ class RedisStore:
         if not isinstance(spec, RedisTier):
             raise ValueError(f"tier is {tier!r}, must be one such as 'redis://127.0.0.1:6379'")
         self.tier = spec
-        self._new_connection = _connector(spec)
+        self._login, self._tls = _login_of(spec), _tls_of(spec)
         self._prefix = spec.prefix.encode() + b":"
         self._breaker = Breaker(breaker_failures, breaker_seconds)
         self._idle: list[RespConnection] = []
@@ -111,7 +115,8 @@ class RedisStore:
         names = self._names(keys)
 
         def ask(connection: RespConnection) -> list[bool]:
-            return [found == 1 for found in _answers(connection, [[b"EXISTS", n] for n in names])]
+            connection.send([command(b"EXISTS", name) for name in names])
+            return [connection.read_number() == 1 for _ in names]
 
         return self._call(ask, [False] * len(names))
 
@@ -140,7 +145,7 @@ class RedisStore:
                 served += found is Found.ALL
             if found is Found.WRONG:
                 self._count(corrupt=1)
-                _answers(connection, [[b"UNLINK", names[served]]])
+                _unlink(connection, [names[served]])
             return served
 
         served = self._call(read, 0)
@@ -183,10 +188,7 @@ class RedisStore:
         if not names:
             return 0
 
-        def remove(connection: RespConnection) -> int:
-            return sum(_answers(connection, [[b"UNLINK", *names]]))
-
-        return self._call(remove, 0)
+        return self._call(lambda connection: _unlink(connection, names), 0)
 
     def clear(self) -> int:
         """Forget all pages with this prefix, those that others have stored included.
@@ -198,12 +200,14 @@ class RedisStore:
         def clear(connection: RespConnection) -> int:
             removed, cursor = 0, b"0"
             while True:
-                connection.begin()
+                connection.begin(self._end())
                 scan = [b"SCAN", cursor, b"MATCH", self._prefix + b"*", b"COUNT", b"1000"]
                 connection.send([command(*scan)])
-                cursor, names = connection.read_list()
-                if names:
-                    removed += sum(_answers(connection, [[b"UNLINK", *names]]))
+                match connection.read_list():
+                    case [bytes(cursor), list(names)] if all(type(n) is bytes for n in names):
+                        removed += _unlink(connection, names) if names else 0
+                    case other:
+                        raise OSError(f"SCAN answers {other!r:.40}, must be a cursor and names")
                 if cursor == b"0":
                     return removed
 
@@ -213,10 +217,14 @@ class RedisStore:
         """Return the memory of the server, which others use as well, and the names that it has."""
 
         def ask(connection: RespConnection) -> StoreCapacity:
-            info, pages = _answers(connection, [[b"INFO", b"memory"], [b"DBSIZE"]])
-            pairs = dict(line.split(b":", 1) for line in info.split(b"\r\n") if b":" in line)
-            most = int(pairs.get(b"maxmemory", 0))
-            return StoreCapacity(most or None, int(pairs.get(b"used_memory", 0)), pages)
+            connection.send([command(b"INFO", b"memory"), command(b"DBSIZE")])
+            info = connection.read_simple()
+            pages = connection.read_number()
+            if not isinstance(info, bytes):
+                raise OSError(f"INFO answers {info!r:.40}, must be a text")
+            found = dict(re.findall(rb"^(maxmemory|used_memory):(\d+)", info, re.M))
+            most, used = (int(found.get(name, 0)) for name in (b"maxmemory", b"used_memory"))
+            return StoreCapacity(most or None, used, pages)
 
         return self._call(ask, StoreCapacity(None, 0, 0))
 
@@ -264,15 +272,13 @@ class RedisStore:
     # ---- calls ----------------------------------------
     def _call(self, work: Callable[[RespConnection], _Result], failed: _Result) -> _Result:
         """Do something with a connection; what fails is `failed`."""
-        from redis.exceptions import RedisError
-
         if not self._breaker.admits():
             return failed
         try:
             result = self._with_connection(work)
-        except (OSError, RedisError, RespError) as error:
+        except (OSError, RespError) as error:
             self._note(error, "calls are misses")
-            self._breaker.failed(is_dead=_is_timeout(error))
+            self._breaker.failed(is_dead=isinstance(error, TimeoutError))
             return failed
         except BaseException:  # of the caller's own
             self._breaker.failed()
@@ -280,25 +286,42 @@ class RedisStore:
         self._breaker.succeeded()
         return result
 
+    def _end(self) -> float:
+        return monotonic() + self.tier.seconds
+
     def _with_connection(self, work: Callable[[RespConnection], _Result]) -> _Result:
+        ends = self._end()  # of all of it, connecting and trying again included
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is not None:
             try:
+                connection.begin(ends)
                 return self._tried(connection, work)
-            except (ConnectionError, BrokenPipeError):
+            except ConnectionError:
                 # It was idle while the server went; then all that are idle were.
                 with self._lock:
                     gone, self._idle = self._idle, []
                 for each in gone:
                     each.close()
-        return self._tried(self._new_connection(), work)
+        return self._tried(self._connected(ends), work)
+
+    def _connected(self, ends: float) -> RespConnection:
+        connection = RespConnection(self.tier.host, self.tier.port, ends, self._tls)
+        hello = [[b"AUTH", *self._login]] if self._login else []
+        hello += [[b"SELECT", b"%d" % self.tier.database]] if self.tier.database else []
+        try:
+            connection.send([command(*words) for words in hello])
+            for _ in hello:
+                connection.read_simple()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _tried(
         self, connection: RespConnection, work: Callable[[RespConnection], _Result]
     ) -> _Result:
         try:
-            connection.begin()
             result = work(connection)
         except BaseException:  # replies of this batch may still come
             connection.close()
@@ -320,7 +343,7 @@ class RedisStore:
             at = f"{self.tier.host}:{self.tier.port}"
             what = f"{type(error).__name__}: {error}"
             log.warning("the Redis server at %s failed, %s: %s", at, consequence, what)
-        self._count(**{"timeouts" if _is_timeout(error) else "errors": 1})
+        self._count(**{"timeouts" if isinstance(error, TimeoutError) else "errors": 1})
 
     def _count(self, **counts: int) -> None:
         with self._lock:
@@ -337,43 +360,23 @@ class RedisStore:
             )
 
 
-def _connector(tier: RedisTier) -> Callable[[], RespConnection]:
-    try:
-        from redis import Connection, SSLConnection
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-    except ImportError as error:
-        raise ImportError("a Redis store needs redis: pip install 'kvcore[redis]'") from error
+def _login_of(tier: RedisTier) -> list[bytes]:
+    """Return what AUTH is given; nothing where there is no password."""
     password = tier.password or os.environ.get("KVCORE_REDIS_PASSWORD")
     username = tier.username or os.environ.get("KVCORE_REDIS_USERNAME")
-    options: dict[str, Any] = {"ssl_ca_certs": tier.ca_certs} if tier.is_tls else {}
-    kind = SSLConnection if tier.is_tls else Connection
-
-    def connect() -> RespConnection:
-        connection = kind(
-            host=tier.host,
-            port=tier.port,
-            db=tier.database,
-            username=username,
-            password=password,
-            socket_timeout=tier.seconds,
-            socket_connect_timeout=tier.seconds,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            **options,
-        )
-        return RespConnection(connection, tier.seconds)
-
-    return connect
+    if not password:
+        return []
+    return [*([username.encode()] if username else []), password.encode()]
 
 
-def _answers(connection: RespConnection, commands: Sequence[Sequence[bytes]]) -> list[Any]:
-    """Send commands, and read a short reply to each."""
-    connection.send([command(*words) for words in commands])
-    return [connection.read_simple() for _ in commands]
+def _tls_of(tier: RedisTier) -> ssl.SSLContext | None:
+    if not tier.is_tls:
+        return None
+    import ssl
+
+    return ssl.create_default_context(cafile=tier.ca_certs)
 
 
-def _is_timeout(error: Exception) -> bool:
-    from redis.exceptions import TimeoutError as RedisTimeoutError
-
-    return isinstance(error, TimeoutError | RedisTimeoutError)
+def _unlink(connection: RespConnection, names: Sequence[bytes]) -> int:
+    connection.send([command(b"UNLINK", *names)])
+    return connection.read_number()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection to a server that speaks the Redis protocol, version 2.
 
-redis-py connects, encrypts and logs in. What follows is read here, since replies go straight into
-memory that is there: its parser makes an object of each, which costs as much as the network does.
+Replies go straight into memory that is there, and one end is set for all that a call does: clients
+that make an object of each reply cost as much as the network, and give each step its own time.
 https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
 
@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import socket
+    import ssl
 
 __all__ = ["RespConnection", "RespError", "command"]
 
@@ -39,36 +39,45 @@ class RespConnection:
 
     Parameters
     ----------
-    connection : redis.Connection
-        With ``protocol=2``; connected here.
-    seconds : float
-        For each batch, from `begin` on.
+    host : str
+    port : int
+    ends : float
+        When all has to be done, as of ``time.monotonic``, connecting included; see `begin`.
+    tls : ssl.SSLContext, optional
+        With one the connection is encrypted.
 
     Raises
     ------
     OSError
-        From every method where the server is gone; TimeoutError where it is too slow. Nothing can
-        be read from the connection any more.
+        From every method where the server is gone, or answers what is none of the protocol's;
+        TimeoutError where it is too slow. Nothing can be read from the connection any more.
     """
 
-    def __init__(self, connection: Any, seconds: float) -> None:
-        import ssl  # loaded by redis-py; `import kvcore` does without
+    def __init__(
+        self, host: str, port: int, ends: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        import socket  # `import kvcore` does without
 
-        self._connection, self._seconds = connection, seconds
-        connection.connect()
-        self._socket: socket.socket = connection._sock  # noqa: SLF001 - redis-py offers no other way
-        self._scatters = not isinstance(self._socket, ssl.SSLSocket)
+        self._ends = ends
+        plain = socket.create_connection((host, port), self._left())
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.settimeout(self._left())
+            self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
+        except BaseException:
+            plain.close()
+            raise
+        self._scatters = tls is None
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._first = self._last = 0  # what is there of `_scratch` and not read yet
-        self.begin()
 
-    def begin(self) -> None:
-        """Begin a batch: from now on its time counts."""
-        self._ends = monotonic() + self._seconds
+    def begin(self, ends: float) -> None:
+        """Begin what has to be done by then."""
+        self._ends = ends
 
     def close(self) -> None:
         """Disconnect."""
-        self._connection.disconnect()
+        self._socket.close()
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send commands, whose pieces are not copied."""
@@ -99,14 +108,14 @@ class RespConnection:
         line = self._line()
         kind, rest = line[:1], line[1:]
         if kind == b":":
-            return int(rest)
+            return _number(rest)
         if kind == b"+":
             return rest
         if kind == b"-":
             raise RespError(rest.decode("utf-8", "replace"))
         if kind == b"$":
-            size = int(rest)
-            return None if size < 0 else self._text(size)
+            size = _size(rest)
+            return None if size is None else self._text(size)
         raise OSError(f"a reply begins with {kind!r}, which is none of the protocol's")
 
     def read_list(self) -> list[Any]:
@@ -117,7 +126,7 @@ class RespConnection:
         if line[:1] != b"*":
             raise OSError(f"a reply begins with {line[:1]!r}, must be an array")
         found: list[Any] = []
-        for _ in range(int(line[1:])):
+        for _ in range(_number(line[1:])):
             is_list = self._peek() == b"*"
             found.append(self.read_list() if is_list else self.read_simple())
         return found
@@ -135,8 +144,7 @@ class RespConnection:
             raise RespError(line[1:].decode("utf-8", "replace"))
         if line[:1] != b"$":
             raise OSError(f"a reply begins with {line[:1]!r}, must be a value")
-        size = int(line[1:])
-        return None if size < 0 else size
+        return _size(line[1:])
 
     def read_into(self, to: memoryview) -> None:
         """Read the next bytes of a value into memory."""
@@ -177,6 +185,19 @@ class RespConnection:
         if self.read(2) != b"\r\n":
             raise OSError("a value is longer than the server said")
 
+    def read_number(self) -> int:
+        """Read a number.
+
+        Raises
+        ------
+        RespError
+            The reply is an error.
+        """
+        found = self.read_simple()
+        if not isinstance(found, int):
+            raise OSError(f"a reply is {found!r:.40}, must be a number")
+        return found
+
     def _text(self, size: int) -> bytes:
         found = self.read(size)
         self.end_value()
@@ -210,7 +231,25 @@ class RespConnection:
             raise ConnectionResetError("the server closed the connection")
 
     def _limit(self) -> None:
+        self._socket.settimeout(self._left())
+
+    def _left(self) -> float:
         left = self._ends - monotonic()
         if left <= 0:
-            raise TimeoutError(f"the server took more than {self._seconds} s")
-        self._socket.settimeout(left)
+            raise TimeoutError("the server took too long")
+        return left
+
+
+def _size(text: bytes) -> int | None:
+    """Return the bytes of a value; None for a nil, which has -1."""
+    size = _number(text)
+    if size < -1:
+        raise OSError(f"a value has {size} bytes")
+    return None if size < 0 else size
+
+
+def _number(text: bytes) -> int:
+    digits = text[1:] if text[:1] == b"-" else text
+    if not digits.isdigit() or len(digits) > 18:
+        raise OSError(f"a reply has {text[:40]!r} where a number has to be")
+    return int(text)

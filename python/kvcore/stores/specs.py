@@ -155,8 +155,8 @@ def parse_tier(text: str) -> TierSpec:
 
 
 def _shown(text: str) -> str:
-    """Return a text without the password that it may have."""
-    return re.sub(r"//[^/@]*@", "//...@", text)
+    """Return a text without the password that it may have, whatever that is."""
+    return re.sub(r"//.*@", "//...@", text, flags=re.S)
 
 
 def _host(text: str) -> HostTier:
@@ -178,6 +178,8 @@ def _redis(text: str, *, is_tls: bool = False) -> RedisTier:
     if not text.startswith("//"):
         raise ValueError("'//' and the server's name have to follow")
     url = urlsplit(text)
+    if "@" in url.path + url.query + url.fragment:
+        raise ValueError("its password has to be percent-encoded, %2F for / and %40 for @")
     given = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
     options: dict[str, Any] = {"is_tls": is_tls}
     for name, value in given.items():
@@ -192,7 +194,11 @@ def _redis(text: str, *, is_tls: bool = False) -> RedisTier:
         raise ValueError(f"the database {database!r} is no number")
     user, password = (part and unquote(part) for part in (url.username, url.password))
     options |= {"username": user or None, "password": password or None}
-    port = 6379 if url.port is None else url.port
+    try:
+        port = url.port
+    except ValueError:
+        raise ValueError("the port is no number from 1 to 65535") from None
+    port = 6379 if port is None else port
     return RedisTier(url.hostname or "", port, int(database or 0), **options)
 
 

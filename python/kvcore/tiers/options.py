@@ -96,8 +96,8 @@ class TierOptions:
             The host tier has no page.
         KVCacheError
             A directory is in use, or cannot be written. What was opened is closed again.
-        ImportError
-            The package that a store needs is not installed.
+        OSError
+            The certificates of a Redis tier cannot be read.
         ValueError
             A DiskStore that is there is for smaller pages.
         """

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that are too slow by little and little, or say what is none of the protocol's."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvcore.stores import RedisStore
+
+KEYS = [bytes([i]) * 32 for i in range(3)]
+CALLS: dict[str, tuple[Callable[[RedisStore], object], object]] = {
+    "contains": (lambda store: store.contains(KEYS[:1]), [False]),
+    "get": (lambda store: store.get_into(KEYS[:1], [bytearray(9)]).result(), 0),
+    "put": (lambda store: store.put_from(KEYS[:1], [b"a page"]).result(), 0),
+    "remove": (lambda store: store.remove(KEYS[:1]), 0),
+    "clear": (lambda store: store.clear(), 0),
+    "capacity": (lambda store: store.capacity().pages, 0),
+}
+
+
+class FakeServer:
+    """Answers each piece of bytes with the same reply, after some time."""
+
+    def __init__(self, reply: bytes, seconds: float = 0.0) -> None:
+        self._reply, self._seconds = reply, seconds
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:
+            while client.recv(1 << 16):
+                time.sleep(self._seconds)
+                for i in range(len(self._reply)):  # in pieces, too
+                    client.sendall(self._reply[i : i + 1])
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[..., int]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(reply: bytes, seconds: float = 0.0) -> int:
+            server = stack.enter_context(contextlib.closing(FakeServer(reply, seconds)))
+            return int(server.port)
+
+        yield start
+
+
+def test_one_time_is_for_all_that_a_call_does(fake: Callable[..., int]) -> None:
+    """Connecting, the password, the database and the answer, each a bit late."""
+    port = fake(b"+OK\r\n", 0.2)
+    url = f"redis://user:secret@127.0.0.1:{port}/3?timeout=0.3"
+    with contextlib.closing(RedisStore(url)) as store:
+        began = time.monotonic()
+        assert store.contains(KEYS) == [False] * 3
+        assert time.monotonic() - began < 0.55
+        assert (store.health().timeouts, store.health().breaker) == (1, "open")
+
+
+GARBAGE = [
+    *(b"$abc\r\n", b":x\r\n", b"+OK\r\n", b"$-7\r\n", b"*1\r\n:1\r\n", b"*-1\r\n", b"?\r\n"),
+    *(b"$5\r\nabcdefg\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b":" + b"9" * 40 + b"\r\n"),
+    *(b"*2\r\n:1\r\n:2\r\n", b"*2\r\n$1\r\n0\r\n*1\r\n:1\r\n", b"-ERR no\r\n", b"\r\n"),
+    b"$1\r\nx\r\n",
+]
+
+
+@pytest.mark.parametrize("reply", GARBAGE)
+def test_no_reply_raises(fake: Callable[..., int], reply: bytes) -> None:
+    url = f"redis://127.0.0.1:{fake(reply)}?timeout=0.15"
+    for name, (call, nothing) in CALLS.items():
+        with contextlib.closing(RedisStore(url)) as store:
+            answer = call(store)
+            is_right = name == "put" and reply in (b"+OK\r\n", b"$1\r\nx\r\n")
+            assert answer == (1 if is_right else nothing)
