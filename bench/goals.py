@@ -50,6 +50,8 @@ _OF_DISK = 1 / 0.85
 GOALS = (
     Goal("disk.put.*.4", 0.0, per_limit=_OF_DISK),
     Goal("disk.get.*.4", 0.0, per_limit=_OF_DISK),
+    Goal("shared.*.*", 0.0, per_limit=1 / 0.9),
+    Goal("shared.miss", 0.0, per_limit=1.0),
     Goal("tiers.nothing.*", 3.0, per_limit=1.0),
     Goal("tiers.load", 0.0, per_limit=1 / 0.8),
     Goal("tiers.decode.ratio", 1.1),

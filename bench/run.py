@@ -56,7 +56,7 @@ SUITES = {
         "replay",
         "startup",
     ),
-    "data-path": ("data_path", "transfer", "attention", "swap", "disk", "tiers"),
+    "data-path": ("data_path", "transfer", "attention", "swap", "disk", "tiers", "shared"),
     "generate": ("generate", "hf_groups"),
 }
 # By suite, what pages quote: page, mark, and the keys of the rows as of a shell.
