@@ -153,7 +153,7 @@ def _rows(batch: _Batch, size: int, count: int, rounds: int) -> Iterator[Row]:
             spent[0],
             limit=bare,
             limit_name="redis-py",
-            note=f"{size * count / ours / 1e3:.2f} GB/s; a socket takes {raw / ours:.2f} of the time",
+            note=f"{size * count / ours / 1e3:.2f} GB/s; a socket: {raw / ours:.2f} of the time",
         )
 
 
