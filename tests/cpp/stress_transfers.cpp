@@ -19,6 +19,7 @@
 namespace {
 
 constexpr int kThreads = 6;
+constexpr int kManyThreads = 21;  // with those of the stores 24
 constexpr std::int64_t kMaxBatch = 4;
 
 kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages, bool has_stores,
@@ -344,16 +345,17 @@ class Worker {
 
 void hammer(bool dedup, std::int64_t host_pages, bool has_stores, std::uint64_t seed,
             std::int64_t num_operations,
-            kvcore::WritePolicy policy = kvcore::WritePolicy::kWriteThrough) {
+            kvcore::WritePolicy policy = kvcore::WritePolicy::kWriteThrough,
+            int num_threads = kThreads) {
     Shared shared(make_config(dedup, host_pages, has_stores, policy));
     SharedStore store;
     Random random(seed);
     shared.prompts = random_prompts(random, 4, 28);
-    run_together(has_stores ? kThreads + 3 : kThreads, [&](int i) {
+    run_together(has_stores ? num_threads + 3 : num_threads, [&](int i) {
         const std::uint64_t own = seed * 1000 + static_cast<std::uint64_t>(i);
-        if (i < kThreads) return Worker(shared, own).run(num_operations);
+        if (i < num_threads) return Worker(shared, own).run(num_operations);
         StoreWorker worker(shared, store, own);
-        return i == kThreads ? worker.write(num_operations) : worker.fill(num_operations);
+        return i == num_threads ? worker.write(num_operations) : worker.fill(num_operations);
     });
     if (has_stores) {
         StoreWorker(shared, store, seed).drain();
@@ -390,6 +392,8 @@ int main(int argc, char** argv) {
     hammer(false, 50, false, seed + 3, operations);
     hammer(true, 200, true, seed + 4, operations);
     hammer(false, 30, true, seed + 5, operations);
+    hammer(true, 100, true, seed + 8, operations / 4, kvcore::WritePolicy::kWriteThrough,
+           kManyThreads);
     for (const bool dedup : {true, false}) {
         hammer(dedup, 100, dedup, seed + 6, operations / 2, kvcore::WritePolicy::kWriteBack);
         hammer(dedup, 100, dedup, seed + 7, operations / 2, kvcore::WritePolicy::kSelective);
