@@ -139,6 +139,12 @@ void compare(std::int32_t num_workers, std::uint64_t seed, std::int64_t operatio
     for (std::int32_t worker = 0; worker < num_workers; ++worker) index.clear(worker);
     CHECK_EQ(index.num_pages(), 0);
     index.check_integrity();
+    const std::int64_t before = index.num_bytes();
+    Pages many(100'000);
+    for (std::size_t i = 0; i < many.size(); ++i) many[i] = i + 1;
+    index.store(0, many.data(), many.size(), Medium::kDevice);
+    index.clear(0);
+    CHECK(index.num_bytes() <= before);
 }
 
 void threads(std::uint64_t seed, std::int64_t operations) {

@@ -164,6 +164,36 @@ def test_too_many_early_batches_begin_anew() -> None:
     assert index.apply("a", batch(stored(1)), 7)
 
 
+def test_a_bad_event_changes_nothing() -> None:
+    index = PrefixIndex("a")
+    for number in (0, None):
+        with pytest.raises(ValueError, match="a key is -1"):
+            index.apply("a", batch(stored(1), stored(-1)), number)
+    assert index.num_pages == 0
+    assert not index.missing("a")
+    bare = BlockStored(block_hashes=[7])  # of an older format
+    assert index.apply("a", batch(bare, SimpleNamespace()), 0)
+    assert index.match([7]).tolist() == [1]
+
+
+def test_workers_that_change_while_keys_are_read() -> None:
+    index = PrefixIndex("abc", max_workers=3)
+
+    class Keys(list[int]):
+        def __iter__(self) -> Any:
+            index.remove_worker("a")
+            index.add_worker("d")
+            return super().__iter__()
+
+    with pytest.raises(ValueError, match="worker 'a' is unknown"):
+        index.store("a", Keys([1, 2, 3]))
+    assert index.num_pages == 0
+    index = PrefixIndex("abc", max_workers=4)
+    index.store("c", [1, 2, 3])
+    assert index.best(Keys([1, 2, 3])) == ("c", 3)
+    assert index.lookup([1, 2])[0] == ["b", "c", "d"]
+
+
 def test_groups_that_do_not_decide_are_left_out() -> None:
     for group in (0, 2):
         index = PrefixIndex("a", group=group)

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,18 @@ class PageTable {
         }
     }
 
+    /// Gives memory back where most of it is free; without memory for that it does not.
+    void shrink() noexcept {
+        std::size_t wanted = kFewest;
+        while (size_ * 8 > wanted * 3) wanted *= 2;
+        if (wanted * 2 >= entries_.size()) return;
+        try {
+            move_to(wanted);
+        } catch (const std::bad_alloc&) {
+            return;
+        }
+    }
+
    private:
     static constexpr std::size_t kFewest = 64;
 
@@ -96,8 +109,9 @@ class PageTable {
         }
         entries_[hole].value = 0;
     }
-    void grow() {
-        std::vector<Entry> old(2 * entries_.size());
+    void grow() { move_to(2 * entries_.size()); }
+    void move_to(std::size_t num_entries) {
+        std::vector<Entry> old(num_entries);
         old.swap(entries_);
         for (const Entry& entry : old) {
             if (entry.value != 0) entries_[place(entry.page)] = entry;

@@ -74,6 +74,7 @@ class PrefixIndex::Impl {
         table_.update_all([&](std::uint64_t& set) {
             sets_.drop(set, static_cast<std::uint32_t>(worker), kAnyMedium);
         });
+        table_.shrink();
         held = 0;
     }
 

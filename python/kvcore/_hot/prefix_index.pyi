@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 _Keys: TypeAlias = NDArray[np.uint64] | Sequence[bytes | int]
 
+def hashes_of(keys: _Keys) -> NDArray[np.uint64]:
+    """Return uint64 [n] of what stands for keys: such an array, or a sequence of bytes and ints."""
+
 @final
 class WorkerPages:
     """Which of workers 0 .. num_workers - 1 hold which pages.

@@ -15,7 +15,7 @@ from kvcore.cpp cimport CppPrefixIndex, Medium
 cnp.import_array()
 
 
-cdef cnp.ndarray hashes_of(object keys):
+cpdef cnp.ndarray hashes_of(object keys):
     """Return uint64 [n] of what stands for keys: such an array, or a sequence of bytes and ints."""
     cdef cnp.ndarray found
     if type(keys) is cnp.ndarray:

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from threading import Lock
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.prefix_index import WorkerPages
+from kvcore._hot.prefix_index import WorkerPages, hashes_of
 from kvcore.arguments import integer
 
 __all__ = ["Keys", "PrefixIndex"]
@@ -19,6 +19,9 @@ __all__ = ["Keys", "PrefixIndex"]
 Keys: TypeAlias = NDArray[np.uint64] | Sequence[bytes | int]
 
 Medium: TypeAlias = Literal["GPU", "CPU", "STORAGE"]
+
+#: What an event says: its kind, the pages, the medium as a bit; no pages where all are meant.
+_Change: TypeAlias = tuple[str, NDArray[np.uint64] | None, int]
 
 _MEDIA: Final = {"GPU": 1, "CPU": 2, "STORAGE": 4}
 _MOST_WORKERS = 4096
@@ -31,7 +34,7 @@ class _Feed:
     def __init__(self, number: int) -> None:
         self.number = number
         self.next = 0  # sequence number of the next batch
-        self.early: dict[int, Any] = {}
+        self.early: dict[int, list[_Change]] = {}
 
 
 class PrefixIndex:
@@ -141,17 +144,25 @@ class PrefixIndex:
         Raises
         ------
         ValueError
-            The worker or the medium is unknown, or a key is none.
+            The worker or the medium is unknown, or a key is none. Nothing has changed.
         """
-        self._pages.store(self._feed(worker).number, keys, _bit(medium))
+        self._note(self._pages.store, worker, keys, medium)
 
     def remove(self, worker: Hashable, keys: Keys, medium: Medium = "GPU") -> None:
         """Note that a worker has pages no more on a medium; as `store`."""
-        self._pages.remove(self._feed(worker).number, keys, _bit(medium))
+        self._note(self._pages.remove, worker, keys, medium)
 
     def clear(self, worker: Hashable) -> None:
         """Note that a worker has nothing, on any medium. O(pages of all)."""
-        self._pages.clear(self._feed(worker).number)
+        with self._lock:
+            self._pages.clear(self._feed(worker).number)
+
+    def _note(
+        self, note: Callable[[int, Keys, int], None], worker: Hashable, keys: Keys, medium: str
+    ) -> None:
+        hashes, bit = hashes_of(keys), _bit(medium)  # whose code may run, and change the workers
+        with self._lock:
+            note(self._feed(worker).number, hashes, bit)
 
     # ---- events ----------------------------------------
     def apply(self, worker: Hashable, batch: Any, sequence: int | None = None) -> bool:
@@ -173,15 +184,16 @@ class PrefixIndex:
         bool
             Whether it is in the index now.
         """
+        number = None if sequence is None else integer("sequence", sequence, 0)
+        changes = self._changes(batch)
         with self._lock:
             feed = self._feed(worker)
-            if sequence is None:
-                self._take_in(feed, batch)
+            if number is None:
+                self._take_in(feed, changes)
                 return True
-            number = integer("sequence", sequence, 0)
             if number < feed.next or number in feed.early:
                 return False
-            feed.early[number] = batch
+            feed.early[number] = changes
             if len(feed.early) > _MOST_HELD:
                 self._pages.clear(feed.number)
                 feed.next = min(feed.early)
@@ -208,25 +220,36 @@ class PrefixIndex:
                 self._take_in(feed, feed.early.pop(feed.next))
                 feed.next += 1
 
-    def _take_in(self, feed: _Feed, batch: Any) -> None:
+    def _changes(self, batch: Any) -> list[_Change]:
+        """Read the events of a batch, all before the first is taken in."""
+        found: list[_Change] = []
         for event in batch.events:
             kind = type(event).__name__
             if kind == "AllBlocksCleared":
+                found.append((kind, None, 0))
+            elif kind in ("BlockStored", "BlockRemoved"):
+                if getattr(event, "group_idx", None) not in (None, self._group):
+                    continue
+                medium = getattr(event, "medium", None)
+                # One that is none of them is further away than all.
+                bit = _MEDIA["GPU"] if medium is None else _MEDIA.get(medium, _MEDIA["STORAGE"])
+                found.append((kind, hashes_of(event.block_hashes), bit))
+        return found
+
+    def _take_in(self, feed: _Feed, changes: list[_Change]) -> None:
+        for kind, hashes, medium in changes:
+            if hashes is None:
                 self._pages.clear(feed.number)
-                continue
-            if kind not in ("BlockStored", "BlockRemoved") or event.group_idx not in (
-                None,
-                self._group,
-            ):
-                continue
-            # A medium that is none of them is further away than all.
-            medium = _MEDIA["GPU"] if event.medium is None else _MEDIA.get(event.medium, 4)
-            note = self._pages.store if kind == "BlockStored" else self._pages.remove
-            note(feed.number, event.block_hashes, medium)
+            elif kind == "BlockStored":
+                self._pages.store(feed.number, hashes, medium)
+            else:
+                self._pages.remove(feed.number, hashes, medium)
 
     # ---- questions ----------------------------------------
-    def match(self, keys: Keys, media: Sequence[Medium] | None = None) -> NDArray[np.int32]:
-        """Return how many leading pages of a prompt each worker has.
+    def lookup(
+        self, keys: Keys, media: Sequence[Medium] | None = None
+    ) -> tuple[list[Hashable], NDArray[np.int32]]:
+        """Return the workers, and how many leading pages of a prompt each has.
 
         Parameters
         ----------
@@ -237,15 +260,20 @@ class PrefixIndex:
 
         Returns
         -------
-        ndarray int32 [workers]
-            In the order of `workers`.
+        workers : list of hashable
+        pages : ndarray int32 [workers]
         """
         bits = 7 if media is None else sum({_bit(medium) for medium in media})
+        hashes = hashes_of(keys)
         feeds = self._feeds
-        held = self._pages.match(keys, bits)
+        held = self._pages.match(hashes, bits)
         if self._is_dense:
-            return held[: len(feeds)]
-        return held[[feed.number for feed in feeds.values()]]
+            return list(feeds), held[: len(feeds)]
+        return list(feeds), held[[feed.number for feed in feeds.values()]]
+
+    def match(self, keys: Keys, media: Sequence[Medium] | None = None) -> NDArray[np.int32]:
+        """Return the pages of `lookup` alone, in the order of `workers`."""
+        return self.lookup(keys, media)[1]
 
     def best(self, keys: Keys) -> tuple[Hashable, int]:
         """Return the worker that has most of a prompt, the first of several, and its pages.
@@ -255,11 +283,11 @@ class PrefixIndex:
         ValueError
             There is no worker.
         """
-        held = self.match(keys)
-        if not held.size:
+        workers, held = self.lookup(keys)
+        if not workers:
             raise ValueError("there is no worker; add one")
         at = int(held.argmax())
-        return self.workers[at], int(held[at])
+        return workers[at], int(held[at])
 
     @property
     def num_pages(self) -> int:

@@ -96,10 +96,14 @@ class Router:
         with self._lock:
             if request_id in self._running:
                 raise ValueError(f"request {request_id!r} runs already; finish it first")
-            workers = self._index.workers
+            if self._policy in ("prefix", "prefix+load"):
+                workers, held = self._index.lookup(keys)
+            else:
+                workers = self._index.workers
+                held = np.zeros(len(workers), np.int32)
             if not workers:
                 raise ValueError("there is no worker; add one to the index")
-            worker = workers[self._place(workers, keys)]
+            worker = workers[self._place(workers, len(keys) - held.astype(np.int64))]
             self._times += 1
             self._chosen_at[worker] = self._times
             self._load[worker] = self._load.get(worker, 0) + len(keys)
@@ -126,15 +130,11 @@ class Router:
         with self._lock:
             return self._load.get(worker, 0)
 
-    def _place(self, workers: list[Hashable], keys: Keys) -> int:
+    def _place(self, workers: list[Hashable], new: NDArray[np.int64]) -> int:
         ages = np.array([self._chosen_at.get(worker, 0) for worker in workers])
         if self._policy == "round-robin":
             return int(ages.argmin())
         load = np.array([self._load.get(worker, 0) for worker in workers], np.int64)
-        new = np.zeros_like(load)
-        if self._policy != "least-loaded":
-            held = self._index.match(keys)[: len(workers)]
-            new = len(keys) - held.astype(np.int64)
         cost = _COSTS[self._policy](new, load, self._weight)
         equal = np.flatnonzero(cost == cost.min())
         return int(equal[ages[equal].argmin()])
