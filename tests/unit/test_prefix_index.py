@@ -191,7 +191,7 @@ def test_workers_that_change_while_keys_are_read() -> None:
     index = PrefixIndex("abc", max_workers=4)
     index.store("c", [1, 2, 3])
     assert index.best(Keys([1, 2, 3])) == ("c", 3)
-    assert index.lookup([1, 2])[0] == ["b", "c", "d"]
+    assert index.lookup([1, 2])[0] == ("b", "c", "d")
 
 
 def test_groups_that_do_not_decide_are_left_out() -> None:
@@ -277,6 +277,35 @@ def test_policies_weigh_what_is_there_and_what_runs() -> None:
     router.finish(0)
     assert router.load_of("b") == 10
     assert router.choose(9, keys) == "b"
+
+
+def test_routers_follow_workers_that_come_and_go() -> None:
+    index = PrefixIndex("ab", max_workers=3)
+    router = Router(index, "least-loaded")
+    assert "".join(str(router.choose(i, range(5))) for i in range(3)) == "aba"
+    index.remove_worker("a")
+    assert router.choose(3, range(7)) == "b"
+    router.finish(0)  # of a worker that is gone
+    index.add_worker("c")
+    index.add_worker("a")  # which still runs a request
+    assert (router.load_of("a"), router.load_of("b"), router.load_of("c")) == (5, 12, 0)
+    assert "".join(str(router.choose(i, range(4))) for i in range(4, 7)) == "cca"
+    for request in (2, 6, 1, 3, 4, 5):
+        router.finish(request)
+    assert router.choose("last", [1]) == "b"  # all are idle, this one for longest
+    assert [router.load_of(worker) for worker in "abc"] == [0, 1, 0]
+
+
+def test_keys_that_ask_the_router() -> None:
+    router = Router(PrefixIndex("ab"))
+
+    class Keys(list[int]):
+        def __iter__(self) -> Any:
+            router.choose("inner", [1, 2])
+            return super().__iter__()
+
+    assert router.choose("outer", Keys([1, 2])) == "b"
+    assert (router.load_of("a"), router.load_of("b")) == (2, 2)
 
 
 def test_routers_refuse() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from threading import Lock
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,13 @@ class _Feed:
         self.number = number
         self.next = 0  # sequence number of the next batch
         self.early: dict[int, list[_Change]] = {}
+
+
+class _Roster(NamedTuple):
+    """The workers as a question reads them: made anew when one comes or goes."""
+
+    names: tuple[Hashable, ...]
+    numbers: NDArray[np.intp] | slice  # where each stands in what the C++ index counts
 
 
 class PrefixIndex:
@@ -84,7 +91,7 @@ class PrefixIndex:
         self._group = integer("group", group, 0)
         self._pages = WorkerPages(self._most)
         self._feeds: dict[Hashable, _Feed] = {}
-        self._is_dense = True  # workers have the numbers of their places
+        self._roster = _roster_of(self._feeds)
         self._lock = Lock()
         for name in names:
             self.add_worker(name)
@@ -94,9 +101,9 @@ class PrefixIndex:
 
     # ---- workers ----------------------------------------
     @property
-    def workers(self) -> list[Hashable]:
+    def workers(self) -> tuple[Hashable, ...]:
         """The workers, in the order of what `match` returns."""
-        return list(self._feeds)
+        return self._roster.names
 
     def add_worker(self, worker: Hashable) -> None:
         """Know one more worker, which has nothing yet.
@@ -113,7 +120,8 @@ class PrefixIndex:
             if len(taken) == self._most:
                 raise ValueError(f"there are {self._most} workers; give more max_workers")
             number = next(i for i in range(self._most) if i not in taken)
-            self._feeds = {**self._feeds, worker: _Feed(number)}
+            self._feeds[worker] = _Feed(number)
+            self._roster = _roster_of(self._feeds)
 
     def remove_worker(self, worker: Hashable) -> None:
         """Forget a worker. O(pages of all).
@@ -125,8 +133,8 @@ class PrefixIndex:
         """
         with self._lock:
             feed = self._feed(worker)
-            self._is_dense = False
-            self._feeds = {name: each for name, each in self._feeds.items() if name != worker}
+            del self._feeds[worker]
+            self._roster = _roster_of(self._feeds)
             self._pages.clear(feed.number)
 
     # ---- what they hold ----------------------------------------
@@ -248,7 +256,7 @@ class PrefixIndex:
     # ---- questions ----------------------------------------
     def lookup(
         self, keys: Keys, media: Sequence[Medium] | None = None
-    ) -> tuple[list[Hashable], NDArray[np.int32]]:
+    ) -> tuple[tuple[Hashable, ...], NDArray[np.int32]]:
         """Return the workers, and how many leading pages of a prompt each has.
 
         Parameters
@@ -260,16 +268,13 @@ class PrefixIndex:
 
         Returns
         -------
-        workers : list of hashable
+        workers : tuple of hashable
         pages : ndarray int32 [workers]
         """
         bits = 7 if media is None else sum({_bit(medium) for medium in media})
-        hashes = hashes_of(keys)
-        feeds = self._feeds
-        held = self._pages.match(hashes, bits)
-        if self._is_dense:
-            return list(feeds), held[: len(feeds)]
-        return list(feeds), held[[feed.number for feed in feeds.values()]]
+        hashes = hashes_of(keys)  # whose code may run, and change the workers
+        names, numbers = self._roster
+        return names, self._pages.match(hashes, bits)[numbers]
 
     def match(self, keys: Keys, media: Sequence[Medium] | None = None) -> NDArray[np.int32]:
         """Return the pages of `lookup` alone, in the order of `workers`."""
@@ -312,6 +317,13 @@ class PrefixIndex:
             return self._feeds[worker]
         except KeyError:
             raise ValueError(f"worker {worker!r} is unknown; add it first") from None
+
+
+def _roster_of(feeds: dict[Hashable, _Feed]) -> _Roster:
+    numbers = [feed.number for feed in feeds.values()]
+    if numbers == list(range(len(numbers))):
+        return _Roster(tuple(feeds), slice(len(numbers)))
+    return _Roster(tuple(feeds), np.array(numbers, np.intp))
 
 
 def _bit(medium: str) -> int:

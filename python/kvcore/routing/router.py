@@ -3,27 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from threading import Lock
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore._hot.prefix_index import hashes_of
 from kvcore.arguments import number
 from kvcore.routing.index import Keys, PrefixIndex
 
 __all__ = ["POLICIES", "Router"]
-
-#: What each policy makes small: of pages that each worker would have to compute [workers], and
-#: pages of the requests that it runs [workers].
-_Cost = Callable[[NDArray[np.int64], NDArray[np.int64], float], NDArray[Any]]
-
-_COSTS: Final[dict[str, _Cost]] = {
-    "prefix": lambda new, load, weight: new + load / float(1 + load.sum()),  # noqa: ARG005
-    "least-loaded": lambda new, load, weight: load.astype(np.float64),  # noqa: ARG005
-    "prefix+load": lambda new, load, weight: weight * new + load,
-}
 
 #: Names of policies.
 POLICIES: Final = ("prefix", "least-loaded", "round-robin", "prefix+load")
@@ -74,9 +65,11 @@ class Router:
         if not 0 <= self._weight < float("inf"):
             raise ValueError(f"prefix_weight is {self._weight}, must be 0 or more, and finite")
         self._running: dict[Hashable, tuple[Hashable, int]] = {}
-        self._load: dict[Hashable, int] = {}
-        self._chosen_at: dict[Hashable, int] = {}
-        self._times = 0
+        self._workers: tuple[Hashable, ...] = ()
+        self._places: dict[Hashable, int] = {}  # of workers in the arrays
+        self._loads = np.zeros(0, np.int64)  # pages of the prompts that each runs
+        self._chosen_at = np.zeros(0, np.int64)
+        self._times = 0  # that a worker was chosen
         self._lock = Lock()
 
     def choose(self, request_id: Hashable, keys: Keys) -> Hashable:
@@ -93,22 +86,26 @@ class Router:
         ValueError
             There is no worker, or the request runs already.
         """
+        hashes = hashes_of(keys)  # whose code may run, and ask this router
+        pages = len(hashes)
         with self._lock:
             if request_id in self._running:
                 raise ValueError(f"request {request_id!r} runs already; finish it first")
             if self._policy in ("prefix", "prefix+load"):
-                workers, held = self._index.lookup(keys)
+                workers, held = self._index.lookup(hashes)
+                new = pages - held.astype(np.int64)
             else:
                 workers = self._index.workers
-                held = np.zeros(len(workers), np.int32)
+                new = np.full(len(workers), pages, np.int64)
             if not workers:
                 raise ValueError("there is no worker; add one to the index")
-            worker = workers[self._place(workers, len(keys) - held.astype(np.int64))]
+            self._follow(workers)
+            place = _least(self._costs(new))
             self._times += 1
-            self._chosen_at[worker] = self._times
-            self._load[worker] = self._load.get(worker, 0) + len(keys)
-            self._running[request_id] = worker, len(keys)
-            return worker
+            self._chosen_at[place] = self._times
+            self._loads[place] += pages
+            self._running[request_id] = workers[place], pages
+            return workers[place]
 
     def finish(self, request_id: Hashable) -> None:
         """Note that a request has ended.
@@ -123,18 +120,43 @@ class Router:
                 worker, pages = self._running.pop(request_id)
             except KeyError:
                 raise ValueError(f"request {request_id!r} does not run") from None
-            self._load[worker] -= pages
+            place = self._places.get(worker)
+            if place is not None:
+                self._loads[place] -= pages
 
     def load_of(self, worker: Hashable) -> int:
-        """Return the pages of the prompts that a worker runs."""
+        """Return the pages of the prompts that a worker runs. O(requests that run)."""
         with self._lock:
-            return self._load.get(worker, 0)
+            return sum(pages for runs_on, pages in self._running.values() if runs_on == worker)
 
-    def _place(self, workers: list[Hashable], new: NDArray[np.int64]) -> int:
-        ages = np.array([self._chosen_at.get(worker, 0) for worker in workers])
+    def _follow(self, workers: tuple[Hashable, ...]) -> None:
+        """Keep arrays in the order of the index's workers, some of which may be new or gone."""
+        if workers is self._workers:
+            return
+        chosen_at = dict(zip(self._workers, self._chosen_at.tolist(), strict=True))
+        self._workers = workers
+        self._places = {worker: place for place, worker in enumerate(workers)}
+        self._chosen_at = np.array([chosen_at.get(worker, 0) for worker in workers], np.int64)
+        self._loads = np.zeros(len(workers), np.int64)
+        for worker, pages in self._running.values():
+            if worker in self._places:
+                self._loads[self._places[worker]] += pages
+
+    def _costs(self, new: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Return what is to be small [workers], first things first; `new` are pages to compute."""
         if self._policy == "round-robin":
-            return int(ages.argmin())
-        load = np.array([self._load.get(worker, 0) for worker in workers], np.int64)
-        cost = _COSTS[self._policy](new, load, self._weight)
-        equal = np.flatnonzero(cost == cost.min())
-        return int(equal[ages[equal].argmin()])
+            return [self._chosen_at]
+        if self._policy == "least-loaded":
+            return [self._loads, self._chosen_at]
+        if self._policy == "prefix":
+            return [new, self._loads, self._chosen_at]
+        return [self._weight * new + self._loads, self._chosen_at]
+
+
+def _least(costs: list[NDArray[Any]]) -> int:
+    """Return the place of the least cost [workers], by the next one where several are equal."""
+    among = np.arange(len(costs[0]))
+    for cost in costs:
+        of_these = cost[among]
+        among = among[of_these == of_these.min()]
+    return int(among[0])
