@@ -76,6 +76,7 @@ EXCERPTS = {
         ("tenants.md", "quotas-cost", ("quotas.*",)),
         ("routing.md", "routing-cost", ("routing.*",)),
     ),
+    "data-path": (("shared_stores.md", "shared-cost", ("shared.*",)),),
     "generate": (("groups.md", "groups-model", ("hf_groups.*",)),),
 }
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Protocol
 
-from kvcore._hot.contexts import TextGenerationContext, update_batch
+from kvcore._hot.batches import update_batch
+from kvcore._hot.contexts import TextGenerationContext
 
 __all__ = ["ContextLike", "TextGenerationContext", "update_batch"]
 

@@ -43,19 +43,7 @@ class GroupWorld {
     /// Columns of the tree that got pages of windows from below.
     [[nodiscard]] std::int64_t num_patches() const { return num_patches_; }
     [[nodiscard]] const std::optional<SimulatedStore>& store() const { return store_; }
-    void end() {
-        hit_.reset();
-        while (!open_.empty()) finish();
-        while (!live_.empty()) release();
-        while (!pins_.empty()) unpin();
-        if (store_) store_->drain();
-        check_state();
-        rows_.manager.reset_prefix_cache();
-        for (std::int32_t r = 0; r < config().num_replicas; ++r) {
-            CHECK_EQ(rows_.manager.stats(r).free_pages, config().num_pages);
-            CHECK_EQ(rows_.manager.stats(r).host_cached_pages, 0);
-        }
-    }
+    void end();
 
    private:
     struct Pin {

@@ -4,6 +4,20 @@
 
 #include "group_world.hpp"
 
+inline void GroupWorld::end() {
+    hit_.reset();
+    while (!open_.empty()) finish();
+    while (!live_.empty()) release();
+    while (!pins_.empty()) unpin();
+    if (store_) store_->drain();
+    check_state();
+    rows_.manager.reset_prefix_cache();
+    for (std::int32_t r = 0; r < config().num_replicas; ++r) {
+        CHECK_EQ(rows_.manager.stats(r).free_pages, config().num_pages);
+        CHECK_EQ(rows_.manager.stats(r).host_cached_pages, 0);
+    }
+}
+
 inline void GroupWorld::commit(const std::vector<GroupRow*>& batch,
                                const kvcore::SequenceHandle* forked) {
     for (const GroupRow* row : batch) {

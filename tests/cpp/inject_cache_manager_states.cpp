@@ -12,14 +12,6 @@
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
-
-Tokens count_up(TokenId first, std::int64_t n) {
-    Tokens tokens;
-    for (std::int64_t i = 0; i < n; ++i) tokens.push_back(first + static_cast<TokenId>(i));
-    return tokens;
-}
-
 struct Use {
     const char* name;
     bool copies_at_once;

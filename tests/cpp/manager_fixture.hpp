@@ -10,15 +10,9 @@
 #include "kvcore/errors.hpp"
 #include "request.hpp"
 
-using Tokens = std::vector<TokenId>;
 using Ids = std::vector<BlockId>;
 
 /// first, first + 1, ... : `n` tokens.
-inline Tokens count_up(TokenId first, std::int64_t n) {
-    Tokens tokens;
-    for (std::int64_t i = 0; i < n; ++i) tokens.push_back(first + static_cast<TokenId>(i));
-    return tokens;
-}
 
 /// Everything that a call without effect must leave as it was.
 struct Trace {

@@ -15,14 +15,7 @@
 #include "kvcore/lookup_table.hpp"
 #include "request.hpp"
 
-using Tokens = std::vector<TokenId>;
-
 /// first, first + 1, ... : `n` tokens.
-inline Tokens count_up(TokenId first, std::int64_t n) {
-    Tokens tokens;
-    for (std::int64_t i = 0; i < n; ++i) tokens.push_back(first + static_cast<TokenId>(i));
-    return tokens;
-}
 
 /// A way in which a manager is used.
 struct Mode {

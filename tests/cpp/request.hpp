@@ -9,6 +9,7 @@
 
 #include "kvcore/cache_manager.hpp"
 #include "random.hpp"
+#include "tokens.hpp"
 
 using kvcore::BlockId;
 using kvcore::TokenId;

@@ -342,4 +342,5 @@ class StateWorld {
     std::optional<SimulatedStore> store_;
 };
 
+#include "state_world_checks.hpp"
 #include "state_world_verbs.hpp"

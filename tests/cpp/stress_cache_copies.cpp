@@ -14,7 +14,6 @@
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
 using cache_mover::Run;
 
 constexpr std::int32_t kPage = 4;

@@ -6,6 +6,7 @@
 // stress_transfers [seed [operations of each thread]].
 #include <algorithm>
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -360,9 +361,7 @@ void hammer(bool dedup, std::int64_t host_pages, bool has_stores, std::uint64_t 
     if (has_stores) {
         StoreWorker(shared, store, seed).drain();
         CHECK(store.num_written > 0 && store.num_filled > 0);
-        std::printf("%lld columns written, %lld filled\n",
-                    static_cast<long long>(store.num_written),
-                    static_cast<long long>(store.num_filled));
+        std::cout << store.num_written << " columns written, " << store.num_filled << " filled\n";
     }
     shared.manager.check_integrity();
     for (const Slot& slot : shared.slots) {

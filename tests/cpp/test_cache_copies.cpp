@@ -20,11 +20,6 @@ using kvcore::ImportStatus;
 
 namespace {
 
-Tokens operator+(Tokens a, const Tokens& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
 kvcore::CacheConfig with_quota(std::int64_t reserved) {
     kvcore::CacheConfig config = ManagerFixture::config(4, 16);
     config.quotas = {{reserved, 16}};

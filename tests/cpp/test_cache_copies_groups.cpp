@@ -22,21 +22,9 @@ using kvcore::ImportStatus;
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
-
 constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
 constexpr CacheGroup kSliding{GroupKind::kSliding, 7, 2, 0};
 constexpr CacheGroup kChunked{GroupKind::kChunked, 12, 1, 2};
-
-Tokens count_up(TokenId first, std::int64_t n) {
-    Tokens tokens;
-    for (std::int64_t i = 0; i < n; ++i) tokens.push_back(first + static_cast<TokenId>(i));
-    return tokens;
-}
-Tokens operator+(Tokens a, const Tokens& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
 
 kvcore::CacheConfig config_of(std::int64_t num_pages, bool has_states = false) {
     kvcore::CacheConfig config = GroupScene::config(4, num_pages, {kFull, kSliding, kChunked});

@@ -15,14 +15,6 @@ using kvcore::GroupKind;
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
-
-Tokens count_up(TokenId first, std::int64_t n) {
-    Tokens tokens;
-    for (std::int64_t i = 0; i < n; ++i) tokens.push_back(first + static_cast<TokenId>(i));
-    return tokens;
-}
-
 // What one prompt and its repetition hold, and how much a hit needs of each bundle.
 void test_hits_need_only_what_windows_read() {
     GroupScene scene(GroupScene::config(16, 64, {full(), sliding(32, 2)}));

@@ -13,20 +13,9 @@ using kvcore::StateMove;
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
 using Copies = std::vector<StateMove>;
 
 constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
-
-Tokens count_up(TokenId first, std::int64_t n) {
-    Tokens tokens;
-    for (std::int64_t i = 0; i < n; ++i) tokens.push_back(first + static_cast<TokenId>(i));
-    return tokens;
-}
-Tokens operator+(Tokens a, const Tokens& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
 
 kvcore::CacheConfig config(std::int64_t num_slots, std::vector<kvcore::StateGroup> states = {{0}},
                            std::int64_t max_sequences = 4) {

@@ -13,11 +13,6 @@ using cache_mover::Run;
 
 namespace {
 
-Tokens operator+(Tokens a, const Tokens& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
 void test_runs_follow_their_parents_and_are_ranked_as_they_go() {
     ManagerFixture s(ManagerFixture::config(4, 64));
     s.put(count_up(0, 8) + count_up(100, 8));

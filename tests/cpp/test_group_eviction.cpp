@@ -12,8 +12,6 @@
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
-
 constexpr std::int32_t kPage = 16;
 
 void add(Tokens& tokens, Random& random, std::int64_t n) {

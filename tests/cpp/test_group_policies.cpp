@@ -14,8 +14,6 @@ using kvcore::GroupKind;
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
-
 constexpr std::int32_t kPage = 4;
 constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
 constexpr CacheGroup kWindow{GroupKind::kSliding, std::int64_t{2} * kPage, 1, 0};

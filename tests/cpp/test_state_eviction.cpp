@@ -13,8 +13,6 @@ using kvcore::EvictionOrder;
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
-
 constexpr std::int64_t kPage = 4;
 
 // `pages` whole ones and a token to run.

@@ -14,7 +14,6 @@ using kvcore::TreeNode;
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
 using Ids = std::vector<BlockId>;
 
 Ids take(TierIndex& store, std::int64_t n) {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep import Request
+from paired_request import Request
 from test_random_traffic import Traffic
 
 POLICIES = ("lfu", "slru", "fifo", "cost", "priority")

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from lockstep import Lockstep, Request
+from lockstep import Lockstep
+from paired_request import Request
 
 
 class Traffic:

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import kvcore
 from foreign_context import Context
-from lockstep import Lockstep, Request
+from lockstep import Lockstep
+from paired_request import Request
 from reference_claims import Namespace
 
 NAMESPACES: list[Namespace] = [(None, None), ("", None), (None, ""), ("a", "b"), ("ab", "")]

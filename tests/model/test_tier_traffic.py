@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep import Request
+from paired_request import Request
 from test_random_traffic import Traffic
 from tiered_lockstep import TieredLockstep
 

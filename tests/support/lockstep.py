@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import kvcore
 from builders import make_manager, with_host
 from foreign_context import Context, Refused
+from paired_request import Request
 from reference_claims import Key, Namespace, Page
 from reference_policies import Manager
 from source_hint import SourceHint
@@ -33,23 +33,6 @@ def stored_after(threshold: int | None) -> dict[str, Any]:
     if threshold is None:
         return {}
     return {"write_policy": "write_through_selective", "write_threshold": threshold}
-
-
-@dataclasses.dataclass(eq=False)
-class Request:
-    """One request as kvcore and as the reference see it."""
-
-    core: Any
-    model: Context
-    foreign: bool
-
-    @property
-    def request_id(self) -> Any:
-        return self.model.request_id
-
-    def both(self, verb: str, *args: Any) -> None:
-        getattr(self.core, verb)(*args)
-        getattr(self.model, verb)(*args)
 
 
 class Lockstep:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from reference_claims import Key
 
 if TYPE_CHECKING:
-    from lockstep import Lockstep, Request
+    from lockstep import Lockstep
+    from paired_request import Request
 
 
 class SourceHint:

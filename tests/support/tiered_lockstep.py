@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockstep import Lockstep, Request
+from lockstep import Lockstep
+from paired_request import Request
 from reference_claims import Key, Namespace
 
 

@@ -153,6 +153,19 @@ def test_an_include_that_goes_up_is_found(tmp_path: Path, path: str, include: st
     assert violations(copy) != []
 
 
+def test_programs_that_start_threads_run_under_thread_sanitizer() -> None:
+    """At least those that do so themselves: CMakeLists.txt names the programs."""
+    listed = re.search(
+        r"set\(kvcore_threaded_tests\s([^)]*)\)", (ROOT / "CMakeLists.txt").read_text()
+    )
+    assert listed is not None
+    starts = re.compile(r'#include (<thread>|"(store_)?workers\.hpp")')
+    programs = (ROOT / "tests" / "cpp").glob("*.cpp")
+    found = {path.stem for path in programs if starts.search(path.read_text())}
+    assert "stress_threads" in found
+    assert found <= set(listed[1].split())
+
+
 def headers() -> list[str]:
     """Return what can be included by itself."""
     names = [name_of(p, CPP) for p in sources(CPP) if p.suffix == ".hpp"]

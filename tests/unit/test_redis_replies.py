@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -25,10 +26,10 @@ CALLS: dict[str, tuple[Callable[[RedisStore], object], object]] = {
 
 
 class FakeServer:
-    """Answers each piece of bytes with the same reply, after some time."""
+    """Answers pieces of bytes, each with the next reply, the last one for ever, after some time."""
 
-    def __init__(self, reply: bytes, seconds: float = 0.0) -> None:
-        self._reply, self._seconds = reply, seconds
+    def __init__(self, replies: list[bytes], seconds: float = 0.0) -> None:
+        self._replies, self._seconds = replies, seconds
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -41,11 +42,13 @@ class FakeServer:
                 threading.Thread(target=self._answer, args=(client,), daemon=True).start()
 
     def _answer(self, client: socket.socket) -> None:
+        replies = itertools.chain(self._replies, itertools.repeat(self._replies[-1]))
         with contextlib.suppress(OSError), client:
             while client.recv(1 << 16):
                 time.sleep(self._seconds)
-                for i in range(len(self._reply)):  # in pieces, too
-                    client.sendall(self._reply[i : i + 1])
+                reply = next(replies)
+                for i in range(len(reply)):  # in pieces, too
+                    client.sendall(reply[i : i + 1])
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -58,8 +61,8 @@ class FakeServer:
 def fake() -> Iterator[Callable[..., int]]:
     with contextlib.ExitStack() as stack:
 
-        def start(reply: bytes, seconds: float = 0.0) -> int:
-            server = stack.enter_context(contextlib.closing(FakeServer(reply, seconds)))
+        def start(*replies: bytes, seconds: float = 0.0) -> int:
+            server = stack.enter_context(contextlib.closing(FakeServer([*replies], seconds)))
             return int(server.port)
 
         yield start
@@ -67,7 +70,7 @@ def fake() -> Iterator[Callable[..., int]]:
 
 def test_one_time_is_for_all_that_a_call_does(fake: Callable[..., int]) -> None:
     """Connecting, the password, the database and the answer, each a bit late."""
-    port = fake(b"+OK\r\n", 0.2)
+    port = fake(b"+OK\r\n", seconds=0.2)
     url = f"redis://user:secret@127.0.0.1:{port}/3?timeout=0.3"
     with contextlib.closing(RedisStore(url)) as store:
         began = time.monotonic()
@@ -92,3 +95,10 @@ def test_no_reply_raises(fake: Callable[..., int], reply: bytes) -> None:
             answer = call(store)
             is_right = name == "put" and reply in (b"+OK\r\n", b"$1\r\nx\r\n")
             assert answer == (1 if is_right else nothing)
+
+
+def test_a_search_for_names_that_does_not_end(fake: Callable[..., int]) -> None:
+    port = fake(b":3\r\n", b"*2\r\n$1\r\n7\r\n*0\r\n")
+    with contextlib.closing(RedisStore(f"redis://127.0.0.1:{port}?timeout=5")) as store:
+        assert store.clear() == 0
+        assert store.health().errors == 1

@@ -1,26 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""The walk from the contexts of a call to the requests that C++ reads, and back."""
+"""The contexts of a call: the walk to the requests that C++ reads, and their next tokens."""
 
 cimport cython
+cimport numpy as cnp
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
+from kvcore._hot.arguments cimport as_tokens, no_context
 from kvcore._hot.claims cimport ClaimSlot, ClaimTable, is_claimed, is_recorded, not_found
 from kvcore._hot.contexts cimport (
     AHEAD,
     PyList_GET_ITEM,
     TextGenerationContext,
+    all_own,
     change_contexts_epoch,
     contexts_epoch,
     is_own,
+    look_at_ids,
     prefetch_context,
+    prefetch_tail,
+    take_token,
 )
-from kvcore._hot.extra_keys cimport ExtraKeys, require_plain
+from kvcore._hot.extra_keys cimport ExtraKeys, keys_in_use, require_plain
 from kvcore._hot.foreign cimport read_foreign
 from kvcore.cpp cimport RequestView
+
+cnp.import_array()
 
 
 @cython.final
@@ -185,3 +193,48 @@ cdef class BatchReader:
         if uid != self.claims.manager_uid:
             return False
         return epoch == before or (epoch == contexts_epoch and self.is_as_read(batch, rows.rows))
+
+
+def update_batch(object batch, object tokens):
+    """Call ``ctx.update(token)`` for each context of a batch.
+
+    Parameters
+    ----------
+    batch : sequence of contexts [B]
+    tokens : list of int, or array int32 or int64 [B]
+        The sampled tokens; those of contexts that are between chunks are discarded.
+
+    Raises
+    ------
+    ValueError
+        The lengths differ, or a token is beyond int32; no context has changed.
+    """
+    cdef list contexts = batch if type(batch) is list else list(batch)
+    cdef cnp.ndarray source = as_tokens(tokens)
+    cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
+    cdef Py_ssize_t n = len(contexts)
+    cdef Py_ssize_t i
+    cdef PyObject* item
+    if cnp.PyArray_DIM(source, 0) != n:
+        raise ValueError(
+            f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
+        )
+    if all_own(contexts):
+        if keys_in_use:
+            for i in range(n):
+                look_at_ids(<TextGenerationContext>PyList_GET_ITEM(contexts, i), &data[i], 1)
+        for i in range(n):
+            if i + AHEAD < n:
+                prefetch_context(PyList_GET_ITEM(contexts, i + AHEAD))
+            if i + AHEAD // 2 < n:
+                prefetch_tail(PyList_GET_ITEM(contexts, i + AHEAD // 2))
+            item = PyList_GET_ITEM(contexts, i)
+            if not take_token(item, data[i]):
+                (<TextGenerationContext>item)._update(data[i])
+        return
+    contexts = list(contexts)  # Python code will run: nothing may change the list
+    for context in contexts:
+        if not hasattr(context, "update"):
+            raise no_context(context)
+    for i in range(n):
+        contexts[i].update(data[i])

@@ -101,3 +101,6 @@ cdef inline bint take_token(PyObject* item, int32_t token) noexcept:
     request.start = request.active
     request.active = request.end
     return True
+
+
+cdef int look_at_ids(TextGenerationContext own, const int32_t* tokens, int64_t n) except -1

@@ -6,24 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from kvcore.context import ContextLike
-
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
-
-def update_batch(batch: Iterable[TextGenerationContext | ContextLike], tokens: _Tokens) -> None:
-    """Call ``ctx.update(token)`` for each context of a batch.
-
-    Parameters
-    ----------
-    batch : sequence of contexts [B]
-    tokens : list of int, or array int32 or int64 [B]
-        The sampled tokens; those of contexts that are between chunks are discarded.
-
-    Raises
-    ------
-    ValueError
-        The lengths differ, or a token is beyond int32; no context has changed.
-    """
 
 @final
 class TextGenerationContext:

@@ -15,7 +15,6 @@ from kvcore._hot.arguments cimport (
     name_view,
     namespace_of,
     narrow_token,
-    no_context,
 )
 from kvcore._hot.extra_keys cimport (
     ExtraKeys,
@@ -358,48 +357,3 @@ cdef int look_at_ids(TextGenerationContext own, const int32_t* tokens, int64_t n
     own._manager_uid = 0
     change_contexts_epoch()
     return 0
-
-
-def update_batch(object batch, object tokens):
-    """Call ``ctx.update(token)`` for each context of a batch.
-
-    Parameters
-    ----------
-    batch : sequence of contexts [B]
-    tokens : list of int, or array int32 or int64 [B]
-        The sampled tokens; those of contexts that are between chunks are discarded.
-
-    Raises
-    ------
-    ValueError
-        The lengths differ, or a token is beyond int32; no context has changed.
-    """
-    cdef list contexts = batch if type(batch) is list else list(batch)
-    cdef cnp.ndarray source = as_tokens(tokens)
-    cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
-    cdef Py_ssize_t n = len(contexts)
-    cdef Py_ssize_t i
-    cdef PyObject* item
-    if cnp.PyArray_DIM(source, 0) != n:
-        raise ValueError(
-            f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
-        )
-    if all_own(contexts):
-        if keys_in_use:
-            for i in range(n):
-                look_at_ids(<TextGenerationContext>PyList_GET_ITEM(contexts, i), &data[i], 1)
-        for i in range(n):
-            if i + AHEAD < n:
-                prefetch_context(PyList_GET_ITEM(contexts, i + AHEAD))
-            if i + AHEAD // 2 < n:
-                prefetch_tail(PyList_GET_ITEM(contexts, i + AHEAD // 2))
-            item = PyList_GET_ITEM(contexts, i)
-            if not take_token(item, data[i]):
-                (<TextGenerationContext>item)._update(data[i])
-        return
-    contexts = list(contexts)  # Python code will run: nothing may change the list
-    for context in contexts:
-        if not hasattr(context, "update"):
-            raise no_context(context)
-    for i in range(n):
-        contexts[i].update(data[i])

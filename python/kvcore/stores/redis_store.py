@@ -198,8 +198,10 @@ class RedisStore:
         """
 
         def clear(connection: RespConnection) -> int:
+            connection.send([command(b"DBSIZE")])
+            most = 1000 + connection.read_number()  # a thousand times what a server's table takes
             removed, cursor = 0, b"0"
-            while True:
+            for _ in range(most):
                 connection.begin(self._end())
                 scan = [b"SCAN", cursor, b"MATCH", self._prefix + b"*", b"COUNT", b"1000"]
                 connection.send([command(*scan)])
@@ -210,6 +212,7 @@ class RedisStore:
                         raise OSError(f"SCAN answers {other!r:.40}, must be a cursor and names")
                 if cursor == b"0":
                     return removed
+            raise OSError(f"SCAN has not ended after {most} replies")
 
         return self._call(clear, 0)
 
@@ -235,7 +238,7 @@ class RedisStore:
             return StoreHealth(self._breaker.state, **self._counts)
 
     def close(self) -> None:
-        """Disconnect; calls under way end first."""
+        """Disconnect. Calls under way in other threads come to their end."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []

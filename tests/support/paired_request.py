@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request on both sides of a comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from foreign_context import Context
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """One request as kvcore and as the reference see it."""
+
+    core: Any
+    model: Context
+    foreign: bool
+
+    @property
+    def request_id(self) -> Any:
+        return self.model.request_id
+
+    def both(self, verb: str, *args: Any) -> None:
+        getattr(self.core, verb)(*args)
+        getattr(self.model, verb)(*args)
