@@ -39,6 +39,7 @@ class FakeServer:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._answer, args=(client,), daemon=True).start()
 
     def _answer(self, client: socket.socket) -> None:
@@ -47,8 +48,8 @@ class FakeServer:
             while client.recv(1 << 16):
                 time.sleep(self._seconds)
                 reply = next(replies)
-                for i in range(len(reply)):  # in pieces, too
-                    client.sendall(reply[i : i + 1])
+                client.sendall(reply[:1])  # in pieces, too
+                client.sendall(reply[1:])
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
