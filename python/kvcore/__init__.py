@@ -7,9 +7,11 @@ memory is full: a C++ library, bound thinly.
 
 from __future__ import annotations
 
+import importlib as _importlib
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from kvcore import _core, functional, groups, moving, ops, policies, scheduler
+from kvcore import _core, groups, ops, policies
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefix_tree import PrefixTree
@@ -39,6 +41,14 @@ from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.plans import ReservePlan, SharedPrefix
+
+if _TYPE_CHECKING:
+    from types import ModuleType
+
+    from kvcore import functional, moving, scheduler
+    from kvcore import keys as keys
+    from kvcore import routing as routing
+    from kvcore import stores as stores
 
 __all__ = [
     "AlreadyClaimedError",
@@ -82,6 +92,21 @@ __all__ = [
     "scheduler",
     "update_batch",
 ]
+
+
+_AT_FIRST_USE = ("functional", "keys", "moving", "routing", "scheduler", "stores")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a module that many programs do without, so that these start sooner."""
+    if name in _AT_FIRST_USE:
+        return _importlib.import_module(f"kvcore.{name}")
+    raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name those modules too."""
+    return sorted({*globals(), *_AT_FIRST_USE})
 
 
 # Of the build: an editable install has its Python sources elsewhere.

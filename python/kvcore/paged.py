@@ -28,8 +28,7 @@ from kvcore.states import StateArrays, chosen_states, intervals
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.tenants import checked_quotas
 from kvcore.tier_rules import checked_tier
-from kvcore.tiers import TieredCache, TierOptions
-from kvcore.zmq_reset import ResetListener
+from kvcore.tiers.methods import TieredCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -182,6 +181,10 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         max_write_wait: float = 1.0,
         events: bool | int = False,
     ) -> None:
+        # With sockets and stores, which a program need not wait for as it starts.
+        from kvcore.tiers.options import TierOptions
+        from kvcore.zmq_reset import ResetListener
+
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)

@@ -14,7 +14,6 @@ from kvcore.groups import AttentionGroup, Bundle, FullAttention, State, bundles
 from kvcore.groups.checks import MOST_LAYERS
 from kvcore.groups.of_params import check_groups, frozen_groups, frozen_shared
 from kvcore.groups.packing import page_shape, row_elements
-from kvcore.hf_config import cache_shape
 
 __all__ = [
     "KVCacheParams",
@@ -272,6 +271,8 @@ class KVCacheParams:
         >>> KVCacheParams.from_hf_config(config, page_size=16).bytes_per_token
         147456
         """
+        from kvcore.hf_config import cache_shape
+
         fill = _HF_GROUPS if groups is None else flag("groups", groups)
         shards = 1
         if fill:

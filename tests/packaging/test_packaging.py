@@ -112,6 +112,23 @@ def test_import_loads_no_accelerator_library(tmp_path: Path) -> None:
     assert python("-c", code, cwd=tmp_path).strip() == "[]"
 
 
+def test_import_leaves_what_few_programs_use_for_later(tmp_path: Path) -> None:
+    code = """
+import sys, kvcore
+late = kvcore._AT_FIRST_USE
+print([name for name in late if f"kvcore.{name}" in sys.modules])
+print(all(getattr(kvcore, name).__name__ == f"kvcore.{name}" for name in late))
+print(kvcore.stores.MemoryStore.__name__, kvcore.moving.read_sequence.__name__)
+"""
+    assert python("-c", code, cwd=tmp_path).splitlines() == [
+        "['moving']",  # a package, which holds back what is in it
+        "True",
+        "MemoryStore read_sequence",
+    ]
+    assert not hasattr(kvcore, "cache")
+    assert not hasattr(kvcore.moving, "cache")
+
+
 def test_embedding_against_the_installed_package(tmp_path: Path) -> None:
     output = build_and_run_embed(tmp_path, kvcore_DIR=kvcore.get_cmake_dir())
     assert output == expected_embed_output()

@@ -40,6 +40,13 @@ LAYERS = (
 
 #: What is imported by a name that is made up at run time.
 BY_NAME = {
+    "kvcore": {
+        *("kvcore.functional", "kvcore.keys", "kvcore.moving", "kvcore.routing"),
+        *("kvcore.scheduler", "kvcore.stores"),
+    },
+    "kvcore.moving": {
+        *("kvcore.moving.restoring", "kvcore.moving.saving", "kvcore.moving.sequences"),
+    },
     "kvcore.backends.selection": {"kvcore.backends.cuda"},
     "kvcore.backends.cuda.availability": {"kvcore._cuda"},
 }

@@ -11,7 +11,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, prefilled, put_in_cache
-from kvcore import paged
+from kvcore import zmq_reset
 
 PROMPT = list(range(12))
 
@@ -32,7 +32,7 @@ class Messages:
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A prompt is cached on both replicas, and a message waits that asks for a reset."""
-    monkeypatch.setattr(paged, "ResetListener", Messages)
+    monkeypatch.setattr(zmq_reset, "ResetListener", Messages)
     Messages.waiting = False
     made = make_manager(replicas=2, zmq_endpoint_base="none")
     for replica in range(2):
@@ -130,7 +130,7 @@ def test_error_of_the_listener_comes_before_anything(monkeypatch: pytest.MonkeyP
         def is_asked(self) -> bool:
             raise OSError("the socket is gone")
 
-    monkeypatch.setattr(paged, "ResetListener", Broken)
+    monkeypatch.setattr(zmq_reset, "ResetListener", Broken)
     manager = make_manager(zmq_endpoint_base="none")
     context = claimed(manager, PROMPT)
     with pytest.raises(OSError, match="gone"):

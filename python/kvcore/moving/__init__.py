@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
-from kvcore.moving.restoring import RestoredCache, check_snapshot
-from kvcore.moving.saving import SavedCache
-from kvcore.moving.sequences import SavedLayer, SavedSequence, SavedState, read_sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcore.moving.restoring import RestoredCache, check_snapshot
+    from kvcore.moving.saving import SavedCache
+    from kvcore.moving.sequences import SavedLayer, SavedSequence, SavedState, read_sequence
 
 __all__ = [
     "RestoredCache",
@@ -16,3 +20,25 @@ __all__ = [
     "check_snapshot",
     "read_sequence",
 ]
+
+_HOMES = {
+    "RestoredCache": "restoring",
+    "SavedCache": "saving",
+    "SavedLayer": "sequences",
+    "SavedSequence": "sequences",
+    "SavedState": "sequences",
+    "check_snapshot": "restoring",
+    "read_sequence": "sequences",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: every manager is in this package, and few of them move anything."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvcore.moving' has no attribute {name!r}")
+    return getattr(import_module(f"kvcore.moving.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Name that too."""
+    return sorted({*globals(), *__all__})

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager offers to move a request, or its prefix cache, to another one."""
+"""What a manager offers to move a request, or its prefix cache, to another one.
+
+What does it is imported at its first use: few managers need it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Hashable
-from typing import Any, BinaryIO, Literal, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from kvcore._hot.engine import StepEngine
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.moving.arguments import require_context, require_model, require_target
-from kvcore.moving.exporting import export_sequence
-from kvcore.moving.files import write_parts
-from kvcore.moving.importing import import_sequence
-from kvcore.moving.restoring import RestoredCache, restore_cache
-from kvcore.moving.rows import Pools
-from kvcore.moving.saving import SavedCache, save_cache
-from kvcore.moving.sequences import SavedSequence, read_sequence
 from kvcore.params import KVCacheParams
+
+if TYPE_CHECKING:
+    from kvcore.moving.restoring import RestoredCache
+    from kvcore.moving.rows import Pools
+    from kvcore.moving.saving import SavedCache
+    from kvcore.moving.sequences import SavedSequence
 
 __all__ = ["MovesSequences"]
 
@@ -29,6 +31,8 @@ class MovesSequences(StepEngine):
     _states: tuple[dict[str, list[Any]], ...]
 
     def _pools(self) -> Pools:
+        from kvcore.moving.rows import Pools
+
         self._require_open()
         return Pools(self, self.params, self._shards, self._states, self._gpus)
 
@@ -87,6 +91,9 @@ class MovesSequences(StepEngine):
         Costs copying the tokens that the request still reads, with their checksums. Takes no page
         and no place in the batch.
         """
+        from kvcore.moving.exporting import export_sequence
+        from kvcore.moving.files import write_parts
+
         require_target(file)
         require_model(model)
         parts = export_sequence(self._pools(), request_id, model).packed()
@@ -141,6 +148,9 @@ class MovesSequences(StepEngine):
         it comes from. The tokens count as cached ones. Its whole pages enter the prefix cache, once
         all of them are written. Nobody else uses the request until this returns.
         """
+        from kvcore.moving.importing import import_sequence
+        from kvcore.moving.sequences import SavedSequence, read_sequence
+
         require_context(ctx)
         require_model(model)
         saved = data if isinstance(data, SavedSequence) else read_sequence(data)
@@ -181,6 +191,8 @@ class MovesSequences(StepEngine):
         behind a reset. Costs copying the cached pages, with their checksums; memory for the tokens
         and one portion of pages, 8 MiB. Tiers below the device are not part of it.
         """
+        from kvcore.moving.saving import save_cache
+
         require_model(model)
         return save_cache(self._pools(), path, model)
 
@@ -216,5 +228,7 @@ class MovesSequences(StepEngine):
         the file goes to replica ``r % num_replicas``. Other threads go on; where they reset the
         caches meanwhile, the rest is left out. Costs reading what is not cached.
         """
+        from kvcore.moving.restoring import restore_cache
+
         require_model(model)
         return restore_cache(self._pools(), path, model)

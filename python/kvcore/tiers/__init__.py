@@ -6,9 +6,3 @@ writes them, `adapters` use the stores, `records` are what kvcore checks pages b
 not, and `calls` bound what a store may cost. `options` and `choice` read a manager's arguments,
 `methods` are those that it gets.
 """
-
-from kvcore.tiers.methods import TieredCache
-from kvcore.tiers.options import TierOptions
-from kvcore.tiers.records import LABEL_BYTES, RecordLayout
-
-__all__ = ["LABEL_BYTES", "RecordLayout", "TierOptions", "TieredCache"]

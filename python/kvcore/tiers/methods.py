@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import numpy as np
@@ -19,10 +19,12 @@ from kvcore.errors import KVCacheError
 from kvcore.groups.layers import column_tokens
 from kvcore.metrics import TierMetrics
 from kvcore.params import KVCacheParams
-from kvcore.tiers.memory import TierStates
-from kvcore.tiers.onload import Arrival, Onload
-from kvcore.tiers.options import TierOptions
-from kvcore.tiers.stack import TierStack
+
+if TYPE_CHECKING:
+    from kvcore.tiers.memory import TierStates
+    from kvcore.tiers.onload import Arrival, Onload
+    from kvcore.tiers.options import TierOptions
+    from kvcore.tiers.stack import TierStack
 
 __all__ = ["TieredCache"]
 
@@ -249,10 +251,10 @@ class TieredCache(StepEngine):
         if self._requests is None:
             return True
         found = self._requests.take_one(ctx.request_id, timeout)
-        if isinstance(found, Arrival):
-            self._reserve_again(found)
-            return True
-        return found
+        if isinstance(found, bool):
+            return found
+        self._reserve_again(found)
+        return True
 
     def _await_pages(self, batch: Iterable[ContextLike]) -> None:
         """Wait for the pages of contexts that are to run now."""
