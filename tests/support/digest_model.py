@@ -16,19 +16,22 @@ __all__ = ["DigestModel"]
 _MODULUS = 1_000_003  # exact in float32
 
 
-def _digests(tokens: Sequence[int]) -> NDArray[np.float32]:
+def _digests(tokens: Sequence[int], weights: int) -> NDArray[np.float32]:
     """Return a number for each prefix, the empty one first."""
-    found = [1]
+    found = [weights]
     for token in tokens:
         found.append((found[-1] * 31 + int(token) + 7) % _MODULUS)
     return np.array(found, np.float32)
 
 
 class DigestModel:
-    """Run batches of one replica; layers write all that they compute and read all that they may."""
+    """Run batches of one replica; layers write all that they compute and read all that they may.
 
-    def __init__(self, manager: PagedKVCacheManager) -> None:
-        self.manager = manager
+    Models with other `weights` write something else.
+    """
+
+    def __init__(self, manager: PagedKVCacheManager, weights: int = 1) -> None:
+        self.manager, self._weights = manager, weights
         self.params = manager.params
         self.layers = [(layer, g) for g in self.params.attention_groups for layer in g.layers]
         self.read = 0  # positions
@@ -38,7 +41,7 @@ class DigestModel:
         more = more or [[] for _ in batch]
         for row, (context, rest) in enumerate(zip(batch, more, strict=True)):
             written = [*context.tokens[: context.active_idx].tolist(), *rest]
-            digests = _digests(written)
+            digests = _digests(written, self._weights)
             start = context.start_idx
             for layer, group in self.layers:
                 first = group.skipped_tokens(start)

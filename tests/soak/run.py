@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have processes serve for hours over one server, and do to them what machines do.
+
+    python tests/soak/run.py [--minutes M] [--seed N] [--processes N] [--folder F]
+
+Processes and the server are killed, hang and come back; values and files change; clocks jump. Every
+position that a process reads is checked, and at the end that no page was lost. Ends with 1 where
+one was wrong, a process ended by itself, or a call took longer than its time-outs allow. Needs
+redis-server and redis-py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from redis_server import RedisServer
+
+__all__ = ["Soak"]
+
+_SHAPES: Final = ("flat", "windows", "states")
+_LONGEST_CALL = 5.0  # seconds: the time-outs of a disk and a server, on a machine with much to do
+_PAUSE = (0.3, 2.0)  # seconds between two blows
+
+
+class Process:
+    """A worker, begun again with the same folder whenever it was killed."""
+
+    def __init__(self, soak: Soak, number: int) -> None:
+        self._soak, self._number = soak, number
+        self.folder = soak.folder / f"disk{number}"
+        self.begun = 0
+
+    def begin(self) -> None:
+        """Start it: with other weights than its neighbour's, in the same server."""
+        self.begun += 1
+        self.log = self._soak.folder / f"worker{self._number}.{self.begun}.log"
+        shape = _SHAPES[self._number // 2 % len(_SHAPES)]
+        seed = self._soak.draw.randrange(1 << 30)
+        words = (shape, 1 + self._number % 2, seed, self.folder, self._soak.server.url)
+        program = Path(__file__).with_name("worker.py")
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, str(program), *map(str, words)], stdout=out, stderr=out
+            )
+
+    def await_first_line(self) -> None:
+        """Wait until it serves: in front of that nothing tells it to end."""
+        ends = time.monotonic() + 30
+        while not self.last_line() and self.process.poll() is None and time.monotonic() < ends:
+            time.sleep(0.05)
+
+    def last_line(self) -> dict[str, Any]:
+        """Return the last whole line of what it has done; empty where it has said nothing."""
+        found: dict[str, Any] = {}
+        for line in self.log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                read = json.loads(line)
+                found = read if isinstance(read, dict) else found
+        return found
+
+
+class Soak:
+    """The server, the processes, and what happens to them."""
+
+    def __init__(self, folder: Path, seed: int, num_processes: int) -> None:
+        self.folder, self.draw = folder, random.Random(seed)
+        # So little memory that it evicts all the time.
+        options = ("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru")
+        self.server = RedisServer(folder, *options)
+        self._is_up = True
+        self.processes = [Process(self, i) for i in range(num_processes)]
+        for process in self.processes:
+            process.begin()
+        self.blows: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
+        self.faults: list[str] = []
+
+    # ---- blows ---------------------------------------------------------------------------------
+    def kill_process(self) -> None:
+        """One dies, its files change or do not, and it comes back."""
+        process = self.draw.choice(self.processes)
+        process.process.kill()
+        process.process.wait()
+        self._count(process)
+        if self.draw.random() < 0.5:
+            self._spoil_files(process.folder)
+        process.begin()
+
+    def kill_server(self) -> None:
+        """With all that it has; it comes back some time later."""
+        self.server.kill()
+        time.sleep(self.draw.uniform(0, 1.5))
+        self.server.start()
+
+    def hang_server(self) -> None:
+        """For less or more than a call waits."""
+        self.server.hang()
+        time.sleep(self.draw.uniform(0.05, 1.5))
+        self.server.go_on()
+
+    def empty_server(self) -> None:
+        """Somebody clears it."""
+        self.server.client().flushall()
+
+    def spoil_values(self) -> None:
+        """Change, cut and swap some of them."""
+        client = self.server.client()
+        for _ in range(20):
+            name, other = client.randomkey(), client.randomkey()
+            value = client.get(name) if name else None
+            if not value:
+                continue
+            at = self.draw.randrange(len(value))
+            changed = bytes([value[at] ^ (1 << self.draw.randrange(8))])
+            spoilt = (
+                value[:at] + changed + value[at + 1 :],
+                value[:at],
+                client.get(other) or b"",
+            )
+            client.set(name, self.draw.choice(spoilt))
+
+    def _spoil_files(self, folder: Path) -> None:
+        files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+        for path in self.draw.sample(files, min(3, len(files))):
+            with path.open("r+b") as file:
+                file.seek(self.draw.randrange(path.stat().st_size))
+                file.write(self.draw.randbytes(self.draw.choice([1, 16, 5000])))
+
+    # ---- the whole -----------------------------------------------------------------------------
+    def run(self, seconds: float) -> bool:
+        """Strike for so long, then have all end; return whether nothing went wrong."""
+        blows: list[Callable[[], None]] = [self.kill_process, self.spoil_values] * 3
+        blows += [self.kill_server, self.hang_server, self.hang_server, self.empty_server]
+        ends = time.monotonic() + seconds
+        told = time.monotonic()
+        while time.monotonic() < ends and not self.faults:
+            time.sleep(self.draw.uniform(*_PAUSE))
+            blow = self.draw.choice(blows)
+            self.blows[blow.__name__] += 1
+            blow()
+            for process in self.processes:
+                if process.process.poll() is not None:
+                    self._fault(process, "ended by itself")
+            if time.monotonic() > told + 30:
+                told = time.monotonic()
+                print(f"{round(ends - told)} s to go; {dict(self.blows)}", flush=True)
+        for process in self.processes:
+            process.await_first_line()
+            process.process.terminate()
+        for process in self.processes:
+            self._end(process)
+        return not self.faults
+
+    def _end(self, process: Process) -> None:
+        try:
+            code = process.process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.process.kill()
+            return self._fault(process, "does not end")
+        self._count(process)
+        if code != 0 or not process.last_line().get("is_last"):
+            self._fault(process, f"ended with {code}")
+        return None
+
+    def _count(self, process: Process) -> None:
+        line = process.last_line()
+        longest = line.pop("longest", 0.0)
+        self.totals.update({name: n for name, n in line.items() if name != "is_last"})
+        if longest > _LONGEST_CALL:
+            self._fault(process, f"waited {longest} s in a call")
+
+    def _fault(self, process: Process, what: str) -> None:
+        end = process.log.read_text(errors="replace")[-3000:]
+        self.faults.append(f"{process.log.name} {what}:\n{end}")
+
+
+def main() -> int:
+    """Run it and print what was done."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--folder", type=Path, help="where files and logs stay")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvcore-soak-") as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        soak = Soak(folder, options.seed, options.processes)
+        with soak.server:
+            is_right = soak.run(options.minutes * 60)
+    print("\n".join(soak.faults))
+    for name, n in (*soak.blows.items(), *soak.totals.items()):
+        print(f"{name:24} {n:>14,}")
+    print(f"{options.minutes:g} minutes, seed {options.seed}: {len(soak.faults)} faults")
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
