@@ -199,7 +199,7 @@ class RedisStore:
 
         def clear(connection: RespConnection) -> int:
             connection.send([command(b"DBSIZE")])
-            most = 1000 + connection.read_number()  # a thousand times what a server's table takes
+            most = 1000 + connection.read_number()  # replies; each is for 1,000 places of its table
             removed, cursor = 0, b"0"
             for _ in range(most):
                 connection.begin(self._end())
