@@ -85,6 +85,8 @@ class PageTable {
     }
 
    private:
+    using Entries = std::vector<Entry, ChunkAllocator<Entry>>;
+
     static constexpr std::size_t kFewest = 64;
 
     [[nodiscard]] std::size_t mask() const noexcept { return entries_.size() - 1; }
@@ -111,14 +113,14 @@ class PageTable {
     }
     void grow() { move_to(2 * entries_.size()); }
     void move_to(std::size_t num_entries) {
-        std::vector<Entry> old(num_entries);
+        Entries old(num_entries);
         old.swap(entries_);
         for (const Entry& entry : old) {
             if (entry.value != 0) entries_[place(entry.page)] = entry;
         }
     }
 
-    std::vector<Entry> entries_;
+    Entries entries_;
     std::size_t size_ = 0;
 };
 

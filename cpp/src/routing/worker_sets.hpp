@@ -125,9 +125,9 @@ class WorkerSets {
     static constexpr std::uint64_t kNobody = ~std::uint64_t{0};
 
     std::size_t num_words_;
-    std::vector<List> lists_;
-    std::vector<std::uint64_t>
-        rows_;  // how many workers, and words by medium; or the next free row
+    std::vector<List, ChunkAllocator<List>> lists_;
+    // How many workers, and words by medium; or the next free row.
+    std::vector<std::uint64_t, ChunkAllocator<std::uint64_t>> rows_;
     std::uint32_t first_free_list_ = ~std::uint32_t{0};
     std::uint64_t first_free_row_ = kNobody;
 };

@@ -40,4 +40,24 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
     return memory;
 }
 
+/// Gives a vector such memory: in huge pages from 2 MiB on.
+template <class T>
+struct ChunkAllocator {
+    using value_type = T;
+
+    ChunkAllocator() noexcept = default;
+    template <class U>
+    explicit ChunkAllocator(const ChunkAllocator<U>& /*other*/) noexcept {}
+
+    [[nodiscard]] T* allocate(std::size_t n) {
+        const std::size_t bytes = n * sizeof(T);
+        const std::size_t unit = bytes < kHugePage ? 64 : kHugePage;
+        return static_cast<T*>(allocate_chunk((bytes + unit - 1) / unit * unit));
+    }
+    void deallocate(T* memory, std::size_t /*n*/) noexcept { std::free(memory); }
+
+    friend bool operator==(const ChunkAllocator&, const ChunkAllocator&) noexcept { return true; }
+    friend bool operator!=(const ChunkAllocator&, const ChunkAllocator&) noexcept { return false; }
+};
+
 }  // namespace kvcore
