@@ -306,6 +306,11 @@ def build(where: Path, targets: Iterable[str]) -> None:
         raise SystemExit(f"it does not build:\n{done.stdout}{done.stderr}")
 
 
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program; subprocess.TimeoutExpired where it takes too long."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+
+
 def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, str]:
     """Return the depth of the shortest sequence that shows the mutant, and that sequence."""
     for options in SEARCHES:
@@ -315,9 +320,7 @@ def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, st
             command = [str(where / "build" / TARGET), "--scenario", mutant.scenario]
             command += [*options, *extra]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=LIMIT_S
-            )
+            done = run(command)
         except subprocess.TimeoutExpired:
             break
         if done.returncode != 0:
@@ -329,13 +332,7 @@ def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
     """Return which test fails, and its last words."""
     for name in targets_of(mutant):
         try:
-            done = subprocess.run(
-                [str(where / "build" / name)],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=LIMIT_S,
-            )
+            done = run([str(where / "build" / name)])
         except subprocess.TimeoutExpired:
             return "test", f"{name} does not end"
         if done.returncode != 0:
@@ -365,16 +362,14 @@ def is_noticed(folders: Queue[Path], mutant: Mutant) -> bool:
     where = folders.get()
     path = where / mutant.path
     text = path.read_text()
-    count = text.count(mutant.old)
-    if count != 1:
-        raise SystemExit(f"{mutant.name}: {count} times in {mutant.path}, must be 1:\n{mutant.old}")
+    if (count := text.count(mutant.old)) != 1:
+        raise SystemExit(f"{mutant.name}: {count} times in {mutant.path}:\n{mutant.old}")
     path.write_text(text.replace(mutant.old, mutant.new))
     build(where, targets_of(mutant))
     (laws, why), (contents, read) = look_for(where, mutant)
     path.write_text(text)
     folders.put(where)
-    seconds = time.monotonic() - begin
-    row = f"{mutant.name:52} {laws:>4} {contents:>8} {seconds:7.0f}"
+    row = f"{mutant.name:52} {laws:>4} {contents:>8} {time.monotonic() - begin:7.0f}"
     print("\n".join([row, *(f"    {each}" for each in (why, read) if each)]), flush=True)
     return laws != "-"
 
