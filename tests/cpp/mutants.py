@@ -358,10 +358,8 @@ def described(output: str) -> tuple[str, str]:
 
 def is_noticed(folders: Queue[Path], mutant: Mutant) -> bool:
     """Build a mutant in a folder that nobody uses, look for it, and print its row."""
-    begin = time.monotonic()
-    where = folders.get()
-    path = where / mutant.path
-    text = path.read_text()
+    begin, where = time.monotonic(), folders.get()
+    text = (path := where / mutant.path).read_text()
     if (count := text.count(mutant.old)) != 1:
         raise SystemExit(f"{mutant.name}: {count} times in {mutant.path}:\n{mutant.old}")
     path.write_text(text.replace(mutant.old, mutant.new))

@@ -3,10 +3,10 @@
 
     python tests/soak/run.py [--minutes M] [--seed N] [--processes N] [--folder F]
 
-Processes and the server are killed, hang and come back; values and files change; clocks jump. Every
-position that a process reads is checked, and at the end that no page was lost. Ends with 1 where
-one was wrong, a process ended by itself, or a call took longer than its time-outs allow. Needs
-redis-server and redis-py.
+Processes and the server are killed, hang and come back; values and files change; the time of day
+jumps. Every position that a process reads is checked, and at the end that no page was lost. Ends
+with 1 where one was wrong, a process ended by itself, or a call took longer than its time-outs
+allow. Needs redis-server, redis-py and a C compiler.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -34,6 +35,29 @@ __all__ = ["Soak"]
 _SHAPES: Final = ("flat", "windows", "states")
 _LONGEST_CALL = 5.0  # seconds: the time-outs of a disk and a server, on a machine with much to do
 _PAUSE = (0.3, 2.0)  # seconds between two blows
+_JUMPS: Final = (-86_400, -3_600, -1, 0, 1, 3_600, 86_400)  # seconds that the clock is ahead
+
+
+class TimeOfDay:
+    """The clock of all that is started with `environment`: it is ahead by as much as is told."""
+
+    def __init__(self, folder: Path) -> None:
+        library, self._file = folder / "jumping_clock.so", folder / "clock"
+        source = Path(__file__).with_name("jumping_clock.c")
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O1", str(source), "-o", str(library), "-ldl"], check=True
+        )
+        self._file.write_bytes(bytes(8))
+        self.environment = {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "KVCORE_SOAK_CLOCK": str(self._file),
+        }
+
+    def jump(self, seconds: int) -> None:
+        """Be so many seconds ahead from now on."""
+        with self._file.open("r+b") as file:  # the same file, which others have mapped
+            file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
 
 class Process:
@@ -54,7 +78,10 @@ class Process:
         program = Path(__file__).with_name("worker.py")
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(program), *map(str, words)], stdout=out, stderr=out
+                [sys.executable, str(program), *map(str, words)],
+                stdout=out,
+                stderr=out,
+                env=self._soak.clock.environment,
             )
 
     def await_first_line(self) -> None:
@@ -80,8 +107,8 @@ class Soak:
         self.folder, self.draw = folder, random.Random(seed)
         # So little memory that it evicts all the time.
         options = ("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru")
-        self.server = RedisServer(folder, *options)
-        self._is_up = True
+        self.clock = TimeOfDay(folder)
+        self.server = RedisServer(folder, *options, env=self.clock.environment)
         self.processes = [Process(self, i) for i in range(num_processes)]
         for process in self.processes:
             process.begin()
@@ -116,6 +143,10 @@ class Soak:
         """Somebody clears it."""
         self.server.client().flushall()
 
+    def jump_clock(self) -> None:
+        """Somebody sets the machine's clock."""
+        self.clock.jump(self.draw.choice(_JUMPS))
+
     def spoil_values(self) -> None:
         """Change, cut and swap some of them."""
         client = self.server.client()
@@ -144,7 +175,8 @@ class Soak:
     def run(self, seconds: float) -> bool:
         """Strike for so long, then have all end; return whether nothing went wrong."""
         blows: list[Callable[[], None]] = [self.kill_process, self.spoil_values] * 3
-        blows += [self.kill_server, self.hang_server, self.hang_server, self.empty_server]
+        blows += [self.kill_server, self.hang_server, self.hang_server]
+        blows += [self.empty_server, self.jump_clock]
         ends = time.monotonic() + seconds
         told = time.monotonic()
         while time.monotonic() < ends and not self.faults:

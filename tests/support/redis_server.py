@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ def free_port() -> int:
 class RedisServer:
     """A process that ends with the test."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
         require("redis")
         self._program = require_program("redis-server")
-        self._folder, self._options = folder, options
+        self._folder, self._options, self._env = folder, options, env
         self.port = free_port()
         self.start()
 
@@ -48,6 +49,7 @@ class RedisServer:
                 *self._options,
             ],
             stdout=subprocess.DEVNULL,
+            env=self._env,
         )
         ends = time.monotonic() + 20
         while time.monotonic() < ends:
