@@ -56,7 +56,16 @@ SUITES = {
         "replay",
         "startup",
     ),
-    "data-path": ("data_path", "transfer", "attention", "swap", "disk", "tiers", "shared"),
+    "data-path": (
+        "data_path",
+        "transfer",
+        "attention",
+        "swap",
+        "disk",
+        "tiers",
+        "shared",
+        "shared_mooncake",
+    ),
     "generate": ("generate", "hf_groups"),
 }
 # By suite, what pages quote: page, mark, and the keys of the rows as of a shell.
@@ -76,7 +85,10 @@ EXCERPTS = {
         ("tenants.md", "quotas-cost", ("quotas.*",)),
         ("routing.md", "routing-cost", ("routing.*",)),
     ),
-    "data-path": (("shared_stores.md", "shared-cost", ("shared.*",)),),
+    "data-path": (
+        ("shared_stores.md", "shared-cost", ("shared.put.*", "shared.get.*", "shared.miss")),
+        ("shared_stores.md", "mooncake-cost", ("shared.mooncake.*",)),
+    ),
     "generate": (("groups.md", "groups-model", ("hf_groups.*",)),),
 }
 

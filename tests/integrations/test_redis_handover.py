@@ -6,28 +6,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvcore.moving import read_sequence
-from programs import printed
+from handover import PAGES, expect_the_same_bytes, serve
 from redis_server import RedisServer
-from small_model import GROUPS, HIT, PAGE_SIZE, PROMPT, SmallModel, rows_of, small_manager
-
-PAGES = HIT // PAGE_SIZE
-
-SERVE = """
-    from small_model import PROMPT, SmallModel, small_manager
-    kind, url, file = sys.argv[1:]
-    model = SmallModel()
-    with small_manager(kind, "host:64KiB", url) as manager:
-        context, cached = model.prefill(manager, "r", PROMPT)
-        manager.export_sequence("r", file)
-        print(cached, context.tokens[-1], *model.decode(manager, context, 20))
-        print(manager.tier_metrics["redis"].hits, manager.tier_metrics["redis"].corrupt)
-        print(hash("the same text") & 0xFFFF)
-"""
+from small_model import GROUPS, HIT, PROMPT, small_manager
 
 
 @pytest.fixture
@@ -36,30 +20,11 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield started
 
 
-def serve(
-    manager: Any, tokens: list[int] = PROMPT, name: str = "r", **keys: Any
-) -> tuple[int, list[int]]:
-    """Tokens that were found, and what comes after the prompt."""
-    model = SmallModel()
-    context, cached = model.prefill(manager, name, tokens, **keys)
-    answer = [int(context.tokens[-1]), *model.decode(manager, context, 5)]
-    manager.release(name)
-    return cached, answer
-
-
 @pytest.mark.parametrize("kind", GROUPS)
 def test_another_process_finds_the_same_bytes(
     kind: str, server: RedisServer, tmp_path: Path
 ) -> None:
-    files = [tmp_path / "first", tmp_path / "second"]
-    cached, *computed, hits, corrupt, hash_1 = printed(SERVE, kind, server.url, files[0], seed=1)
-    assert (cached, hits, corrupt) == (0, 0, 0)
-    found, *tokens, hits, corrupt, hash_2 = printed(SERVE, kind, server.url, files[1], seed=2)
-    assert (found, hits, corrupt) == (HIT, PAGES, 0)
-    assert hash_1 != hash_2
-    assert tokens == computed
-    first, second = (rows_of(read_sequence(file), HIT) for file in files)
-    assert first == second
+    expect_the_same_bytes(kind, server.url, tmp_path)
 
 
 @pytest.mark.parametrize("kind", GROUPS)

@@ -4,6 +4,7 @@
 from kvcore.metrics import TierMetrics
 from kvcore.stores.disk import DiskStore
 from kvcore.stores.memory import MemoryStore
+from kvcore.stores.mooncake_store import MooncakeStore
 from kvcore.stores.protocol import (
     BlockStore,
     FinishedHandle,
@@ -12,7 +13,14 @@ from kvcore.stores.protocol import (
     StoreHealth,
 )
 from kvcore.stores.redis_store import RedisStore
-from kvcore.stores.specs import DiskTier, HostTier, RedisTier, TierSpec, parse_tier
+from kvcore.stores.specs import (
+    DiskTier,
+    HostTier,
+    MooncakeTier,
+    RedisTier,
+    TierSpec,
+    parse_tier,
+)
 
 __all__ = [
     "BlockStore",
@@ -21,6 +29,8 @@ __all__ = [
     "FinishedHandle",
     "HostTier",
     "MemoryStore",
+    "MooncakeStore",
+    "MooncakeTier",
     "RedisStore",
     "RedisTier",
     "StoreCapacity",

@@ -10,12 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from kvcore.stores.protocol import PageBuffers
-from kvcore.stores.resp import RespConnection
 
-__all__ = ["Found", "Parts", "pages_of", "read_value", "skip_value", "value_of"]
+__all__ = ["Found", "Parts", "ValueBytes", "pages_of", "read_value", "skip_value", "value_of"]
 
 #: The memory of a page's parts, by their numbers.
 Parts: TypeAlias = dict[int, memoryview]
@@ -27,7 +26,7 @@ _MOST_PARTS = 64
 
 
 def pages_of(
-    names: Sequence[bytes], buffers: Sequence[PageBuffers], *, is_written: bool
+    names: Sequence[object], buffers: Sequence[PageBuffers], *, is_written: bool
 ) -> list[Parts]:
     """Read the buffers of a batch.
 
@@ -70,7 +69,51 @@ class Found(Enum):
     WRONG = "what is no page, or one of other sizes"
 
 
-def read_value(connection: RespConnection, wanted: Parts) -> Found:
+class ValueReader(Protocol):
+    """Where values come from, one behind the other, as of `RespConnection`."""
+
+    def begin_value(self) -> int | None: ...
+    def read(self, size: int, /) -> bytes: ...
+    def read_into(self, to: memoryview, /) -> None: ...
+    def skip(self, size: int, /) -> None: ...
+    def end_value(self) -> None: ...
+
+
+class ValueBytes:
+    """One value that is in memory.
+
+    Parameters
+    ----------
+    value : memoryview
+    """
+
+    def __init__(self, value: memoryview) -> None:
+        self._left = value
+
+    def begin_value(self) -> int:
+        """Return its bytes."""
+        return len(self._left)
+
+    def read(self, size: int) -> bytes:
+        """Read the next bytes: few of them."""
+        found = bytes(self._left[:size])
+        self.skip(size)
+        return found
+
+    def read_into(self, to: memoryview) -> None:
+        """Copy the next bytes."""
+        to[:] = self._left[: len(to)]
+        self.skip(len(to))
+
+    def skip(self, size: int) -> None:
+        """Leave bytes out."""
+        self._left = self._left[size:]
+
+    def end_value(self) -> None:
+        """Do nothing: nothing is behind it."""
+
+
+def read_value(connection: ValueReader, wanted: Parts) -> Found:
     """Read the next value: into memory where it has all that is wanted."""
     left = connection.begin_value()
     if left is None:
@@ -104,7 +147,7 @@ def _judged(sizes: Sequence[int], left: int, wanted: Parts) -> Found:
     return Found.ALL if wanted.keys() <= there.keys() else Found.SOME
 
 
-def skip_value(connection: RespConnection) -> None:
+def skip_value(connection: ValueReader) -> None:
     """Read past the next value."""
     left = connection.begin_value()
     if left is not None:

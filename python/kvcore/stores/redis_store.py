@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from kvcore.errors import KVCacheError
-from kvcore.stores.breaker import Breaker
 from kvcore.stores.page_values import (
     Found,
     Parts,
@@ -26,9 +22,9 @@ from kvcore.stores.protocol import (
     PageBuffers,
     StoreCapacity,
     StoreHandle,
-    StoreHealth,
 )
 from kvcore.stores.resp import RespConnection, RespError, command
+from kvcore.stores.server_store import ServerStore
 from kvcore.stores.specs import RedisTier, parse_tier
 
 if TYPE_CHECKING:
@@ -38,13 +34,10 @@ __all__ = ["RedisStore"]
 
 _Result = TypeVar("_Result")
 
-log = logging.getLogger("kvcore")
-
 _MOST_IDLE = 8  # connections that are kept open
-_TELL_SECONDS = 10.0  # between two lines of the log
 
 
-class RedisStore:
+class RedisStore(ServerStore):
     """Keep pages in Redis, Valkey or another server of that protocol, for any number of processes.
 
     A page is one value, so its parts are there together or not at all. Its name is `prefix` and the
@@ -84,6 +77,8 @@ class RedisStore:
     1
     """
 
+    _failures: ClassVar = (OSError, RespError)
+
     def __init__(
         self,
         tier: str | RedisTier,
@@ -96,16 +91,9 @@ class RedisStore:
             raise ValueError(f"tier is {tier!r}, must be one such as 'redis://127.0.0.1:6379'")
         self.tier = spec
         self._login, self._tls = _login_of(spec), _tls_of(spec)
-        self._prefix = spec.prefix.encode() + b":"
-        self._breaker = Breaker(breaker_failures, breaker_seconds)
+        server = f"the Redis server at {spec.host}:{spec.port}"
+        super().__init__(server, spec.prefix, breaker_failures, breaker_seconds)
         self._idle: list[RespConnection] = []
-        self._counts = dict.fromkeys(
-            ("hits", "misses", "bytes_in", "bytes_out", "corrupt", "errors", "timeouts"), 0
-        )
-        self._lock = Lock()
-        self._told_at = -_TELL_SECONDS
-        self._is_closed = False
-        self._process = os.getpid()
 
     def __repr__(self) -> str:
         return f"RedisStore({self.tier})"
@@ -231,12 +219,6 @@ class RedisStore:
 
         return self._call(ask, StoreCapacity(None, 0, 0))
 
-    def health(self) -> StoreHealth:
-        """Return the counters. Never waits for the server."""
-        self._require_open()
-        with self._lock:
-            return StoreHealth(self._breaker.state, **self._counts)
-
     def close(self) -> None:
         """Disconnect. Calls under way in other threads come to their end."""
         with self._lock:
@@ -247,13 +229,6 @@ class RedisStore:
                 connection.close()
 
     # ---- names and values ----------------------------------------
-    def _names(self, keys: Sequence[bytes]) -> list[bytes]:
-        self._require_open()
-        for i, key in enumerate(keys):
-            if not isinstance(key, bytes) or len(key) != 32:
-                raise ValueError(f"keys[{i}] is {key!r}, must be 32 bytes")
-        return [self._prefix + key.hex().encode() for key in keys]
-
     def _set(self, name: bytes, parts: Parts) -> Iterator[bytes | memoryview]:
         options = [] if max(parts) > 0 else [b"NX"]
         if self.tier.ttl is not None:
@@ -275,19 +250,7 @@ class RedisStore:
     # ---- calls ----------------------------------------
     def _call(self, work: Callable[[RespConnection], _Result], failed: _Result) -> _Result:
         """Do something with a connection; what fails is `failed`."""
-        if not self._breaker.admits():
-            return failed
-        try:
-            result = self._with_connection(work)
-        except (OSError, RespError) as error:
-            self._note(error, "calls are misses")
-            self._breaker.failed(is_dead=isinstance(error, TimeoutError))
-            return failed
-        except BaseException:  # of the caller's own
-            self._breaker.failed()
-            raise
-        self._breaker.succeeded()
-        return result
+        return self._guard(lambda: self._with_connection(work), failed)
 
     def _end(self) -> float:
         return monotonic() + self.tier.seconds
@@ -336,31 +299,6 @@ class RedisStore:
         if not is_kept:
             connection.close()
         return result
-
-    def _note(self, error: Exception, consequence: str) -> None:
-        now = monotonic()
-        with self._lock:
-            is_told = now < self._told_at + _TELL_SECONDS
-            self._told_at = self._told_at if is_told else now
-        if not is_told:
-            at = f"{self.tier.host}:{self.tier.port}"
-            what = f"{type(error).__name__}: {error}"
-            log.warning("the Redis server at %s failed, %s: %s", at, consequence, what)
-        self._count(**{"timeouts" if isinstance(error, TimeoutError) else "errors": 1})
-
-    def _count(self, **counts: int) -> None:
-        with self._lock:
-            for name, n in counts.items():
-                self._counts[name] += n
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise KVCacheError("this store is closed; open another")
-        if os.getpid() != self._process:
-            raise KVCacheError(
-                f"this store belongs to process {self._process}, of which this one is a fork; open "
-                f"one here"
-            )
 
 
 def _login_of(tier: RedisTier) -> list[bytes]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvcore.arguments import integer, number
 from kvcore.byte_sizes import parse_size
 
-__all__ = ["DiskTier", "HostTier", "RedisTier", "TierSpec", "parse_tier"]
+__all__ = ["DiskTier", "HostTier", "MooncakeTier", "RedisTier", "TierSpec", "parse_tier"]
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,56 @@ class RedisTier:
         for name, value in (("timeout", self.seconds), ("ttl", self.ttl)):
             if value is not None and not 0 < number(name, value) < math.inf:
                 raise ValueError(f"{name} is {value}, must be more than 0 seconds, and finite")
-        if not _PREFIX.fullmatch(self.prefix):
-            raise ValueError(
-                f"prefix is {self.prefix!r}, must be 1 to 64 letters, digits, '_', '.' and '-'"
-            )
+        _check_name("prefix", self.prefix)
 
 
-TierSpec: TypeAlias = HostTier | DiskTier | RedisTier
+@dataclass(frozen=True)
+class MooncakeTier:
+    """A tier in the memory of the machines of a Mooncake store.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+        Of its master.
+    seconds : float
+        That a call may take.
+    prefix : str
+        Of the names of pages: letters, digits and ``_.-``. Users with others meet nowhere.
+    tenant : str
+        Of the engine: another one shares nothing, and may have a quota.
+    protocol : {"tcp", "rdma"}
+    devices : str
+        Of RDMA: names of network devices, with commas between them.
+    buffer : int
+        Bytes of memory through which pages go, at least 1 MiB.
+    """
+
+    host: str
+    port: int = 50_051
+    seconds: float = 1.0
+    prefix: str = "kvcore"
+    tenant: str = "default"
+    protocol: str = "tcp"
+    devices: str = ""
+    buffer: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("a Mooncake tier without a host; give it its master's")
+        integer("port", self.port, 1, 65_535)
+        if not 0 < number("timeout", self.seconds) < math.inf:
+            raise ValueError(f"timeout is {self.seconds}, must be more than 0 seconds, and finite")
+        _check_name("prefix", self.prefix)
+        _check_name("tenant", self.tenant)
+        if self.protocol not in ("tcp", "rdma"):
+            raise ValueError(f"protocol is {self.protocol!r}, must be 'tcp' or 'rdma'")
+        _check_bytes(self.buffer)
+        if self.buffer < 1 << 20:
+            raise ValueError(f"buffer is {self.buffer} bytes, must be at least 1MiB")
+
+
+TierSpec: TypeAlias = HostTier | DiskTier | RedisTier | MooncakeTier
 
 
 def parse_tier(text: str) -> TierSpec:
@@ -117,11 +160,13 @@ def parse_tier(text: str) -> TierSpec:
         ``"host:SIZE"``; ``"disk:PATH:SIZE"`` with more ``PATH:SIZE`` behind commas for more disks;
         or ``"redis://[user:password@]host[:port][/database]"``, with ``rediss`` for TLS, and
         options behind a question mark: ``timeout`` and ``ttl`` in seconds, ``prefix``,
-        ``ca_certs``. Sizes are such as ``200GiB``, ``1.5TB`` or ``4096`` (bytes).
+        ``ca_certs``; or ``"mooncake://host[:port]"`` with the options ``timeout``, ``prefix``,
+        ``tenant``, ``protocol``, ``devices`` and ``buffer``. Sizes are such as ``200GiB``,
+        ``1.5TB`` or ``4096`` (bytes).
 
     Returns
     -------
-    HostTier, DiskTier or RedisTier
+    HostTier, DiskTier, RedisTier or MooncakeTier
 
     Raises
     ------
@@ -175,31 +220,50 @@ def _directory(text: str) -> tuple[str, int]:
 
 
 def _redis(text: str, *, is_tls: bool = False) -> RedisTier:
+    url, options = _split(text, _REDIS_OPTIONS)
+    if "ca_certs" in options and not is_tls:
+        raise ValueError("ca_certs is for rediss://")
+    database = url.path.strip("/")
+    if database and not database.isdecimal():
+        raise ValueError(f"the database {database!r} is no number")
+    user, password = (part and unquote(part) for part in (url.username, url.password))
+    options |= {"username": user or None, "password": password or None, "is_tls": is_tls}
+    return RedisTier(url.hostname or "", database=int(database or 0), **options)
+
+
+def _mooncake(text: str) -> MooncakeTier:
+    url, options = _split(text, _MOONCAKE_OPTIONS)
+    if "@" in url.netloc or url.path.strip("/"):
+        raise ValueError("the address of its master is all that it has")
+    return MooncakeTier(url.hostname or "", **options)
+
+
+def _split(
+    text: str, known: Mapping[str, tuple[str, Callable[[str], Any]]]
+) -> tuple[SplitResult, dict[str, Any]]:
+    """Read the address of a server and the options behind it, its port among them."""
     if not text.startswith("//"):
         raise ValueError("'//' and the server's name have to follow")
     url = urlsplit(text)
     if "@" in url.path + url.query + url.fragment:
         raise ValueError("its password has to be percent-encoded, %2F for / and %40 for @")
     given = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
-    options: dict[str, Any] = {"is_tls": is_tls}
+    options: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in _OPTIONS:
-            raise ValueError(f"it has no option {name!r}; there are {', '.join(_OPTIONS)}")
-        field_name, read = _OPTIONS[name]
+        if name not in known:
+            raise ValueError(f"it has no option {name!r}; there are {', '.join(known)}")
+        field_name, read = known[name]
         options[field_name] = read(value)
-    if options.get("ca_certs") is not None and not is_tls:
-        raise ValueError("ca_certs is for rediss://")
-    database = url.path.strip("/")
-    if database and not database.isdecimal():
-        raise ValueError(f"the database {database!r} is no number")
-    user, password = (part and unquote(part) for part in (url.username, url.password))
-    options |= {"username": user or None, "password": password or None}
     try:
         port = url.port
     except ValueError:
         raise ValueError("the port is no number from 1 to 65535") from None
-    port = 6379 if port is None else port
-    return RedisTier(url.hostname or "", port, int(database or 0), **options)
+    return url, options if port is None else {**options, "port": port}
+
+
+def _check_name(name: str, value: str) -> None:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{name} is {value!r}, must be 1 to 64 letters, digits, '_', '.' and '-'")
 
 
 def _check_bytes(size: int) -> None:
@@ -214,14 +278,23 @@ _KINDS: dict[str, tuple[Callable[[str], TierSpec], str]] = {
     "disk": (_disk, "disk:/var/cache/kv:200GiB"),
     "redis": (_redis, "redis://127.0.0.1:6379"),
     "rediss": (partial(_redis, is_tls=True), "rediss://cache.example.org:6380"),
+    "mooncake": (_mooncake, "mooncake://127.0.0.1:50051"),
 }
 
-#: Options of a Redis tier in a URL: the field, and how its text is read.
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+#: Options of a tier in a URL: the field, and how its text is read.
+_REDIS_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "timeout": ("seconds", float),
     "ttl": ("ttl", float),
     "prefix": ("prefix", str),
     "ca_certs": ("ca_certs", str),
 }
+_MOONCAKE_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "timeout": ("seconds", float),
+    "prefix": ("prefix", str),
+    "tenant": ("tenant", str),
+    "protocol": ("protocol", str),
+    "devices": ("devices", str),
+    "buffer": ("buffer", parse_size),
+}
 
-_PREFIX = re.compile(r"[A-Za-z0-9_.\-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}", re.ASCII)

@@ -10,13 +10,23 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
-from kvcore.stores import BlockStore, DiskStore, MemoryStore, RedisStore, StoreHandle, StoreHealth
+from kvcore.stores import (
+    BlockStore,
+    DiskStore,
+    MemoryStore,
+    MooncakeStore,
+    RedisStore,
+    StoreHandle,
+    StoreHealth,
+)
 from kvcore.tiers.calls import FAILED, StoreCalls, StoreLimits
 from kvcore.tiers.counters import StoreCounters
 from kvcore.tiers.memory import Parts, Places, mask_of
-from kvcore.tiers.records import Bytes, RecordLayout
+from kvcore.tiers.records import Bytes, RecordLayout, RecordMemory
 
 __all__ = ["ALL_PARTS", "DiskAdapter", "RecordAdapter", "StoreAdapter"]
 
@@ -150,7 +160,8 @@ class DiskAdapter:
         new = mask_of(parts)
         if not there & ~new or not new & ~there:
             return parts
-        others = self._layout.parts(self._layout.new(), there & ~new)
+        memory = np.empty(self._layout.record_bytes, np.uint8)
+        others = self._layout.parts(memory, there & ~new)
         served = self._read(lambda: self.store.get_into([key], [_listed(others)]), lambda _: None)
         return {**others, **parts} if served else parts
 
@@ -205,10 +216,11 @@ class RecordAdapter:
         self.name, self.store, self.is_own = name, store, is_own
         self._layout = layout
         self._counters = StoreCounters()
-        # One of kvcore's own answers from memory, the other one bounds its calls itself.
-        in_threads = type(store) not in (MemoryStore, RedisStore)
+        # One of kvcore's own answers from memory, the others bound their calls themselves.
+        in_threads = type(store) not in (MemoryStore, *_SERVERS)
         self._calls = StoreCalls(name, self._counters, limits, in_threads=in_threads)
         self._closing_seconds = limits.seconds
+        self._memory = RecordMemory(layout.record_bytes, self._new_buffer)
         self._last = StoreHealth()
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
@@ -233,7 +245,7 @@ class RecordAdapter:
                 break
             for part, data in self._layout.parts(record, mask_of(parts)).items():
                 parts[part][:] = data
-        self._layout.give_back(records)
+        self._memory.give_back(records)
         self._counters.add(hits=len(masks), misses=len(keys) - len(masks))
         return masks
 
@@ -264,7 +276,7 @@ class RecordAdapter:
     def metrics(self, waiting: int) -> TierMetrics:
         """As of StoreAdapter."""
         own = self._counters.metrics(self._calls.breaker.state, waiting)
-        if not isinstance(self.store, RedisStore):
+        if not isinstance(self.store, _SERVERS):
             return own
         with suppress(KVCacheError):  # what failed there was no error here
             self._last = self.store.health()
@@ -280,6 +292,12 @@ class RecordAdapter:
             self._calls.make(self.store.close)
         self._calls.close(self._closing_seconds if timeout is None else timeout)
 
+    def _new_buffer(self, size: int) -> Bytes | None:
+        with suppress(KVCacheError):  # the caller has closed it
+            if isinstance(self.store, MooncakeStore):
+                return self.store.new_buffer(size)
+        return None
+
     def _known_parts(self, keys: Sequence[bytes]) -> list[int] | None:
         """Ask which pages are there; None where the store does not say."""
         found = self._calls.make(lambda: self._checked(self.store.contains(keys), len(keys)))
@@ -287,7 +305,7 @@ class RecordAdapter:
 
     def _records(self, keys: Sequence[bytes]) -> list[Bytes]:
         """Read records that were not checked: those of a prefix."""
-        records = [self._layout.new() for _ in keys]
+        records = [self._memory.new() for _ in keys]
 
         def work() -> int:
             return self._counted(self.store.get_into(keys, records).result(), len(keys))
@@ -295,7 +313,7 @@ class RecordAdapter:
         served = self._calls.make(work, "read")
         if served is FAILED:
             return []
-        self._layout.give_back(records[served:])
+        self._memory.give_back(records[served:])
         self._counters.add(bytes_out=served * self._layout.record_bytes)
         return records[:served]
 
@@ -309,12 +327,12 @@ class RecordAdapter:
         stored = self._calls.make(work, "write")
         if stored is FAILED:
             return 0
-        self._layout.give_back(records)
+        self._memory.give_back(records)
         self._counters.add(bytes_in=stored * self._layout.record_bytes)
         return int(stored)
 
     def _sealed(self, key: bytes, parts: Parts) -> Bytes:
-        record = self._layout.new()
+        record = self._memory.new()
         self._layout.seal(record, key, parts)
         return record
 
@@ -324,7 +342,7 @@ class RecordAdapter:
         mask = self._checked_mask(key, found[0]) if found else 0
         if mask and not mask_of(parts) & ~mask:
             return True
-        record = self._layout.new()
+        record = self._memory.new()
         if mask:
             record[:] = found[0]
             self._layout.merge(record, key, parts)
@@ -354,6 +372,8 @@ class RecordAdapter:
             raise ValueError(f"a store answered {len(answers)} times for {n} keys")
         return answers
 
+
+_SERVERS = (MooncakeStore, RedisStore)
 
 _COUNTS = ("hits", "misses", "bytes_in", "bytes_out", "corrupt", "timeouts", "errors")
 

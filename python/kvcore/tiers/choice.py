@@ -5,12 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvcore.errors import CapacityError
 from kvcore.params import KVCacheParams
 from kvcore.sizing import pages_per_sequence
-from kvcore.stores import BlockStore, DiskTier, HostTier, RedisTier, TierSpec, parse_tier
+from kvcore.stores import (
+    BlockStore,
+    DiskTier,
+    HostTier,
+    MooncakeTier,
+    RedisTier,
+    TierSpec,
+    parse_tier,
+)
 
 __all__ = ["TierChoice", "chosen_tiers", "model_fingerprint", "with_host_tier"]
 
@@ -22,6 +30,9 @@ _METHODS = (
     *("contains", "get_into", "put_from", "remove", "clear", "capacity", "health", "close"),
 )
 
+#: What is to be opened, or is there.
+StoreChoice: TypeAlias = DiskTier | RedisTier | MooncakeTier | BlockStore
+
 
 @dataclass(frozen=True)
 class TierChoice:
@@ -32,11 +43,11 @@ class TierChoice:
     host_bytes : int
         Of each replica's host tier; 0 where no item says.
     stores : tuple
-        Below it, in order: a DiskTier or RedisTier to open, or a store that is there.
+        Below it, in order: a DiskTier, RedisTier or MooncakeTier to open, or a store that is there.
     """
 
     host_bytes: int
-    stores: tuple[DiskTier | RedisTier | BlockStore, ...]
+    stores: tuple[StoreChoice, ...]
 
 
 def chosen_tiers(
@@ -92,9 +103,9 @@ def _read(item: Any) -> TierSpec | BlockStore:
     return store
 
 
-def _require_distinct(stores: tuple[DiskTier | RedisTier | BlockStore, ...]) -> None:
+def _require_distinct(stores: tuple[StoreChoice, ...]) -> None:
     objects = [
-        store if isinstance(store, RedisTier) else id(store)
+        store if isinstance(store, (RedisTier, MooncakeTier)) else id(store)
         for store in stores
         if not isinstance(store, DiskTier)
     ]

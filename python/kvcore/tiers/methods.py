@@ -127,10 +127,10 @@ class TieredCache(StepEngine):
     def tier_metrics(self) -> Mapping[str, TierMetrics]:
         """Counters of each tier by its name; read-only, a copy.
 
-        "host"; then the stores in their order: "disk" for a DiskStore, "redis" for a RedisStore,
-        for others the name of their class in lower case. Of several disks each is "disk:" and its
-        first path, of several other stores of a class each has its number behind the name, from 1
-        on. Empty without tiers.
+        "host"; then the stores in their order: "disk", "redis" and "mooncake" for kvcore's own, for
+        others the name of their class in lower case. Of several disks each is "disk:" and its first
+        path, of several other stores of a class each has its number behind the name, from 1 on.
+        Empty without tiers.
         """
         self._require_open()
         found: dict[str, TierMetrics] = {}

@@ -14,7 +14,15 @@ from kvcore.backends.protocol import Mover
 from kvcore.errors import CapacityError
 from kvcore.groups.layers import pages_per_column
 from kvcore.params import KVCacheParams
-from kvcore.stores import BlockStore, DiskStore, DiskTier, RedisStore, RedisTier
+from kvcore.stores import (
+    BlockStore,
+    DiskStore,
+    DiskTier,
+    MooncakeStore,
+    MooncakeTier,
+    RedisStore,
+    RedisTier,
+)
 from kvcore.tiers.calls import StoreLimits
 from kvcore.tiers.choice import TierChoice, chosen_tiers, model_fingerprint, with_host_tier
 from kvcore.tiers.memory import HostMemory, TierStates
@@ -97,7 +105,10 @@ class TierOptions:
         KVCacheError
             A directory is in use, or cannot be written. What was opened is closed again.
         OSError
-            The certificates of a Redis tier cannot be read.
+            The certificates of a Redis tier cannot be read, or there is no memory to share with
+            the client of a Mooncake tier.
+        ImportError
+            The client of a Mooncake tier is not installed.
         ValueError
             A DiskStore that is there is for smaller pages.
         """
@@ -131,6 +142,9 @@ class TierOptions:
                     continue
                 if isinstance(item, RedisTier):
                     found.append((RedisStore(item), True))
+                    continue
+                if isinstance(item, MooncakeTier):
+                    found.append((MooncakeStore(item), True))
                     continue
                 if isinstance(item, DiskStore) and item.page_bytes < page_bytes:
                     raise ValueError(

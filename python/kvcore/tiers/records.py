@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvcore._core import crc32c
 
-__all__ = ["LABEL_BYTES", "Bytes", "RecordLayout"]
+__all__ = ["LABEL_BYTES", "Bytes", "RecordLayout", "RecordMemory"]
 
 #: Memory of a page or of a part of it.
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -28,6 +28,40 @@ _MAGIC = b"KVCRECD\n"
 _VERSION = 1
 _FIELDS = struct.Struct("<8sIIQQ32s32s28x")
 _CRC = struct.Struct("<I")
+
+
+class RecordMemory:
+    """Keep memory for records: fresh memory costs as much as a copy.
+
+    Parameters
+    ----------
+    record_bytes : int
+    new_buffer : callable, optional
+        Returns as many bytes as it is asked for that a store likes best, or None.
+
+    Notes
+    -----
+    Any number of threads.
+    """
+
+    def __init__(
+        self, record_bytes: int, new_buffer: Callable[[int], Bytes | None] = lambda _: None
+    ) -> None:
+        self._bytes, self._new_buffer = record_bytes, new_buffer
+        self._free: list[Bytes] = []
+
+    def new(self) -> Bytes:
+        """Return memory for one record."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            found = self._new_buffer(self._bytes)
+            return np.empty(self._bytes, np.uint8) if found is None else found
+
+    def give_back(self, records: Sequence[Bytes]) -> None:
+        """Take memory that nobody uses any more."""
+        room = max(1, _FREE_BYTES // self._bytes) - len(self._free)
+        self._free.extend(records[: max(0, room)])
 
 
 class RecordLayout:
@@ -64,19 +98,6 @@ class RecordLayout:
         self.record_bytes = end
         self.payload_bytes = end - LABEL_BYTES
         self.all_parts = sum(1 << part for part in self._places)
-        self._free: list[Bytes] = []
-
-    def new(self) -> Bytes:
-        """Return memory for one record."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return np.empty(self.record_bytes, np.uint8)
-
-    def give_back(self, records: Sequence[Bytes]) -> None:
-        """Take memory that nobody uses any more: fresh memory costs as much as a copy."""
-        room = max(1, _FREE_BYTES // self.record_bytes) - len(self._free)
-        self._free.extend(records[: max(0, room)])
 
     def seal(self, record: Bytes, key: bytes, parts: Mapping[int, Bytes]) -> None:
         """Write a page into a record; places of parts that are not there are zeros."""

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
-from kvcore.stores import BlockStore, DiskStore, RedisStore
+from kvcore.stores import BlockStore, DiskStore, MooncakeStore, RedisStore
 from kvcore.tiers.adapters import DiskAdapter, RecordAdapter, StoreAdapter
 from kvcore.tiers.calls import StoreLimits
 from kvcore.tiers.memory import HostMemory
@@ -27,7 +27,11 @@ _BATCH_BYTES = 64 << 20
 
 
 #: Names of kvcore's own stores; others are called as their class.
-_KINDS: dict[type, str] = {DiskStore: "disk", RedisStore: "redis"}
+_KINDS: dict[type, str] = {
+    DiskStore: "disk",
+    MooncakeStore: "mooncake",
+    RedisStore: "redis",
+}
 
 
 def adapters_of(

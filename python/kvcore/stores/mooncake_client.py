@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Talk to the process in which Mooncake's client runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any
+
+from kvcore.stores.shared_arena import SharedArena
+from kvcore.stores.specs import MooncakeTier
+
+__all__ = ["MooncakeClient"]
+
+_START_SECONDS = 10.0  # the engine gives a dead master up after less
+_GONE = ("the process has ended", None)
+
+
+class MooncakeClient:
+    """Begin the process; each call is a request and its reply.
+
+    Parameters
+    ----------
+    tier : MooncakeTier
+    arena : SharedArena
+        Where values come from and go to.
+
+    Raises
+    ------
+    OSError
+        From every method: the process has ended, or the engine refuses; TimeoutError where it is
+        too slow. It is killed then, so that nothing changes the arena any more.
+    """
+
+    def __init__(self, tier: MooncakeTier, arena: SharedArena) -> None:
+        from multiprocessing.connection import Connection  # `import kvcore` does without
+
+        host = _own_address(tier)
+        settings = {
+            "bytes": arena.size,
+            "host": host,
+            "master": f"{tier.host}:{tier.port}",
+            "protocol": tier.protocol,
+            "devices": tier.devices,
+            "tenant": tier.tenant,
+            "path": sys.path,
+        }
+        # A master that is not there is known at once; the engine tries for seconds.
+        socket.create_connection((tier.host, tier.port), tier.seconds).close()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            whole = int(tier.seconds)
+            limit = struct.pack("ll", whole, int((tier.seconds - whole) * 1e6) + 1)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, str(Path(__file__).with_name("mooncake_process.py"))),
+                    *(str(theirs.fileno()), str(arena.fd), json.dumps(settings)),
+                ],
+                # By which address holders know it; it listens at all of them.
+                env={"MC_TCP_BIND_ADDRESS": host, **os.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # it tells much; what matters is in the replies
+                pass_fds=(theirs.fileno(), arena.fd),
+                start_new_session=True,  # what interrupts the program does not interrupt it
+            )
+            self._connection = Connection(ours.detach())
+        self._lock, self._sending = Lock(), Lock()
+        self._numbers = count()
+        self._waiting: dict[int, SimpleQueue[tuple[str | None, Any]]] = {}
+        self._is_over = self._is_connected = False
+        self._gives_up = monotonic() + _START_SECONDS
+        self._first = self._expect()[1]  # it speaks first, with the number 0
+        Thread(target=self._read, name="kvcore mooncake", daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or should have begun by now."""
+        return self._is_over or not (self._is_connected or monotonic() < self._gives_up)
+
+    def await_start(self, ends: float | None = None) -> None:
+        """Wait until the engine's client is connected: not longer than that may take."""
+        if not self._is_connected:
+            ends = self._gives_up if ends is None else min(ends, self._gives_up)
+            first = self._reply(self._first, ends, "it has not connected yet")
+            self._is_connected = True
+            self._first.put((None, first))  # for others who wait
+
+    def call(self, verb: str, *arguments: Any, ends: float) -> Any:
+        """Make a call of ``mooncake_process.Client``."""
+        self.await_start(ends)
+        number, reply = self._expect()
+        try:
+            with self._sending:  # what two threads send must not mix
+                self._connection.send((number, verb, *arguments))
+            return self._reply(reply, ends, "it took too long")
+        except (TimeoutError, BlockingIOError):
+            self.kill()
+            raise TimeoutError("it took too long") from None
+
+    def kill(self) -> None:
+        """End the process and every call that is under way. Once more does nothing."""
+        self._process.kill()
+        self._process.wait()  # until then it may change memory
+        self._fail_all()
+
+    def _expect(self) -> tuple[int, SimpleQueue[tuple[str | None, Any]]]:
+        reply: SimpleQueue[tuple[str | None, Any]] = SimpleQueue()
+        with self._lock:
+            if self._is_over:
+                raise OSError(_GONE[0])
+            number = next(self._numbers)
+            self._waiting[number] = reply
+        return number, reply
+
+    def _reply(self, reply: SimpleQueue[tuple[str | None, Any]], ends: float, too_late: str) -> Any:
+        try:
+            error, result = reply.get(timeout=max(0.0, ends - monotonic()))
+        except Empty:
+            raise TimeoutError(too_late) from None
+        if error is not None:
+            reply.put((error, None))
+            raise OSError(error)
+        return result
+
+    def _read(self) -> None:
+        """Hand replies out until the connection ends."""
+        with suppress(EOFError, OSError):
+            while True:
+                number, error, result = self._connection.recv()
+                with self._lock:
+                    reply = self._waiting.pop(number)
+                reply.put((error, result))
+        self._fail_all()
+        with self._sending:
+            self._connection.close()
+        self._process.wait()
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            self._is_over = True
+            left, self._waiting = self._waiting, {}
+        for reply in left.values():
+            reply.put(_GONE)
+
+
+def _own_address(tier: MooncakeTier) -> str:
+    """Return the address of this machine from which the master is reached."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((tier.host, tier.port))  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that another process maps as well, given out in pieces."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from mmap import mmap
+from threading import Condition
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SharedArena"]
+
+_ALIGNMENT = 64
+
+
+class SharedArena:
+    """Give out pieces of one memory, first fit.
+
+    Parameters
+    ----------
+    size : int
+        Bytes; those that nobody has used yet take no memory.
+
+    Attributes
+    ----------
+    fd : int
+        What another process maps.
+    size : int
+
+    Raises
+    ------
+    OSError
+        The system has no such memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("shared memory without a name needs Linux")
+        self.size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.fd = os.memfd_create("kvcore", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, self.size)
+            self._bytes = np.frombuffer(mmap(self.fd, self.size), np.uint8)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._first = int(self._bytes.ctypes.data)
+        self._free = [(0, self.size)]  # (begin, end) of pieces, none beside another
+        self._changed = Condition()
+        self._close = weakref.finalize(self, os.close, self.fd)
+
+    def close(self) -> None:
+        """Give the file back; memory stays as long as somebody has a piece of it."""
+        self._close()
+
+    @contextmanager
+    def taken(self, size: int, ends: float) -> Iterator[int]:
+        """Take a piece and give it back; where it begins.
+
+        Raises
+        ------
+        TimeoutError
+            There was no room by then.
+        """
+        with self._changed:
+            while (begin := self._take(size)) is None:
+                if not self._changed.wait(max(0.0, ends - monotonic())):
+                    raise TimeoutError(f"nobody has given back memory; {size} bytes are wanted")
+        try:
+            yield begin
+        finally:
+            self._give(begin, size)
+
+    def new_buffer(self, size: int) -> NDArray[np.uint8] | None:
+        """Return memory that is taken as long as somebody has it; None where there is no room.
+
+        Half of all of it stays for `taken`.
+        """
+        with self._changed:
+            begin = self._take(size) if self._room() - size >= self.size // 2 else None
+        if begin is None:
+            return None
+        # Views of an array that has no memory of its own refer to that array.
+        found = np.frombuffer(self._bytes.data, np.uint8, size, begin)
+        weakref.finalize(found, self._give, begin, size).atexit = False
+        return found
+
+    def view(self, begin: int, size: int) -> memoryview:
+        """Return a piece."""
+        return self._bytes.data[begin : begin + size]
+
+    def find(self, view: memoryview) -> int | None:
+        """Return where memory begins that is part of this one; None for any other."""
+        if not view:
+            return None
+        address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+        begin = address - self._first
+        return begin if 0 <= begin < self.size else None
+
+    def _room(self) -> int:
+        return sum(end - begin for begin, end in self._free)
+
+    def _take(self, size: int) -> int | None:
+        size = _rounded(size)
+        for i, (begin, end) in enumerate(self._free):
+            if end - begin >= size:
+                left = [(begin + size, end)] if end - begin > size else []
+                self._free[i : i + 1] = left
+                return begin
+        return None
+
+    def _give(self, begin: int, size: int) -> None:
+        with self._changed:
+            end = begin + _rounded(size)
+            i = bisect.bisect(self._free, (begin, end))
+            if i < len(self._free) and self._free[i][0] == end:
+                end = self._free.pop(i)[1]
+            if i and self._free[i - 1][1] == begin:
+                begin = self._free.pop(i - 1)[0]
+                i -= 1
+            self._free.insert(i, (begin, end))
+            self._changed.notify_all()
+
+
+def _rounded(size: int) -> int:
+    return max(1, -(-size // _ALIGNMENT)) * _ALIGNMENT
