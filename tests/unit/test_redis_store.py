@@ -298,7 +298,7 @@ def test_threads_on_one_store(server: RedisServer, open_store: Open) -> None:
     run_together(work)
     assert store.health().errors == 0
     store.close()
-    assert not store._idle
+    assert not store._nodes._idle
 
 
 FORK = """

@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from kvcore.stores.page_values import (
     Found,
@@ -23,18 +22,14 @@ from kvcore.stores.protocol import (
     StoreCapacity,
     StoreHandle,
 )
+from kvcore.stores.redis_nodes import RedisLink, RedisNodes, is_moved
 from kvcore.stores.resp import RespConnection, RespError, command
 from kvcore.stores.server_store import ServerStore
 from kvcore.stores.specs import RedisTier, parse_tier
 
-if TYPE_CHECKING:
-    import ssl
-
 __all__ = ["RedisStore"]
 
 _Result = TypeVar("_Result")
-
-_MOST_IDLE = 8  # connections that are kept open
 
 
 class RedisStore(ServerStore):
@@ -62,8 +57,9 @@ class RedisStore(ServerStore):
 
     Notes
     -----
-    Any number of threads, each with a connection of its own. It connects when it is first used, and
-    again after each failure: no call raises because the server fails; that is a miss, and counts in
+    One server of a Redis Cluster is enough to find the others; pages lie on all of them. Any number
+    of threads, each with a connection of its own. It connects when it is first used, and again
+    after each failure: no call raises because the server fails; that is a miss, and counts in
     `health`. A batch is one round trip, and takes at most ``tier.seconds``, however many pages it
     has. After ``close()``, and in a child of ``os.fork``, every call raises KVCacheError. Of a
     value no more than its form is checked here: a manager adds a label and a CRC to what it stores,
@@ -90,10 +86,9 @@ class RedisStore(ServerStore):
         if not isinstance(spec, RedisTier):
             raise ValueError(f"tier is {tier!r}, must be one such as 'redis://127.0.0.1:6379'")
         self.tier = spec
-        self._login, self._tls = _login_of(spec), _tls_of(spec)
+        self._nodes = RedisNodes(spec)
         server = f"the Redis server at {spec.host}:{spec.port}"
         super().__init__(server, spec.prefix, breaker_failures, breaker_seconds)
-        self._idle: list[RespConnection] = []
 
     def __repr__(self) -> str:
         return f"RedisStore({self.tier})"
@@ -102,9 +97,9 @@ class RedisStore(ServerStore):
         """Tell of each page whether it is stored. One round trip."""
         names = self._names(keys)
 
-        def ask(connection: RespConnection) -> list[bool]:
-            connection.send([command(b"EXISTS", name) for name in names])
-            return [connection.read_number() == 1 for _ in names]
+        def ask(link: RedisLink) -> list[bool]:
+            link.send((name, [command(b"EXISTS", name)]) for name in names)
+            return [link.of(name).read_number() == 1 for name in names]
 
         return self._call(ask, [False] * len(names))
 
@@ -122,18 +117,18 @@ class RedisStore(ServerStore):
         names = self._names(keys)
         pages = pages_of(names, buffers, is_written=True)
 
-        def read(connection: RespConnection) -> int:
-            connection.send([command(b"GET", name) for name in names])
+        def read(link: RedisLink) -> int:
+            link.send((name, [command(b"GET", name)]) for name in names)
             served, found = 0, Found.ALL
-            for parts in pages:
+            for name, parts in zip(names, pages, strict=True):
                 if found is not Found.ALL:
-                    skip_value(connection)
+                    skip_value(link.of(name))
                     continue
-                found = read_value(connection, parts)
+                found = read_value(link.of(name), parts)
                 served += found is Found.ALL
             if found is Found.WRONG:
                 self._count(corrupt=1)
-                _unlink(connection, [names[served]])
+                _unlink(link, [names[served]])
             return served
 
         served = self._call(read, 0)
@@ -155,15 +150,10 @@ class RedisStore(ServerStore):
         names = self._names(keys)
         pages = pages_of(names, buffers, is_written=False)
 
-        def write(connection: RespConnection) -> list[bool]:
-            connection.send(
-                [
-                    piece
-                    for name, parts in zip(names, pages, strict=True)
-                    for piece in self._set(name, parts)
-                ]
-            )
-            return [self._is_stored(connection) for _ in names]
+        def write(link: RedisLink) -> list[bool]:
+            pairs = zip(names, pages, strict=True)
+            link.send((name, [*self._set(name, parts)]) for name, parts in pairs)
+            return [self._is_stored(link.of(name)) for name in names]
 
         stored = self._call(write, [False] * len(names))
         sizes = [sum(map(len, parts.values())) for parts in pages]
@@ -173,10 +163,7 @@ class RedisStore(ServerStore):
     def remove(self, keys: Sequence[bytes]) -> int:
         """Forget pages; return how many there were. One round trip."""
         names = self._names(keys)
-        if not names:
-            return 0
-
-        return self._call(lambda connection: _unlink(connection, names), 0)
+        return self._call(lambda link: _unlink(link, names), 0)
 
     def clear(self) -> int:
         """Forget all pages with this prefix, those that others have stored included.
@@ -185,48 +172,52 @@ class RedisStore(ServerStore):
         One round trip for each 1,000 names of the server.
         """
 
-        def clear(connection: RespConnection) -> int:
-            connection.send([command(b"DBSIZE")])
-            most = 1000 + connection.read_number()  # replies; each is for 1,000 places of its table
-            removed, cursor = 0, b"0"
-            for _ in range(most):
-                connection.begin(self._end())
-                scan = [b"SCAN", cursor, b"MATCH", self._prefix + b"*", b"COUNT", b"1000"]
-                connection.send([command(*scan)])
-                match connection.read_list():
-                    case [bytes(cursor), list(names)] if all(type(n) is bytes for n in names):
-                        removed += _unlink(connection, names) if names else 0
-                    case other:
-                        raise OSError(f"SCAN answers {other!r:.40}, must be a cursor and names")
-                if cursor == b"0":
-                    return removed
-            raise OSError(f"SCAN has not ended after {most} replies")
+        def clear(link: RedisLink) -> int:
+            return sum(self._clear_one(link, each) for each in link.all())
 
+        self._require_open()
         return self._call(clear, 0)
 
+    def _clear_one(self, link: RedisLink, connection: RespConnection) -> int:
+        connection.send([command(b"DBSIZE")])
+        most = 1000 + connection.read_number()  # replies; each is for 1,000 places of its table
+        removed, cursor = 0, b"0"
+        for _ in range(most):
+            link.extend(self.tier.seconds)
+            scan = [b"SCAN", cursor, b"MATCH", self._prefix + b"*", b"COUNT", b"1000"]
+            connection.send([command(*scan)])
+            match connection.read_list():
+                case [bytes(cursor), list(names)] if all(type(n) is bytes for n in names):
+                    removed += _unlink(link, names)
+                case other:
+                    raise OSError(f"SCAN answers {other!r:.40}, must be a cursor and names")
+            if cursor == b"0":
+                return removed
+        raise OSError(f"SCAN has not ended after {most} replies")
+
     def capacity(self) -> StoreCapacity:
-        """Return the memory of the server, which others use as well, and the names that it has."""
+        """Return the memory of the server, which others use as well, and the names that it has.
 
-        def ask(connection: RespConnection) -> StoreCapacity:
-            connection.send([command(b"INFO", b"memory"), command(b"DBSIZE")])
-            info = connection.read_simple()
-            pages = connection.read_number()
-            if not isinstance(info, bytes):
-                raise OSError(f"INFO answers {info!r:.40}, must be a text")
-            found = dict(re.findall(rb"^(maxmemory|used_memory):(\d+)", info, re.M))
-            most, used = (int(found.get(name, 0)) for name in (b"maxmemory", b"used_memory"))
-            return StoreCapacity(most or None, used, pages)
+        Of a cluster, of all its nodes together.
+        """
 
+        def ask(link: RedisLink) -> StoreCapacity:
+            found = [_capacity_of(each) for each in link.all()]
+            sizes = [each.bytes for each in found if each.bytes is not None]
+            return StoreCapacity(
+                sum(sizes) if len(sizes) == len(found) else None,
+                sum(each.used_bytes for each in found),
+                sum(each.pages for each in found),
+            )
+
+        self._require_open()
         return self._call(ask, StoreCapacity(None, 0, 0))
 
     def close(self) -> None:
         """Disconnect. Calls under way in other threads come to their end."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
+        self._is_closed = True
         if os.getpid() == self._process:
-            for connection in idle:
-                connection.close()
+            self._nodes.close()
 
     # ---- names and values ----------------------------------------
     def _set(self, name: bytes, parts: Parts) -> Iterator[bytes | memoryview]:
@@ -243,81 +234,28 @@ class RedisStore(ServerStore):
         try:
             connection.read_simple()  # None: it is there
         except RespError as error:
+            if is_moved(error):
+                raise
             self._note(error, "a page was not stored")
             return False
         return True
 
-    # ---- calls ----------------------------------------
-    def _call(self, work: Callable[[RespConnection], _Result], failed: _Result) -> _Result:
-        """Do something with a connection; what fails is `failed`."""
-        return self._guard(lambda: self._with_connection(work), failed)
-
-    def _end(self) -> float:
-        return monotonic() + self.tier.seconds
-
-    def _with_connection(self, work: Callable[[RespConnection], _Result]) -> _Result:
-        ends = self._end()  # of all of it, connecting and trying again included
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is not None:
-            try:
-                connection.begin(ends)
-                return self._tried(connection, work)
-            except ConnectionError:
-                # It was idle while the server went; then all that are idle were.
-                with self._lock:
-                    gone, self._idle = self._idle, []
-                for each in gone:
-                    each.close()
-        return self._tried(self._connected(ends), work)
-
-    def _connected(self, ends: float) -> RespConnection:
-        connection = RespConnection(self.tier.host, self.tier.port, ends, self._tls)
-        hello = [[b"AUTH", *self._login]] if self._login else []
-        hello += [[b"SELECT", b"%d" % self.tier.database]] if self.tier.database else []
-        try:
-            connection.send([command(*words) for words in hello])
-            for _ in hello:
-                connection.read_simple()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _tried(
-        self, connection: RespConnection, work: Callable[[RespConnection], _Result]
-    ) -> _Result:
-        try:
-            result = work(connection)
-        except BaseException:  # replies of this batch may still come
-            connection.close()
-            raise
-        with self._lock:
-            is_kept = not self._is_closed and len(self._idle) < _MOST_IDLE
-            if is_kept:
-                self._idle.append(connection)
-        if not is_kept:
-            connection.close()
-        return result
+    def _call(self, work: Callable[[RedisLink], _Result], failed: _Result) -> _Result:
+        """Do something within one time-out; what fails is `failed`."""
+        return self._guard(lambda: self._nodes.call(work, self.tier.seconds), failed)
 
 
-def _login_of(tier: RedisTier) -> list[bytes]:
-    """Return what AUTH is given; nothing where there is no password."""
-    password = tier.password or os.environ.get("KVCORE_REDIS_PASSWORD")
-    username = tier.username or os.environ.get("KVCORE_REDIS_USERNAME")
-    if not password:
-        return []
-    return [*([username.encode()] if username else []), password.encode()]
+def _capacity_of(connection: RespConnection) -> StoreCapacity:
+    connection.send([command(b"INFO", b"memory"), command(b"DBSIZE")])
+    info = connection.read_simple()
+    pages = connection.read_number()
+    if not isinstance(info, bytes):
+        raise OSError(f"INFO answers {info!r:.40}, must be a text")
+    found = dict(re.findall(rb"^(maxmemory|used_memory):(\d+)", info, re.M))
+    most, used = (int(found.get(name, 0)) for name in (b"maxmemory", b"used_memory"))
+    return StoreCapacity(most or None, used, pages)
 
 
-def _tls_of(tier: RedisTier) -> ssl.SSLContext | None:
-    if not tier.is_tls:
-        return None
-    import ssl
-
-    return ssl.create_default_context(cafile=tier.ca_certs)
-
-
-def _unlink(connection: RespConnection, names: Sequence[bytes]) -> int:
-    connection.send([command(b"UNLINK", *names)])
-    return connection.read_number()
+def _unlink(link: RedisLink, names: Sequence[bytes]) -> int:
+    link.send((name, [command(b"UNLINK", name)]) for name in names)
+    return sum(link.of(name).read_number() for name in names)
