@@ -8,8 +8,8 @@ memory is full: a C++ library, bound thinly.
 from __future__ import annotations
 
 import importlib as _importlib
+import typing as _typing
 from pathlib import Path as _Path
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from kvcore import _core, groups, ops, policies
 from kvcore._core import BlockPool, CacheManager, __version__
@@ -42,9 +42,7 @@ from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.plans import ReservePlan, SharedPrefix
 
-if _TYPE_CHECKING:
-    from types import ModuleType
-
+if _typing.TYPE_CHECKING:
     from kvcore import functional, moving, scheduler
     from kvcore import keys as keys
     from kvcore import routing as routing
@@ -97,11 +95,13 @@ __all__ = [
 _AT_FIRST_USE = ("functional", "keys", "moving", "routing", "scheduler", "stores")
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a module that many programs do without, so that these start sooner."""
-    if name in _AT_FIRST_USE:
-        return _importlib.import_module(f"kvcore.{name}")
-    raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
+if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the package
+
+    def __getattr__(name: str) -> object:
+        """Import a module that many programs do without, so that these start sooner."""
+        if name in _AT_FIRST_USE:
+            return _importlib.import_module(f"kvcore.{name}")
+        raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -181,7 +181,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         max_write_wait: float = 1.0,
         events: bool | int = False,
     ) -> None:
-        # With sockets and stores, which a program need not wait for as it starts.
+        # With sockets and stores, for which `import kvcore` need not wait.
         from kvcore.tiers.options import TierOptions
         from kvcore.zmq_reset import ResetListener
 

@@ -12,8 +12,6 @@
 
 using Ids = std::vector<BlockId>;
 
-/// first, first + 1, ... : `n` tokens.
-
 /// Everything that a call without effect must leave as it was.
 struct Trace {
     std::vector<std::int64_t> numbers;

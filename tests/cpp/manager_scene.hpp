@@ -15,8 +15,6 @@
 #include "kvcore/lookup_table.hpp"
 #include "request.hpp"
 
-/// first, first + 1, ... : `n` tokens.
-
 /// A way in which a manager is used.
 struct Mode {
     const char* name;

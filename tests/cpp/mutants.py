@@ -20,10 +20,11 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Queue
+
+from known_mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "explore_interleavings"
@@ -35,238 +36,6 @@ TESTS = {  # of these scenarios
 SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
 SEARCHES = (("--depth", "5"), ("--depth", "8"))
 LIMIT_S = 240.0
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A way to break the manager: what is replaced, and the scenario that can show it."""
-
-    name: str
-    path: str
-    old: str
-    new: str
-    scenario: str
-
-
-HELD_COPY = "copies_.push_back({copy, std::move(source), std::move(destination), 0, {}});"
-
-MUTANTS = (
-    Mutant(
-        "destination not held",
-        "cpp/src/manager/owed_copies.hpp",
-        HELD_COPY,
-        HELD_COPY + " copies_.back().destination = PageHold();",
-        "plain",
-    ),
-    Mutant(
-        "source not held",
-        "cpp/src/manager/owed_copies.hpp",
-        HELD_COPY,
-        HELD_COPY + " copies_.back().source = PageHold();",
-        "plain",
-    ),
-    Mutant(
-        "heirs only right behind what they committed",
-        "cpp/src/manager/page_row.hpp",
-        "return committed_ <= column && has(column, page);",
-        "return committed_ == column && has(column, page);",
-        "heirs",
-    ),
-    Mutant(
-        "a failed copy counts as done",
-        "cpp/src/manager/owed_copies.cpp",
-        "if (sequence != nullptr && !done) {",
-        "if (sequence != nullptr && !done && ticket == 0) {",
-        "plain",
-    ),
-    Mutant(
-        "a failed load counts as done",
-        "cpp/src/manager/tier_flights.hpp",
-        "            if (!done) begin_again(*sequence, flight.sequence);\n",
-        "            static_cast<void>(begin_again);\n",
-        "loads",
-    ),
-    Mutant(
-        "a failed store counts as done",
-        "cpp/src/manager/tier_flights.cpp",
-        "n > 0 && done && flight.is_wanted) publish(flight)",
-        "n > 0 && flight.is_wanted) publish(flight)",
-        "host",
-    ),
-    Mutant(
-        "fetch forgets what is owed",
-        "cpp/src/manager/fetcher.cpp",
-        "        result.status = FetchStatus::kPending;\n        result.row = i;\n",
-        "        result.status = FetchStatus::kPending;\n        result.row = i;\n"
-        "        state_.copies.drop_owed(request.sequence);\n"
-        "        sequence.num_pending = 0;\n",
-        "plain",
-    ),
-    Mutant(
-        "a reset leaves what is copied to be found",
-        "cpp/src/manager/housekeeping.cpp",
-        "    state.copies.loosen();\n    state.copies.fasten();\n",
-        "",
-        "plain",
-    ),
-    Mutant(
-        "truncate does not wait",
-        "cpp/src/manager/claims.cpp",
-        "    Sequence& sequence = state_.sequences.at(handle);\n"
-        "    if (sequence.num_pending > 0) rules::refuse_pending(-1);\n",
-        "    Sequence& sequence = state_.sequences.at(handle);\n",
-        "forks",
-    ),
-    Mutant(
-        "a fork writes what another still copies",
-        "cpp/src/manager/owed_copies.cpp",
-        "if (is_it && copy.copy.num_tokens > kept) row.freeze(c + 1);",
-        "static_cast<void>(is_it && kept > 0);",
-        "forks",
-    ),
-    Mutant(
-        "a fork behind writes what others of its batch copy",
-        "cpp/src/manager/departures.hpp",
-        "return holders == 1 && std::max(going.reach, gone.reach) <= "
-        "std::max<std::int64_t>(0, kept);",
-        "return holders == 1 && kept < 1000;",
-        "forks",
-    ),
-    Mutant(
-        "a copy keeps a whole run at a reset",
-        "cpp/src/manager/page_hold.hpp",
-        "        at_ = PrefixTree::position(at_.node, at_.depth);  "
-        "// the run may have been cut behind it\n",
-        "",
-        "twins",
-    ),
-    Mutant(
-        "a copy does not keep the windows of its pages",
-        "cpp/src/manager/page_hold.hpp",
-        "        if (home.columns != nullptr) home.columns->enter_all(page);\n",
-        "",
-        "groups",
-    ),
-    Mutant(
-        "a hit's last page may lose its window before it is copied",
-        "cpp/src/manager/reserver.cpp",
-        "                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
-        "                static_cast<void>(source);\n",
-        "groups",
-    ),
-    Mutant(
-        "windows leave a token early",
-        "cpp/src/manager/window_rows.cpp",
-        "tokens - kept_tokens_);",
-        "tokens + 1 - kept_tokens_);",
-        "groups",
-    ),
-    Mutant(
-        "a hit is taken whatever windows have",
-        "cpp/src/manager/admitter.cpp",
-        "            match = search.longest(match, wants_part && !has_declined ? fewest : 0);\n",
-        "",
-        "groups",
-    ),
-    Mutant(
-        "a checkpoint is that of the column in front",
-        "cpp/src/manager/committer.cpp",
-        "Replica::last_column(home.tree, end);",
-        "Replica::last_column(home.tree, {end.node, std::max(1, end.depth - 1)});",
-        "states",
-    ),
-    Mutant(
-        "a request that ends keeps its slot",
-        "cpp/src/manager/claims.cpp",
-        "    if (row.slot != ColumnStates::kNone) home.states->give_back(row.slot);\n",
-        "    static_cast<void>(home);\n",
-        "states",
-    ),
-    Mutant(
-        "the checkpoint of a hit is not copied",
-        "cpp/src/manager/reserver.cpp",
-        "        if (!takes_over) {\n            states.renew(checkpoint);\n",
-        "        if (takes_over) {\n            states.renew(checkpoint);\n",
-        "states",
-    ),
-    Mutant(
-        "a chunk runs past a checkpoint that is due",
-        "cpp/src/manager/admitter.cpp",
-        "    if (admission.is_cut) admission.active = due;\n",
-        "",
-        "states",
-    ),
-    Mutant(
-        "a checkpoint is found before its copy is done",
-        "cpp/src/groups/column_states.hpp",
-        "return slot != kNone && at(slot).is_ready;",
-        "return slot != kNone;",
-        "states",
-    ),
-    Mutant(
-        "a checkpoint goes while somebody reads it",
-        "cpp/src/groups/column_states.cpp",
-        "        while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;\n",
-        "",
-        "states",
-    ),
-    Mutant(
-        "what no checkpoint follows waits for its turn",
-        "cpp/src/index/prefix_tree_policy.cpp",
-        "    if (interest_.exposure) policy_->expose(node->id);\n",
-        "",
-        "states",
-    ),
-    Mutant(
-        "what useless pages followed is the next to go",
-        "cpp/src/groups/window_policy.hpp",
-        "if (!interest_.recency) return release(node, time);",
-        "static_cast<void>(time);\n        if (!interest_.recency) return;",
-        "states",
-    ),
-    Mutant(
-        "a reservation may lack a page",
-        "cpp/src/index/page_owners.hpp",
-        "return num_over_ == 0 && available >= unfilled_;",
-        "return num_over_ == 0 && available + 1 >= unfilled_;",
-        "tenants",
-    ),
-    Mutant(
-        "one tenant may be above its ceiling",
-        "cpp/src/index/page_owners.hpp",
-        "return num_over_ == 0 && available >= unfilled_;",
-        "return num_over_ <= 1 && available >= unfilled_;",
-        "tenants",
-    ),
-    Mutant(
-        "a page that is taken over keeps its owner",
-        "cpp/src/manager/quotas.cpp",
-        "    for (const BlockId page : pages) home.owners->share_out(page, taker, available);\n",
-        "    static_cast<void>(available + taker + static_cast<std::int64_t>(pages.size()));\n",
-        "tenants",
-    ),
-    Mutant(
-        "a page that step swaps keeps its owner",
-        "cpp/src/manager/quotas.cpp",
-        "        home_->owners->share_out(pages_[i], takers_[i], available);\n",
-        "        static_cast<void>(available);\n",
-        "tenants",
-    ),
-    Mutant(
-        "what is let go of still counts",
-        "cpp/src/index/page_owners.cpp",
-        "        counts_.add(state, -1);\n",
-        "",
-        "tenants",
-    ),
-    Mutant(
-        "a page counts for nobody",
-        "cpp/src/index/page_owners.hpp",
-        "    void set_taker(Owner taker) noexcept { taker_ = taker; }",
-        "    void set_taker(Owner) noexcept { taker_ = 0; }",
-        "tenants",
-    ),
-)
 
 
 def copy_tree(where: Path) -> None:
@@ -358,15 +127,18 @@ def described(output: str) -> tuple[str, str]:
 
 def is_noticed(folders: Queue[Path], mutant: Mutant) -> bool:
     """Build a mutant in a folder that nobody uses, look for it, and print its row."""
-    begin, where = time.monotonic(), folders.get()
-    text = (path := where / mutant.path).read_text()
+    text = (ROOT / mutant.path).read_text()
     if (count := text.count(mutant.old)) != 1:
         raise SystemExit(f"{mutant.name}: {count} times in {mutant.path}:\n{mutant.old}")
-    path.write_text(text.replace(mutant.old, mutant.new))
-    build(where, targets_of(mutant))
-    (laws, why), (contents, read) = look_for(where, mutant)
-    path.write_text(text)
-    folders.put(where)
+    begin = time.monotonic()
+    where = folders.get()
+    try:
+        (where / mutant.path).write_text(text.replace(mutant.old, mutant.new))
+        build(where, targets_of(mutant))
+        (laws, why), (contents, read) = look_for(where, mutant)
+    finally:  # also for the next one, which waits for a folder
+        (where / mutant.path).write_text(text)
+        folders.put(where)
     row = f"{mutant.name:52} {laws:>4} {contents:>8} {time.monotonic() - begin:7.0f}"
     print("\n".join([row, *(f"    {each}" for each in (why, read) if each)]), flush=True)
     return laws != "-"

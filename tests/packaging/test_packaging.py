@@ -272,3 +272,11 @@ def test_sdist_holds_the_sources_and_no_junk(tmp_path: Path) -> None:
         assert Path(needed) in names
     source = tmp_path / archive.name.removesuffix(".tar.gz")
     cmake(source, tmp_path / "configured", KVCORE_CUDA="OFF")
+
+
+def test_a_name_that_is_not_there_is_an_error_to_type_checkers_too() -> None:
+    """They complain of what they are told to ignore here, where there is nothing to ignore."""
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = kvcore.no_such_name  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = kvcore.moving.no_such_name  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,9 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from redis_server import RedisServer
 
-__all__ = ["Soak"]
-
-_SHAPES: Final = ("flat", "windows", "states")
+_NUM_SHAPES: Final = 3  # that a worker knows
 _LONGEST_CALL = 5.0  # seconds: the time-outs of a disk and a server, on a machine with much to do
 _PAUSE = (0.3, 2.0)  # seconds between two blows
 _JUMPS: Final = (-86_400, -3_600, -1, 0, 1, 3_600, 86_400)  # seconds that the clock is ahead
@@ -72,7 +71,7 @@ class Process:
         """Start it: with other weights than its neighbour's, in the same server."""
         self.begun += 1
         self.log = self._soak.folder / f"worker{self._number}.{self.begun}.log"
-        shape = _SHAPES[self._number // 2 % len(_SHAPES)]
+        shape = self._number // 2 % _NUM_SHAPES
         seed = self._soak.draw.randrange(1 << 30)
         words = (shape, 1 + self._number % 2, seed, self.folder, self._soak.server.url)
         program = Path(__file__).with_name("worker.py")
@@ -84,11 +83,20 @@ class Process:
                 env=self._soak.clock.environment,
             )
 
+    def kill(self) -> int:
+        """End it where it still runs; return what it has ended with."""
+        self.process.kill()
+        return self.process.wait()
+
     def await_first_line(self) -> None:
         """Wait until it serves: in front of that nothing tells it to end."""
         ends = time.monotonic() + 30
         while not self.last_line() and self.process.poll() is None and time.monotonic() < ends:
             time.sleep(0.05)
+
+    def silent_seconds(self) -> float:
+        """Return how long it has said nothing; it does so each second once it serves."""
+        return time.time() - self.log.stat().st_mtime if self.last_line() else 0.0
 
     def last_line(self) -> dict[str, Any]:
         """Return the last whole line of what it has done; empty where it has said nothing."""
@@ -101,27 +109,37 @@ class Process:
 
 
 class Soak:
-    """The server, the processes, and what happens to them."""
+    """The server, the processes, and what happens to them. They end with a ``with``."""
 
     def __init__(self, folder: Path, seed: int, num_processes: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
         # So little memory that it evicts all the time.
         options = ("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru")
         self.clock = TimeOfDay(folder)
-        self.server = RedisServer(folder, *options, env=self.clock.environment)
-        self.processes = [Process(self, i) for i in range(num_processes)]
-        for process in self.processes:
-            process.begin()
+        with contextlib.ExitStack() as begun:
+            environment = self.clock.environment
+            self.server = begun.enter_context(RedisServer(folder, *options, env=environment))
+            self.processes = [Process(self, i) for i in range(num_processes)]
+            for process in self.processes:
+                process.begin()
+                begun.callback(process.kill)
+            self._begun = begun.pop_all()
         self.blows: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.faults: list[str] = []
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._begun.close()
 
     # ---- blows ---------------------------------------------------------------------------------
     def kill_process(self) -> None:
         """One dies, its files change or do not, and it comes back."""
         process = self.draw.choice(self.processes)
-        process.process.kill()
-        process.process.wait()
+        if process.kill() != -signal.SIGKILL:
+            self._fault(process, "ended by itself")
         self._count(process)
         if self.draw.random() < 0.5:
             self._spoil_files(process.folder)
@@ -187,6 +205,8 @@ class Soak:
             for process in self.processes:
                 if process.process.poll() is not None:
                     self._fault(process, "ended by itself")
+                elif process.silent_seconds() > 1 + _LONGEST_CALL:
+                    self._fault(process, "hangs")
             if time.monotonic() > told + 30:
                 told = time.monotonic()
                 print(f"{round(ends - told)} s to go; {dict(self.blows)}", flush=True)
@@ -201,7 +221,7 @@ class Soak:
         try:
             code = process.process.wait(60)
         except subprocess.TimeoutExpired:
-            process.process.kill()
+            process.kill()
             return self._fault(process, "does not end")
         self._count(process)
         if code != 0 or not process.last_line().get("is_last"):
@@ -231,8 +251,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvcore-soak-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        soak = Soak(folder, options.seed, options.processes)
-        with soak.server:
+        with Soak(folder, options.seed, options.processes) as soak:
             is_right = soak.run(options.minutes * 60)
     print("\n".join(soak.faults))
     for name, n in (*soak.blows.items(), *soak.totals.items()):

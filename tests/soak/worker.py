@@ -31,10 +31,8 @@ from kvcore import (
 )
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State
 
-__all__ = ["SHAPES"]
-
 #: Layers of the models that are served; a store is shared by processes with any of them.
-SHAPES: Final[dict[str, tuple[Any, ...]]] = {
+_SHAPES: Final[dict[str, tuple[Any, ...]]] = {
     "flat": (FullAttention([0, 1]),),
     "windows": (FullAttention([0]), SlidingWindow([1], 5), ChunkedLocal([2], 6)),
     "states": (FullAttention([0]), State([1], {"s": ((2,), "float32")}, 8)),
@@ -60,20 +58,21 @@ class JumpingClock:
 class Worker:
     """Serves random requests; `first` is what the digests of its weights begin with."""
 
-    def __init__(self, shape: str, weights: int, seed: int, folder: str, url: str) -> None:
+    def __init__(self, shape: int, weights: int, seed: int, folder: str, url: str) -> None:
         self._draw = random.Random(seed)
+        name, groups = [*_SHAPES.items()][shape]
         shared = random.Random(7)  # the same prompts in every process
         self._prompts = [shared.choices(range(_VOCABULARY), k=60) for _ in range(12)]
         self._tells = self._draw.random() < 0.5
         self.manager = PagedKVCacheManager(
-            params_of(*SHAPES[shape]),
+            params_of(*groups),
             max_batch_size=8,
             max_seq_len=_LONGEST + 8,
             num_pages=160,
             eviction=self._draw.choice(["lru", "arc", "priority"]),
             clock=JumpingClock(self._draw),
             tiers=["host:16KiB", f"disk:{folder}:2MiB", f"{url}?timeout=0.3&ttl=60"],
-            fingerprint=f"{shape}, weights {weights}",
+            fingerprint=f"{name}, weights {weights}",
             async_onload=self._draw.random() < 0.5,
             store_timeout=1.0,
             events=self._tells,
@@ -86,8 +85,10 @@ class Worker:
     @contextmanager
     def _timed(self) -> Iterator[None]:
         began = time.monotonic()
-        yield
-        self.longest = max(self.longest, time.monotonic() - began)
+        try:
+            yield
+        finally:
+            self.longest = max(self.longest, time.monotonic() - began)
 
     def _begin(self) -> None:
         self.requests += 1
@@ -125,7 +126,8 @@ class Worker:
             (inputs,) = self.manager.fetch(batch)
         self._model.run(inputs, batch)
         update_batch(batch, self._draw.choices(range(_VOCABULARY), k=len(batch)))
-        self.manager.step(batch)
+        with self._timed():
+            self.manager.step(batch)
         self.steps += 1
         for context in [each for each in batch if each.end_idx > _LONGEST]:
             self._release(context)
@@ -134,7 +136,8 @@ class Worker:
         if self._live:
             context = context or self._draw.choice(self._live)
             self._live.remove(context)
-            self.manager.release(context.request_id)
+            with self._timed():
+                self.manager.release(context.request_id)
 
     def _ask(self) -> None:
         with self._timed():
@@ -192,7 +195,7 @@ def main() -> None:
     shape, weights, seed, folder, url = sys.argv[1:]
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    worker = Worker(shape, int(weights), int(seed), folder, url)
+    worker = Worker(int(shape), int(weights), int(seed), folder, url)
     told = time.monotonic()
     print(worker.line(), flush=True)
     while not asked:

@@ -32,11 +32,13 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import what is asked for: every manager is in this package, and few of them move anything."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kvcore.moving' has no attribute {name!r}")
-    return getattr(import_module(f"kvcore.moving.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # to type checkers every name would be one of the package
+
+    def __getattr__(name: str) -> object:
+        """Import what is asked for: every manager is in this package, and few move anything."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'kvcore.moving' has no attribute {name!r}")
+        return getattr(import_module(f"kvcore.moving.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,8 @@ __all__ = ["POLICIES", "Router"]
 #: Names of policies.
 POLICIES: Final = ("prefix", "least-loaded", "round-robin", "prefix+load")
 
+_BY_PREFIX = ("prefix", "prefix+load")
+
 
 class Router:
     """Choose workers for requests, and know which run where.
@@ -79,28 +81,26 @@ class Router:
         ----------
         request_id : hashable
         keys : uint64 [n], or sequence of bytes and int
-            Of its prompt's full pages, in order.
+            Of its prompt's full pages, in order; policies that ask for no prefix count them.
 
         Raises
         ------
         ValueError
             There is no worker, or the request runs already.
         """
-        hashes = hashes_of(keys)  # whose code may run, and ask this router
-        pages = len(hashes)
+        hashes = hashes_of(keys) if self._policy in _BY_PREFIX else None
+        pages = len(keys)  # of both the code may run, and ask this router
         with self._lock:
             if request_id in self._running:
                 raise ValueError(f"request {request_id!r} runs already; finish it first")
-            if self._policy in ("prefix", "prefix+load"):
-                workers, held = self._index.lookup(hashes)
-                new = pages - held.astype(np.int64)
+            if hashes is None:
+                workers, held = self._index.workers, None
             else:
-                workers = self._index.workers
-                new = np.full(len(workers), pages, np.int64)
+                workers, held = self._index.lookup(hashes)
             if not workers:
                 raise ValueError("there is no worker; add one to the index")
             self._follow(workers)
-            place = _least(self._costs(new))
+            place = _least(self._costs(pages, held))
             self._times += 1
             self._chosen_at[place] = self._times
             self._loads[place] += pages
@@ -125,8 +125,14 @@ class Router:
                 self._loads[place] -= pages
 
     def load_of(self, worker: Hashable) -> int:
-        """Return the pages of the prompts that a worker runs. O(requests that run)."""
+        """Return the pages of the prompts that a worker runs.
+
+        O(1); O(requests that run) for one that has gone, or came since the last choice.
+        """
         with self._lock:
+            place = self._places.get(worker)
+            if place is not None:
+                return int(self._loads[place])
             return sum(pages for runs_on, pages in self._running.values() if runs_on == worker)
 
     def _follow(self, workers: tuple[Hashable, ...]) -> None:
@@ -142,12 +148,13 @@ class Router:
             if worker in self._places:
                 self._loads[self._places[worker]] += pages
 
-    def _costs(self, new: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return what is to be small [workers], first things first; `new` are pages to compute."""
+    def _costs(self, pages: int, held: NDArray[Any] | None) -> list[NDArray[Any]]:
+        """Return what is to be small [workers], first things first; `held` are pages of each."""
         if self._policy == "round-robin":
             return [self._chosen_at]
-        if self._policy == "least-loaded":
+        if held is None:
             return [self._loads, self._chosen_at]
+        new = pages - held.astype(np.int64)
         if self._policy == "prefix":
             return [new, self._loads, self._chosen_at]
         return [self._weight * new + self._loads, self._chosen_at]

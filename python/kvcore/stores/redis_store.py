@@ -31,6 +31,8 @@ __all__ = ["RedisStore"]
 
 _Result = TypeVar("_Result")
 
+_MOST_NAMES = 1_000_000_000  # of a server that does not tell
+
 
 class RedisStore(ServerStore):
     """Keep pages in Redis, Valkey or another server of that protocol, for any number of processes.
@@ -180,7 +182,11 @@ class RedisStore(ServerStore):
 
     def _clear_one(self, link: RedisLink, connection: RespConnection) -> int:
         connection.send([command(b"DBSIZE")])
-        most = 1000 + connection.read_number()  # replies; each is for 1,000 places of its table
+        try:
+            there = connection.read_number()
+        except RespError:  # who may not ask may clear all the same
+            there = _MOST_NAMES
+        most = 1000 + there  # replies; each is for 1,000 places of its table
         removed, cursor = 0, b"0"
         for _ in range(most):
             link.extend(self.tier.seconds)
