@@ -16,10 +16,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from mmap import mmap
 from multiprocessing.connection import Connection
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 #: Pieces of memory that make a value: where each begins, and its bytes.
@@ -84,39 +83,39 @@ class Client:
         return begins, [[size for _, size in pieces] for pieces in values]
 
 
-_VERBS = ("exist", "put", "get", "size", "remove", "clear")
-
-
 def main() -> None:
     """Serve until the connection ends."""
     connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
     settings = json.loads(sys.argv[3])
     # This file's folder has no packages; what the store's process finds is found here too.
     sys.path[:] = settings["path"]
-    sending = Lock()
-
-    def answer(number: int, verb: str, *arguments: Any) -> None:
-        error = result = None
-        try:
-            result = getattr(client, verb)(*arguments) if verb in _VERBS else None
-        except Exception as caught:  # noqa: BLE001 - whatever the engine raises
-            error = repr(caught)
-        with sending:
-            connection.send((number, error, result))
-
     try:
         client = Client(memory, settings)
     except Exception as caught:  # noqa: BLE001 - whatever the engine raises
         connection.send((0, repr(caught), None))
         return
     connection.send((0, None, None))
-    with ThreadPoolExecutor(_CALLS) as calls:
+    receiving, sending = Lock(), Lock()
+
+    def serve() -> None:
+        """Take requests, by turns with other threads: what one receives it carries out itself."""
         while True:
             try:
-                request = connection.recv()
+                with receiving:
+                    number, verb, *arguments = connection.recv()
             except (EOFError, OSError):
                 os._exit(0)  # who is gone waits for nothing that is under way
-            calls.submit(answer, *request)
+            error = result = None
+            try:
+                result = getattr(client, verb)(*arguments)
+            except Exception as caught:  # noqa: BLE001 - whatever the engine raises
+                error = repr(caught)
+            with sending:
+                connection.send((number, error, result))
+
+    for _ in range(_CALLS - 1):
+        Thread(target=serve, daemon=True).start()
+    serve()
 
 
 if __name__ == "__main__":
