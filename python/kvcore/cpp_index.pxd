@@ -92,9 +92,17 @@ cdef extern from "kvcore/eviction_policies.hpp" namespace "kvcore" nogil:
     ) except +translate_exception
 
 
+cdef extern from "kvcore/name_space.hpp" namespace "kvcore" nogil:
+    cdef cppclass NamespaceParts:
+        optional[string_view] extra_key
+        optional[string_view] cache_salt
+    NamespaceParts read_namespace_name(string_view name)
+
+
 cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
     cdef cppclass TreeNode:
         pass
+    ctypedef const TreeNode* const_node_ptr "const kvcore::TreeNode*"
     cdef cppclass TreePosition:
         TreeNode* node
         int32_t depth
@@ -122,6 +130,22 @@ cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
         TreeNode* open_namespace(string_view name) except +translate_exception
         PrefixMatch match(TreeNode* root, const TokenId* tokens, int64_t n, cbool want_partial)
         void copy_pages(TreePosition at, int32_t first, BlockId* out)
+        vector[TokenId] tokens_of(TreePosition at, int32_t first) except +translate_exception
+        vector[const_node_ptr] runs() except +translate_exception
+
+        @staticmethod
+        int32_t start_of(const TreeNode* node)
+
+        @staticmethod
+        int32_t depth_of(const TreeNode* node)
+
+        @staticmethod
+        const TreeNode* parent_of(const TreeNode* node)
+
+        @staticmethod
+        string_view name_of(const TreeNode* node)
+
+        cbool is_protected(TreePosition at)
         TreeNode* split(TreePosition at) except +translate_exception
         void pin(TreeNode* node) except +translate_exception
         void unpin(TreeNode* node, cbool touch) except +translate_exception

@@ -20,7 +20,7 @@ ROOT = Path(kvcore.__file__).parent
 LAYERS = (
     (
         *("errors", "arguments", "byte_sizes", "device", "dtypes", "exporting", "metrics"),
-        *("plans", "policies", "tenants"),
+        *("plans", "policies", "prefix_runs", "tenants"),
     ),
     (
         *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),

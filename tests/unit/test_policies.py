@@ -215,7 +215,7 @@ def test_a_priority_is_within_its_bounds() -> None:
         with pytest.raises(ValueError, match=r"priority is -?\d+, must be 0 .. 100"):
             tree.insert([1], [1], priority=wrong)
     with pytest.raises(TypeError):
-        tree.insert([1], [1], priority=None)  # type: ignore[arg-type]
+        tree.insert([1], [1], priority=None)  # type: ignore[call-overload]
     assert tree.num_cached == 0
 
 

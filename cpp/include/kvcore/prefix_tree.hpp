@@ -198,6 +198,10 @@ class PrefixTree {
 
     /// Depth of the prefix that ends with this node, in pages.
     [[nodiscard]] static std::int32_t depth_of(const TreeNode* node) noexcept;
+    /// Pages in front of a node's run.
+    [[nodiscard]] static std::int32_t start_of(const TreeNode* node) noexcept;
+    /// The node whose run a node continues; nullptr where that is the root.
+    [[nodiscard]] static const TreeNode* parent_of(const TreeNode* node) noexcept;
     /// Name of the namespace that a node is in; valid as long as that has pages or holders.
     [[nodiscard]] static std::string_view name_of(const TreeNode* node) noexcept;
     /// The prefix of `depth` pages on the way to `node`.

@@ -191,6 +191,12 @@ std::size_t PrefixTree::find_partials(TreePosition at, const TokenId* rest, std:
 
 std::int32_t PrefixTree::depth_of(const TreeNode* node) noexcept { return node->end(); }
 
+std::int32_t PrefixTree::start_of(const TreeNode* node) noexcept { return node->start; }
+
+const TreeNode* PrefixTree::parent_of(const TreeNode* node) noexcept {
+    return node->parent->is_root() ? nullptr : node->parent;
+}
+
 std::string_view PrefixTree::name_of(const TreeNode* node) noexcept {
     while (!node->is_root()) node = node->parent;
     return node->name == nullptr ? std::string_view{} : *node->name;

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
 from kvcore.policies import EvictionPolicy
+from kvcore.prefix_runs import PrefixRun
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
@@ -16,6 +17,8 @@ class PrefixHandle:
     Attributes
     ----------
     num_pages : int
+    partial_tokens : int
+        Tokens behind these pages that a cached page has too, as many as `match` looked ahead.
 
     Notes
     -----
@@ -24,6 +27,8 @@ class PrefixHandle:
 
     @property
     def num_pages(self) -> int: ...
+    @property
+    def partial_tokens(self) -> int: ...
 
 class PrefixTree:
     """Remember which pages hold which tokens: a radix tree over runs of whole pages.
@@ -78,6 +83,8 @@ class PrefixTree:
         cache_salt: str | None = None,
         *,
         touch: bool = False,
+        lookahead: int = 0,
+        out: NDArray[np.int32] | None = None,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> tuple[NDArray[np.int32], PrefixHandle]:
         """Find the longest cached prefix in whole pages; changes nothing unless it is to touch.
@@ -89,13 +96,24 @@ class PrefixTree:
             Namespace.
         touch : bool
             It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also count how many of so many tokens behind the last whole page a cached page has too:
+            ``handle.partial_tokens``, less than a page. O(log children) more.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
         extra_keys : list of (int, int, bytes), optional
             As of a context; those that start in front of `n`.
 
         Returns
         -------
         (int32 [pages], PrefixHandle)
+
+        Raises
+        ------
+        ValueError, TypeError
+            A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
         """
+    @overload
     def insert(
         self,
         tokens: _Tokens,
@@ -105,6 +123,7 @@ class PrefixTree:
         *,
         priority: int = 50,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        return_handle: Literal[False] = False,
     ) -> NDArray[np.int32]:
         """Put whole pages in.
 
@@ -117,10 +136,51 @@ class PrefixTree:
             were given.
         extra_key, cache_salt, extra_keys
             As of ``match``.
+        return_handle : bool
+            Also return how many of the pages, from the first on, the tree had before, and a handle
+            of them all. Their ids may be the tree's own.
 
         Returns
         -------
-        int32 [n]
+        int32 [n], or (int32 [n], int, PrefixHandle)
+            The ids that the tree has for these tokens now. Where one differs from yours, the tree
+            had the page already, and yours stays yours.
+
+        Raises
+        ------
+        ValueError
+            The tokens do not fill the pages, or a priority that is none.
+        """
+    @overload
+    def insert(
+        self,
+        tokens: _Tokens,
+        pages: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        priority: int = 50,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        return_handle: Literal[True],
+    ) -> tuple[NDArray[np.int32], int, PrefixHandle]:
+        """Put whole pages in.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n * page_size]
+        pages : list of int, or array int32 or int64 [n]
+        priority : int
+            0 .. 100, for the priority policy; others ignore it. Pages keep the highest one they
+            were given.
+        extra_key, cache_salt, extra_keys
+            As of ``match``.
+        return_handle : bool
+            Also return how many of the pages, from the first on, the tree had before, and a handle
+            of them all. Their ids may be the tree's own.
+
+        Returns
+        -------
+        int32 [n], or (int32 [n], int, PrefixHandle)
             The ids that the tree has for these tokens now. Where one differs from yours, the tree
             had the page already, and yours stays yours.
 
@@ -152,6 +212,26 @@ class PrefixTree:
         -------
         int32 [evicted]
             Their ids.
+        """
+    def reset(self) -> NDArray[np.int32]:
+        """Forget all pages.
+
+        Returns
+        -------
+        int32 [pages]
+            Their ids, the least valuable first.
+
+        Raises
+        ------
+        KVCacheError
+            Some are pinned; then nothing has changed.
+        """
+    def runs(self) -> list[PrefixRun]:
+        """Return every run of pages, each behind the one that it continues. O(tokens).
+
+        Returns
+        -------
+        list of PrefixRun
         """
     def check_integrity(self) -> None:
         """Raise AssertionError naming the law that does not hold. O(pages)."""

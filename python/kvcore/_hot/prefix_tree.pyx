@@ -19,10 +19,12 @@ from kvcore._hot.extra_keys cimport (
     shown_of,
     trees_of,
 )
+from kvcore._hot.tree_runs cimport runs_of
 from kvcore.cpp cimport (
     DuplicatePage,
     EvictionConfig,
     EvictionPolicy,
+    PrefixMatch,
     Retention,
     TreeNode,
     TreePosition,
@@ -30,14 +32,24 @@ from kvcore.cpp cimport (
     make_policy,
     string_view,
 )
+from kvcore.cpp cimport PrefixHandle as CppPrefixHandle
 from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 import numpy as np
 
-from kvcore.errors import InvalidHandleError
+from kvcore.errors import InvalidHandleError, KVCacheError
 from kvcore.policies import resolved
 
 cnp.import_array()
+
+
+cdef int32_t* room_in(cnp.ndarray out) except NULL:
+    """Return where an array that is to be written begins; runs no code of a subclass."""
+    if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1:
+        raise TypeError("out must be an int32 array of one dimension")
+    if not cnp.PyArray_ISCARRAY(out):
+        raise ValueError("out must be contiguous, writable and in native byte order")
+    return <int32_t*>cnp.PyArray_DATA(out)
 
 
 cdef class PrefixHandle:
@@ -46,6 +58,8 @@ cdef class PrefixHandle:
     Attributes
     ----------
     num_pages : int
+    partial_tokens : int
+        Tokens behind these pages that a cached page has too, as many as `match` looked ahead.
 
     Notes
     -----
@@ -152,7 +166,8 @@ cdef class PrefixTree:
         """Runs of pages that the tree is made of."""
         return self._native.num_nodes()
 
-    def match(self, tokens, extra_key=None, cache_salt=None, *, extra_keys=None, bint touch=False):
+    def match(self, tokens, extra_key=None, cache_salt=None, *, extra_keys=None, bint touch=False,
+              lookahead=0, cnp.ndarray out=None):
         """Find the longest cached prefix in whole pages; changes nothing unless it is to touch.
 
         Parameters
@@ -162,36 +177,59 @@ cdef class PrefixTree:
             Namespace.
         touch : bool
             It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also count how many of so many tokens behind the last whole page a cached page has too:
+            ``handle.partial_tokens``, less than a page. O(log children) more.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
         extra_keys : list of (int, int, bytes), optional
             As of a context; those that start in front of `n`.
 
         Returns
         -------
         (int32 [pages], PrefixHandle)
+
+        Raises
+        ------
+        ValueError, TypeError
+            A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
         """
+        cdef int64_t ahead = as_int(lookahead, "lookahead")
+        if ahead < 0:
+            raise ValueError(f"lookahead is {ahead}, must be at least 0 tokens")
+        cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         source = shown_of(self._trees, extra_keys, source)
         cdef TreeNode* root = self._native.find_namespace(name_view(name))
-        cdef TreePosition at
-        cdef PrefixHandle handle = PrefixHandle.__new__(PrefixHandle)
+        cdef PrefixMatch found
         if root is NULL:
-            at.node = self._native.find_namespace(string_view())
+            found.at.node = self._native.find_namespace(string_view())
         else:
-            at = self._native.match(
-                root, <const int32_t*>cnp.PyArray_DATA(source), cnp.PyArray_DIM(source, 0), False
-            ).at
-        cdef cnp.npy_intp size = at.depth
-        cdef cnp.ndarray pages = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+            found = self._native.match(
+                root,
+                <const int32_t*>cnp.PyArray_DATA(source),
+                cnp.PyArray_DIM(source, 0),
+                ahead > 0,
+            )
+        cdef cnp.npy_intp size = found.at.depth
+        cdef cnp.ndarray pages = out
+        if out is None:
+            pages = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+            to = <int32_t*>cnp.PyArray_DATA(pages)
+        elif cnp.PyArray_DIM(out, 0) < size:
+            raise ValueError(
+                f"out has room for {cnp.PyArray_DIM(out, 0)} ids, must have it for {size}"
+            )
         if touch:
-            self._native.touch(at)
-        self._native.copy_pages(at, 0, <int32_t*>cnp.PyArray_DATA(pages))
-        handle._tree = self
-        handle._handle = self._native.handle(at)
-        return pages, handle
+            self._native.touch(found.at)
+        self._native.copy_pages(found.at, 0, to)
+        cdef PrefixHandle handle = self._handle_of(found.at)
+        handle.partial_tokens = <int32_t>min(ahead, <int64_t>found.partial_tokens)
+        return pages if out is None else out[:size], handle
 
     def insert(self, tokens, pages, extra_key=None, cache_salt=None, *, extra_keys=None,
-               priority=50):
+               priority=50, bint return_handle=False):
         """Put whole pages in.
 
         Parameters
@@ -203,10 +241,13 @@ cdef class PrefixTree:
             were given.
         extra_key, cache_salt, extra_keys
             As of ``match``.
+        return_handle : bool
+            Also return how many of the pages, from the first on, the tree had before, and a handle
+            of them all. Their ids may be the tree's own.
 
         Returns
         -------
-        int32 [n]
+        int32 [n], or (int32 [n], int, PrefixHandle)
             The ids that the tree has for these tokens now. Where one differs from yours, the tree
             had the page already, and yours stays yours.
 
@@ -241,17 +282,23 @@ cdef class PrefixTree:
         elif self._trees.is_keyed:
             require_plain(data, 0, cnp.PyArray_DIM(run, 0))
         cdef TreeNode* root = self._native.open_namespace(name_view(name))
-        cdef TreeNode* end
+        cdef TreePosition end
+        cdef PrefixHandle handle = None
         self._native.pin(root)  # an empty namespace goes when nobody holds it
         try:
-            end = self._native.insert(root, data, out, <int32_t>n, duplicates, retention)
-            self._native.pin(end)
-            self._native.unpin(end, True)
+            end.node = self._native.insert(root, data, out, <int32_t>n, duplicates, retention)
+            end.depth = <int32_t>n
+            self._native.pin(end.node)
+            self._native.unpin(end.node, True)
+            if n == 0:  # an empty namespace goes
+                end.node = self._native.find_namespace(string_view())
+            if return_handle:
+                handle = self._handle_of(end)
         finally:
             self._native.unpin(root, False)
         for i in range(duplicates.size()):
             out[duplicates[i].index] = duplicates[i].cached
-        return ids
+        return (ids, duplicates.size(), handle) if return_handle else ids
 
     def pin(self, PrefixHandle handle not None):
         """Keep a prefix from eviction until unpinned as often.
@@ -275,6 +322,13 @@ cdef class PrefixTree:
         self._check_own(handle)
         handle._unpin()
 
+    cdef PrefixHandle _handle_of(self, TreePosition at):
+        cdef CppPrefixHandle native = self._native.handle(at)  # before code of others can run
+        cdef PrefixHandle handle = PrefixHandle.__new__(PrefixHandle)
+        handle._tree = self
+        handle._handle = native
+        return handle
+
     cdef int _check_own(self, PrefixHandle handle) except -1:
         if handle._tree is not self:
             raise InvalidHandleError(
@@ -297,6 +351,33 @@ cdef class PrefixTree:
         cdef cnp.ndarray pages = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
         self._native.evict(size, <int32_t*>cnp.PyArray_DATA(pages))
         return pages
+
+    def reset(self):
+        """Forget all pages.
+
+        Returns
+        -------
+        int32 [pages]
+            Their ids, the least valuable first.
+
+        Raises
+        ------
+        KVCacheError
+            Some are pinned; then nothing has changed.
+        """
+        cdef int64_t pinned = self._native.num_cached() - self._native.num_evictable()
+        if pinned:
+            raise KVCacheError(f"{pinned} pages are pinned; unpin them first")
+        return self.evict(self._native.num_cached())
+
+    def runs(self):
+        """Return every run of pages, each behind the one that it continues. O(tokens).
+
+        Returns
+        -------
+        list of PrefixRun
+        """
+        return runs_of(self._native)
 
     def check_integrity(self):
         """Raise AssertionError naming the law that does not hold. O(pages)."""

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+from kvcore.cpp cimport PrefixTree
+
+
+cdef list runs_of(const PrefixTree* tree)

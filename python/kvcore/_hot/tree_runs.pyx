@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What a prefix tree is made of."""
+
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+from libcpp.unordered_map cimport unordered_map
+from libcpp.vector cimport vector
+
+from kvcore.cpp cimport (
+    NamespaceParts,
+    PrefixTree,
+    TokenId,
+    TreeNode,
+    TreePosition,
+    const_node_ptr,
+    read_namespace_name,
+    string_view,
+)
+
+from kvcore.prefix_runs import PrefixRun
+
+cnp.import_array()
+
+cdef extern from *:
+    """
+    // A copy of a run.
+    struct CopiedRun {
+        std::int64_t parent;
+        std::int32_t start;
+        std::vector<std::int32_t> tokens;
+        std::vector<std::int32_t> pages;
+        std::string name;
+        bool is_pinned;
+    };
+    """
+    cdef cppclass CopiedRun:
+        int64_t parent
+        int32_t start
+        vector[TokenId] tokens
+        vector[TokenId] pages
+        string name
+        bint is_pinned
+
+
+cdef list runs_of(const PrefixTree* tree):
+    """Return the runs of a tree, all copied before the first object is made: code may run then."""
+    cdef vector[const_node_ptr] nodes = tree.runs()
+    cdef vector[CopiedRun] copies
+    cdef unordered_map[const_node_ptr, size_t] places
+    cdef const TreeNode* parent
+    cdef TreePosition at
+    cdef string_view name
+    cdef size_t i
+    copies.resize(nodes.size())
+    for i in range(nodes.size()):
+        places[nodes[i]] = i
+        parent = PrefixTree.parent_of(nodes[i])
+        name = PrefixTree.name_of(nodes[i])
+        at.node = <TreeNode*>nodes[i]
+        at.depth = PrefixTree.depth_of(nodes[i])
+        copies[i].parent = -1 if parent is NULL else <int64_t>places[parent]
+        copies[i].start = PrefixTree.start_of(nodes[i])
+        copies[i].tokens = tree.tokens_of(at, copies[i].start)
+        copies[i].pages.resize(at.depth - copies[i].start)
+        tree.copy_pages(at, copies[i].start, copies[i].pages.data())
+        copies[i].name.assign(name.data(), name.size())
+        copies[i].is_pinned = tree.is_protected(at)
+    return [run_of(copies[i]) for i in range(copies.size())]
+
+
+cdef object run_of(const CopiedRun& run):
+    cdef NamespaceParts parts = read_namespace_name(string_view(run.name.data(), run.name.size()))
+    return PrefixRun(
+        None if run.parent < 0 else run.parent,
+        run.start,
+        array_of(run.tokens),
+        array_of(run.pages),
+        text_of(parts.extra_key),
+        text_of(parts.cache_salt),
+        run.is_pinned,
+    )
+
+
+cdef object text_of(const optional[string_view]& part):
+    """Return a part of a namespace's name."""
+    if not part.has_value():
+        return None
+    return part.value().data()[:part.value().size()].decode()
+
+
+cdef cnp.ndarray array_of(const vector[TokenId]& values):
+    cdef cnp.npy_intp size = values.size()
+    cdef cnp.ndarray found = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+    memcpy(cnp.PyArray_DATA(found), values.data(), size * sizeof(int32_t))
+    return found
