@@ -11,6 +11,7 @@ import importlib as _importlib
 import typing as _typing
 from pathlib import Path as _Path
 
+import kvcore.saved  # noqa: F401 - contexts and inputs can be pickled and copied from now on
 from kvcore import _core, groups, ops, policies
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hot.inputs import RaggedKVCacheInputs
@@ -41,6 +42,7 @@ from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.plans import ReservePlan, SharedPrefix
+from kvcore.prefix_runs import PrefixRun
 
 if _typing.TYPE_CHECKING:
     from kvcore import functional, moving, scheduler
@@ -73,6 +75,7 @@ __all__ = [
     "PagedKVCacheManager",
     "PendingTransfersError",
     "PinnedPrefix",
+    "PrefixRun",
     "PrefixTree",
     "RaggedKVCacheInputs",
     "RequestNotFoundError",

@@ -129,6 +129,16 @@ print(kvcore.stores.MemoryStore.__name__, kvcore.moving.read_sequence.__name__)
     assert not hasattr(kvcore.moving, "cache")
 
 
+def test_contexts_can_be_copied_and_pickled_as_soon_as_there_are_some(tmp_path: Path) -> None:
+    code = """
+import copy, pickle, kvcore
+context = kvcore.TextGenerationContext("r", [1, 2, 3])
+for again in (copy.copy(context), copy.deepcopy(context), pickle.loads(pickle.dumps(context))):
+    print(again.tokens.tolist())
+"""
+    assert python("-c", code, cwd=tmp_path).splitlines() == ["[1, 2, 3]"] * 3
+
+
 def test_embedding_against_the_installed_package(tmp_path: Path) -> None:
     output = build_and_run_embed(tmp_path, kvcore_DIR=kvcore.get_cmake_dir())
     assert output == expected_embed_output()
