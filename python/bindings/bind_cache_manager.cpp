@@ -200,14 +200,23 @@ void bind_values(py::module_& module) {
         });
     py::class_<PinHandle>(module, "PinHandle", "A pinned prefix; its num_tokens are kept.")
         .def_readonly("num_tokens", &PinHandle::num_tokens);
+    py::class_<kvcore::EvictionCounts>(module, "EvictionCounts",
+                                       "Cached pages of a tier that went, by why it was these.")
+        .def_readonly("policy", &kvcore::EvictionCounts::policy)
+        .def_readonly("window", &kvcore::EvictionCounts::window)
+        .def_readonly("unreachable", &kvcore::EvictionCounts::unreachable)
+        .def_readonly("reset", &kvcore::EvictionCounts::reset);
     py::class_<kvcore::Metrics>(module, "Metrics", "Counters since construction or the last reset.")
         .def_readonly("input_tokens", &kvcore::Metrics::input_tokens)
         .def_readonly("cache_tokens", &kvcore::Metrics::cache_tokens)
         .def_readonly("copied_tokens", &kvcore::Metrics::copied_tokens)
         .def_readonly("evicted_pages", &kvcore::Metrics::evicted_pages)
+        .def_readonly("evicted", &kvcore::Metrics::evicted)
+        .def_readonly("host_evicted", &kvcore::Metrics::host_evicted)
         .def_readonly("peak_used_pages", &kvcore::Metrics::peak_used_pages)
         .def_readonly("stored_pages", &kvcore::Metrics::stored_pages)
-        .def_readonly("loaded_pages", &kvcore::Metrics::loaded_pages);
+        .def_readonly("loaded_pages", &kvcore::Metrics::loaded_pages)
+        .def_readonly("loaded_tokens", &kvcore::Metrics::loaded_tokens);
     py::class_<kvcore::PoolStats>(module, "PoolStats", "Pages of one replica at one moment.")
         .def_readonly("total_pages", &kvcore::PoolStats::total_pages)
         .def_readonly("free_pages", &kvcore::PoolStats::free_pages)
@@ -236,7 +245,9 @@ void bind_values(py::module_& module) {
                                    if (most == kvcore::TenantQuota::kNoCeiling) most.reset();
                                    return most;
                                })
-        .def_readonly("refused", &kvcore::TenantStats::refused);
+        .def_readonly("refused", &kvcore::TenantStats::refused)
+        .def_readonly("input_tokens", &kvcore::TenantStats::input_tokens)
+        .def_readonly("cache_tokens", &kvcore::TenantStats::cache_tokens);
     py::class_<kvcore::StateStats>(module, "StateStats",
                                    "Slots of states of one replica at one moment.")
         .def_readonly("total_slots", &kvcore::StateStats::total_slots)
@@ -315,7 +326,8 @@ void bind_cache_manager(py::module_& module) {
         .def_property_readonly(
             "metrics", &CacheManager::metrics,
             "Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, "
-            "evicted_pages, peak_used_pages, stored_pages, loaded_pages.")
+            "evicted_pages, peak_used_pages, stored_pages, loaded_pages, loaded_tokens; evicted and "
+            "host_evicted are EvictionCounts.")
         .def("reset_metrics", &CacheManager::reset_metrics, docs::kResetMetrics)
         .def("check_integrity", &CacheManager::check_integrity, docs::kCheckIntegrity)
         .def("_capsule",

@@ -104,6 +104,18 @@ class PinHandle:
     @property
     def num_tokens(self) -> int: ...
 
+class EvictionCounts:
+    """Cached pages of a tier that went, by why it was these."""
+
+    @property
+    def policy(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def unreachable(self) -> int: ...
+    @property
+    def reset(self) -> int: ...
+
 class Metrics:
     """Counters since construction or the last reset."""
 
@@ -116,11 +128,17 @@ class Metrics:
     @property
     def evicted_pages(self) -> int: ...
     @property
+    def evicted(self) -> EvictionCounts: ...
+    @property
+    def host_evicted(self) -> EvictionCounts: ...
+    @property
     def peak_used_pages(self) -> int: ...
     @property
     def stored_pages(self) -> int: ...
     @property
     def loaded_pages(self) -> int: ...
+    @property
+    def loaded_tokens(self) -> int: ...
 
 class TenantStats:
     """Pages of one tenant in one replica at one moment."""
@@ -133,6 +151,10 @@ class TenantStats:
     def max_pages(self) -> int | None: ...
     @property
     def refused(self) -> int: ...
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def cache_tokens(self) -> int: ...
 
 class GroupStats:
     """Pages of one group of layers in one replica at one moment."""
@@ -499,7 +521,7 @@ class CacheManager:
         """
     @property
     def metrics(self) -> Metrics:
-        """Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, evicted_pages, peak_used_pages, stored_pages, loaded_pages."""
+        """Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, evicted_pages, peak_used_pages, stored_pages, loaded_pages, loaded_tokens; evicted and host_evicted are EvictionCounts."""
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""
     def check_integrity(self) -> None:

@@ -9,13 +9,19 @@ from typing import Any, TypeVar
 
 from kvcore import sizing
 from kvcore._hot.engine import StepEngine
-from kvcore.metrics import GroupMetrics, KVCacheMetrics, ReplicaMetrics, StateMetrics
+from kvcore.metrics import (
+    EvictionMetrics,
+    GroupMetrics,
+    KVCacheMetrics,
+    ReplicaMetrics,
+    StateMetrics,
+)
 from kvcore.params import KVCacheParams
 from kvcore.tenants import TenantMetrics
 
 __all__ = ["CacheMetrics"]
 
-_Counts = TypeVar("_Counts", GroupMetrics, StateMetrics)
+_Counts = TypeVar("_Counts", EvictionMetrics, GroupMetrics, StateMetrics)
 
 
 def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
@@ -88,6 +94,15 @@ class CacheMetrics(StepEngine):
         )
 
     @property
+    def eviction_metrics(self) -> dict[str, EvictionMetrics]:
+        """Cached pages that went, "device" and "host" for a host tier, by reason. O(replicas)."""
+        found = self._core.metrics
+        kept = {"device": found.evicted}
+        if self.total_num_host_pages:
+            kept["host"] = found.host_evicted
+        return {tier: _summed(EvictionMetrics, [counts]) for tier, counts in kept.items()}
+
+    @property
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
         """Pages of each attention group, in their order; empty without groups. O(pages).
 
@@ -116,6 +131,7 @@ class CacheMetrics(StepEngine):
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""
         self._core.reset_metrics()
+        self._reset_times()
 
     def check_integrity(self) -> None:
         """Check every conservation law: O(everything).

@@ -72,6 +72,7 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t peak_used_pages
         int64_t stored_pages
         int64_t loaded_pages
+        int64_t loaded_tokens
     cdef cppclass PoolStats:
         int64_t total_pages
         int64_t free_pages
@@ -81,6 +82,31 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t host_pages
         int64_t host_cached_pages
         int64_t available_pages()
+
+
+cdef extern from "kvcore/call_times.hpp" namespace "kvcore" nogil:
+    cdef enum TimedCall "kvcore::CallTimes::Call":
+        kReserve "kvcore::CallTimes::kReserve"
+        kReserveBatch "kvcore::CallTimes::kReserveBatch"
+        kFetch "kvcore::CallTimes::kFetch"
+        kStep "kvcore::CallTimes::kStep"
+    cdef cppclass LatencyCounts "kvcore::LatencyHistogram::Counts":
+        int64_t operator[](size_t)
+        size_t size()
+    cdef cppclass LatencyHistogram:
+        @staticmethod
+        double bound(size_t bucket)
+        const LatencyCounts& counts()
+    cdef cppclass CallTimes:
+        @staticmethod
+        double measure_tick()
+        void start(double seconds_per_tick)
+        void stop()
+        int64_t begin()
+        void end(TimedCall call, int64_t begun)
+        void reset()
+        const LatencyHistogram& of(TimedCall call)
+        double seconds(TimedCall call)
 
 
 cdef extern from "kvcore/page_moves.hpp" namespace "kvcore" nogil:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from kvcore.exporting import Exporter, export
 
 __all__ = [
+    "EvictionMetrics",
     "Exporter",
     "GroupMetrics",
     "KVCacheMetrics",
@@ -17,6 +18,31 @@ __all__ = [
     "TierMetrics",
     "export",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionMetrics:
+    """Count the cached pages of a tier that went, since the metrics were reset.
+
+    On the device the first three together are ``KVCacheMetrics.evicted_pages``.
+
+    Attributes
+    ----------
+    policy : int
+        For new pages: they were next in the order of the eviction policy.
+    window : int
+        For new pages: requests had left them behind the windows of a group.
+    unreachable : int
+        For new pages: no hit could end where they are, for want of a checkpoint or of pages of
+        another group.
+    reset : int
+        ``reset_prefix_cache`` forgot them.
+    """
+
+    policy: int
+    window: int
+    unreachable: int
+    reset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +209,9 @@ class TierMetrics:
         In the host tier, to be written to this one.
     read_p50, read_p99, write_p50, write_p99 : float
         Seconds that batches took, of the last 512 each; 0.0 where there were none.
+    tokens : int
+        Of the host tier, that hits were longer by because of it, those that stores brought
+        included; of a store, those of the pages that it brought.
     """
 
     hits: int = 0
@@ -198,6 +227,7 @@ class TierMetrics:
     read_p99: float = 0.0
     write_p50: float = 0.0
     write_p99: float = 0.0
+    tokens: int = 0
 
     def __getitem__(self, name: str) -> Any:
         """Return a field by its name."""

@@ -27,12 +27,17 @@ class TenantMetrics:
     refused : int
         Reservations of its requests that quotas alone were in the way of, since the metrics were
         reset.
+    input_tokens, cache_tokens : int
+        Tokens of its requests to compute, and those taken from the cache instead, as of
+        `KVCacheMetrics`.
     """
 
     held_pages: int
     reserved_pages: int
     max_pages: int | None
     refused: int
+    input_tokens: int
+    cache_tokens: int
 
     @classmethod
     def summed(cls, stats: Iterable[Any]) -> TenantMetrics:
@@ -44,6 +49,8 @@ class TenantMetrics:
             reserved_pages=sum(each.reserved_pages for each in found),
             max_pages=None if most is None else most * len(found),
             refused=sum(each.refused for each in found),
+            input_tokens=sum(each.input_tokens for each in found),
+            cache_tokens=sum(each.cache_tokens for each in found),
         )
 
 

@@ -45,8 +45,8 @@ PUBLIC = {
     "groups": {"cache_groups", "cache_states"},
     "tiers": {"disk_store", "host_store", "page_copier", "tier_index"},
     "manager": {
-        *("cache_events", "cache_manager", "cache_types", "cached_columns", "lookup_table"),
-        *("metrics", "name_space", "prefix_hit", "store_moves", "write_policy"),
+        *("cache_events", "cache_manager", "cache_types", "cached_columns", "call_times"),
+        *("lookup_table", "metrics", "name_space", "prefix_hit", "store_moves", "write_policy"),
     },
     "routing": {"prefix_index"},
     "cuda": {"cuda", "cuda_device"},

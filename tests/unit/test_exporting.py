@@ -4,45 +4,17 @@
 from __future__ import annotations
 
 import gc
-import json
-import re
 import threading
-import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvcore
 from builders import claimed, make_manager
-from conftest import require
-from kvcore.metrics import Exporter, export
+from kvcore.metrics import export
 from kvcore.scheduler import Request, Scheduler
+from scraped import of, scrape
 from tier_steps import A, B, C, serve, tiered
-
-require("prometheus_client")
-parser = require("prometheus_client.parser")
-
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def scrape(exporter: Exporter) -> Samples:
-    """Every sample by its name and its labels but the manager's, which all have."""
-    with urllib.request.urlopen(f"http://{exporter.host}:{exporter.port}/metrics") as answer:
-        text = answer.read().decode()
-    found: Samples = {}
-    for family in parser.text_string_to_metric_families(text):
-        assert family.documentation.endswith(".")
-        assert family.type in ("counter", "gauge")
-        for sample in family.samples:
-            labels = dict(sample.labels)
-            assert labels.pop("manager") == "kvcore"
-            found[sample.name, tuple(sorted(labels.items()))] = sample.value
-    return found
-
-
-def of(samples: Samples, name: str, **labels: str) -> float:
-    return samples[f"kvcore_{name}", tuple(sorted(labels.items()))]
 
 
 def test_counters_are_those_of_the_manager() -> None:
@@ -57,13 +29,16 @@ def test_counters_are_those_of_the_manager() -> None:
         for name, value in (
             ("computed_tokens", metrics.input_tokens),
             ("cached_tokens", metrics.cache_tokens),
-            ("evicted_pages", metrics.evicted_pages),
             ("copied_tokens", metrics.copied_tokens),
             ("host_loaded_pages", metrics.h2d_blocks_copied),
             ("host_stored_pages", metrics.d2h_blocks_copied),
         ):
             assert of(found, f"{name}_total") == value
-        assert min(metrics.h2d_blocks_copied, metrics.evicted_pages) > 0
+        assert metrics.h2d_blocks_copied > 0
+        evicted = manager.eviction_metrics["device"]
+        assert evicted.policy == metrics.evicted_pages > 0
+        assert of(found, "evicted_pages_total", tier="device", reason="policy") == evicted.policy
+        assert of(found, "evicted_pages_total", tier="host", reason="policy") == 0
         pages = {
             state: of(found, "pages", replica="0", state=state)
             for state in ("held", "evictable", "free")
@@ -74,6 +49,7 @@ def test_counters_are_those_of_the_manager() -> None:
         assert of(found, "host_pages", replica="0", state="cached") > 0
         tier = manager.tier_metrics["host"]
         assert of(found, "tier_hits_total", tier="host") == tier.hits
+        assert of(found, "tier_read_tokens_total", tier="host") == tier.hits * 4
         assert of(found, "tier_read_bytes_total", tier="host") == tier.bytes_out
         assert of(found, "tier_breaker", tier="host", state="closed") == 1
         assert of(found, "tier_breaker", tier="host", state="open") == 0
@@ -99,6 +75,8 @@ def test_groups_states_and_tenants_have_labels() -> None:
         assert of(found, "tenant_pages", tenant="a", state="ceiling") == 32
         assert ("kvcore_tenant_pages", (("state", "ceiling"), ("tenant", "b"))) not in found
         assert of(found, "tenant_refusals_total", tenant="b") == 0
+        assert of(found, "tenant_computed_tokens_total", tenant="a") == 64
+        assert of(found, "tenant_cached_tokens_total", tenant="b") == 0
 
 
 def test_preemptions_are_the_schedulers() -> None:
@@ -171,21 +149,3 @@ def test_scrapes_beside_traffic() -> None:
             assert sum(of(found, "pages", replica="0", state=state) for state in states) == 64
         stopped.set()
         thread.join()
-
-
-def test_the_dashboard_asks_for_what_is_there() -> None:
-    manager, pool = tiered(quotas={"a": (1, 8)})
-    serve(manager, pool, A)
-    with export(manager, port=0, scheduler=(kept := Scheduler(manager))) as exporter:
-        served = {name for name, _ in scrape(exporter)}
-    del kept
-    path = Path(__file__).parents[2] / "docs" / "grafana.json"
-    panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
-    asked = {
-        name
-        for panel in panels
-        for target in panel.get("targets", ())
-        for name in re.findall(r"kvcore_\w+", target["expr"])
-    }
-    assert asked
-    assert asked <= served

@@ -19,8 +19,8 @@ ROOT = Path(kvcore.__file__).parent
 #: before it. "" is the package itself, from which the layers behind it take the public names.
 LAYERS = (
     (
-        *("errors", "arguments", "byte_sizes", "device", "dtypes", "exporting", "metrics"),
-        *("plans", "policies", "prefix_runs", "tenants"),
+        *("errors", "arguments", "byte_sizes", "device", "dtypes", "exporting"),
+        *("metric_families", "metrics", "plans", "policies", "prefix_runs", "tenants"),
     ),
     (
         *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),

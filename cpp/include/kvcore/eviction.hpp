@@ -148,4 +148,20 @@ class EvictionPolicy {
     }
 };
 
+/// Cached pages that went, by why it was these.
+struct EvictionCounts {
+    std::int64_t policy = 0;       // for new ones: the next in the order of the policy
+    std::int64_t window = 0;       // for new ones: requests had left them behind their windows
+    std::int64_t unreachable = 0;  // for new ones: no hit could end where they are
+    std::int64_t reset = 0;        // the cache was reset
+
+    EvictionCounts& operator+=(const EvictionCounts& other) noexcept {
+        policy += other.policy;
+        window += other.window;
+        unreachable += other.unreachable;
+        reset += other.reset;
+        return *this;
+    }
+};
+
 }  // namespace kvcore

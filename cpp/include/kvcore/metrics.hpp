@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kvcore/eviction.hpp"
+
 namespace kvcore {
 
 /// Counters since construction or the last reset.
@@ -11,9 +13,12 @@ struct Metrics {
     std::int64_t cache_tokens = 0;     // tokens taken from the prefix cache instead
     std::int64_t copied_tokens = 0;    // of cache_tokens, those copied out of a partly equal page
     std::int64_t evicted_pages = 0;    // cached pages given to someone else
+    EvictionCounts evicted;            // those, and what resets took, by their reasons
+    EvictionCounts host_evicted;       // the same of the host tier
     std::int64_t peak_used_pages = 0;  // most pages held or pinned at a time
     std::int64_t stored_pages = 0;     // copied from the device to the host tier
     std::int64_t loaded_pages = 0;     // copied from the host tier to the device
+    std::int64_t loaded_tokens = 0;    // that these made a hit longer by
 
     /// Adds another replica's; peaks are added too, so that the sum is an upper bound.
     Metrics& operator+=(const Metrics& other) noexcept {
@@ -21,9 +26,12 @@ struct Metrics {
         cache_tokens += other.cache_tokens;
         copied_tokens += other.copied_tokens;
         evicted_pages += other.evicted_pages;
+        evicted += other.evicted;
+        host_evicted += other.host_evicted;
         peak_used_pages += other.peak_used_pages;
         stored_pages += other.stored_pages;
         loaded_pages += other.loaded_pages;
+        loaded_tokens += other.loaded_tokens;
         return *this;
     }
 };

@@ -86,10 +86,26 @@ std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
     return evicted;
 }
 
-// In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
-// middle of a prompt could use, and then as the policy says.
+void ColumnPages::forget_idle() noexcept {
+    const EvictionCounts before = evicted_;
+    make_room(pages_.num_blocks(), 0, {});
+    evicted_ = before;
+}
+
 bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
                              EvictionGuard guard) noexcept {
+    const std::int64_t free = pages_.num_free();
+    std::int64_t* const count = evict_first(pages, columns, guard);
+    if (count == nullptr) return false;
+    *count += pages_.num_free() - free;
+    return true;
+}
+
+// In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
+// middle of a prompt could use, and then as the policy says. Returns what counts them; nullptr:
+// nothing can go.
+std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
+                                       EvictionGuard guard) noexcept {
     // As many as are needed whatever they have: none goes that could have stayed.
     const auto wanted = [&] {
         return std::clamp<std::int64_t>(std::max(pages / grouping_.num_lanes(), columns), 1,
@@ -97,21 +113,23 @@ bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
     };
     Entry next = IdlePages::kNone;
     if (pages > 0) next = idle_.first_useless();
+    std::int64_t* const count =
+        next == IdlePages::kNone ? &evicted_.window : &evicted_.unreachable;
     const bool may_be_useless = next == IdlePages::kNone && policy_.useless().has_condemned();
-    if (may_be_useless && evict_useless(wanted(), guard)) return true;
+    if (may_be_useless && evict_useless(wanted(), guard)) return &evicted_.unreachable;
     if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
     if (pages > 0 && next == IdlePages::kNone) {
         const WindowPolicy::Departure departure = policy_.next(tree_);
         if (departure != 0) next = idle_.first_of(departure);
     }
     if (next == IdlePages::kNone) {
-        if (evict_runs(wanted(), guard)) return true;
-        if (pages <= 0) return false;
+        if (evict_runs(wanted(), guard)) return &evicted_.policy;
+        if (pages <= 0) return nullptr;
         next = idle_.first_of(policy_.first_aside());
     }
-    if (next == IdlePages::kNone) return false;
+    if (next == IdlePages::kNone) return nullptr;
     evict_idle(next);
-    return true;
+    return count;
 }
 
 }  // namespace kvcore

@@ -14,6 +14,7 @@
 #include "index/tree_node.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_groups.hpp"
+#include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {
@@ -208,6 +209,11 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// many pages went.
     std::int64_t make_room(std::int64_t pages, std::int64_t columns, EvictionGuard guard) noexcept;
 
+    /// The cache is reset: what is cached of windows that nobody reads goes.
+    void forget_idle() noexcept;
+    /// Pages that went since the last `reset_counts` to make room.
+    [[nodiscard]] const EvictionCounts& evicted() const noexcept { return evicted_; }
+
     /// Where what goes next ends: a run, or what left a prefix together; no node for what serves no
     /// hit, or only one in the middle of a prompt, and where nothing can go. Without `wants_pages`
     /// a column is to go.
@@ -249,6 +255,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
         given_back_.fill(0);
         filled_.fill(0);
         stored_ = loaded_ = {};
+        evicted_ = {};
     }
     /// Copies between the tiers are done.
     void count_stored(const ColumnCounts& columns) noexcept { stored_ += columns; }
@@ -298,6 +305,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void condemn_if_useless(TreeNode* run) noexcept;
     [[nodiscard]] bool evict_next(std::int64_t pages, std::int64_t columns,
                                   EvictionGuard guard) noexcept;
+    [[nodiscard]] std::int64_t* evict_first(std::int64_t pages, std::int64_t columns,
+                                            EvictionGuard guard) noexcept;
     [[nodiscard]] bool evict_useless(std::int64_t n, EvictionGuard guard) noexcept;
     [[nodiscard]] bool evict_runs(std::int64_t n, EvictionGuard guard) noexcept;
     void evict_idle(Entry entry) noexcept;
@@ -326,6 +335,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     std::array<std::int64_t, Grouping::kMaxWindows> filled_{};
     ColumnCounts stored_;
     ColumnCounts loaded_;
+    EvictionCounts evicted_;
 };
 
 }  // namespace kvcore

@@ -152,6 +152,7 @@ std::int64_t ColumnStates::evict(std::int64_t n, BlockId* out, PrefixTree& tree,
         if (run == nullptr) pages = tree.run(victim)->num_pages;
         const std::int64_t gone = tree.evict(std::min(n - evicted, pages), out + evicted);
         forget_columns(out + evicted, gone);
+        (run == nullptr ? evicted_.policy : evicted_.unreachable) += gone;
         evicted += gone;
     }
     policy.aim(kNoNode);

@@ -9,6 +9,7 @@
 #include "groups/useless_runs.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/cache_states.hpp"
+#include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {
@@ -96,7 +97,12 @@ class ColumnStates final : public PoolListener {
 
     void count_hit() noexcept { ++num_hits_; }
     [[nodiscard]] StateStats stats() const noexcept;
-    void reset_counts() noexcept { num_hits_ = num_made_ = 0; }
+    /// Pages that `evict` took since the last `reset_counts`.
+    [[nodiscard]] const EvictionCounts& evicted() const noexcept { return evicted_; }
+    void reset_counts() noexcept {
+        num_hits_ = num_made_ = 0;
+        evicted_ = {};
+    }
 
     /// Throws IntegrityError unless the invariant holds; `used` are the slots of requests, `cached`
     /// [columns] says which ones the tree has. O(slots).
@@ -133,6 +139,7 @@ class ColumnStates final : public PoolListener {
     std::int64_t num_checkpoints_ = 0;
     std::int64_t num_hits_ = 0;
     std::int64_t num_made_ = 0;
+    EvictionCounts evicted_;
 };
 
 /// Keeps a slot as it is for who reads or writes it.

@@ -78,6 +78,13 @@ class HeldCounts {
     std::int64_t num_over_ = 0;  // owners above their ceiling
 };
 
+/// What the requests of an owner did.
+struct OwnerTally {
+    std::int64_t refused = 0;  // reservations, for a quota alone
+    std::int64_t input_tokens = 0;
+    std::int64_t cache_tokens = 0;
+};
+
 /// Whose each page of a replica is, and which are held: neither free nor evictable.
 ///
 ///     free  -- allocated: the taker's, held -->  a request's own
@@ -100,7 +107,7 @@ class PageOwners final : public PoolListener, public ProtectionListener {
     PageOwners(std::int64_t num_pages, const std::vector<TenantQuota>& quotas)
         : states_(static_cast<std::size_t>(num_pages)),
           counts_(quotas),
-          refused_(quotas.size() + 1) {}
+          tallies_(quotas.size() + 1) {}
 
     [[nodiscard]] const HeldCounts& counts() const noexcept { return counts_; }
     [[nodiscard]] Owner owner(BlockId page) const noexcept {
@@ -129,10 +136,9 @@ class PageOwners final : public PoolListener, public ProtectionListener {
     /// They count for another owner from now on.
     void give(const BlockId* pages, std::int64_t n, Owner owner) noexcept;
 
-    /// A reservation of that owner's was refused for a quota.
-    void count_refusal(Owner owner) noexcept { ++refused_[owner]; }
-    [[nodiscard]] std::int64_t num_refused(Owner owner) const noexcept { return refused_[owner]; }
-    void reset_refusals() noexcept { refused_.assign(refused_.size(), 0); }
+    /// What is counted of that owner's requests.
+    [[nodiscard]] OwnerTally& tally(Owner owner) noexcept { return tallies_[owner]; }
+    void reset_tallies() noexcept { tallies_.assign(tallies_.size(), {}); }
 
     void freed(const BlockId* pages, std::int64_t n) noexcept override { let_go(pages, n); }
     void protect(const BlockId* pages, std::int32_t n, bool is_protected) noexcept override {
@@ -151,7 +157,7 @@ class PageOwners final : public PoolListener, public ProtectionListener {
 
     std::vector<Owner> states_;  // of each page its owner, with a bit where it is held
     HeldCounts counts_;
-    std::vector<std::int64_t> refused_;
+    std::vector<OwnerTally> tallies_;
     Owner taker_ = 0;
 };
 

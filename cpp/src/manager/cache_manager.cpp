@@ -63,12 +63,12 @@ SequenceHandle CacheManager::claim(std::int32_t replica) {
 void CacheManager::set_terms(SequenceHandle sequence, const RequestTerms& terms) {
     const Lock lock(impl_->mutex);
     ManagerState& state = impl_->state;
-    static_cast<void>(state.sequences.at(sequence));
+    const Sequence& told = state.sequences.at(sequence);
     const bool has_tenant = terms.tenant != RequestTerms::kSameTenant;
     const Owner owner = has_tenant ? quotas::owner_of(state.config, terms.tenant) : Owner{0};
     if (owner != 0) state.tenants.make_room(sequence);
     state.terms.set(sequence, terms);
-    if (has_tenant) state.tenants.set(sequence, owner);
+    if (has_tenant) state.set_tenant(told, sequence, owner);
 }
 
 void CacheManager::advance(std::int64_t now) {

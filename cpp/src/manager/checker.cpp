@@ -164,6 +164,27 @@ void check_owners(const Replica& replica) {
                 "tenants: nobody is above its ceiling, and every reservation can be filled");
 }
 
+// What is counted by reason, and by tenant, is what is counted in all.
+void check_tallies(Replica& replica) {
+    const Metrics counted = replica.counted();
+    const EvictionCounts& evicted = counted.evicted;
+    require_law(evicted.policy + evicted.window + evicted.unreachable == counted.evicted_pages,
+                "metrics: evicted by reason == evicted");
+    if (replica.owners == nullptr) return;
+    OwnerTally sum;
+    for (std::size_t i = 0; i < replica.owners->counts().num_owners(); ++i) {
+        const OwnerTally& tally = replica.owners->tally(static_cast<Owner>(i));
+        require_law(tally.input_tokens >= 0 && tally.cache_tokens >= 0,
+                    "metrics: tokens of a tenant >= 0");
+        sum.input_tokens += tally.input_tokens;
+        sum.cache_tokens += tally.cache_tokens;
+    }
+    require_law(sum.input_tokens == counted.input_tokens,
+                "metrics: tokens to compute of tenants == tokens to compute");
+    require_law(sum.cache_tokens == counted.cache_tokens,
+                "metrics: cached tokens of tenants == cached tokens");
+}
+
 // Requests have slots of their own, checkpoints are the tree's.
 void check_states(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
@@ -254,6 +275,7 @@ void check_integrity(const ManagerState& state) {
         check_counts(state, i);
         check_columns(state, i);
         check_owners(state.replica_at(i));
+        check_tallies(state.replica_at(i));
         check_states(state, i);
     }
     state.flights.check_integrity();

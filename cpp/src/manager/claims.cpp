@@ -53,7 +53,7 @@ bool Claims::release(SequenceHandle handle) {
 void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
     Replica& home = state_.home_of(sequence);
     if (home.states != nullptr) give_back_slot(home, sequence, handle);
-    state_.counts.uncount(home.metrics, sequence, state_.config.page_size);
+    state_.counts.uncount(state_.tokens_of(sequence, handle), sequence, state_.config.page_size);
     if (home.columns != nullptr) state_.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
     state_.flights.forget(handle);

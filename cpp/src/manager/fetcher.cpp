@@ -114,6 +114,8 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
     }
     new_input_.resize(static_cast<std::size_t>(end - targets));
     std::fill(new_input_.begin(), new_input_.end(), 0);
+    const std::size_t quotas = state_.config.quotas.size();
+    if (quotas > 0) tenant_input_.assign(new_input_.size() * (quotas + 1), 0);
     missing_.clear();
     late_.clear();
 }
@@ -157,6 +159,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
     const std::int64_t page_size = state_.config.page_size;
     const bool is_copying = !state_.copies.empty();
     const bool in_chunks = state_.config.reserve_chunks;
+    const std::size_t quotas = state_.config.quotas.size();
     rows_.resize(n);
     std::int32_t replica = 0;
     const WindowView windows = state_.windows.view();
@@ -190,7 +193,12 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         part.write<kHasGroups>(request, sequence, row, state_, windows);
         if constexpr (kHasStates) part.write_state(request, row, state_.states);
         if (request.active <= sequence.counted_end) continue;
-        part.new_input += request.active - std::max(request.start, sequence.counted_end);
+        const std::int64_t added = request.active - std::max(request.start, sequence.counted_end);
+        part.new_input += added;
+        if (quotas > 0) {
+            const auto first = static_cast<std::size_t>(replica) * (quotas + 1);
+            tenant_input_[first + state_.tenants.of(request.sequence)] += added;
+        }
         counted.set(sequence, request.active);
     }
     finish_part();
@@ -220,13 +228,18 @@ void Fetcher::count(const RequestBatch& batch) noexcept {
     for (std::size_t r = 0; r < new_input_.size(); ++r) {
         state_.replicas[r]->metrics.input_tokens += new_input_[r];
     }
+    const std::size_t owners = state_.config.quotas.size() + 1;
+    for (std::size_t i = 0; i < tenant_input_.size(); ++i) {
+        const auto owner = static_cast<Owner>(i % owners);
+        state_.replicas[i / owners]->owners->tally(owner).input_tokens += tenant_input_[i];
+    }
     for (const LateRow& late : late_) {
         Sequence& sequence = rows_[late.batch_row];
         const RequestView& request = batch[late.batch_row];
         sequence.reuse = Reuse::kSealed;
         sequence.written = std::min(sequence.written, request.start);
-        TokenCounts::count_input(state_.home_of(sequence).metrics, sequence, request.start,
-                                 request.active);
+        TokenCounts::count_input(state_.tokens_of(sequence, request.sequence), sequence,
+                                 request.start, request.active);
     }
 }
 

@@ -49,19 +49,21 @@ void reset_prefix_cache(ManagerState& state) noexcept {
     state.store_queue.fasten();
     state.cache_copies.fasten();
     for (const auto& replica : state.replicas) {
+        replica->metrics.evicted.reset += replica->num_cached();
+        replica->metrics.host_evicted.reset += replica->num_stored();
         std::array<BlockId, 256> evicted;
         for (std::int64_t n = 1; n > 0;) {
             n = replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
             replica->pool.free(evicted.data(), n);
         }
         // Of columns that are held, what windows do not read.
-        if (replica->columns != nullptr) {
-            replica->columns->make_room(replica->num_pages(), 0, {});
-        }
+        if (replica->columns != nullptr) replica->columns->forget_idle();
         if (replica->owners != nullptr) tell_held(*replica);
         if (replica->states != nullptr) replica->states->forget();
         if (replica->host != nullptr) replica->host->reset();
         if (replica->host_states != nullptr) replica->host_states->forget();
+        replica->metrics.evicted.reset -= replica->num_cached();
+        replica->metrics.host_evicted.reset -= replica->num_stored();
     }
     if (state.events != nullptr) state.events->end_reset();
 }
@@ -70,9 +72,10 @@ void reset_metrics(ManagerState& state) noexcept {
     state.counts.reset();
     for (const auto& replica : state.replicas) {
         replica->metrics = {};
-        if (replica->owners != nullptr) replica->owners->reset_refusals();
+        if (replica->owners != nullptr) replica->owners->reset_tallies();
         if (replica->columns != nullptr) replica->columns->reset_counts();
         if (replica->states != nullptr) replica->states->reset_counts();
+        if (replica->host_columns != nullptr) replica->host_columns->reset_counts();
         if (replica->host_states != nullptr) replica->host_states->reset_counts();
         replica->note_peak();
     }

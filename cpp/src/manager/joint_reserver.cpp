@@ -358,7 +358,7 @@ bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made
 
 void JointReserver::count_refusal(const Call& call, std::int64_t row) noexcept {
     const Owner owner = state_.tenants.of(call.batch[row].sequence);
-    state_.home_of(call.rows[row]).owners->count_refusal(owner);
+    state_.home_of(call.rows[row]).owners->tally(owner).refused += 1;
 }
 
 // Several rows against one state, so that the batch gets its pages as a whole or not at all. All

@@ -154,15 +154,16 @@ std::vector<TenantStats> tenant_stats(const Replica& replica) {
     for (std::size_t i = 1; i < counts.num_owners(); ++i) {
         const auto owner = static_cast<Owner>(i);
         const TenantQuota& quota = counts.quota(owner);
-        stats.push_back({counts.held(owner), quota.reserved_pages, quota.max_pages,
-                         replica.owners->num_refused(owner)});
+        const OwnerTally& tally = replica.owners->tally(owner);
+        stats.push_back({counts.held(owner), quota.reserved_pages, quota.max_pages, tally.refused,
+                         tally.input_tokens, tally.cache_tokens});
     }
     return stats;
 }
 
 Metrics metrics(const ManagerState& state) noexcept {
     Metrics sum;
-    for (const auto& replica : state.replicas) sum += replica->metrics;
+    for (const auto& replica : state.replicas) sum += replica->counted();
     return sum;
 }
 

@@ -23,7 +23,8 @@ ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequen
             !admission.lacks_slot && state_.flights.holds_back(sequence.replica, lacking);
         if (is_held_back && transfers != nullptr) return ReserveStatus::kPending;
         if (admission.is_over_quota) {
-            state_.home_of(sequence).owners->count_refusal(state_.tenants.of(request.sequence));
+            const Owner owner = state_.tenants.of(request.sequence);
+            state_.home_of(sequence).owners->tally(owner).refused += 1;
         }
         return ReserveStatus::kNoSpace;
     }
@@ -48,8 +49,8 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t nu
          state_.windows.has_reserved(request.sequence, request.active + num_steps - 1)) &&
         (!state_.states.exist() || state_.states.is_ready(request))) {
         sequence.written = std::min(sequence.written, request.start);
-        TokenCounts::count_input(state_.home_of(sequence).metrics, sequence, request.start,
-                                 request.active);
+        TokenCounts::count_input(state_.tokens_of(sequence, request.sequence), sequence,
+                                 request.start, request.active);
         return ReserveStatus::kOk;
     }
     const Admission admission = admitter_.admit(sequence, request, num_steps);

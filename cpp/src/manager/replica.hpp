@@ -138,6 +138,7 @@ struct Replica {
                                              : states->evict(n - free, out + free, tree, *policy_);
             detail::require_law(evicted == n - free, "reserve: admitted pages are there");
             metrics.evicted_pages += evicted;
+            if (states == nullptr) metrics.evicted.policy += evicted;
         }
         if (owners != nullptr && columns == nullptr) owners->take(out, n);
     }
@@ -154,6 +155,7 @@ struct Replica {
             const std::int64_t taken = tree.evict(most, evicted.data(), guard);
             pool.free(evicted.data(), taken);
             metrics.evicted_pages += taken;
+            metrics.evicted.policy += taken;
             n = taken == most ? n - taken : 0;
         }
     }
@@ -164,6 +166,15 @@ struct Replica {
         const bool went = columns->evict_one(wants_pages, wants_column, guard);
         metrics.evicted_pages += num_free() - free;
         return went;
+    }
+    /// The counters, with those that parts keep.
+    [[nodiscard]] Metrics counted() const noexcept {
+        Metrics sum = metrics;
+        if (columns != nullptr) sum.evicted += columns->evicted();
+        if (states != nullptr) sum.evicted += states->evicted();
+        if (host_columns != nullptr) sum.host_evicted += host_columns->evicted();
+        if (host_states != nullptr) sum.host_evicted += host_states->evicted();
+        return sum;
     }
     /// Only where the peak could move is it worth counting what the cache protects.
     void note_peak() noexcept {
@@ -176,6 +187,7 @@ struct Replica {
     [[nodiscard]] std::int64_t take_stored(std::int64_t n, BlockId* out) noexcept {
         const std::int64_t free = std::min(n, host->pool().num_free());
         std::int64_t taken = host->take(host_states == nullptr ? n : free, out);
+        if (host_columns == nullptr) metrics.host_evicted.policy += taken - free;
         if (host_states != nullptr) {
             taken += host_states->evict(n - taken, out + taken, host->tree(), *host_policy_);
         }

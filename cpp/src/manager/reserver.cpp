@@ -150,20 +150,21 @@ void take_state(ManagerState& state, Reservation& made, const Sequence& sequence
     if (row.at != admission.start) state.states.set_back(request.sequence, admission.start);
 }
 
-void count(ManagerState& state, const Admission& admission, Sequence& sequence) noexcept {
-    Metrics& metrics = state.home_of(sequence).metrics;
+void count(ManagerState& state, const Admission& admission, SequenceHandle handle,
+           Sequence& sequence) noexcept {
+    const TokenSums sums = state.tokens_of(sequence, handle);
     const FoundHit& hit = admission.hit;
     state.counts.settle(sequence);
     sequence.written =
         hit.is_taken() ? admission.start : std::min(sequence.written, admission.start);
     if (hit.is_taken()) {
-        TokenCounts::count_hit(metrics, sequence, hit.tokens, hit.match.partial_tokens);
+        TokenCounts::count_hit(sums, sequence, hit.tokens, hit.match.partial_tokens);
     }
     if (!sequence.is_sealed()) {
         if (hit.is_taken()) sequence.reuse = Reuse::kOpen;
         if (admission.declines_partial) sequence.reuse = Reuse::kDeclined;
     }
-    TokenCounts::count_input(metrics, sequence, admission.start, admission.active);
+    TokenCounts::count_input(sums, sequence, admission.start, admission.active);
 }
 
 }  // namespace
@@ -287,7 +288,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
                                 has_state ? state_.states.of(handle).slot : ColumnStates::kNone,
                                 *transfers);
     }
-    count(state_, admission, sequence);
+    count(state_, admission, handle, sequence);
     const bool has_moved = request.start != admission.start || request.active != admission.active;
     if (has_moved && transfers != nullptr) {
         transfers->moved.push_back({row, request.start, request.active});

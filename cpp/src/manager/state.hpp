@@ -35,6 +35,27 @@ struct ManagerState {
     [[nodiscard]] Replica& home_of(const Sequence& sequence) const noexcept {
         return *replicas[static_cast<std::size_t>(sequence.replica)];
     }
+    /// Where its tokens count. O(1).
+    [[nodiscard]] TokenSums tokens_of(const Sequence& sequence,
+                                      SequenceHandle handle) const noexcept {
+        Replica& home = home_of(sequence);
+        if (home.owners == nullptr) return {home.metrics};
+        return {home.metrics, &home.owners->tally(tenants.of(handle))};
+    }
+    /// A sequence is that owner's from now on, with the tokens that it has counted.
+    void set_tenant(const Sequence& sequence, SequenceHandle handle, Owner owner) noexcept {
+        const Owner before = tenants.of(handle);
+        PageOwners* owners = home_of(sequence).owners.get();
+        tenants.set(handle, owner);
+        if (owners == nullptr || owner == before) return;
+        const OwnerTally tally = counts.counted(sequence);
+        const auto add = [&](Owner to, std::int64_t sign) {
+            owners->tally(to).input_tokens += sign * tally.input_tokens;
+            owners->tally(to).cache_tokens += sign * tally.cache_tokens;
+        };
+        add(before, -1);
+        add(owner, 1);
+    }
     /// Throws std::out_of_range for a replica that does not exist.
     [[nodiscard]] Replica& replica_at(std::int32_t index) const {
         if (index < 0 || index >= config.num_replicas) throw_no_replica(index);

@@ -285,9 +285,11 @@ class TierFlights {
         Sequence* sequence = sequences_.find(flight.sequence);
         if (home.columns != nullptr) leave_records(flight);
         if (done && tells_hits_) home.host->use(flight.source.node(), flight.source.depth());
+        const std::int32_t columns = std::max(0, flight.source.depth() - flight.first);
         flight.source.end(true);
         if (done) {
             home.metrics.loaded_pages += flight.num_pages;
+            home.metrics.loaded_tokens += std::int64_t{columns} * page_size_;
             if (home.columns != nullptr) home.columns->count_loaded(flight.copied);
             if (flight.stored_state) home.host_states->count_hit();
         }

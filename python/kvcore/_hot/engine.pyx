@@ -17,6 +17,7 @@ from kvcore._hot.claims cimport Claim, not_found
 from kvcore._hot.extra_keys cimport shown_of
 from kvcore._hot.parts cimport check, checked, listen, require_made, reuse_after, tell_time
 from kvcore._hot.settler cimport copies_array, grouped_copies_array
+from kvcore.cpp cimport kFetch, kReserve, kReserveBatch, kStep
 
 cnp.import_array()
 
@@ -143,8 +144,10 @@ cdef class StepEngine(EngineParts):
         Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
+        cdef int64_t begun = self._times.begin()
         listen(self)
         cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
+        self._times.end(kReserve, begun)
         check(self)
         return fits
 
@@ -156,8 +159,12 @@ cdef class StepEngine(EngineParts):
         Every error is raised before anything is reserved.
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
+        cdef int64_t begun = self._times.begin()
         listen(self)
-        return checked(self, reservations.reserve_batch(self._reader, self._settler, batch, ahead))
+        cdef int64_t fit = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
+        self._times.end(kReserveBatch, begun)
+        check(self)
+        return fit
 
     def plan(self, ctx, num_steps=1):
         """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
@@ -263,12 +270,15 @@ cdef class StepEngine(EngineParts):
         ordered behind the streams of earlier fetches; the host waits for nothing.
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
+        cdef int64_t begun = self._times.begin()
         listen(self)
         if self._onload is not None and self._onload.waiting and not self._reader.is_known(batch):
             batch = list(batch)
             self._await_pages(batch)
             require_made(self)  # it may have been closed meanwhile
-        return checked(self, steps.fetch(self._reader, self._settler, self._maker, batch, ahead))
+        cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
+        self._times.end(kFetch, begun)
+        return checked(self, inputs)
 
     def step(self, batch, *, after=None):
         """Commit every page whose tokens are all written to the prefix cache.
@@ -299,10 +309,13 @@ cdef class StepEngine(EngineParts):
         pages that are stored there, while other threads may run. Pages that the host tier could not
         take are not there, which the log says ("kvcore"): what is committed stays so.
         """
+        cdef int64_t begun = self._times.begin()
         listen(self)  # a page written now must not be swapped for one to be forgotten
         if after is not None:
             reuse_after(self, after)
-        return checked(self, steps.commit(self._reader, self._settler, batch))
+        cdef cnp.ndarray swaps = steps.commit(self._reader, self._settler, batch)
+        self._times.end(kStep, begun)
+        return checked(self, swaps)
 
     def take_copies(self):
         """Hand out the page copies that a manager without a pool of its own owes.

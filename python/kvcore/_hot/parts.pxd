@@ -5,7 +5,7 @@ from kvcore._hot.claims cimport ClaimTable
 from kvcore._hot.settler cimport Settler
 from kvcore._hot.steps cimport InputMaker
 from kvcore._hot.terms cimport nanoseconds
-from kvcore.cpp cimport CacheManager
+from kvcore.cpp cimport CacheManager, CallTimes
 
 
 cdef class EngineParts:
@@ -14,6 +14,7 @@ cdef class EngineParts:
     cdef bint _checks
     cdef bint _is_alone  # neither a listener nor a clock: no code of the caller's runs
     cdef CacheManager* _native  # of `_core`
+    cdef CallTimes _times
     cdef ClaimTable _claims
     cdef BatchReader _reader
     cdef Settler _settler

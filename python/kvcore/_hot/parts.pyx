@@ -5,14 +5,23 @@
 
 cimport cython
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 from kvcore._hot cimport prefixes
 from kvcore._hot.batches cimport BatchReader
 from kvcore._hot.claims cimport ClaimTable, RowClaims
 from kvcore._hot.settler cimport Settler
 from kvcore._hot.steps cimport InputMaker
-from kvcore.cpp cimport CacheManager
+from kvcore.cpp cimport (
+    CacheManager,
+    CallTimes,
+    LatencyHistogram,
+    TimedCall,
+    kFetch,
+    kReserve,
+    kReserveBatch,
+    kStep,
+)
 
 from kvcore._hot.store_side import StoreSide
 from kvcore.errors import KVCacheError
@@ -25,6 +34,18 @@ cdef int refuse(EngineParts engine) except -1:
     raise RuntimeError(
         f"this {name} was not initialised; call __init__ of the base class before anything else"
     )
+
+
+cdef tuple listed_times(EngineParts engine, TimedCall call):
+    """Calls up to each bound in seconds, and the seconds of all."""
+    cdef const LatencyHistogram* found = &engine._times.of(call)
+    cdef int64_t calls = 0
+    cdef list upto = []
+    cdef size_t i
+    for i in range(found.counts().size()):
+        calls += found.counts()[i]
+        upto.append((LatencyHistogram.bound(i), calls))
+    return upto, engine._times.seconds(call)
 
 
 @cython.no_gc_clear  # what dies with a manager may still ask
@@ -86,6 +107,40 @@ cdef class EngineParts:
         self._settler.below = below
         self._onload = onload
         return self._settler.store_side
+
+    def _time_calls(self, bint on):
+        """Begin to time calls for somebody, or end it for one who began; those of a closed one too.
+
+        Calls are timed while there is anybody. What is counted stays until ``_reset_times``.
+        """
+        cdef double tick
+        if not on:
+            self._times.stop()
+            return
+        with nogil:
+            tick = CallTimes.measure_tick()
+        self._times.start(tick)
+
+    def _call_times(self):
+        """Return how long calls took: seconds in all, and by name how many took how long.
+
+        Returns
+        -------
+        dict of str to (list of (float, int), float)
+            Of "reserve", "reserve_batch", "fetch" and "step" the calls that took up to so many
+            seconds, to infinity, and the seconds of all.
+        """
+        require_made(self)
+        return {
+            "reserve": listed_times(self, kReserve),
+            "reserve_batch": listed_times(self, kReserveBatch),
+            "fetch": listed_times(self, kFetch),
+            "step": listed_times(self, kStep),
+        }
+
+    def _reset_times(self):
+        """Count calls from 0 again."""
+        self._times.reset()
 
     def _require_open(self):
         """Raise KVCacheError once it is closed."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -137,7 +138,9 @@ class TieredCache(StepEngine):
         if self._mover is not None:
             found["host"] = self._host_metrics()
         if self._tiers is not None:
-            found.update(self._tiers.metrics())
+            column = column_tokens(self.params)
+            for name, each in self._tiers.metrics().items():
+                found[name] = replace(each, tokens=each.hits * column)
         return MappingProxyType(found)
 
     def _host_metrics(self) -> TierMetrics:
@@ -150,6 +153,7 @@ class TieredCache(StepEngine):
             bytes_in=down * size,
             bytes_out=up * size,
             pages_waiting=0 if self._side is None else self._side.waiting,
+            tokens=self._core.metrics.loaded_tokens,
         )
 
     # ---- pages on their way up ---------------------------------------------------------------
