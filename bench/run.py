@@ -45,6 +45,7 @@ SUITES = {
         "pin",
         "keys",
         "events",
+        "exporter",
         "routing",
         "evict",
         "policies",
@@ -84,6 +85,7 @@ EXCERPTS = {
         ),
         ("tenants.md", "quotas-cost", ("quotas.*",)),
         ("routing.md", "routing-cost", ("routing.*",)),
+        ("metrics.md", "metrics-cost", ("exporter.*",)),
     ),
     "data-path": (
         ("shared_stores.md", "shared-cost", ("shared.put.*", "shared.get.*", "shared.miss")),

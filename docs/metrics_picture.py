@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw docs/metrics.svg: what the panels of docs/grafana.json show while generated chats are served.
+"""Draw docs/metrics.svg: the panels of docs/grafana.json while generated chats are served.
 
 Chats of two tenants run on a pool that is too small for them, over a host tier and a disk. The
 exporter is scraped every few steps, and the panels' expressions are evaluated over what it said.
@@ -30,20 +30,21 @@ from kvcore.scheduler import Request, Scheduler
 
 HERE = Path(__file__).parent
 STEPS, EVERY, WINDOW = 1500, 25, 4  # steps; between two scrapes; scrapes behind a rate
-WIDTH, HEIGHT, HEAD = 480, 230, 30  # of a panel
+WIDTH, HEIGHT, HEAD, GAP = 480, 230, 30, 40  # of a panel; for long names between two
 CHATS = ChatSettings(
     conversations=400,
     conversations_per_second=2.0,
     system_prompts=6,
     system_tokens=(100, 400),
+    max_turns=6,
     median_message=40.0,
     median_output=30.0,
     max_message=400,
     max_output=100,
     mean_pause=10.0,
 )
-STEPS_PER_SECOND = 12.0
-TENANTS = {"chat": (40, 200), "batch": (0, 120)}
+STEPS_PER_SECOND = 22.0
+TENANTS = {"chat": (40, 200), "batch": (0, 180)}
 
 
 def manager(folder: str) -> PagedKVCacheManager:
@@ -123,9 +124,9 @@ def panel_picture(panel: dict[str, Any], lines: list[Line], place: int) -> str:
     y = linear_axis(_UNITS[unit], 0.0, max(values, default=1.0), "{:,.3g}".format)
     chart = Chart(f"p{place}", panel["title"], tuple(lines), x, y, WIDTH, HEIGHT, is_labelled=True)
     drawn = re.sub(r'<path class="mark"[^>]*/>', "", chart.svg())  # too many to tell apart
-    left, top = place % 2 * WIDTH, place // 2 * (HEIGHT + HEAD)
+    left, top = place % 2 * (WIDTH + GAP), place // 2 * (HEIGHT + HEAD)
     title = f'<text class="name" x="{left + 62}" y="{top + 20}">{escape(panel["title"])}</text>'
-    where = f'x="{left}" y="{top + HEAD}" width="{WIDTH}" height="{HEIGHT}"'
+    where = f'x="{left}" y="{top + HEAD}" width="{WIDTH}" height="{HEIGHT}" overflow="visible"'
     return title + drawn.replace('class="chart"', where, 1)
 
 
@@ -142,7 +143,7 @@ def picture(scrapes: list[Scrape]) -> str:
     height = math.ceil(len(drawn) / 2) * (HEIGHT + HEAD)
     return (
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" role="img" '
-        f'viewBox="0 0 {2 * WIDTH} {height}"><style>{CHART_STYLE}</style>'
+        f'viewBox="0 0 {2 * (WIDTH + GAP)} {height}"><style>{CHART_STYLE}</style>'
         f"<title>Panels of the dashboard</title>{''.join(drawn)}</svg>"
     )
 

@@ -326,7 +326,8 @@ void bind_cache_manager(py::module_& module) {
         .def_property_readonly(
             "metrics", &CacheManager::metrics,
             "Counters summed over replicas, a copy: input_tokens, cache_tokens, copied_tokens, "
-            "evicted_pages, peak_used_pages, stored_pages, loaded_pages, loaded_tokens; evicted and "
+            "evicted_pages, peak_used_pages, stored_pages, loaded_pages, loaded_tokens; evicted "
+            "and "
             "host_evicted are EvictionCounts.")
         .def("reset_metrics", &CacheManager::reset_metrics, docs::kResetMetrics)
         .def("check_integrity", &CacheManager::check_integrity, docs::kCheckIntegrity)

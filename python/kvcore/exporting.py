@@ -43,26 +43,20 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         return (self._metric(family) for family in self._families() if family.values)
 
-    def _metric(self, family: Family) -> Metric:
+    def _metric(self, family: Family) -> Any:
         from prometheus_client import core
-        from prometheus_client.utils import floatToGoString
 
-        kinds = {
+        kinds: dict[str, Any] = {
             "counter": core.CounterMetricFamily,
             "gauge": core.GaugeMetricFamily,
             "histogram": core.HistogramMetricFamily,
         }
         labels = ("manager", *family.labels)
-        metric = kinds[family.kind](f"kvcore_{family.name}", family.help, labels=labels)
+        made = kinds[family.kind](f"kvcore_{family.name}", family.help, labels=labels)
         for labels_of_one, value in family.values:
-            named = (self._name, *labels_of_one)
-            if isinstance(value, tuple):
-                upto, seconds = value
-                buckets = [(floatToGoString(bound), n) for bound, n in upto]
-                metric.add_metric(named, buckets, seconds)
-            else:
-                metric.add_metric(named, value)
-        return metric
+            parts = value if isinstance(value, tuple) else (value,)  # buckets and sum, or a number
+            made.add_metric((self._name, *labels_of_one), *parts)
+        return made
 
 
 class Exporter:
@@ -92,7 +86,7 @@ class Exporter:
             ) from None
         self.host = host
         self.port: int = self._server.server_port
-        manager._time_calls(True)
+        manager._time_calls(True)  # noqa: SLF001 - where it is ended
         self._timed: weakref.ref[Any] | None = weakref.ref(manager)
         self._closing = Lock()
 
@@ -105,7 +99,7 @@ class Exporter:
             timed, self._timed = self._timed, None
         manager = None if timed is None else timed()
         if manager is not None:
-            manager._time_calls(False)
+            manager._time_calls(False)  # noqa: SLF001
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from math import isinf
 from typing import Any, NamedTuple
 
 __all__ = ["Family", "manager_families", "scheduler_families"]
@@ -17,8 +18,8 @@ _CALLS = (
     ("step", "Seconds that a call of step took."),
 )
 
-#: Of a histogram: calls up to each bound in seconds, and the seconds of all.
-Times = tuple[Sequence[tuple[float, int]], float]
+#: Of a histogram: calls up to each bound in seconds, which is text, and the seconds of all.
+Times = tuple[Sequence[tuple[str, float]], float]
 
 
 class Value(NamedTuple):
@@ -177,9 +178,11 @@ def _tiers(mgr: Any) -> Iterator[Family]:
 
 
 def _latencies(mgr: Any) -> Iterator[Family]:
-    found = mgr._call_times()
+    found = mgr._call_times()  # noqa: SLF001 - counted in native code, for exporters alone
     for call, text in _CALLS:
-        yield Family("histogram", f"{call}_seconds", text, (), [Value((), found[call])])
+        upto, seconds = found[call]
+        buckets = [("+Inf" if isinf(bound) else repr(bound), n) for bound, n in upto]
+        yield Family("histogram", f"{call}_seconds", text, (), [Value((), (buckets, seconds))])
 
 
 def manager_families(mgr: Any) -> Iterator[Family]:

@@ -16,9 +16,9 @@ class LatencyHistogram {
    public:
     /// Upper bounds in nanoseconds, each included: 1, 2 and 5 of every power of ten, 1 us to 1 s.
     static constexpr std::array<std::int64_t, 19> kBounds = {
-        1'000,       2'000,       5'000,       10'000,     20'000,     50'000,     100'000,
-        200'000,     500'000,     1'000'000,   2'000'000,  5'000'000,  10'000'000, 20'000'000,
-        50'000'000,  100'000'000, 200'000'000, 500'000'000, 1'000'000'000};
+        1'000,      2'000,       5'000,       10'000,      20'000,       50'000,     100'000,
+        200'000,    500'000,     1'000'000,   2'000'000,   5'000'000,    10'000'000, 20'000'000,
+        50'000'000, 100'000'000, 200'000'000, 500'000'000, 1'000'000'000};
     /// By bucket, each without those below it; what took longer than the last bound comes last.
     using Counts = std::array<std::int64_t, kBounds.size() + 1>;
 

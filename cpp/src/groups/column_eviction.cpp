@@ -113,8 +113,7 @@ std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
     };
     Entry next = IdlePages::kNone;
     if (pages > 0) next = idle_.first_useless();
-    std::int64_t* const count =
-        next == IdlePages::kNone ? &evicted_.window : &evicted_.unreachable;
+    std::int64_t* const count = next == IdlePages::kNone ? &evicted_.window : &evicted_.unreachable;
     const bool may_be_useless = next == IdlePages::kNone && policy_.useless().has_condemned();
     if (may_be_useless && evict_useless(wanted(), guard)) return &evicted_.unreachable;
     if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();

@@ -53,8 +53,9 @@ class Fetcher {
     std::vector<LateRow> late_;            // rows that are written when all is reserved
     std::vector<Undo> undo_;               // what to take back from the rows of a refused batch
     std::vector<std::int64_t> new_input_;  // tokens of each replica
-    std::vector<std::int64_t> tenant_input_;  // of these, by replica and owner; empty without quotas
-    std::vector<Room> rooms_;              // of the tables of each
+    std::vector<std::int64_t>
+        tenant_input_;         // of these, by replica and owner; empty without quotas
+    std::vector<Room> rooms_;  // of the tables of each
 };
 
 }  // namespace kvcore

@@ -77,7 +77,8 @@ class TokenCounts {
         const OwnerTally tally = counted(sequence);
         sums.add_input(-tally.input_tokens);
         sums.add_cached(-tally.cache_tokens);
-        if (sequence.count_epoch == epoch_) sums.replica.copied_tokens -= sequence.hit_tokens % page_size;
+        if (sequence.count_epoch == epoch_)
+            sums.replica.copied_tokens -= sequence.hit_tokens % page_size;
         sequence.hit_tokens = 0;
         sequence.counted_from = sequence.counted_end = 0;
     }
