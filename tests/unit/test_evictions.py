@@ -99,4 +99,5 @@ def test_pages_that_no_checkpoint_makes_worth_it() -> None:
         prefill(manager, f"r{i}", [(7 * i + k) % 50 for k in range(19)])
         manager.release(f"r{i}")
     found = manager.eviction_metrics["device"]
-    assert found.policy + found.window + found.unreachable == manager.metrics.evicted_pages > 0
+    assert found.policy + found.unreachable == manager.metrics.evicted_pages
+    assert min(found.policy, found.unreachable) > 0
