@@ -12,48 +12,11 @@ import pytest
 from kvcore import (
     CapacityError,
     InsufficientBlocksError,
-    KVCacheParams,
     PagedKVCacheManager,
-    TextGenerationContext,
 )
 from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.scheduler import Request, Scheduler
-
-PAGES = 16
-
-
-def manager_of(quotas: Any, num_pages: int = PAGES, **rest: Any) -> PagedKVCacheManager:
-    names = ("page_size", "data_parallel_degree", "groups", "num_layers")
-    sizes = {"page_size": 2, "num_layers": 1} | {n: rest.pop(n) for n in names if n in rest}
-    params = KVCacheParams(
-        "float32", 1, 4, enable_prefix_caching=True, n_devices=sizes.get("data_parallel_degree", 1),
-        **sizes,
-    )  # fmt: skip
-    return PagedKVCacheManager(
-        params, 16, max_seq_len=200, num_pages=num_pages, quotas=quotas, blocks=None,
-        devices=["cpu"] * params.n_devices, enable_runtime_checks=True, **rest,
-    )  # fmt: skip
-
-
-def context_of(name: str, tokens: Any, tenant: str | None = None) -> TextGenerationContext:
-    return TextGenerationContext(name, list(tokens), tenant=tenant)
-
-
-def reserved(manager: PagedKVCacheManager, context: TextGenerationContext) -> bool:
-    if not manager.contains(context.request_id):
-        manager.claim(context.request_id, "auto")
-    plan = manager.plan(context)
-    fits = manager.reserve(context)
-    assert plan.fits == fits
-    return fits
-
-
-def run(manager: PagedKVCacheManager, context: TextGenerationContext) -> None:
-    assert reserved(manager, context)
-    manager.fetch([context])
-    manager.take_copies()
-    context.update(1)
-    manager.step([context])
+from tenant_steps import PAGES, context_of, manager_of, reserved, run
 
 
 def held(manager: PagedKVCacheManager) -> dict[str, int]:
@@ -394,68 +357,3 @@ def test_a_batch_may_take_a_page_over_whose_owner_has_no_room_for_it() -> None:
     assert inputs.cache_lengths.tolist() == [0, batch[1].start_idx]
     assert batch[1].start_idx == 8
     assert held(manager) == {"c": 4, "b": 5}
-
-
-def tokens_of(manager: PagedKVCacheManager) -> dict[str, tuple[int, int]]:
-    found = manager.tenant_metrics
-    return {name: (each.input_tokens, each.cache_tokens) for name, each in found.items()}
-
-
-def test_tokens_count_for_the_tenant_that_runs_them() -> None:
-    manager = manager_of({"a": (0, None), "b": (0, None)})
-    run(manager, context_of("1", range(8), "a"))
-    assert tokens_of(manager) == {"a": (8, 0), "b": (0, 0)}
-    run(manager, context_of("2", [*range(8), 50], "b"))
-    assert tokens_of(manager) == {"a": (8, 0), "b": (1, 8)}
-    run(manager, context_of("3", [*range(8), 60]))  # nobody's
-    assert tokens_of(manager) == {"a": (8, 0), "b": (1, 8)}
-    assert (manager.metrics.input_tokens, manager.metrics.cache_tokens) == (10, 16)
-    manager.reset_metrics()
-    assert tokens_of(manager) == {"a": (0, 0), "b": (0, 0)}
-
-
-def test_tokens_of_steps_count_for_tenants() -> None:
-    manager = manager_of({"a": (0, None), "b": (0, None)})
-    batch = [
-        context_of("1", range(4), "a"),
-        context_of("2", range(9, 14), "b"),
-        context_of("3", [7]),
-    ]
-    for context in batch:
-        assert reserved(manager, context)
-    for _ in range(3):
-        manager.fetch(batch)
-        for context in batch:
-            context.update(1)
-        manager.step(batch)
-    assert tokens_of(manager) == {"a": (6, 0), "b": (7, 0)}
-    manager.reset_metrics()
-    manager.fetch(batch)
-    assert tokens_of(manager) == {"a": (1, 0), "b": (1, 0)}
-    assert manager.metrics.input_tokens == 3
-
-
-def test_a_refused_batch_counts_for_no_tenant() -> None:
-    manager = manager_of({"a": (0, 3), "b": (0, None)})
-    first, second = context_of("1", range(4), "b"), context_of("2", range(10, 14), "a")
-    for context in (first, second):
-        assert reserved(manager, context)
-    manager.fetch([first, second])
-    first.update(1)
-    second.update(1)
-    manager.step([first, second])
-    before = tokens_of(manager)
-    other = context_of("3", range(20, 24), "a")
-    manager.claim("3")
-    with pytest.raises(InsufficientBlocksError):
-        manager.fetch([first, second, other])
-    assert tokens_of(manager) == before
-
-
-def test_tokens_of_replicas_are_summed() -> None:
-    manager = manager_of({"a": (0, None)}, data_parallel_degree=2)
-    for replica in range(2):
-        context = context_of(str(replica), range(6), "a")
-        manager.claim(context.request_id, replica)
-        run(manager, context)
-    assert tokens_of(manager) == {"a": (12, 0)}
