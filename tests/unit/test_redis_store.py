@@ -108,12 +108,11 @@ def test_names_reveal_the_key_alone_and_the_first_value_stays(
 
 def test_a_user_who_may_not_count_names_may_clear(server: RedisServer, open_store: Open) -> None:
     rights = [f"+{each}" for each in ("get", "set", "exists", "unlink", "scan")]
-    server.client().acl_setuser("few", enabled=True, passwords=["+pw"], keys=["*"], commands=rights)
+    server.client().acl_setuser("few", True, passwords=["+pw"], keys=["*"], commands=rights)
     store = open_store(f"redis://few:pw@127.0.0.1:{server.port}")
     store.put_from(KEYS[:3], [page(i) for i in range(3)])
     assert store.clear() == 3
     assert server.client().dbsize() == 0
-    assert store.health().errors == 0
 
 
 def test_parts_of_pages_are_one_value(server: RedisServer, open_store: Open) -> None:
