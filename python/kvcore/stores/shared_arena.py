@@ -6,6 +6,7 @@ from __future__ import annotations
 import bisect
 import os
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import mmap
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 __all__ = ["SharedArena"]
 
 _ALIGNMENT = 64
+_LOOK_SECONDS = 0.05  # between two looks for buffers that were dropped, which notify nobody
 
 
 class SharedArena:
@@ -53,6 +55,8 @@ class SharedArena:
             raise
         self._first = int(self._bytes.ctypes.data)
         self._free = [(0, self.size)]  # (begin, end) of pieces, none beside another
+        # Of buffers that were dropped: maybe by a thread that is at work on the list above.
+        self._dropped: deque[tuple[int, int]] = deque()
         self._changed = Condition()
         self._close = weakref.finalize(self, os.close, self.fd)
 
@@ -71,12 +75,16 @@ class SharedArena:
         """
         with self._changed:
             while (begin := self._take(size)) is None:
-                if not self._changed.wait(max(0.0, ends - monotonic())):
+                left = ends - monotonic()
+                if left <= 0:
                     raise TimeoutError(f"nobody has given back memory; {size} bytes are wanted")
+                self._changed.wait(min(left, _LOOK_SECONDS))
         try:
             yield begin
         finally:
-            self._give(begin, size)
+            with self._changed:
+                self._give(begin, size)
+                self._changed.notify_all()
 
     def new_buffer(self, size: int) -> NDArray[np.uint8] | None:
         """Return memory that is taken as long as somebody has it; None where there is no room.
@@ -84,12 +92,13 @@ class SharedArena:
         Half of all of it stays for `taken`.
         """
         with self._changed:
+            self._collect()
             begin = self._take(size) if self._room() - size >= self.size // 2 else None
         if begin is None:
             return None
         # Views of an array that has no memory of its own refer to that array.
         found = np.frombuffer(self._bytes.data, np.uint8, size, begin)
-        weakref.finalize(found, self._give, begin, size).atexit = False
+        weakref.finalize(found, self._dropped.append, (begin, size)).atexit = False
         return found
 
     def view(self, begin: int, size: int) -> memoryview:
@@ -107,7 +116,12 @@ class SharedArena:
     def _room(self) -> int:
         return sum(end - begin for begin, end in self._free)
 
+    def _collect(self) -> None:
+        while self._dropped:
+            self._give(*self._dropped.popleft())
+
     def _take(self, size: int) -> int | None:
+        self._collect()
         size = _rounded(size)
         for i, (begin, end) in enumerate(self._free):
             if end - begin >= size:
@@ -117,16 +131,14 @@ class SharedArena:
         return None
 
     def _give(self, begin: int, size: int) -> None:
-        with self._changed:
-            end = begin + _rounded(size)
-            i = bisect.bisect(self._free, (begin, end))
-            if i < len(self._free) and self._free[i][0] == end:
-                end = self._free.pop(i)[1]
-            if i and self._free[i - 1][1] == begin:
-                begin = self._free.pop(i - 1)[0]
-                i -= 1
-            self._free.insert(i, (begin, end))
-            self._changed.notify_all()
+        end = begin + _rounded(size)
+        i = bisect.bisect(self._free, (begin, end))
+        if i < len(self._free) and self._free[i][0] == end:
+            end = self._free.pop(i)[1]
+        if i and self._free[i - 1][1] == begin:
+            begin = self._free.pop(i - 1)[0]
+            i -= 1
+        self._free.insert(i, (begin, end))
 
 
 def _rounded(size: int) -> int:
