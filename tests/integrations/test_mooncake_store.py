@@ -254,6 +254,23 @@ def test_the_client_dies_and_comes_back(store: MooncakeStore) -> None:
     assert store.health().errors <= 2
 
 
+def test_an_interrupt_ends_the_process_that_uses_the_memory(
+    store: MooncakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_from(KEYS[:1], [page(0)])
+    client = store._started()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_reply", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        read(store, KEYS[:1])
+    assert client._process.poll() is not None
+    assert store._arena._free == [(0, store._arena.size)]
+    assert read(store, KEYS[:1])[0] == 1
+
+
 def test_a_client_that_hangs_costs_one_time_out(lasting: MooncakeServer, open_store: Open) -> None:
     store = open_store(f"{lasting.url}?prefix=hung&timeout=0.5", breaker_seconds=0.3)
     store.put_from(KEYS[:4], [page(i) for i in range(4)])

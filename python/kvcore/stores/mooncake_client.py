@@ -108,6 +108,11 @@ class MooncakeClient:
         except (TimeoutError, BlockingIOError):
             self.kill()
             raise TimeoutError("it took too long") from None
+        except OSError:
+            raise  # nothing is under way
+        except BaseException:  # an interrupt: the caller's memory is soon somebody else's
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End the process and every call that is under way. Once more does nothing."""
