@@ -78,7 +78,7 @@ GOALS = (
     Goal("keys.*.*", 0.0, per_limit=2.0),
     Goal("events.*.added", 60.0),
     Goal("events.take", 60.0, per_limit=1.0),
-    Goal("exporter.step.added", 0.0, per_limit=0.01),
+    Goal("exporter.step.share", 1.0),
     Goal("exporter.scrape.share", 1.0),
     Goal("routing.match.64", 5.0),
     Goal("routing.ingest.*", 1.0),
