@@ -11,8 +11,8 @@ import importlib as _importlib
 import typing as _typing
 from pathlib import Path as _Path
 
-import kvcore.saved  # noqa: F401 - contexts and inputs can be pickled and copied from now on
-from kvcore import _core, groups, ops, policies
+# `saved`: contexts and inputs can be pickled and copied from now on.
+from kvcore import _core, groups, ops, policies, saved  # noqa: F401
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefix_tree import PrefixTree
