@@ -274,7 +274,7 @@ def test_an_interrupt_ends_the_process_that_uses_the_memory(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client, "_reply", interrupt)
+    monkeypatch.setattr(client, "_wait_for", interrupt)
     with pytest.raises(KeyboardInterrupt):
         read(store, KEYS[:1])
     assert client._process.poll() is not None

@@ -93,26 +93,30 @@ class MooncakeClient:
         """Wait until the engine's client is connected: not longer than that may take."""
         if not self._is_connected:
             ends = self._gives_up if ends is None else min(ends, self._gives_up)
-            first = self._reply(self._first, ends, "it has not connected yet")
+            error, _ = first = self._wait_for(self._first, ends, "it has not connected yet")
+            self._first.put(first)  # for others who wait
+            if error is not None:
+                raise OSError(error)
             self._is_connected = True
-            self._first.put((None, first))  # for others who wait
 
     def call(self, verb: str, *arguments: Any, ends: float) -> Any:
         """Make a call of ``mooncake_process.Client``."""
         self.await_start(ends)
         number, reply = self._expect()
+        is_over = False
         try:
             with self._sending:  # what two threads send must not mix
                 self._connection.send((number, verb, *arguments))
-            return self._reply(reply, ends, "it took too long")
-        except (TimeoutError, BlockingIOError):
-            self.kill()
+            error, result = self._wait_for(reply, ends, "it took too long")
+            is_over = True
+        except BlockingIOError:
             raise TimeoutError("it took too long") from None
-        except OSError:
-            raise  # nothing is under way
-        except BaseException:  # an interrupt: the caller's memory is soon somebody else's
-            self.kill()
-            raise
+        finally:
+            if not is_over:  # it would go on in memory that is soon somebody else's
+                self.kill()
+        if error is not None:
+            raise OSError(error)
+        return result
 
     def kill(self) -> None:
         """End the process and every call that is under way. Once more does nothing."""
@@ -129,15 +133,13 @@ class MooncakeClient:
             self._waiting[number] = reply
         return number, reply
 
-    def _reply(self, reply: SimpleQueue[tuple[str | None, Any]], ends: float, too_late: str) -> Any:
+    def _wait_for(
+        self, reply: SimpleQueue[tuple[str | None, Any]], ends: float, too_late: str
+    ) -> tuple[str | None, Any]:
         try:
-            error, result = reply.get(timeout=max(0.0, ends - monotonic()))
+            return reply.get(timeout=max(0.0, ends - monotonic()))
         except Empty:
             raise TimeoutError(too_late) from None
-        if error is not None:
-            reply.put((error, None))
-            raise OSError(error)
-        return result
 
     def _read(self) -> None:
         """Hand replies out until the connection ends."""
