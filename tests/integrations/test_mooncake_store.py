@@ -189,6 +189,12 @@ def test_pages_in_memory_of_the_store_are_not_copied(
         each[:] = 0
     assert store.get_into(KEYS[:5], mine).result() == 5
     assert all(np.array_equal(each, page(i, 100_000)) for i, each in enumerate(mine))
+    # Parts of them, and one of them for several pages of a batch.
+    parts = [mine[0][:50], mine[0][:60], mine[0], mine[0][1:]]
+    assert store.put_from(KEYS[5:9], parts).result() == 4
+    to = [np.zeros(len(each), np.uint8) for each in parts]
+    assert store.get_into(KEYS[5:9], to).result() == 4
+    assert all(np.array_equal(*each) for each in zip(parts, to, strict=True))
     kept = mine[0][5:10]
     mine.clear()
     del each

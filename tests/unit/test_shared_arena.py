@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcore.stores.shared_arena import SharedArena
+from kvcore.stores.shared_arena import HEAD_ROOM, SharedArena
 from together import run_together, switch_often
 
 __all__ = ["switch_often"]
@@ -66,7 +66,8 @@ def test_pieces_are_apart_and_come_back(seed: int) -> None:
 def test_half_stays_for_batches() -> None:
     arena = SharedArena(1 << 16)
     kept = []
-    while (found := arena.new_buffer(1 << 10)) is not None:
+    size = (1 << 10) - HEAD_ROOM
+    while (found := arena.new_buffer(size)) is not None:
         kept.append(found)
     assert len(kept) == 32
     with arena.taken(1 << 15, time.monotonic()):
@@ -110,6 +111,23 @@ def test_buffers_that_are_dropped_are_found_by_who_waits() -> None:
     del buffer
     with arena.taken(1 << 12, time.monotonic() + 0.1):
         pass
+
+
+def test_a_buffer_has_room_in_front_of_it() -> None:
+    arena = SharedArena(1 << 14)
+    one, two = arena.new_buffer(100), arena.new_buffer(100)
+    assert one is not None
+    assert two is not None
+    begins = [arena.find(each.data) or 0 for each in (one, two)]
+    assert abs(begins[0] - begins[1]) >= 100 + HEAD_ROOM
+    for begin in begins:
+        arena.view(begin - HEAD_ROOM, HEAD_ROOM)[:] = bytes(HEAD_ROOM)
+    assert [arena.is_buffer(begins[0], n) for n in (99, 100, 101)] == [False, True, False]
+    assert not arena.is_buffer(begins[0] + 1, 99)
+    del one
+    gc.collect()
+    free_bytes(arena)
+    assert not arena.is_buffer(begins[0], 100)
 
 
 def test_memory_of_others_is_not_its_own() -> None:

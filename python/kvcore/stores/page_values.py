@@ -10,11 +10,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from kvcore.stores.protocol import PageBuffers
 
-__all__ = ["Found", "Parts", "ValueBytes", "pages_of", "read_value", "skip_value", "value_of"]
+__all__ = [
+    "Found",
+    "Parts",
+    "ValueBytes",
+    "head_of",
+    "pages_of",
+    "read_value",
+    "skip_value",
+    "value_of",
+]
 
 #: The memory of a page's parts, by their numbers.
 Parts: TypeAlias = dict[int, memoryview]
@@ -54,10 +64,19 @@ def _parts(buffers: PageBuffers, *, is_written: bool) -> Parts:
 
 def value_of(parts: Parts) -> tuple[int, list[bytes | memoryview]]:
     """Return the bytes of a page's value, and the value in pieces, which are not copied."""
-    n = max(parts) + 1
-    sizes = [len(parts[i]) if i in parts else _ABSENT for i in range(n)]
-    head = _HEAD.pack(_MAGIC, n) + struct.pack(f"<{n}q", *sizes)
+    head = head_of(parts)
     return len(head) + sum(map(len, parts.values())), [head, *(parts[i] for i in sorted(parts))]
+
+
+def head_of(parts: Parts) -> bytes:
+    """Return what a page's value begins with."""
+    n = max(parts) + 1
+    return _head(tuple(len(parts[i]) if i in parts else _ABSENT for i in range(n)))
+
+
+@lru_cache(maxsize=64)
+def _head(sizes: tuple[int, ...]) -> bytes:
+    return _HEAD.pack(_MAGIC, len(sizes)) + struct.pack(f"<{len(sizes)}q", *sizes)
 
 
 class Found(Enum):

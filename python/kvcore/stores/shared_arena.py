@@ -16,9 +16,9 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SharedArena"]
+__all__ = ["HEAD_ROOM", "SharedArena"]
 
-_ALIGNMENT = 64
+HEAD_ROOM = _ALIGNMENT = 64
 _LOOK_SECONDS = 0.05  # between two looks for buffers that were dropped, which notify nobody
 
 
@@ -57,6 +57,7 @@ class SharedArena:
         self._free = [(0, self.size)]  # (begin, end) of pieces, none beside another
         # Of buffers that were dropped: maybe by a thread that is at work on the list above.
         self._dropped: deque[tuple[int, int]] = deque()
+        self._buffers: dict[int, int] = {}  # where they begin, and their bytes
         self._changed = Condition()
         self._close = weakref.finalize(self, os.close, self.fd)
 
@@ -89,17 +90,23 @@ class SharedArena:
     def new_buffer(self, size: int) -> NDArray[np.uint8] | None:
         """Return memory that is taken as long as somebody has it; None where there is no room.
 
-        Half of all of it stays for `taken`.
+        In front of it are `HEAD_ROOM` bytes that belong to it. Half of all stays for `taken`.
         """
+        size += HEAD_ROOM
         with self._changed:
             self._collect()
             begin = self._take(size) if self._room() - size >= self.size // 2 else None
-        if begin is None:
-            return None
+            if begin is None:
+                return None
+            self._buffers[begin + HEAD_ROOM] = size - HEAD_ROOM
         # Views of an array that has no memory of its own refer to that array.
-        found = np.frombuffer(self._bytes.data, np.uint8, size, begin)
+        found = np.frombuffer(self._bytes.data, np.uint8, size - HEAD_ROOM, begin + HEAD_ROOM)
         weakref.finalize(found, self._dropped.append, (begin, size)).atexit = False
         return found
+
+    def is_buffer(self, begin: int, size: int) -> bool:
+        """Tell whether a whole buffer is there, which was not dropped."""
+        return self._buffers.get(begin) == size
 
     def view(self, begin: int, size: int) -> memoryview:
         """Return a piece."""
@@ -118,7 +125,9 @@ class SharedArena:
 
     def _collect(self) -> None:
         while self._dropped:
-            self._give(*self._dropped.popleft())
+            begin, size = self._dropped.popleft()
+            del self._buffers[begin + HEAD_ROOM]
+            self._give(begin, size)
 
     def _take(self, size: int) -> int | None:
         self._collect()
