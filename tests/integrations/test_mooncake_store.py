@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 import kvcore
 from conftest import require
+from hanging import hang
 from kvcore.stores import BlockStore, MooncakeStore
 from mooncake_server import MooncakeServer, network_of_its_own
 from programs import printed
@@ -289,9 +288,9 @@ def test_an_interrupt_ends_the_process_that_uses_the_memory(
 
 
 def test_a_client_that_hangs_costs_one_time_out(lasting: MooncakeServer, open_store: Open) -> None:
-    store = open_store(f"{lasting.url}?prefix=hung&timeout=0.5", breaker_seconds=0.3)
+    store = open_store(f"{lasting.url}?prefix=hung&timeout=0.5", breaker_seconds=2.0)
     store.put_from(KEYS[:4], [page(i) for i in range(4)])
-    os.kill(store._started()._process.pid, signal.SIGSTOP)
+    hang(store._started()._process.pid)
     began = time.monotonic()
     for _ in range(5):
         assert read(store, KEYS[:4])[0] == 0

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import hanging
 from conftest import REQUIRED, require
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of unshare(2)
@@ -75,10 +75,10 @@ class _Server:
         self._process.wait()
 
     def hang(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        hanging.hang(self._process.pid)
 
     def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
+        hanging.go_on(self._process.pid)
 
 
 class MooncakeServer:

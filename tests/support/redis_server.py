@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import hanging
 from conftest import require, require_program
 
 
@@ -64,10 +64,10 @@ class RedisServer:
         self._process.wait()
 
     def hang(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        hanging.hang(self._process.pid)
 
     def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
+        hanging.go_on(self._process.pid)
 
     def __enter__(self) -> Any:
         return self
