@@ -26,7 +26,7 @@ LAYERS = (
         *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),
         *("sizing", "cache_sizing", "splits", "tier_rules"),
     ),
-    ("_core", "_cuda", "cpp", "_hot", "context", "extra_keys", "keys"),
+    ("_core", "_cuda", "_jax", "cpp", "_hot", "context", "extra_keys", "keys"),
     ("stores",),
     ("arrays", "backends", "cuda"),
     ("ops", "saved"),
@@ -47,6 +47,7 @@ BY_NAME = {
     "kvcore.moving": {
         *("kvcore.moving.restoring", "kvcore.moving.saving", "kvcore.moving.sequences"),
     },
+    "kvcore.compat.jax_calls": {"kvcore._jax"},
     "kvcore.backends.selection": {"kvcore.backends.cuda"},
     "kvcore.backends.cuda.availability": {"kvcore._cuda"},
 }

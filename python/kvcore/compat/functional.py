@@ -3,87 +3,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from kvcore import _core
 from kvcore.arguments import flag
-from kvcore.arrays import host_array, is_on_gpu
+from kvcore.arrays import host_array
 from kvcore.compat import functional_rows as rows
+from kvcore.compat.functional_cache import (
+    PagedKVCache,
+    arrays_of,
+    cache_is_on_gpu,
+    host_arrays,
+    is_traced,
+)
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import require_count
 
-__all__ = ["PagedKVCache", "allocate_blocks", "append_kv", "gather_kv", "init_paged_kv_cache"]
-
-_Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PagedKVCache:
-    """Hold the arrays of a paged KV cache, in numpy or any library with DLPack.
-
-    Parameters
-    ----------
-    key_pool, value_pool : array [num_blocks, block_size, num_kv_heads, head_dim]
-        The blocks, of any one dtype; the last axis contiguous, the others may be strided.
-    block_table : int32 array [batch, max_blocks_per_seq]
-        The block that holds tokens ``c * block_size`` and on of a row stands in column ``c``;
-        -1 where there is none.
-    seq_lengths : int32 array [batch]
-        Tokens written per row.
-
-    Notes
-    -----
-    The functions of this module check that the arrays fit together; the constructor does not.
-
-    Pools on a GPU are all on one; the functions enqueue their work on its current stream and return
-    cupy arrays. Table and lengths are checked on the host: where they are on the GPU as well, each
-    call reads them back, which waits for the stream; kept in host memory, no call waits.
-    """
-
-    key_pool: Any
-    value_pool: Any
-    block_table: Any
-    seq_lengths: Any
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in each pool."""
-        return self._size(0)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._size(1)
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads per token."""
-        return self._size(2)
-
-    @property
-    def head_dim(self) -> int:
-        """Elements per head."""
-        return self._size(3)
-
-    def _size(self, axis: int) -> int:
-        shape = getattr(self.key_pool, "shape", None)
-        if not isinstance(shape, tuple) or len(shape) != 4:
-            raise TypeError(
-                f"key_pool is a {type(self.key_pool).__name__} of shape {shape}, must be an array "
-                f"[num_blocks, block_size, num_kv_heads, head_dim]"
-            )
-        return int(shape[axis])
-
-    def __repr__(self) -> str:
-        return (
-            f"PagedKVCache({len(self.seq_lengths)} rows, {self.num_blocks} blocks of "
-            f"{self.block_size} tokens, {self.num_kv_heads} heads x {self.head_dim}, "
-            f"{self.key_pool.dtype})"
-        )
+__all__ = ["allocate_blocks", "append_kv", "gather_kv", "init_paged_kv_cache"]
 
 
 def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
@@ -92,25 +31,6 @@ def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
     if isinstance(dtype, str) and dtype.startswith(("bfloat", "float8")):
         return numpy_dtype(dtype)
     return np.dtype(dtype)
-
-
-def _is_on_gpu(cache: PagedKVCache) -> bool:
-    """Tell where the pools of a cache are; TypeError for what is no cache."""
-    missing = [each.name for each in fields(PagedKVCache) if not hasattr(cache, each.name)]
-    if missing:
-        raise TypeError(
-            f"cache is a {type(cache).__name__} without {missing[0]}, must be a PagedKVCache"
-        )
-    return is_on_gpu(cache.key_pool)
-
-
-def _arrays(cache: PagedKVCache) -> tuple[_Array, _Array, _Array, _Array]:
-    return (
-        host_array(cache.key_pool, "key_pool"),
-        host_array(cache.value_pool, "value_pool"),
-        host_array(cache.block_table, "block_table"),
-        host_array(cache.seq_lengths, "seq_lengths"),
-    )
 
 
 def init_paged_kv_cache(
@@ -220,15 +140,22 @@ def allocate_blocks(
     >>> consumed, cache.block_table.tolist()
     (2, [[3, 1, -1, -1]])
     """
+    if is_traced(*arrays_of(cache), sequence_idx, num_new_tokens, free_block_ids):
+        raise TypeError(
+            "allocate_blocks answers with a number that the caller's list of free blocks needs, "
+            "which a traced function has not: call it outside of jax.jit"
+        )
     if not isinstance(free_block_ids, (list, tuple)):
         free_block_ids = host_array(free_block_ids, "free_block_ids")
     asked = sequence_idx, num_new_tokens, free_block_ids
     donate = flag("donate", donate)
-    if _is_on_gpu(cache):
+    if cache_is_on_gpu(cache):
         given = rows.rows_of(cache)
         table, lengths, consumed = rows.allocate_blocks(given, *asked, donate=donate)
     else:
-        (_, _, table, lengths), consumed = _core.allocate_blocks(*_arrays(cache), *asked, donate)
+        (_, _, table, lengths), consumed = _core.allocate_blocks(
+            *host_arrays(cache), *asked, donate
+        )
     if donate:
         return cache, consumed
     return PagedKVCache(cache.key_pool, cache.value_pool, table, lengths), consumed
@@ -285,12 +212,14 @@ def append_kv(
     array([3], dtype=int32)
     """
     donate = flag("donate", donate)
-    if _is_on_gpu(cache):
+    if is_traced(*arrays_of(cache), sequence_idx, keys_new, values_new):
+        return _append_traced(cache, sequence_idx, keys_new, values_new, donate=donate)
+    if cache_is_on_gpu(cache):
         new = keys_new, values_new
         written = rows.append_rows(rows.rows_of(cache), sequence_idx, *new, donate=donate)
         return cache if donate else PagedKVCache(*written)
     arrays = _core.append_rows(
-        *_arrays(cache),
+        *host_arrays(cache),
         sequence_idx,
         host_array(keys_new, "keys_new"),
         host_array(values_new, "values_new"),
@@ -299,7 +228,21 @@ def append_kv(
     return cache if donate else PagedKVCache(*arrays)
 
 
-def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, int]:
+def _append_traced(
+    cache: PagedKVCache, sequence_idx: Any, keys_new: Any, values_new: Any, *, donate: bool
+) -> PagedKVCache:
+    from kvcore.compat import jax_calls
+
+    if donate:
+        raise ValueError(
+            "donate is True in a traced function, where arrays do not change; give the cache away "
+            "with donate_argnums= of jax.jit, and it is updated in place"
+        )
+    new = keys_new, values_new
+    return PagedKVCache(*jax_calls.append_rows(arrays_of(cache), sequence_idx, *new))
+
+
+def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, Any]:
     """Copy the K and V of a row into contiguous arrays.
 
     Parameters
@@ -311,9 +254,10 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, int]:
     Returns
     -------
     keys, values : array [seq_len, num_kv_heads, head_dim]
-        New, in the pool's dtype.
+        New, in the pool's dtype. In a function that jax traces [max_blocks_per_seq * block_size,
+        num_kv_heads, head_dim], with zeros behind the row's tokens: shapes are fixed there.
     seq_len : int
-        Tokens written.
+        Tokens written; an int32 scalar in a traced function.
 
     Raises
     ------
@@ -337,7 +281,11 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, int]:
     >>> keys.shape, values.dtype, seq_len
     ((0, 1, 8), dtype('float32'), 0)
     """
-    if _is_on_gpu(cache):
+    if is_traced(*arrays_of(cache), sequence_idx):
+        from kvcore.compat import jax_calls
+
+        return jax_calls.gather_rows(arrays_of(cache), sequence_idx)
+    if cache_is_on_gpu(cache):
         return rows.gather_rows(rows.rows_of(cache), sequence_idx)
-    keys, values, seq_len = _core.gather_rows(*_arrays(cache), sequence_idx)
+    keys, values, seq_len = _core.gather_rows(*host_arrays(cache), sequence_idx)
     return keys, values, seq_len

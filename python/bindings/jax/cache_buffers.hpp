@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// A kvcore.functional.PagedKVCache as XLA hands it to a handler, checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "kvcore/dtype.hpp"
+#include "kvcore/errors.hpp"
+#include "kvcore/paged_rows.hpp"
+#include "kvcore/pool_view.hpp"
+#include "xla/ffi/api/ffi.h"
+
+namespace kvcore::jax {
+
+namespace ffi = xla::ffi;
+using Int32s = ffi::Buffer<ffi::S32>;
+
+/// What a handler answers to bad input. Shapes and dtypes are checked in Python while a function is
+/// traced; what only the running program knows is checked here.
+template <class... Parts>
+[[nodiscard]] ffi::Error refusal(const Parts&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    return ffi::Error::InvalidArgument(text.str());
+}
+
+/// How a pool's elements are stored. Python lets no others through.
+[[nodiscard]] inline DType dtype_of(const ffi::AnyBuffer& buffer) {
+    switch (buffer.element_type()) {
+        case ffi::F32:
+            return DType::kFloat32;
+        case ffi::F16:
+            return DType::kFloat16;
+        case ffi::BF16:
+            return DType::kBFloat16;
+        case ffi::F8E4M3FN:
+            return DType::kFloat8E4M3FN;
+        case ffi::F8E5M2:
+            return DType::kFloat8E5M2;
+        default:
+            return DType::kInt8;
+    }
+}
+
+[[nodiscard]] inline std::byte* bytes_of(const ffi::AnyBuffer& buffer) {
+    return static_cast<std::byte*>(buffer.untyped_data());
+}
+
+/// The sizes of a cache, and its block table. Owns nothing; all methods are O(1) but for `check`.
+class CacheBuffers {
+   public:
+    CacheBuffers(const ffi::AnyBuffer& pool, const Int32s& table, const Int32s& lengths)
+        : pool_(pool), table_(table.typed_data()), lengths_(lengths.typed_data()) {
+        const auto shape = pool.dimensions();
+        num_blocks_ = shape[0];
+        block_size_ = shape[1];
+        heads_ = shape[2];
+        dim_ = shape[3];
+        batch_ = table.dimensions()[0];
+        columns_ = table.dimensions()[1];
+    }
+
+    [[nodiscard]] std::int64_t num_blocks() const noexcept { return num_blocks_; }
+    [[nodiscard]] std::int64_t block_size() const noexcept { return block_size_; }
+    [[nodiscard]] std::int64_t heads() const noexcept { return heads_; }
+    [[nodiscard]] std::int64_t dim() const noexcept { return dim_; }
+    [[nodiscard]] std::int64_t batch() const noexcept { return batch_; }
+    [[nodiscard]] std::int64_t columns() const noexcept { return columns_; }
+    [[nodiscard]] std::int64_t length(std::int64_t row) const noexcept { return lengths_[row]; }
+    [[nodiscard]] const BlockId* blocks(std::int64_t row) const noexcept {
+        return table_ + row * columns_;
+    }
+
+    [[nodiscard]] std::int64_t head_bytes() const { return dim_ * item_size(dtype_of(pool_)); }
+    [[nodiscard]] TokenShape token() const { return {heads_, head_bytes()}; }
+
+    /// Tokens of a row in a pool of these sizes; `first` is the column that `data`'s first token
+    /// stands in.
+    template <class Byte>
+    [[nodiscard]] PagedRows<Byte> rows(Byte* data, std::int64_t row, std::int64_t first = 0) const {
+        const std::int64_t head = head_bytes();
+        const std::int64_t token = heads_ * head;
+        return {data, block_size_ * token, token, head, block_size_, blocks(row) + first};
+    }
+    template <class Byte>
+    [[nodiscard]] TokenRows<Byte> tokens(Byte* data) const {
+        return {data, heads_ * head_bytes(), head_bytes()};
+    }
+
+    /// Whether `row` is one, with a length that its columns hold.
+    [[nodiscard]] ffi::Error check_row(std::int64_t row) const {
+        if (row < 0 || row >= batch_) {
+            return refusal("sequence_idx is ", row, ", must be 0 .. ", batch_ - 1);
+        }
+        const std::int64_t held = columns_ * block_size_;
+        if (length(row) >= 0 && length(row) <= held) return ffi::Error::Success();
+        return refusal("seq_lengths[", row, "] is ", length(row), ", must be 0 .. ", held,
+                       ": what ", columns_, " blocks of ", block_size_, " tokens hold");
+    }
+
+    /// Whether columns [first, end) of a row are blocks of the pool. O(columns).
+    [[nodiscard]] ffi::Error check_blocks(std::int64_t row, std::int64_t first,
+                                          std::int64_t end) const {
+        for (std::int64_t column = first; column < end; ++column) {
+            const BlockId id = blocks(row)[column];
+            if (id >= 0 && id < num_blocks_) continue;
+            return refusal("block_table[", row, ", ", column, "] is ", id,
+                           ", must be a block, 0 .. ", num_blocks_ - 1,
+                           "; call allocate_blocks first");
+        }
+        return ffi::Error::Success();
+    }
+
+   private:
+    ffi::AnyBuffer pool_;
+    const BlockId* table_;
+    const std::int32_t* lengths_;
+    std::int64_t num_blocks_ = 0;
+    std::int64_t block_size_ = 0;
+    std::int64_t heads_ = 0;
+    std::int64_t dim_ = 0;
+    std::int64_t batch_ = 0;
+    std::int64_t columns_ = 0;
+};
+
+/// Runs what may throw, which XLA's own code must not see.
+template <class Work>
+[[nodiscard]] ffi::Error guarded(Work&& work) {
+    try {
+        return std::forward<Work>(work)();
+    } catch (const std::exception& error) {
+        return ffi::Error::Internal(error.what());
+    }
+}
+
+}  // namespace kvcore::jax
