@@ -127,7 +127,7 @@ Error attend_call(AnyBuffer keys, AnyBuffer values, Int32s table, Int32s lengths
 }  // namespace
 
 XLA_FFI_Error* attention_handler(XLA_FFI_CallFrame* frame) {
-    XLA_FFI_DEFINE_HANDLER(handler, attend_call,
+    XLA_FFI_DEFINE_HANDLER(kHandler, attend_call,
                            ffi::Ffi::Bind()
                                .Arg<AnyBuffer>()
                                .Arg<AnyBuffer>()
@@ -141,7 +141,7 @@ XLA_FFI_Error* attention_handler(XLA_FFI_CallFrame* frame) {
                                .Attr<std::int64_t>("window")
                                .Attr<double>("soft_cap")
                                .Attr<std::int64_t>("threads"));
-    return handler(frame);
+    return kHandler(frame);
 }
 
 }  // namespace kvcore::jax

@@ -103,13 +103,13 @@ Error gather(AnyBuffer keys, AnyBuffer values, Int32s table, Int32s lengths, Int
 }  // namespace
 
 XLA_FFI_Error* append_handler(XLA_FFI_CallFrame* frame) {
-    XLA_FFI_DEFINE_HANDLER(handler, append);
-    return handler(frame);
+    XLA_FFI_DEFINE_HANDLER(kHandler, append);
+    return kHandler(frame);
 }
 
 XLA_FFI_Error* gather_handler(XLA_FFI_CallFrame* frame) {
-    XLA_FFI_DEFINE_HANDLER(handler, gather);
-    return handler(frame);
+    XLA_FFI_DEFINE_HANDLER(kHandler, gather);
+    return kHandler(frame);
 }
 
 }  // namespace kvcore::jax
