@@ -25,8 +25,9 @@ from kvcore.groups.layers import has_windows
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
 from kvcore.requests import Batch, Request, hand_out, most_tokens, rivals, tenant_of
+from kvcore.soon_cached import is_soon_cached
 
-__all__ = ["Batch", "Request", "Scheduler"]
+__all__ = ["Batch", "Request", "Scheduler", "is_soon_cached"]
 
 _rank = attrgetter("rank")
 _NO_COPIES = np.empty((0, 4), np.int32)
@@ -46,7 +47,8 @@ class Scheduler:
     num_steps : int
         Tokens per sequence in a step that runs no prompt, or 1 where so many do not fit the pool.
     hold : callable(request) -> bool, optional
-        Asked before a request joins others: True leaves it in the queue, and others may go first.
+        Asked before a request joins others: True leaves it in the queue, and others may go first;
+        see ``is_soon_cached``.
     update : callable(contexts, tokens)
         Hands contexts their tokens.
 

@@ -32,7 +32,7 @@ LAYERS = (
     ("ops", "saved"),
     ("pools", "states", "symbols", "increment", "compat", "functional", "moving", "tiers"),
     ("ipc_claim", "zmq_reset", "manager", "cache_events", "cache_metrics", "paged"),
-    ("requests", "scheduler", "events", "routing"),
+    ("requests", "soon_cached", "scheduler", "events", "routing"),
     ("",),
     ("replay", "demo", "integrations"),
     ("cli", "__main__"),

@@ -19,13 +19,12 @@ from kvcore.integrations.transformers.checks import (
     check_model,
 )
 from kvcore.integrations.transformers.memory import check_capacity, make_manager, written_tokens
-from kvcore.integrations.transformers.prefixes import is_soon_cached
 from kvcore.integrations.transformers.progress import Report, progress_reports
 from kvcore.integrations.transformers.requests import GenerationResult, read_prompts, result_of
 from kvcore.integrations.transformers.sampling import Sampler
 from kvcore.integrations.transformers.session import paged_attention
 from kvcore.params import require_count
-from kvcore.scheduler import Batch, Request, Scheduler
+from kvcore.scheduler import Batch, Request, Scheduler, is_soon_cached
 
 __all__ = ["generate"]
 
