@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 
-from generation import PAGE, Answers, in_turns, random_model, random_tokens, rate_row
+from generation import PAGE, Answers, in_turns, random_tokens, rate_row, small_llama
 from harness import Row, main, plain_row
 from kvcore import PagedKVCacheManager
 from kvcore.integrations.transformers import cache_params, generate
@@ -38,19 +38,6 @@ class _Size:
 
 _FULL = _Size(prompts=16, new=64, rounds=7, system=512, turns=4)
 _QUICK = _Size(prompts=4, new=16, rounds=1, system=64, turns=2)
-
-
-def _model() -> Any:
-    return random_model(
-        "Llama",
-        vocab_size=4096,
-        hidden_size=320,
-        intermediate_size=896,
-        num_hidden_layers=8,
-        num_attention_heads=5,
-        num_key_value_heads=5,
-        max_position_embeddings=4096,
-    )
 
 
 class _Ways:
@@ -211,7 +198,7 @@ def measure(options: Namespace) -> list[Row]:
     """Measure throughput, memory, and the first token of chats."""
     logging.disable(logging.ERROR)  # of transformers' own batching, at every call
     size = _QUICK if options.quick else _FULL
-    model = _model()
+    model = small_llama()
     ways = _Ways(model, size)
     rows = _throughput(ways, size) + _memory(ways)
     return rows + _chats(model, size, caching=True) + _chats(model, size, caching=False)

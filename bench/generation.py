@@ -33,6 +33,20 @@ def random_model(family: str, **config: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(shape).eval()
 
 
+def small_llama(heads: int = 5) -> Any:
+    """Build a Llama of 11 million parameters."""
+    return random_model(
+        "Llama",
+        vocab_size=4096,
+        hidden_size=320,
+        intermediate_size=896,
+        num_hidden_layers=8,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=4096,
+    )
+
+
 def random_tokens(model: Any, count: int, seed: int) -> list[int]:
     """Draw tokens from the vocabulary of a model, but for its padding."""
     drawn = np.random.default_rng(seed).integers(1, model.config.vocab_size, count)

@@ -182,6 +182,7 @@ GOALS = (
     Goal("generate.padded", 0.0, per_limit=1.0),
     Goal("generate.generate_batch", 0.0, per_limit=1.0),
     Goal("generate.outside", 5.0),
+    Goal("engine.one_process", 0.0, per_limit=0.95, at_least=True),
     Goal("hf_groups.bytes.groups", 0.0, per_limit=0.4),
     Goal("hf_groups.all.groups", 0.0, per_limit=0.95, at_least=True),
     Goal("hf_groups.decode.groups", 0.0, per_limit=0.95, at_least=True),

@@ -67,7 +67,7 @@ SUITES = {
         "shared",
         "shared_mooncake",
     ),
-    "generate": ("generate", "hf_groups"),
+    "generate": ("generate", "engine", "hf_groups"),
 }
 # By suite, what pages quote: page, mark, and the keys of the rows as of a shell.
 EXCERPTS = {
