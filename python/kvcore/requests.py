@@ -123,7 +123,8 @@ class Batch:
     admitted, preempted : list of Request
         Those that came, or came back, with this step; those that were sent back to the queue.
     copies : int32 [n, 4]
-        For a manager without a pool, ``take_copies()``: to be done before the kernels run.
+        For a manager without a pool, ``take_copies()``: to be done before the kernels run, in this
+        order. A batch that was not booked leaves its own to the next one.
     """
 
     contexts: list[Any]

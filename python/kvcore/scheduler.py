@@ -100,6 +100,7 @@ class Scheduler:
         self._ranks = count()
         self._may_admit = True  # something was released since a request did not fit
         self._batch: Batch | None = None  # handed out, not booked yet
+        self._copies = _NO_COPIES  # of batches that were not booked: nobody may have done them
         self._running: list[Request] = []  # the rows of the last one
         self._contexts: list[Any] = []
         self.waiting: list[Request] = []
@@ -232,7 +233,7 @@ class Scheduler:
                 f"{given.shape} tokens for {batch.num_steps} steps of {len(batch.requests)} "
                 f"requests; expected a token of each, of the batch that was handed out last"
             )
-        self._batch = None
+        self._batch, self._copies = None, _NO_COPIES
         ended = hand_out(batch, given, self._update)
         self._manager.step(batch.contexts)
         for request in batch.completed:
@@ -390,6 +391,8 @@ class Scheduler:
             families = [() if r in going_on else (r, *r.siblings) for r in running]
             requests = [request for family in families for request in family]
             rows = np.repeat(rows, [len(family) for family in families])
-        copies = manager.take_copies() if inputs[0].blocks is None else _NO_COPIES
+        if inputs[0].blocks is None:
+            owed = manager.take_copies()
+            self._copies = np.concatenate((self._copies, owed)) if len(self._copies) else owed
         batch = self._contexts, inputs, requests, rows, num_steps, completed
-        return Batch(*batch, come, gone, copies)
+        return Batch(*batch, come, gone, self._copies)

@@ -10,7 +10,7 @@ import pytest
 
 from foreign_context import Context
 from kvcore import CapacityError, InsufficientBlocksError, RequestNotFoundError
-from kvcore.scheduler import Batch, Request
+from kvcore.scheduler import Batch, Request, Scheduler
 from toy_engine import ToyEngine, alone, make_manager, make_request, tokens_of
 
 
@@ -317,3 +317,23 @@ def test_a_request_is_served_once() -> None:
 def test_numbers_are_at_least_one(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         ToyEngine(make_manager(32, blocks=None), **{name: 0})
+
+
+def test_copies_of_a_batch_that_was_not_booked_come_with_the_next_one() -> None:
+    scheduler = Scheduler(make_manager(32, blocks=None))
+    first, second = make_request(0, range(6), 5), make_request(1, range(6), 5)
+    first.siblings = [second]
+    scheduler.add(first)
+    batch = scheduler.next_batch()
+    assert batch is not None
+    scheduler.update(batch, [1, 2])
+    failed = scheduler.next_batch()
+    again = scheduler.next_batch()
+    assert failed is not None
+    assert again is not None
+    assert len(failed.copies) == 1  # of the page in the middle of which they part
+    assert again.copies.tolist() == failed.copies.tolist()
+    scheduler.update(again, [1, 2])
+    booked = scheduler.next_batch()
+    assert booked is not None
+    assert len(booked.copies) == 0
