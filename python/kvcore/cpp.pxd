@@ -199,6 +199,10 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef cppclass BatchReserve:
         int64_t reserved
         ReserveStatus status
+    cdef cppclass ReserveOptions:
+        int64_t max_hit
+        int64_t keep_free
+        int64_t must_fit
     cdef cppclass ReservePlan:
         int64_t hit_tokens
         int64_t new_pages
@@ -206,6 +210,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t copied_tokens
         cbool fits
         int64_t active
+        int64_t evictable_hit_pages
     cdef cppclass MovedRequest:
         int64_t row
         int64_t start
@@ -368,6 +373,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         vector[BlockId] pages_of(
             SequenceHandle sequence, int32_t bundle
         ) except +translate_exception
+        vector[BlockId] pages_of(
+            SequenceHandle sequence, int32_t bundle, int64_t first
+        ) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
         void begin_again(SequenceHandle sequence) except +translate_exception
         # `transfers`, empty before, get what the caller is to copy; without them see take_copies.
@@ -376,6 +384,10 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         ReserveStatus reserve(
             RequestView& request, int64_t num_steps, Transfers* transfers
+        ) except +translate_exception
+        ReserveStatus reserve(
+            RequestView& request, int64_t num_steps, Transfers* transfers,
+            const ReserveOptions& options
         ) except +translate_exception
         BatchReserve reserve_batch(
             const RequestBatch& batch, int64_t num_steps
@@ -388,7 +400,11 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         SequenceMark mark_of(SequenceHandle sequence) except +translate_exception
         ReservePlan plan(
-            const RequestView& request, int64_t num_steps
+            const RequestView& request, int64_t num_steps, const ReserveOptions& options
+        ) except +translate_exception
+        ReservePlan plan(
+            int32_t replica, const RequestView& request, int64_t num_steps,
+            const ReserveOptions& options, int32_t tenant
         ) except +translate_exception
         FetchResult fetch(
             const RequestBatch& batch, int64_t num_steps, FetchTarget* targets
@@ -420,9 +436,13 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
             vector[BlockId]* pages
         ) except +translate_exception
+        int64_t match(
+            int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
+            vector[BlockId]* pages, int32_t* partial_tokens
+        ) except +translate_exception
         int64_t touch(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
-            vector[BlockId]* pages
+            vector[BlockId]* pages, int32_t* partial_tokens, int64_t most_pages
         ) except +translate_exception
         PinHandle pin(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n
@@ -451,6 +471,9 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int64_t num_waiting_writes()
         int64_t num_dropped_writes()
         StoreSearch search_below(const RequestView& request) except +translate_exception
+        StoreSearch search_below(
+            const RequestView& request, int64_t max_hit
+        ) except +translate_exception
         StoreSearch search_below(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n
         ) except +translate_exception

@@ -27,6 +27,9 @@ class ReservePlan:
     active_idx : int or None
         Where layers keep a state: the end of what would run next, which is cut where a checkpoint
         is due. None without such layers.
+    evictable_hit_pages : int
+        Of the hit, pages that are evictable now: they count as free until the request has them. So
+        its replica has `new_pages` and these fewer afterwards, for a request without pages before.
     """
 
     hit_tokens: int
@@ -35,6 +38,7 @@ class ReservePlan:
     copied_tokens: int
     fits: bool
     active_idx: int | None = None
+    evictable_hit_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

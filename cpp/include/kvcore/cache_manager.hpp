@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -64,10 +65,12 @@ class CacheManager {
     /// Where it was claimed. Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int32_t replica_of(SequenceHandle sequence) const;
     /// Page ids in logical order, a copy; of a bundle where there are groups: then -1 stands for a
-    /// page that no layer of it reads any more, or that is not reserved yet. Throws
-    /// RequestNotFoundError, and std::out_of_range for a bundle that does not exist. O(pages).
-    [[nodiscard]] std::vector<BlockId> pages_of(SequenceHandle sequence,
-                                                std::int32_t bundle = 0) const;
+    /// page that no layer of it reads any more, or that is not reserved yet. Those from the
+    /// `first` one on, as what a reservation has added: none where there are no more. Throws
+    /// RequestNotFoundError, std::out_of_range for a bundle that does not exist, and
+    /// std::invalid_argument for `first` below 0. O(pages returned).
+    [[nodiscard]] std::vector<BlockId> pages_of(SequenceHandle sequence, std::int32_t bundle = 0,
+                                                std::int64_t first = 0) const;
     /// Forgets a sequence: committed pages stay cached, the others are free unless forks hold them
     /// or transfers are under way: then they are when those are finished.
     /// Throws RequestNotFoundError. O(pages not committed).
@@ -82,10 +85,11 @@ class CacheManager {
     /// where that is less, and for num_steps - 1 more, evicting where it must. On success
     /// `request.start` and `.active` are where the request now stands. Transfers into the request's
     /// pages are due before its kernels run; with a host tier a prefix that goes further there is
-    /// reused too. Throws RequestNotFoundError, std::invalid_argument, and CapacityError when the
-    /// request can never fit.
+    /// reused too. Throws RequestNotFoundError, std::invalid_argument, also for `options` below 0,
+    /// and CapacityError when the request, or what must fit, can never fit.
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
-                                        Transfers* transfers = nullptr);
+                                        Transfers* transfers = nullptr,
+                                        const ReserveOptions& options = {});
     /// Reserves in order up to the first that does not fit. Every error is raised before anything
     /// is reserved. Where a row could only be had with pages that the transfers of rows before
     /// hold, it stops in front of it (kPending): finish those, and go on with the rest. With states
@@ -94,7 +98,14 @@ class CacheManager {
                                              Transfers* transfers = nullptr);
     /// What `reserve` would do now. A request that can never fit returns fits = false. Throws
     /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
-    [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1) const;
+    [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1,
+                                   const ReserveOptions& options = {}) const;
+    /// What it would do for a request that is not claimed, of that tenant, were it claimed there;
+    /// whether it could be is not asked, nor is its handle looked at. Throws std::out_of_range for
+    /// a replica that does not exist, std::invalid_argument also for a tenant without a quota.
+    [[nodiscard]] ReservePlan plan(std::int32_t replica, const RequestView& request,
+                                   std::int64_t num_steps = 1, const ReserveOptions& options = {},
+                                   std::int32_t tenant = RequestTerms::kNoTenant) const;
 
     /// Gives a sequence that has nothing yet pages for a request whose first `n` tokens its caller
     /// brings, and a slot for their state: where the request stands then, as behind a hit. The
@@ -164,16 +175,21 @@ class CacheManager {
     /// are compared. Throws RequestNotFoundError. O(rows * runs * log(rows * runs)).
     [[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const RequestBatch& batch) const;
 
-    /// Cached whole pages of a prefix of `tokens` [n]: their number and, if asked for, their ids.
-    /// Pure. Throws std::out_of_range for a replica that does not exist. Costs comparing the
-    /// tokens.
+    /// Cached whole pages of a prefix of `tokens` [n]: their number and, if asked for, their ids,
+    /// and how many of the tokens behind them, less than a page, a cached page has too: with groups
+    /// those that a hit could copy, with states none. Pure. Throws std::out_of_range for a replica
+    /// that does not exist. Costs comparing the tokens; for the tokens behind, O(log siblings) more.
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
-                                     std::vector<BlockId>* pages = nullptr) const;
+                                     std::vector<BlockId>* pages = nullptr,
+                                     std::int32_t* partial_tokens = nullptr) const;
     /// The same, and a use of those pages: as a request that takes them and lets go of them at
-    /// once. Throws as `match`. The match plus O(runs).
+    /// once. Throws as `match`; with more pages than `most_pages` it is no use of any, and returns
+    /// their number all the same. The match plus O(runs).
     std::int64_t touch(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
-                       std::int64_t n, std::vector<BlockId>* pages = nullptr);
+                       std::int64_t n, std::vector<BlockId>* pages = nullptr,
+                       std::int32_t* partial_tokens = nullptr,
+                       std::int64_t most_pages = std::numeric_limits<std::int64_t>::max());
     /// Keeps those pages from eviction until unpinned. The match plus O(1).
     [[nodiscard]] PinHandle pin(std::int32_t replica, std::string_view name_space,
                                 const TokenId* tokens, std::int64_t n);
@@ -248,8 +264,9 @@ class CacheManager {
     /// How far device and host tier get with a request, or with tokens [n]. `most` is 0 where no
     /// store could be of use: nothing is longer, or the request runs already. Throws
     /// RequestNotFoundError, std::out_of_range for a replica that does not exist. Costs finding the
-    /// hit.
-    [[nodiscard]] StoreSearch search_below(const RequestView& request);
+    /// hit. `max_hit`: as ReserveOptions has it.
+    [[nodiscard]] StoreSearch search_below(const RequestView& request,
+                                           std::int64_t max_hit = ReserveOptions::kUnlimited);
     [[nodiscard]] StoreSearch search_below(std::int32_t replica, std::string_view name_space,
                                            const TokenId* tokens, std::int64_t n);
     /// Keys of columns `first` .. `last` - 1 of a prompt to `out`; `parent` is the key in front of

@@ -154,6 +154,23 @@ enum class ReserveStatus {
     kPending,
 };
 
+/// How far a reservation may go, and what it has to leave. What is refused for it evicts nothing.
+struct ReserveOptions {
+    static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+    // The request has this many tokens of the cache at most, loaded and copied ones included, or
+    // what it had before; 0: the cache is not asked. A hit is cut to what may end in front of it.
+    std::int64_t max_hit = kUnlimited;
+    // Pages of the replica that are free or evictable afterwards, of no matter whose quota.
+    std::int64_t keep_free = 0;
+    // Beside keep_free there is room for the request with so many tokens, of which it gets no page
+    // by that: later chunks are taken to be no longer than this one. Quotas count.
+    std::int64_t must_fit = 0;
+
+    /// It asks for more than the pages that it takes.
+    [[nodiscard]] bool has_margin() const noexcept { return (keep_free | must_fit) != 0; }
+};
+
 /// What `reserve_batch` returns.
 struct BatchReserve {
     std::int64_t reserved = 0;                  // rows, from the first one on
@@ -168,6 +185,9 @@ struct ReservePlan {
     std::int64_t copied_tokens = 0;  // of hit_tokens, copied out of a partly equal page
     bool fits = false;
     std::int64_t active = 0;  // where what runs next would end
+    // Of the hit, pages that are evictable now: with new_pages those that the replica has less
+    // afterwards, unless the request gives some back for it.
+    std::int64_t evictable_hit_pages = 0;
 };
 
 /// A request that a call moved, and where it stood before.

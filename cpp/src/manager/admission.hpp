@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "index/page_owners.hpp"
 #include "index/tree_pin.hpp"
+#include "kvcore/cache_types.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "manager/row_cut.hpp"
 #include "manager/tier_flights.hpp"
@@ -29,6 +31,18 @@ struct FoundHit {
     [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
 };
 
+/// What is asked of a reservation beside its request.
+struct Asked {
+    std::int64_t num_steps = 1;
+    ReserveOptions options;
+    Owner stranger = 0;  // whose the pages of a request are that is not claimed
+
+    /// A claim's handle, or none.
+    [[nodiscard]] static bool is_claimed(const RequestView& request) noexcept {
+        return request.sequence.generation != 0;
+    }
+};
+
 /// A reservation worked out against the present state: nothing has been done yet.
 struct Admission {
     FoundHit hit;
@@ -44,6 +58,8 @@ struct Admission {
     std::int64_t returned = 0;   // own pages that become superfluous
     std::int64_t evicted = 0;    // pages to evict
     std::int64_t available = 0;  // pages that could be had
+    std::int64_t kept = 0;       // pages that are to be left
+    std::int64_t lacking = 0;    // pages for want of which it does not fit
     bool fits = false;
     bool is_over_quota = false;  // all that is in the way are quotas of tenants
     bool is_cut = false;      // `active` is where a checkpoint is due, in front of what was asked

@@ -14,19 +14,22 @@ std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
     return sequence.pages.empty() ? 0 : request.start;
 }
 
-// Pages that are idle as long as nobody takes the hit, nor copies from where it ends.
-std::int64_t count_idle(const Replica& home, const FoundHit& hit) {
+// Pages on the way to `at` that are idle as long as nobody takes a hit of so many tokens.
+std::int64_t count_idle(const Replica& home, TreePosition at, std::int64_t tokens) {
     const Grouping& grouping = home.columns->grouping();
-    const std::int32_t end = hit.match.at.depth + (hit.is_partial() ? 1 : 0);
-    const TreePosition at = hit.is_partial() ? hit.match.partial : hit.match.at;
     std::int64_t pages = 0;
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-        const std::int32_t first = grouping.first_column(grouping.windows()[w], hit.tokens);
-        home.columns->for_each_column({at.node, end}, first, [&](BlockId column) {
+        const std::int32_t first = grouping.first_column(grouping.windows()[w], tokens);
+        home.columns->for_each_column(at, first, [&](BlockId column) {
             if (home.columns->is_idle(column, w)) pages += grouping.windows()[w].num_lanes;
         });
     }
     return pages;
+}
+
+// With states, where prompts branch is a matter of all that is cached.
+std::int64_t searched(const Replica& home, const RequestView& request, std::int64_t limit) {
+    return home.states == nullptr ? limit : request.end - 1;
 }
 
 // Pages that nobody else holds of a row's own columns `from` .. `to` - 1.
@@ -55,19 +58,21 @@ bool has_columns(const Replica& home, const Admission& admission) {
 }  // namespace
 
 void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
-                        bool allow_partial) const {
+                        std::int64_t max_hit, bool allow_partial) const {
     const std::int64_t begin = begin_of(sequence, request);
     const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
     if (!state_.config.prefix_caching || !is_open || request.active - begin <= 1) return;
+    if (max_hit == 0) return;
     const Replica& home = state_.home_of(sequence);
     TreeNode* root = home.tree.find_namespace(request.name_space);
     const std::int32_t fewest = state_.config.partial_page_reuse;
+    // At least one token is left to run.
+    const std::int64_t limit = std::min(request.end - 1, max_hit);
     PrefixMatch& match = hit.match;
     TreePosition whole;  // what the tree has, be it that windows or states miss some of it
     if (root != nullptr) {
-        // At least one token is left to run.
         const bool wants_part = allow_partial && fewest > 0 && home.states == nullptr;
-        match = home.tree.match(root, request.tokens, request.end - 1, wants_part);
+        match = home.tree.match(root, request.tokens, searched(home, request, limit), wants_part);
         // What was declined stays declined, so that reserving again changes nothing.
         const bool is_declined =
             sequence.reuse == Reuse::kDeclined && match.at.depth <= sequence.pages.committed();
@@ -76,15 +81,10 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
             match.partial_tokens = 0;
         }
         if (home.states != nullptr) {
-            // Where whole pages go on without a checkpoint, prompts branch: one is made there.
-            whole = match.at;
-            hit.branch = std::int64_t{match.at.depth} * state_.config.page_size;
-            const std::int32_t legal = home.longest_hit(match.at);
-            if (legal == match.at.depth) hit.branch = 0;
-            match.at = PrefixTree::position(match.at.node, legal);
+            narrow_to_state(hit, whole, home, limit);
         } else if (home.columns != nullptr) {
             whole = match.at;
-            const HitSearch search(*home.columns, home.tree, request.tokens, request.end - 1);
+            const HitSearch search(*home.columns, home.tree, request.tokens, limit);
             const bool has_declined = sequence.reuse == Reuse::kDeclined;
             match = search.longest(match, wants_part && !has_declined ? fewest : 0);
         }
@@ -92,9 +92,9 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     hit.tokens = std::int64_t{match.at.depth} * state_.config.page_size + match.partial_tokens;
     if (home.host != nullptr) {
         if (home.narrows_hits()) {
-            find_columns_below(hit, whole, home, request);
+            find_columns_below(hit, whole, home, request, limit);
         } else {
-            find_below(hit, *home.host, request);
+            find_below(hit, *home.host, request, limit);
         }
     }
     if (hit.tokens > sequence.hit_tokens) return;
@@ -103,12 +103,29 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     hit.branch = branch;
 }
 
+// Where whole pages go on without a checkpoint, prompts branch: one is made there, however short
+// the hit is to be.
+void Admitter::narrow_to_state(FoundHit& hit, TreePosition& whole, const Replica& home,
+                               std::int64_t limit) const {
+    const std::int64_t page = state_.config.page_size;
+    whole = hit.match.at;
+    hit.branch = whole.depth * page;
+    std::int32_t legal = home.longest_hit(whole);
+    if (legal == whole.depth) hit.branch = 0;
+    if (whole.depth * page > limit) {
+        whole = PrefixTree::position(whole.node, static_cast<std::int32_t>(limit / page));
+        legal = home.longest_hit(whole);
+    }
+    hit.match.at = PrefixTree::position(whole.node, legal);
+}
+
 // Where the tier has whole pages beyond the hit so far, it goes on there: nothing is left to copy
 // out of a partly equal page then.
-void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestView& request) const {
+void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestView& request,
+                          std::int64_t limit) const {
     const std::int64_t page = state_.config.page_size;
-    if (hit.match.at.depth >= (request.end - 1) / page) return;
-    const TreePosition below = host.match(request.name_space, request.tokens, request.end - 1);
+    if (hit.match.at.depth >= limit / page) return;
+    const TreePosition below = host.match(request.name_space, request.tokens, limit);
     if (below.depth * page <= hit.tokens) return;
     hit.below = below;
     hit.tokens = below.depth * page;
@@ -119,13 +136,16 @@ void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestVie
 // The same where columns have pages of each bundle, or checkpoints: what the tier has of those in
 // front of the end counts too, for it may be what the tree misses.
 void Admitter::find_columns_below(FoundHit& hit, TreePosition whole, const Replica& home,
-                                  const RequestView& request) const {
+                                  const RequestView& request, std::int64_t limit) const {
     const std::int64_t page = state_.config.page_size;
-    if (hit.match.at.depth >= (request.end - 1) / page) return;
-    const TreePosition below =
-        home.host->match(request.name_space, request.tokens, request.end - 1);
+    if (hit.match.at.depth >= limit / page) return;
+    TreePosition below =
+        home.host->match(request.name_space, request.tokens, searched(home, request, limit));
     if (below.depth == 0) return;
     if (home.states != nullptr) hit.branch = std::max(hit.branch, below.depth * page);
+    if (below.depth * page > limit) {
+        below = PrefixTree::position(below.node, static_cast<std::int32_t>(limit / page));
+    }
     const std::int32_t depth = tiered::longest_hit(home, whole, below);
     if (depth * page <= hit.tokens) return;
     if (whole.node != nullptr) {
@@ -138,8 +158,8 @@ void Admitter::find_columns_below(FoundHit& hit, TreePosition whole, const Repli
 }
 
 void Admitter::complete(Admission& admission, const Sequence& sequence, const RequestView& request,
-                        std::int64_t num_steps) const {
-    count(admission, sequence, request, num_steps);
+                        const Asked& asked) const {
+    count(admission, sequence, request, asked);
     FoundHit& hit = admission.hit;
     if (admission.fits || !hit.is_partial()) return;
     // Without its source as a victim it does not fit: both are dropped.
@@ -151,15 +171,18 @@ void Admitter::complete(Admission& admission, const Sequence& sequence, const Re
             PrefixTree::position(whole.match.at.node, home.columns->longest_hit(whole.match.at));
     }
     whole.tokens = std::int64_t{whole.match.at.depth} * state_.config.page_size;
-    if (home.host_columns != nullptr) find_columns_below(whole, all, home, request);
+    if (home.host_columns != nullptr) {
+        const std::int64_t limit = std::min(request.end - 1, asked.options.max_hit);
+        find_columns_below(whole, all, home, request, limit);
+    }
     admission = {};
     if (whole.tokens > sequence.hit_tokens) hit = whole;
-    count(admission, sequence, request, num_steps);
+    count(admission, sequence, request, asked);
     admission.declines_partial = true;
 }
 
 void Admitter::count(Admission& admission, const Sequence& sequence, const RequestView& request,
-                     std::int64_t num_steps) const {
+                     const Asked& asked) const {
     const FoundHit& hit = admission.hit;
     const std::int64_t begin = begin_of(sequence, request);
     admission.hit_pages = hit.is_taken() ? hit.match.at.depth : sequence.pages.committed();
@@ -169,18 +192,26 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
         admission.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
     if (state_.states.exist()) cut_at_checkpoint(admission, sequence, request);
-    const std::int64_t tokens = state_.tokens_to_hold(request, admission.active, num_steps);
+    const std::int64_t tokens = state_.tokens_to_hold(request, admission.active, asked.num_steps);
     count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
-    count_pages(admission, sequence, request, num_steps);
+    count_pages(admission, sequence, request, asked.num_steps);
+    std::int64_t ahead = 0;
+    if (asked.options.has_margin()) {
+        ahead = count_ahead(admission, sequence, request, asked);
+        admission.kept = asked.options.keep_free + ahead;
+    }
     count_available(admission, sequence);
     if (state_.home_of(sequence).owners != nullptr) {
-        quotas::heed(state_, sequence, request, admission);
+        const Owner owner =
+            Asked::is_claimed(request) ? state_.tenants.of(request.sequence) : asked.stranger;
+        quotas::heed(state_.home_of(sequence), sequence, owner, ahead, admission);
     }
 }
 
 void Admitter::cut_at_checkpoint(Admission& admission, const Sequence& sequence,
                                  const RequestView& request) const {
-    StateRow row = state_.states.of(request.sequence);
+    StateRow row;
+    if (Asked::is_claimed(request)) row = state_.states.of(request.sequence);
     if (!sequence.is_sealed()) row.prompt_end = state_.states.prompt_end(request.end);
     if (admission.hit.branch >= 0) row.branch = admission.hit.branch;
     const std::int64_t due = state_.states.next_due(row, admission.start);
@@ -224,10 +255,7 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
                       std::int64_t{admission.replaced} * grouping.num_lanes();
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
         const Grouping::Window& window = grouping.windows()[w];
-        const std::int32_t first = admission.hit.is_taken()
-                                       ? grouping.first_column(window, admission.start)
-                                       : state_.windows.of(request.sequence).first[w];
-        std::int32_t c = std::max(admission.hit_pages, first);
+        std::int32_t c = std::max(admission.hit_pages, first_read(w, admission, request));
         for (; c < std::min(row.size(), admission.windowed); ++c) {
             if (!home.columns->has(row[c], w)) admission.pages += window.num_lanes;
         }
@@ -249,6 +277,63 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
     }
 }
 
+// The first column that the request reads through a window from then on.
+std::int32_t Admitter::first_read(std::size_t window, const Admission& admission,
+                                  const RequestView& request) const {
+    if (admission.hit.is_taken()) {
+        return state_.grouping.first_column(state_.grouping.windows()[window], admission.start);
+    }
+    return Asked::is_claimed(request) ? state_.windows.of(request.sequence).first[window] : 0;
+}
+
+// Pages beyond those that the request has then, for which there is to be room: at most it holds so
+// many at a time until it has `must_fit` tokens, where no chunk is longer than this one. Of a
+// window, the columns that a chunk and what it reads in front of it can lie in, wherever they
+// begin.
+std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& sequence,
+                                   const RequestView& request, const Asked& asked) const {
+    const PageRow& row = sequence.pages;
+    const Grouping& grouping = state_.grouping;
+    const std::int64_t column = state_.config.page_size;
+    const std::int64_t wanted = ceil_div(asked.options.must_fit, column);
+    const bool is_cut = row.frozen() > admission.needed;
+    const std::int64_t held =
+        is_cut ? admission.needed
+               : std::max({row.size(), admission.hit_pages, admission.needed});
+    const std::int64_t lanes = grouping.is_plain() ? 1 : grouping.num_full_lanes();
+    std::int64_t pages = std::max<std::int64_t>(0, wanted - held) * lanes;
+    const std::int64_t chunk = admission.active - admission.start + asked.num_steps - 1;
+    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+        const Grouping::Window& window = grouping.windows()[w];
+        const std::int64_t first = first_read(w, admission, request);
+        std::int64_t end = admission.windowed;
+        const bool has_more = Asked::is_claimed(request) && !admission.hit.is_taken() && !is_cut;
+        if (has_more) end = std::max<std::int64_t>(end, state_.windows.of(request.sequence).reserved);
+        const std::int64_t read = window.rule.span - 1 + state_.windows.kept_tokens() + chunk;
+        const std::int64_t most = std::min(wanted - first, (read + 2 * (column - 1)) / column);
+        pages += std::max<std::int64_t>(0, most - std::max<std::int64_t>(0, end - first)) *
+                 window.num_lanes;
+    }
+    return pages;
+}
+
+std::int64_t Admitter::count_adopted(const Replica& home, const FoundHit& hit) const {
+    if (!hit.shares()) return 0;
+    if (home.columns == nullptr) return home.tree.num_unprotected(hit.match.at);
+    return home.tree.num_unprotected(hit.match.at) * state_.grouping.num_full_lanes() +
+           count_idle(home, hit.match.at, hit.tokens);
+}
+
+// The same of what is copied from, as long as that takes.
+std::int64_t Admitter::count_source(const Replica& home, const FoundHit& hit) const {
+    if (!hit.is_partial()) return 0;
+    const std::int64_t is_evictable = home.tree.is_protected(hit.match.partial) ? 0 : 1;
+    if (home.columns == nullptr) return is_evictable;
+    const TreePosition source{hit.match.partial.node, hit.match.at.depth + 1};
+    return is_evictable * state_.grouping.num_full_lanes() +
+           count_idle(home, source, hit.tokens) - count_idle(home, hit.match.at, hit.tokens);
+}
+
 // What can be had, and what would have to be evicted for it.
 void Admitter::count_available(Admission& admission, const Sequence& sequence) const {
     const Replica& home = state_.home_of(sequence);
@@ -257,18 +342,15 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
     admission.evicted = std::max<std::int64_t>(0, admission.new_pages() - free);
     const bool has_room = !admission.lacks_slot && has_columns(home, admission);
     admission.fits = has_room && admission.evicted == 0;
-    if (admission.fits) return;
-    std::int64_t evictable = home.num_evictable();
-    const FoundHit& hit = admission.hit;
-    if (hit.shares()) {
-        // What the hit takes is no longer there to evict, nor is the page it copies from.
-        const std::int64_t lanes = home.columns == nullptr ? 1 : state_.grouping.num_full_lanes();
-        evictable -= home.tree.num_unprotected(hit.match.at) * lanes;
-        if (hit.is_partial() && !home.tree.is_protected(hit.match.partial)) evictable -= lanes;
-        if (home.columns != nullptr) evictable -= count_idle(home, hit);
-    }
+    if (admission.fits && admission.kept == 0) return;
+    // What the hit takes is no longer there to evict, nor, until it is copied, where it ends.
+    const std::int64_t source = count_source(home, admission.hit);
+    const std::int64_t evictable =
+        home.num_evictable() - count_adopted(home, admission.hit) - source;
     admission.available += evictable;
-    admission.fits = has_room && admission.evicted <= evictable;
+    const std::int64_t left = admission.available - admission.new_pages();
+    admission.lacking = std::max(-left, admission.kept - (left + source));
+    admission.fits = has_room && admission.lacking <= 0;
 }
 
 }  // namespace kvcore

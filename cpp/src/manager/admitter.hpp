@@ -22,7 +22,7 @@ class Admitter {
     /// The longest hit of a claim of which nothing has been fetched or written.
     [[nodiscard]] FoundHit find_hit(const Sequence& sequence, const RequestView& request) const {
         FoundHit hit;
-        find_hit(hit, sequence, request, true);
+        find_hit(hit, sequence, request, ReserveOptions::kUnlimited, true);
         return hit;
     }
     /// What a reservation with that hit does, or with its whole pages alone where the page to copy
@@ -31,32 +31,42 @@ class Admitter {
                                   const RequestView& request, std::int64_t num_steps) const {
         Admission admission;
         admission.hit = hit;
-        complete(admission, sequence, request, num_steps);
+        complete(admission, sequence, request, {num_steps, {}});
         return admission;
     }
     /// Both.
     [[nodiscard]] Admission admit(const Sequence& sequence, const RequestView& request,
-                                  std::int64_t num_steps, bool allow_partial = true) const {
+                                  const Asked& asked, bool allow_partial = true) const {
         Admission admission;
-        find_hit(admission.hit, sequence, request, allow_partial);
-        complete(admission, sequence, request, num_steps);
+        find_hit(admission.hit, sequence, request, asked.options.max_hit, allow_partial);
+        complete(admission, sequence, request, asked);
         return admission;
     }
+    /// Evictable pages that a request has once it has taken that hit.
+    [[nodiscard]] std::int64_t count_adopted(const Replica& home, const FoundHit& hit) const;
 
    private:
     void find_hit(FoundHit& hit, const Sequence& sequence, const RequestView& request,
-                  bool allow_partial) const;
-    void find_below(FoundHit& hit, const TierIndex& host, const RequestView& request) const;
+                  std::int64_t max_hit, bool allow_partial) const;
+    void narrow_to_state(FoundHit& hit, TreePosition& whole, const Replica& home,
+                         std::int64_t limit) const;
+    void find_below(FoundHit& hit, const TierIndex& host, const RequestView& request,
+                    std::int64_t limit) const;
     void find_columns_below(FoundHit& hit, TreePosition whole, const Replica& home,
-                            const RequestView& request) const;
+                            const RequestView& request, std::int64_t limit) const;
     void complete(Admission& admission, const Sequence& sequence, const RequestView& request,
-                  std::int64_t num_steps) const;
+                  const Asked& asked) const;
     void count(Admission& admission, const Sequence& sequence, const RequestView& request,
-               std::int64_t num_steps) const;
+               const Asked& asked) const;
     void count_columns(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
     void count_pages(Admission& admission, const Sequence& sequence, const RequestView& request,
                      std::int64_t num_steps) const;
+    [[nodiscard]] std::int64_t count_ahead(const Admission& admission, const Sequence& sequence,
+                                           const RequestView& request, const Asked& asked) const;
+    [[nodiscard]] std::int32_t first_read(std::size_t window, const Admission& admission,
+                                          const RequestView& request) const;
     void count_available(Admission& admission, const Sequence& sequence) const;
+    [[nodiscard]] std::int64_t count_source(const Replica& home, const FoundHit& hit) const;
     void cut_at_checkpoint(Admission& admission, const Sequence& sequence,
                            const RequestView& request) const;
 

@@ -86,9 +86,10 @@ std::int32_t CacheManager::replica_of(SequenceHandle sequence) const {
     return impl_->state.sequences.at(sequence).replica;
 }
 
-std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_t bundle) const {
+std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_t bundle,
+                                            std::int64_t first) const {
     const Lock lock(impl_->mutex);
-    return look_up::pages_of(impl_->state, sequence, bundle);
+    return look_up::pages_of(impl_->state, sequence, bundle, first);
 }
 
 void CacheManager::release(SequenceHandle sequence) {
@@ -102,8 +103,10 @@ void CacheManager::begin_again(SequenceHandle sequence) {
 }
 
 ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
-                                    Transfers* transfers) {
-    return reserve_batch({&request, 1}, num_steps, transfers).status;
+                                    Transfers* transfers, const ReserveOptions& options) {
+    rules::require_counts(options);
+    const Lock lock(impl_->mutex);
+    return impl_->ordered.reserve({&request, 1}, num_steps, transfers, options).status;
 }
 
 BatchReserve CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t num_steps,
@@ -112,9 +115,20 @@ BatchReserve CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t
     return impl_->ordered.reserve(batch, num_steps, transfers);
 }
 
-ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_steps) const {
+ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_steps,
+                               const ReserveOptions& options) const {
+    rules::require_counts(options);
     const Lock lock(impl_->mutex);
-    return impl_->ordered.plan(request, num_steps);
+    return impl_->ordered.plan(request, {num_steps, options});
+}
+
+ReservePlan CacheManager::plan(std::int32_t replica, const RequestView& request,
+                               std::int64_t num_steps, const ReserveOptions& options,
+                               std::int32_t tenant) const {
+    rules::require_counts(options);
+    const Lock lock(impl_->mutex);
+    const Owner owner = quotas::owner_of(impl_->state.config, tenant);
+    return impl_->ordered.plan(replica, request, {num_steps, options, owner});
 }
 
 ReserveStatus CacheManager::begin_at(RequestView& request, std::int64_t n, Transfers* transfers) {
@@ -178,16 +192,19 @@ std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batc
 
 std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n,
-                                 std::vector<BlockId>* pages) const {
+                                 std::vector<BlockId>* pages, std::int32_t* partial_tokens) const {
     const Lock lock(impl_->mutex);
-    return look_up::match(impl_->state.replica_at(replica), name_space, tokens, n, pages);
+    return look_up::match(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+                          partial_tokens);
 }
 
 std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n,
-                                 std::vector<BlockId>* pages) {
+                                 std::vector<BlockId>* pages, std::int32_t* partial_tokens,
+                                 std::int64_t most_pages) {
     const Lock lock(impl_->mutex);
-    return look_up::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages);
+    return look_up::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+                          partial_tokens, most_pages);
 }
 
 PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,

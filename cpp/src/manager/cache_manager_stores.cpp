@@ -61,9 +61,9 @@ std::int64_t CacheManager::num_dropped_writes() const {
     return impl_->state.store_queue.num_dropped();
 }
 
-StoreSearch CacheManager::search_below(const RequestView& request) {
+StoreSearch CacheManager::search_below(const RequestView& request, std::int64_t max_hit) {
     const StoreLock lock(impl_->mutex);
-    return store_searches::search(impl_->state, request);
+    return store_searches::search(impl_->state, request, max_hit);
 }
 
 StoreSearch CacheManager::search_below(std::int32_t replica, std::string_view name_space,

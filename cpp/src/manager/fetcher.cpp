@@ -137,7 +137,7 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
     rules::require_namespace(state_.config, sequence, request, i);
     rules::require_windows(state_, sequence, request, i);
     if (!has_pages && !state_.config.quotas.empty()) {
-        quotas::require_ceiling(state_, sequence, request, i);
+        quotas::require_ceiling(state_, sequence, request, request.end, i);
     }
     if (sequence.num_pending > 0 && result.status == FetchStatus::kOk) {
         result.status = FetchStatus::kPending;

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "groups/hit_search.hpp"
 #include "kvcore/errors.hpp"
 #include "manager/rules.hpp"
 #include "manager/tiered_hit.hpp"
@@ -14,14 +15,29 @@ namespace kvcore::look_up {
 
 namespace {
 
+// Tokens behind the first `whole` pages that a hit could copy.
+std::int32_t find_part(const Replica& replica, const TokenId* tokens, std::int64_t n,
+                       const PrefixMatch& found, std::int32_t whole) {
+    if (replica.states != nullptr) return 0;
+    if (replica.columns == nullptr) return found.partial_tokens;
+    const HitSearch search(*replica.columns, replica.tree, tokens, n);
+    const PrefixMatch part = search.longest(found, 1);
+    return part.at.depth == whole ? part.partial_tokens : 0;
+}
+
 // depth 0, and no node where the namespace has no page. Inline: a match is as short as a call.
 inline TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
-                         std::int64_t n, std::vector<BlockId>* pages) {
+                         std::int64_t n, std::vector<BlockId>* pages,
+                         std::int32_t* partial_tokens) {
     TreeNode* root = replica.tree.find_namespace(name_space);
-    TreePosition at;
-    if (root != nullptr) at = replica.tree.match(root, tokens, n).at;
+    PrefixMatch found;
+    if (root != nullptr) found = replica.tree.match(root, tokens, n, partial_tokens != nullptr);
+    TreePosition at = found.at;
     if (replica.narrows_hits() && at.depth > 0) {
         at = PrefixTree::position(at.node, replica.longest_hit(at));
+    }
+    if (partial_tokens != nullptr) {
+        *partial_tokens = root == nullptr ? 0 : find_part(replica, tokens, n, found, at.depth);
     }
     if (pages == nullptr) return at;
     pages->resize(static_cast<std::size_t>(at.depth));
@@ -35,13 +51,15 @@ inline TreePosition find(const Replica& replica, std::string_view name_space, co
 }  // namespace
 
 std::int64_t match(const Replica& replica, std::string_view name_space, const TokenId* tokens,
-                   std::int64_t n, std::vector<BlockId>* pages) {
-    return find(replica, name_space, tokens, n, pages).depth;
+                   std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens) {
+    return find(replica, name_space, tokens, n, pages, partial_tokens).depth;
 }
 
 std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId* tokens,
-                   std::int64_t n, std::vector<BlockId>* pages) {
-    const TreePosition at = find(replica, name_space, tokens, n, pages);
+                   std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
+                   std::int64_t most_pages) {
+    const TreePosition at = find(replica, name_space, tokens, n, pages, partial_tokens);
+    if (at.depth > most_pages) return at.depth;
     if (replica.columns != nullptr) {
         replica.columns->make_room_to_cache(0, 1);
         replica.columns->touch(at);
@@ -74,7 +92,7 @@ std::int32_t recommend_replica(const ManagerState& state, std::string_view name_
 }
 
 std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
-                              std::int32_t bundle) {
+                              std::int32_t bundle, std::int64_t first) {
     const Sequence& sequence = state.sequences.at(handle);
     const auto num_bundles =
         state.grouping.is_plain() ? 1 : static_cast<std::int32_t>(state.grouping.bundles().size());
@@ -82,18 +100,25 @@ std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
         throw std::out_of_range(detail::concat("bundle ", bundle, " does not exist, there are ",
                                                num_bundles, ", counted from 0"));
     }
-    if (state.grouping.is_plain()) return sequence.pages.ids();
+    if (first < 0) {
+        throw std::invalid_argument(detail::concat("first is ", first, ", must be at least 0"));
+    }
+    if (state.grouping.is_plain()) {
+        const std::vector<BlockId>& ids = sequence.pages.ids();
+        return {ids.begin() + std::min<std::int64_t>(first, sequence.pages.size()), ids.end()};
+    }
     const Grouping::Bundle& asked = state.grouping.bundles()[static_cast<std::size_t>(bundle)];
+    const std::int32_t per_column = asked.pages_per_column;
     const ColumnPages& columns = *state.home_of(sequence).columns;
     const WindowRow& reader = state.windows.of(handle);
-    const std::int32_t first =
+    const std::int32_t first_read =
         asked.window < 0 ? 0 : reader.first[static_cast<std::size_t>(asked.window)];
     std::vector<BlockId> pages;
-    for (std::int32_t c = 0; c < sequence.pages.size(); ++c) {
-        for (std::int32_t i = 0; i < asked.pages_per_column; ++i) {
-            pages.push_back(c < first ? ColumnPages::kNoPage
-                                      : columns.page(sequence.pages[c], asked.first_lane + i));
-        }
+    for (std::int64_t i = first; i < std::int64_t{sequence.pages.size()} * per_column; ++i) {
+        const auto c = static_cast<std::int32_t>(i / per_column);
+        const auto lane = static_cast<std::int32_t>(asked.first_lane + i % per_column);
+        pages.push_back(c < first_read ? ColumnPages::kNoPage
+                                       : columns.page(sequence.pages[c], lane));
     }
     return pages;
 }

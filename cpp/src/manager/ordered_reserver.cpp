@@ -10,6 +10,17 @@
 #include "manager/quotas.hpp"
 
 namespace kvcore {
+namespace {
+
+// What a question froze is as before, also where it throws.
+struct Thaw {
+    PageRow& row;
+    const std::int32_t frozen;
+
+    ~Thaw() { row.unfreeze(frozen); }
+};
+
+}  // namespace
 
 ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequence,
                                     RequestView& request, std::int64_t row, Transfers* transfers) {
@@ -17,8 +28,7 @@ ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequen
     const bool is_short = admission.evicted > 0 || admission.is_over_quota || admission.lacks_slot;
     if (is_short && transfers != nullptr && !transfers->empty()) return ReserveStatus::kPending;
     if (!admission.fits) {
-        const std::int64_t lacking =
-            admission.is_over_quota ? 0 : admission.new_pages() - admission.available;
+        const std::int64_t lacking = admission.is_over_quota ? 0 : admission.lacking;
         const bool is_held_back =
             !admission.lacks_slot && state_.flights.holds_back(sequence.replica, lacking);
         if (is_held_back && transfers != nullptr) return ReserveStatus::kPending;
@@ -36,13 +46,14 @@ ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequen
     return ReserveStatus::kOk;
 }
 
-ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t num_steps,
+ReserveStatus OrderedReserver::reserve_row(RequestView& request, const Asked& asked,
                                            std::int64_t row, Transfers* transfers) {
+    const std::int64_t num_steps = asked.num_steps;
     Sequence& sequence = rows_[row];
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
     if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
     const std::int32_t page_size = state_.config.page_size;
-    if (sequence.is_sealed() &&
+    if (sequence.is_sealed() && !asked.options.has_margin() &&
         JointReserver::is_reserved(sequence.pages, request, num_steps, page_size,
                                    state_.config.reserve_chunks) &&
         (state_.grouping.is_plain() ||
@@ -53,7 +64,7 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t nu
                                  request.start, request.active);
         return ReserveStatus::kOk;
     }
-    const Admission admission = admitter_.admit(sequence, request, num_steps);
+    const Admission admission = admitter_.admit(sequence, request, asked);
     if (admission.is_cut && num_steps > 1 && row > 0) return ReserveStatus::kPending;
     rules::require_one_step(request, admission, num_steps, row);
     return take(admission, sequence, request, row, transfers);
@@ -64,22 +75,28 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, std::int64_t nu
 void OrderedReserver::require_one_step(const RequestBatch& batch, std::int64_t num_steps) const {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
-        rules::require_one_step(request, admitter_.admit(rows_[i], request, num_steps), num_steps,
-                                i);
+        const Asked asked{num_steps, {}};
+        rules::require_one_step(request, admitter_.admit(rows_[i], request, asked), num_steps, i);
     }
 }
 
 BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t num_steps,
-                                      Transfers* transfers) {
+                                      Transfers* transfers, const ReserveOptions& options) {
     if (transfers != nullptr || state_.config.host_pages > 0) {
         rules::require_transfers(state_, transfers);
     }
     rows_.check(batch, num_steps);
+    if (options.must_fit > 0) {
+        for (std::int64_t i = 0; i < batch.size(); ++i) {
+            rules::require_fit(state_, rows_[i], batch[i], options.must_fit, i);
+        }
+    }
     if (num_steps > 1 && state_.states.exist()) require_one_step(batch, num_steps);
     const OwedCopies::Call scope(state_.copies);
+    const Asked asked{num_steps, options};
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         try {
-            const ReserveStatus status = reserve_row(batch[i], num_steps, i, transfers);
+            const ReserveStatus status = reserve_row(batch[i], asked, i, transfers);
             if (status != ReserveStatus::kOk) return {i, status};
         } catch (const std::bad_alloc&) {
             if (i == 0) throw;
@@ -113,27 +130,52 @@ ReserveStatus OrderedReserver::begin_at(RequestView& request, std::int64_t n,
     return status;
 }
 
-ReservePlan OrderedReserver::plan(const RequestView& request, std::int64_t num_steps) const {
-    rules::require_steps(num_steps);
+bool OrderedReserver::can_ever_fit(const Sequence& sequence, const RequestView& request,
+                                   const Asked& asked) const {
+    if (request.end > state_.most_tokens(asked.num_steps)) return false;
+    const std::int64_t tokens = std::max(request.end, asked.options.must_fit);
+    if (tokens > request.end && tokens > state_.most_tokens(1)) return false;
+    if (state_.config.quotas.empty()) return true;
+    const Owner owner =
+        Asked::is_claimed(request) ? state_.tenants.of(request.sequence) : asked.stranger;
+    return !quotas::exceeds_ceiling(state_, sequence, request, tokens, owner);
+}
+
+ReservePlan OrderedReserver::plan(const RequestView& request, const Asked& asked) const {
+    rules::require_steps(asked.num_steps);
     Sequence& sequence = state_.sequences.at(request.sequence);
     if (!rules::has_legal_indices(request)) rules::refuse_indices(request, 0);
     rules::require_namespace(state_.config, sequence, request, 0);
     rules::require_windows(state_, sequence, request, 0);
-    if (request.end > state_.most_tokens(num_steps)) return {};
-    if (!state_.config.quotas.empty() && quotas::exceeds_ceiling(state_, sequence, request)) {
-        return {};
-    }
-    const std::int32_t frozen = sequence.pages.frozen();
+    const Thaw thaw{sequence.pages, sequence.pages.frozen()};
     state_.freeze_read_pages(sequence, request.start);
-    const Admission admission = admitter_.admit(sequence, request, num_steps);
-    sequence.pages.unfreeze(frozen);
-    rules::require_one_step(request, admission, num_steps, 0);
+    return plan(sequence, request, asked);
+}
+
+ReservePlan OrderedReserver::plan(std::int32_t replica, const RequestView& request,
+                                  const Asked& asked) const {
+    rules::require_steps(asked.num_steps);
+    static_cast<void>(state_.replica_at(replica));
+    RequestView unclaimed = request;
+    unclaimed.sequence = {};
+    if (!rules::has_legal_indices(unclaimed)) rules::refuse_indices(unclaimed, 0);
+    Sequence fresh;
+    fresh.replica = static_cast<std::int16_t>(replica);
+    return plan(fresh, unclaimed, asked);
+}
+
+ReservePlan OrderedReserver::plan(const Sequence& sequence, const RequestView& request,
+                                  const Asked& asked) const {
+    if (!can_ever_fit(sequence, request, asked)) return {};
+    const Admission admission = admitter_.admit(sequence, request, asked);
+    rules::require_one_step(request, admission, asked.num_steps, 0);
     return {admission.hit.is_taken() ? admission.hit.tokens - sequence.hit_tokens : 0,
             admission.new_pages(),
             admission.evicted,
             admission.hit.match.partial_tokens,
             admission.fits,
-            admission.active};
+            admission.active,
+            admitter_.count_adopted(state_.home_of(sequence), admission.hit)};
 }
 
 HeldHit OrderedReserver::match(const RequestView& request) const {

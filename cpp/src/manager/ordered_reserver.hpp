@@ -21,10 +21,12 @@ class OrderedReserver {
 
     /// The verbs of CacheManager.
     [[nodiscard]] BatchReserve reserve(const RequestBatch& batch, std::int64_t num_steps,
-                                       Transfers* transfers);
+                                       Transfers* transfers, const ReserveOptions& options = {});
     [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n,
                                          Transfers* transfers);
-    [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps) const;
+    [[nodiscard]] ReservePlan plan(const RequestView& request, const Asked& asked) const;
+    [[nodiscard]] ReservePlan plan(std::int32_t replica, const RequestView& request,
+                                   const Asked& asked) const;
     [[nodiscard]] HeldHit match(const RequestView& request) const;
     [[nodiscard]] ReserveStatus allocate(HeldHit& hit, RequestView& request, std::int64_t n,
                                          Transfers* transfers);
@@ -32,8 +34,12 @@ class OrderedReserver {
    private:
     [[nodiscard]] ReserveStatus take(const Admission& admission, Sequence& sequence,
                                      RequestView& request, std::int64_t row, Transfers* transfers);
-    [[nodiscard]] ReserveStatus reserve_row(RequestView& request, std::int64_t num_steps,
+    [[nodiscard]] ReserveStatus reserve_row(RequestView& request, const Asked& asked,
                                             std::int64_t row, Transfers* transfers);
+    [[nodiscard]] bool can_ever_fit(const Sequence& sequence, const RequestView& request,
+                                    const Asked& asked) const;
+    [[nodiscard]] ReservePlan plan(const Sequence& sequence, const RequestView& request,
+                                   const Asked& asked) const;
 
     void require_one_step(const RequestBatch& batch, std::int64_t num_steps) const;
 

@@ -152,10 +152,9 @@ Owner owner_of(const CacheConfig& config, std::int32_t tenant) {
 }
 
 bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request) {
+                     const RequestView& request, std::int64_t tokens, Owner owner) {
     const Replica& home = state.home_of(sequence);
-    const Owner owner = state.tenants.of(request.sequence);
-    const std::int64_t pages = state.least_pages(request.end);
+    const std::int64_t pages = state.least_pages(tokens);
     if (pages <= ceiling_of(home, owner)) return false;
     const Shared shared = shared_pages(home, sequence, request);
     QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(state.config.quotas));
@@ -166,13 +165,13 @@ bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
     return !alone.is_lawful();
 }
 
-void refuse_ceiling(const ManagerState& state, const Sequence& sequence, const RequestView& request,
-                    std::int64_t row) {
-    const Replica& home = state.home_of(sequence);
+void require_ceiling(const ManagerState& state, const Sequence& sequence,
+                     const RequestView& request, std::int64_t tokens, std::int64_t row) {
+    const Owner owner = state.tenants.of(request.sequence);
+    if (!exceeds_ceiling(state, sequence, request, tokens, owner)) return;
     throw InRow<CapacityError>(
-        row, detail::concat(request.end, " tokens need ", state.least_pages(request.end),
-                            " pages, more than the ",
-                            ceiling_of(home, state.tenants.of(request.sequence)),
+        row, detail::concat(tokens, " tokens need ", state.least_pages(tokens),
+                            " pages, more than the ", ceiling_of(state.home_of(sequence), owner),
                             " that quotas leave its tenant; raise its max_pages, or reserve less "
                             "for others"));
 }
@@ -185,24 +184,24 @@ void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& p
     for_each_idle(home, at, hit.tokens, [&](BlockId page) { pages.push_back(page); });
 }
 
-void heed(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
           Admission& admission) {
     const FoundHit& hit = admission.hit;
-    if (admission.new_pages() == 0 && !hit.shares()) return;
-    const Replica& home = state.home_of(sequence);
-    const Owner owner = state.tenants.of(request.sequence);
+    const std::int64_t taken = admission.new_pages() + ahead;
+    if (taken == 0 && !hit.shares()) return;
     QuotaTrial trial(home);
     std::vector<BlockId> idle;
     find_idle(home, hit, idle);
     for (const BlockId page : idle) trial.hold(page);
     for_each_returned(home, sequence.pages, admission,
                       [&](BlockId page) { trial.give_back(page); });
-    trial.take(owner, admission.new_pages());
+    trial.take(owner, taken);
     for (const BlockId page : idle) trial.share_out(page, owner);
     if (trial.is_lawful()) return;
     admission.is_over_quota = admission.fits;
     admission.fits = false;
-    admission.available = std::min(admission.available, trial.room(owner, admission.new_pages()));
+    admission.available = std::min(admission.available, trial.room(owner, taken));
+    admission.lacking = std::max(admission.lacking, taken - admission.available);
 }
 
 void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) noexcept {

@@ -88,22 +88,19 @@ void check(const CacheConfig& config);
 /// The owner that a number of a tenant stands for. Throws std::invalid_argument for one that is
 /// none.
 [[nodiscard]] Owner owner_of(const CacheConfig& config, std::int32_t tenant);
-/// Quotas leave no room for a request, were it alone: with what it shares now counted for those it
-/// shares it with. O(1) where it is short, else the match of its prompt.
+/// Quotas leave no room for so many tokens of a request of that owner, were it alone: with what it
+/// shares now counted for those it shares it with. O(1) where that is little, else the match of its
+/// prompt.
 [[nodiscard]] bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
-                                   const RequestView& request);
-/// Throws CapacityError.
-[[noreturn]] void refuse_ceiling(const ManagerState& state, const Sequence& sequence,
-                                 const RequestView& request, std::int64_t row);
-inline void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                            const RequestView& request, std::int64_t row) {
-    if (exceeds_ceiling(state, sequence, request)) refuse_ceiling(state, sequence, request, row);
-}
+                                   const RequestView& request, std::int64_t tokens, Owner owner);
+/// Throws CapacityError where that is so of a claimed one.
+void require_ceiling(const ManagerState& state, const Sequence& sequence,
+                     const RequestView& request, std::int64_t tokens, std::int64_t row);
 
 /// Evictable pages that a hit will hold go to `pages`, each with those it is read with.
 void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages);
-/// A reservation fits only where quotas allow it.
-void heed(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+/// A reservation of `owner` fits only where quotas allow it, with `ahead` pages more.
+void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
           Admission& admission);
 /// Calls visit(page) for pages of a row that an admission makes free.
 template <class Visit>

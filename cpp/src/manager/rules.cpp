@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/rules.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
@@ -58,6 +59,30 @@ void refuse_repetition(std::int64_t row) {
 void refuse_pending(std::int64_t row) {
     throw InRow<PendingTransfersError>(
         row, "copies into its pages are owed or under way; finish them first");
+}
+
+void require_counts(const ReserveOptions& options) {
+    const auto require = [](const char* name, std::int64_t value) {
+        if (value >= 0) return;
+        throw std::invalid_argument(detail::concat(name, " is ", value, ", must be at least 0"));
+    };
+    require("max_hit", options.max_hit);
+    require("keep_free", options.keep_free);
+    require("must_fit", options.must_fit);
+}
+
+void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+                 std::int64_t tokens, std::int64_t row) {
+    const std::int64_t most = state.most_tokens(1);
+    if (tokens > most) {
+        throw InRow<CapacityError>(
+            row, detail::concat("must_fit is ", tokens, " tokens, must be at most ", most,
+                                ": what max_seq_len and the pool of ", state.config.num_pages,
+                                " pages allow; ask for less"));
+    }
+    if (!state.config.quotas.empty()) {
+        quotas::require_ceiling(state, sequence, request, std::max(tokens, request.end), row);
+    }
 }
 
 void require_steps(std::int64_t num_steps) {
@@ -135,7 +160,7 @@ void BatchRows::check(const RequestBatch& batch, std::int64_t num_steps) {
         rules::require_namespace(state_.config, sequence, batch[row], row);
         rules::require_windows(state_, sequence, batch[row], row);
         if (!state_.config.quotas.empty()) {
-            quotas::require_ceiling(state_, sequence, batch[row], row);
+            quotas::require_ceiling(state_, sequence, batch[row], batch[row].end, row);
         }
         set(row, sequence);
     }

@@ -43,6 +43,11 @@ inline void require_windows(const ManagerState& state, const Sequence& sequence,
     }
     require_windows(state, sequence, request.start, request.sequence, row);
 }
+/// Throws std::invalid_argument for numbers below 0.
+void require_counts(const ReserveOptions& options);
+/// Throws CapacityError where a request can never have so many tokens.
+void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+                 std::int64_t tokens, std::int64_t row);
 /// Where a chunk is cut because a checkpoint is due, it runs alone.
 [[noreturn]] void refuse_cut(const RequestView& request, const Admission& admission,
                              std::int64_t num_steps, std::int64_t row);

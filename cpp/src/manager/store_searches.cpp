@@ -29,12 +29,13 @@ StoreSearch search(ManagerState& state, std::int32_t replica, std::string_view n
 }
 
 // A request that no hit can move any more is not looked for: see Admitter::find_hit.
-StoreSearch search(ManagerState& state, const RequestView& request) {
+StoreSearch search(ManagerState& state, const RequestView& request, std::int64_t max_hit) {
     const Sequence& sequence = state.sequences.at(request.sequence);
     const std::int64_t begin = sequence.pages.empty() ? 0 : request.start;
     const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
     if (!is_open || request.active - begin <= 1) return {};
-    return search(state, sequence.replica, request.name_space, request.tokens, request.end - 1);
+    return search(state, sequence.replica, request.name_space, request.tokens,
+                  std::min(request.end - 1, max_hit));
 }
 
 }  // namespace kvcore::store_searches

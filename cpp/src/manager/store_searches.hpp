@@ -14,6 +14,7 @@ namespace kvcore::store_searches {
 [[nodiscard]] StoreSearch search(ManagerState& state, std::int32_t replica,
                                  std::string_view name_space, const TokenId* tokens,
                                  std::int64_t n);
-[[nodiscard]] StoreSearch search(ManagerState& state, const RequestView& request);
+[[nodiscard]] StoreSearch search(ManagerState& state, const RequestView& request,
+                                 std::int64_t max_hit);
 
 }  // namespace kvcore::store_searches

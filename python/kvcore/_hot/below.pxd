@@ -10,9 +10,9 @@ from kvcore.cpp cimport ColumnParts, PageKey, RequestView, StoreSearch, TokenId
 
 
 # Before a request is reserved, where there are stores below: they bring what they have of it. Code
-# of theirs runs.
+# of theirs runs. A hit of at most `max_hit` tokens is wanted.
 cdef int bring(
-    Settler settler, RequestView* request, object context, bint now
+    Settler settler, RequestView* request, object context, bint now, int64_t max_hit
 ) except -1
 # The same of the requests of a batch; `contexts` is nobody else's.
 cdef int bring_all(
@@ -25,6 +25,7 @@ cdef class BelowSearch:
     cdef StoreSide side
     cdef object holder  # what keeps the extra keys of the tokens in mind
     cdef StoreSearch found
+    cdef readonly object max_hit
     cdef bytes name
     cdef vector[TokenId] tokens
     cdef vector[PageKey] made  # from column `found.stored` on

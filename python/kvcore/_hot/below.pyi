@@ -22,12 +22,16 @@ class BelowSearch:
         Columns that a hit could take of a cache that had everything.
     has_gaps : bool
         No group keeps everything: stores need not have every column of a hit.
+    max_hit : int or None
+        Tokens that the request wants of a hit at most, where it said so.
 
     Notes
     -----
     One thread at a time.
     """
 
+    @property
+    def max_hit(self) -> int | None: ...
     @property
     def replica(self) -> int: ...
     @property

@@ -9,6 +9,7 @@ Columns are whole pages of a prompt; with groups of layers, as many tokens as th
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport INT64_MAX as UNLIMITED
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
@@ -30,14 +31,14 @@ cnp.import_array()
 # ---- what requests ask ---------------------------------------------------------------------------
 
 cdef int bring(
-    Settler settler, RequestView* request, object context, bint now
+    Settler settler, RequestView* request, object context, bint now, int64_t max_hit
 ) except -1:
     cdef StoreSearch found
     cdef BelowSearch search
     cdef vector[PageKey] key
     if request.active - request.start <= 1:
         return 0
-    found = settler.native.search_below(request[0])
+    found = settler.native.search_below(request[0], max_hit)
     if found.most == 0:
         return 0
     if found.legal == found.have and not found.has_gaps:
@@ -51,6 +52,7 @@ cdef int bring(
     search = BelowSearch.__new__(BelowSearch)
     search.side = settler.store_side
     search.found = found
+    search.max_hit = None if max_hit == UNLIMITED else max_hit
     search.made.swap(key)
     search.name = PyBytes_FromStringAndSize(request.name_space.data(), request.name_space.size())
     search.tokens.assign(
@@ -69,7 +71,7 @@ cdef int bring_all(
 ) except -1:
     cdef size_t i
     for i in range(rows.size()):
-        bring(settler, rows[i], contexts[i], now)
+        bring(settler, rows[i], contexts[i], now, UNLIMITED)
     return 0
 
 
@@ -88,6 +90,8 @@ cdef class BelowSearch:
         Columns that a hit could take of a cache that had everything.
     has_gaps : bool
         No group keeps everything: stores need not have every column of a hit.
+    max_hit : int or None
+        Tokens that the request wants of a hit at most, where it said so.
 
     Notes
     -----

@@ -11,19 +11,19 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 
-from kvcore._hot cimport forks, prefixes, reservations, steps
+from kvcore._hot cimport forks, prefixes, steps
 from kvcore._hot.arguments cimport as_int, as_tokens, id_of, namespace_of
 from kvcore._hot.claims cimport Claim, not_found
 from kvcore._hot.extra_keys cimport shown_of
 from kvcore._hot.parts cimport check, checked, listen, require_made, reuse_after, tell_time
 from kvcore._hot.settler cimport copies_array, grouped_copies_array
-from kvcore.cpp cimport kFetch, kReserve, kReserveBatch, kStep
+from kvcore.cpp cimport kFetch, kStep
 
 cnp.import_array()
 
 
 @cython.no_gc_clear  # what dies with a manager may still ask
-cdef class StepEngine(EngineParts):
+cdef class StepEngine(ReservingEngine):
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager."""
 
     # ---- claims ------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ cdef class StepEngine(EngineParts):
         listen(self)
         return prefixes.recommend_replica(self._claims, context)
 
-    def get_req_blocks(self, request_id, bundle=0):
+    def get_req_blocks(self, request_id, bundle=0, *, first=0):
         """Return a request's page ids in logical order, a list of int.
 
         Parameters
@@ -108,75 +108,23 @@ cdef class StepEngine(EngineParts):
         bundle : int
             Of ``kvcore.groups.bundles``, where layers have groups. The number of pages stands for a
             page that no layer of it reads any more, or that is not reserved yet.
+        first : int
+            Those from this one on, such as what a reservation has added. Empty behind the last.
 
         Raises
         ------
         RequestNotFoundError, IndexError
-        """
-        cdef int64_t index = as_int(bundle, "bundle")
-        require_made(self)
-        return self._maker.pages_of(self._native, self._claims.find(request_id), index)
-
-    # ---- pages -------------------------------------------------------------------------------
-    def maybe_reserve(self, data, num_steps=1):
-        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
-
-        Parameters
-        ----------
-        data : context
-            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
-        num_steps : int
-            Steps to run before the next reservation.
-
-        Returns
-        -------
-        bool
-            False when the pages do not fit; then nothing has changed.
-
-        Raises
-        ------
-        CapacityError
-            The request can never fit: larger than the pool or than ``max_seq_len``.
-        RequestNotFoundError, ValueError
+        ValueError
+            A negative `first`.
 
         Notes
         -----
-        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
+        O(pages returned).
         """
-        cdef int64_t ahead = as_int(num_steps, "num_steps")
-        cdef int64_t begun = self._times.begin()
-        listen(self)
-        cdef bint fits = reservations.reserve(self._reader, self._settler, data, ahead)
-        self._times.end(kReserve, begun)
-        check(self)
-        return fits
-
-    reserve = maybe_reserve
-
-    def maybe_reserve_batch(self, batch, num_steps=1):
-        """Reserve contexts in order up to the first that does not fit; return how many.
-
-        Every error is raised before anything is reserved.
-        """
-        cdef int64_t ahead = as_int(num_steps, "num_steps")
-        cdef int64_t begun = self._times.begin()
-        listen(self)
-        cdef int64_t fit = reservations.reserve_batch(self._reader, self._settler, batch, ahead)
-        self._times.end(kReserveBatch, begun)
-        check(self)
-        return fit
-
-    def plan(self, ctx, num_steps=1):
-        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
-
-        Returns
-        -------
-        ReservePlan
-            ``fits=False`` also for a request that can never fit.
-        """
-        cdef int64_t ahead = as_int(num_steps, "num_steps")
-        listen(self)
-        return reservations.plan(self._reader, self._settler, ctx, ahead)
+        cdef int64_t index = as_int(bundle, "bundle")
+        cdef int64_t begin = as_int(first, "first")
+        require_made(self)
+        return self._maker.pages_of(self._native, self._claims.find(request_id), index, begin)
 
     # ---- requests with a common past ---------------------------------------------------------
     def fork(self, parent_id, *child_ctxs):
@@ -343,7 +291,8 @@ cdef class StepEngine(EngineParts):
 
     # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
-                     extra_keys=None, bint return_pages=False, bint touch=False):
+                     extra_keys=None, bint return_pages=False, bint touch=False, lookahead=0,
+                     cnp.ndarray out=None):
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
         Parameters
@@ -355,17 +304,36 @@ cdef class StepEngine(EngineParts):
             Also return the page ids, int32.
         touch : bool
             It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also return how many of so many tokens behind the last whole page a cached page has too,
+            less than a page: where layers have groups, those that a hit could copy; with states 0.
+            O(log children) more.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning, as of `return_pages`.
 
         Returns
         -------
-        int, or (int, int32 [pages])
+        int, or a tuple of it and what else is asked for, in this order
+            The tokens; the ids, int32 [pages]; the tokens that `lookahead` found, int.
+
+        Raises
+        ------
+        IndexError, ValueError, TypeError
+            A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
         """
+        cdef int64_t ahead = prefixes.tokens_ahead(lookahead)
+        cdef int32_t* to = <int32_t*>NULL if out is None else prefixes.room_in(out)
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         listen(self)
         cdef int32_t replica = self._claims.replica(replica_idx)
         source = shown_of(self._claims.trees, extra_keys, source)
-        found = prefixes.match(self._native, replica, source, name, return_pages, touch)
+        if ahead == 0 and out is None:
+            found = prefixes.match(self._native, replica, source, name, return_pages, touch)
+        else:
+            found = prefixes.match_ahead(
+                self._native, replica, source, name, return_pages, touch, ahead, out, to
+            )
         return checked(self, found) if touch else found
 
     def pin(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *, extra_keys=None):

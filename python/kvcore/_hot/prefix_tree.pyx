@@ -19,6 +19,7 @@ from kvcore._hot.extra_keys cimport (
     shown_of,
     trees_of,
 )
+from kvcore._hot.prefixes cimport room_in, tokens_ahead
 from kvcore._hot.tree_runs cimport runs_of
 from kvcore.cpp cimport (
     DuplicatePage,
@@ -41,15 +42,6 @@ from kvcore.errors import InvalidHandleError, KVCacheError
 from kvcore.policies import resolved
 
 cnp.import_array()
-
-
-cdef int32_t* room_in(cnp.ndarray out) except NULL:
-    """Return where an array that is to be written begins; runs no code of a subclass."""
-    if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1:
-        raise TypeError("out must be an int32 array of one dimension")
-    if not cnp.PyArray_ISCARRAY(out):
-        raise ValueError("out must be contiguous, writable and in native byte order")
-    return <int32_t*>cnp.PyArray_DATA(out)
 
 
 cdef class PrefixHandle:
@@ -194,9 +186,7 @@ cdef class PrefixTree:
         ValueError, TypeError
             A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
         """
-        cdef int64_t ahead = as_int(lookahead, "lookahead")
-        if ahead < 0:
-            raise ValueError(f"lookahead is {ahead}, must be at least 0 tokens")
+        cdef int64_t ahead = tokens_ahead(lookahead)
         cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)

@@ -4,10 +4,11 @@
 """What a manager's prefix cache holds of some tokens, and pins of it."""
 
 cimport numpy as cnp
+from libc.stdint cimport INT64_MAX as INT64_HIGH
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from kvcore._hot.arguments cimport as_tokens, name_view, namespace_of, no_context
+from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, no_context
 from kvcore._hot.claims cimport ClaimTable
 from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore._hot.extra_keys cimport shown_of
@@ -76,10 +77,60 @@ cdef inline int64_t find(
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
     cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
     if touches:
-        n = native.touch(replica, name_view(name), data, n, pages)
+        n = native.touch(replica, name_view(name), data, n, pages, NULL, INT64_HIGH)
     else:
         n = native.match(replica, name_view(name), data, n, pages)
     return n * native.config().page_size
+
+
+cdef int64_t tokens_ahead(object lookahead) except -1:
+    cdef int64_t ahead = as_int(lookahead, "lookahead")
+    if ahead < 0:
+        raise ValueError(f"lookahead is {ahead}, must be at least 0 tokens")
+    return ahead
+
+
+cdef int32_t* room_in(cnp.ndarray out) except NULL:
+    """Return where an array that is to be written begins; runs no code of a subclass."""
+    if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1:
+        raise TypeError("out must be an int32 array of one dimension")
+    if not cnp.PyArray_ISCARRAY(out):
+        raise ValueError("out must be contiguous, writable and in native byte order")
+    return <int32_t*>cnp.PyArray_DATA(out)
+
+
+cdef object match_ahead(
+    CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
+    bint touches, int64_t ahead, cnp.ndarray out, int32_t* to
+):
+    """The same, with what is asked for of the tokens behind, and the ids in `out` [m], at `to`."""
+    cdef vector[BlockId] pages
+    cdef int32_t partial = 0
+    cdef int64_t room = INT64_HIGH if out is None else cnp.PyArray_DIM(out, 0)
+    cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
+    cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
+    cdef bint lists = return_pages or out is not None
+    cdef vector[BlockId]* ids = &pages if lists else NULL
+    cdef int32_t* tail = &partial if ahead > 0 else NULL
+    cdef int64_t i
+    if touches:
+        n = native.touch(replica, name_view(name), data, n, ids, tail, room)
+    else:
+        n = native.match(replica, name_view(name), data, n, ids, tail)
+    if n > room:
+        raise ValueError(f"out has room for {room} ids, must have it for {n}")
+    cdef cnp.npy_intp size = n
+    if lists and out is None:
+        out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        to = <int32_t*>cnp.PyArray_DATA(out)
+    for i in range(<int64_t>pages.size()):
+        to[i] = pages[i] if pages[i] >= 0 else <int32_t>native.config().num_pages
+    cdef list found = [n * native.config().page_size]
+    if lists:
+        found.append(out[:n])
+    if ahead > 0:
+        found.append(min(ahead, <int64_t>partial))
+    return tuple(found)
 
 
 cdef class PinnedPrefix:

@@ -119,11 +119,13 @@ cdef class InputMaker:
                 targets[r].states = <int32_t*>cnp.PyArray_DATA(buffer.new_states())
         return 0
 
-    cdef list pages_of(self, CacheManager* native, SequenceHandle sequence, int64_t bundle):
+    cdef list pages_of(
+        self, CacheManager* native, SequenceHandle sequence, int64_t bundle, int64_t first
+    ):
         """The pages of a sequence in a bundle, none as tables show it."""
         if not 0 <= bundle < self.num_bundles:
             raise IndexError(f"bundle is {bundle}, must be 0 .. {self.num_bundles - 1}")
-        cdef list pages = native.pages_of(sequence, <int32_t>bundle)
+        cdef list pages = native.pages_of(sequence, <int32_t>bundle, first)
         if self.layers is None:
             return pages
         return [page if page >= 0 else self.total_pages for page in pages]

@@ -271,7 +271,7 @@ class TieredCache(StepEngine):
         """Let a request that has pages have its longer hit; return whether it is still claimed."""
         try:
             if len(self.get_req_blocks(arrival.context.request_id)):
-                self.maybe_reserve(arrival.context)
+                self.maybe_reserve(arrival.context, max_hit=arrival.max_hit)
         except KVCacheError:  # released meanwhile
             return False
         return True

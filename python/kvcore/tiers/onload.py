@@ -26,10 +26,13 @@ class Arrival:
     ----------
     context : context
     job : Job
+    max_hit : int or None
+        As of the reservation that waits.
     """
 
     context: Any
     job: Job
+    max_hit: int | None = None
 
 
 class Onload:
@@ -63,7 +66,7 @@ class Onload:
             if job is None:
                 return
             self._asked.add(name)
-            self.waiting[name] = Arrival(context, job)
+            self.waiting[name] = Arrival(context, job, search.max_hit)
             _mark(context, is_pending=True)
 
     def prefetch(self, search: FillSearch) -> None:
