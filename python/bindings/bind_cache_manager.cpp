@@ -266,7 +266,8 @@ void bind_values(py::module_& module) {
         .def_readonly("evicted_pages", &kvcore::ReservePlan::evicted_pages)
         .def_readonly("copied_tokens", &kvcore::ReservePlan::copied_tokens)
         .def_readonly("fits", &kvcore::ReservePlan::fits)
-        .def_readonly("active", &kvcore::ReservePlan::active);
+        .def_readonly("active", &kvcore::ReservePlan::active)
+        .def_readonly("evictable_hit_pages", &kvcore::ReservePlan::evictable_hit_pages);
 }
 
 }  // namespace

@@ -124,7 +124,8 @@ void looked_at() {
     in_all_modes(build_all_kinds, [](const State& state) {
         leaves_no_trace("match", state, [](ManagerScene& s) {
             const Tokens& tokens = s.at(0).tokens();
-            s.answer[0] = s.manager.match(0, "", tokens.data(), count(tokens), &s.found);
+            std::int32_t partial = 0;
+            s.answer[0] = s.manager.match(0, "", tokens.data(), count(tokens), &s.found, &partial);
         });
         leaves_no_trace("shared_prefixes", state, [](ManagerScene& s) {
             kvcore::RequestView views[] = {s.at(0).view(), s.at(1).view(), s.at(2).view(),

@@ -19,6 +19,8 @@ namespace {
 void reservations() {
     for (const State& state : reserve_states::with_groups()) {
         allocates_nothing("plan", state, [](ManagerScene& scene) { scene.call_plan(); });
+        leaves_no_trace("reserve with options", state,
+                        [](ManagerScene& scene) { scene.call_with_options(); });
         leaves_no_trace("reserve", state, [](ManagerScene& scene) { scene.call_reserve(); });
         leaves_no_trace("match, allocate", state,
                         [](ManagerScene& scene) { scene.call_match_and_allocate(); });

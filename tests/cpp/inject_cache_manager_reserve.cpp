@@ -54,6 +54,8 @@ void halves_do_what_reserve_does(const State& state) {
 void reservations() {
     for (const State& state : reserve_states::all()) {
         allocates_nothing("plan", state, [](ManagerScene& scene) { scene.call_plan(); });
+        leaves_no_trace("reserve with options", state,
+                        [](ManagerScene& scene) { scene.call_with_options(); });
         leaves_no_trace("reserve", state, [](ManagerScene& scene) { scene.call_reserve(); });
         leaves_no_trace("begin_at", state, [](ManagerScene& scene) { scene.call_begin_at(); });
         leaves_no_trace("match, allocate", state,

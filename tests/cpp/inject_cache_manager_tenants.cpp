@@ -35,6 +35,8 @@ std::vector<State> states() {
 void reservations() {
     for (const State& state : states()) {
         leaves_no_trace("plan", state, [](ManagerScene& scene) { scene.call_plan(); });
+        leaves_no_trace("reserve with options", state,
+                        [](ManagerScene& scene) { scene.call_with_options(); });
         leaves_no_trace("reserve", state, [](ManagerScene& scene) { scene.call_reserve(); });
         leaves_no_trace("match, allocate", state,
                         [](ManagerScene& scene) { scene.call_match_and_allocate(); });

@@ -241,6 +241,13 @@ class ManagerScene {
     void call_reserve() {
         answer[0] = static_cast<std::int64_t>(manager.reserve(views[0], 1, given()));
     }
+    /// With a short hit and a margin, and what a request that is not claimed would get.
+    void call_with_options() {
+        const kvcore::ReserveOptions options{5, 1, views[0].end + 3};
+        const kvcore::ReservePlan plan = manager.plan(1, views[0], 1, options);
+        answer[0] = static_cast<std::int64_t>(manager.reserve(views[0], 1, given(), options));
+        answer[1] = plan.fits ? plan.new_pages : -2;
+    }
     /// The same in its halves.
     void call_match_and_allocate() {
         kvcore::PrefixHit hit = manager.match(views[0]);

@@ -59,6 +59,16 @@ class Traffic:
     def steps(self) -> int:
         return self.draw.choice([1, 1, 1, 1, 2, 5])
 
+    def options(self) -> dict[str, Any]:
+        """Of a reservation: mostly none."""
+        draw, model = self.draw, self.pair.model
+        most = {
+            "max_hit": 6 * model.page_size,
+            "keep_free": model.num_pages,
+            "must_fit": min(model.num_pages * model.page_size, model.max_seq_len) + 1,
+        }
+        return {name: draw.randint(0, n) for name, n in most.items() if draw.random() < 0.15}
+
     def replica(self) -> int:
         return self.draw.randrange(len(self.pair.model.cache))
 
@@ -85,7 +95,7 @@ class Traffic:
     def run(self) -> None:
         batch, num_steps = self.batch(), self.steps()
         if self.draw.random() < 0.6:
-            batch = [r for r in batch if self.pair.reserve(r, num_steps)]
+            batch = [r for r in batch if self.pair.reserve(r, num_steps, **self.options())]
         self.iterate(batch, num_steps)
 
     def iterate(self, batch: list[Request], num_steps: int) -> None:
@@ -99,8 +109,12 @@ class Traffic:
 
     def reserve(self) -> None:
         request = self.one(claimed=self.draw.random() < 0.95)
-        if request is not None and self.pair.reserve(request, self.steps()) is False:
+        if request is None:
+            return
+        options = self.options()
+        if self.pair.reserve(request, self.steps(), **options) is False:
             self.seen["reserve refused"] += 1
+            self.seen["margin refused"] += self.pair.core.plan(request.core).fits
 
     def reserve_batch(self) -> None:
         self.pair.reserve_batch(self.batch(), self.steps())
@@ -121,7 +135,7 @@ class Traffic:
         if request is not None:
             self.pair.release(request)
             self.pair.claim(request, self.replica())
-            self.pair.reserve(request, self.steps())
+            self.pair.reserve(request, self.steps(), **self.options())
 
     def change(self) -> None:
         request = self.one(claimed=False)
@@ -236,5 +250,6 @@ def test_runs_reach_what_they_are_there_for() -> None:
         "forked",
         "fetch refused",
         "reserve refused",
+        "margin refused",
     ):
         assert seen[name] > 10, seen

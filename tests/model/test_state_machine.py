@@ -20,6 +20,14 @@ from reference_claims import Namespace
 
 NAMESPACES: list[Namespace] = [(None, None), ("", None), (None, ""), ("a", "b"), ("ab", "")]
 NUM_STEPS = st.sampled_from([1, 1, 1, 2, 5])
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_hit": st.none() | st.integers(0, 12),
+        "keep_free": st.integers(0, 8),
+        "must_fit": st.none() | st.integers(0, 40),
+    },
+)
 TOKEN = st.integers(-1, 1)
 
 
@@ -102,7 +110,8 @@ class PagedManagerMachine(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject) -> None:
         request = self.arrival(data)
         if data.draw(st.booleans(), "reserve"):
-            self.pair.reserve(request)
+            options: Any = data.draw(OPTIONS, "options")
+            self.pair.reserve(request, **options)
 
     @rule(data=st.data(), num_steps=NUM_STEPS, sampled=TOKEN, stays=st.booleans())
     def serve(self, data: st.DataObject, num_steps: int, sampled: int, stays: bool) -> None:
@@ -214,9 +223,9 @@ class PagedManagerMachine(RuleBasedStateMachine):
         self.pair.claim(self.request(data), self.replica(data))
 
     @precondition(has_requests)
-    @rule(data=st.data(), num_steps=NUM_STEPS)
-    def reserve(self, data: st.DataObject, num_steps: int) -> None:
-        self.pair.reserve(self.request(data, claimed=True), num_steps)
+    @rule(data=st.data(), num_steps=NUM_STEPS, options=OPTIONS)
+    def reserve(self, data: st.DataObject, num_steps: int, options: Any) -> None:
+        self.pair.reserve(self.request(data, claimed=True), num_steps, **options)
 
     @precondition(has_requests)
     @rule(data=st.data(), num_steps=NUM_STEPS)

@@ -14,6 +14,7 @@ import kvcore
 from builders import make_manager, with_host
 from foreign_context import Context, Refused
 from paired_request import Request
+from planned import Planned
 from reference_claims import Key, Namespace, Page
 from reference_policies import Manager
 from source_hint import SourceHint
@@ -148,24 +149,22 @@ class Lockstep:
             lambda: self.model.release(request.request_id),
         )
 
-    def reserve(self, request: Request, num_steps: int = 1) -> bool | None:
+    def reserve(self, request: Request, num_steps: int = 1, **options: Any) -> bool | None:
         """Plans, reserves, and checks that the plan was what happened."""
-        plan, new_pages = self.same(
-            lambda: self.core.plan(request.core, num_steps),
-            lambda: self.model.plan(request.model, num_steps),
-        )
-        before = self.core.metrics
+        planned = Planned(self, request, num_steps, **options)
         hint = SourceHint(self)
         refused = False
         answer: bool | None = None
         try:
-            answer = self.core.maybe_reserve(request.core, num_steps)
+            answer = self.core.maybe_reserve(request.core, num_steps, **options)
         except Exception as error:  # noqa: BLE001
             refused, name = True, type(error).__name__
         copies = hint.take()
         chosen, dropped = hint.for_request(request)
         try:
-            expected = self.model.reserve(request.model, num_steps, chosen, dropped=dropped)
+            expected = self.model.reserve(
+                request.model, num_steps, chosen, dropped=dropped, **options
+            )
         except Refused as refusal:
             assert refused, f"expected {refusal.kind}, answered {answer}"
             assert name == refusal.kind
@@ -173,14 +172,7 @@ class Lockstep:
             assert not refused, f"expected {expected}, raised {name}"
             assert answer is expected
         self.check_copies(copies)
-        if plan is not None:
-            assert plan.fits is bool(answer), f"{plan}, but maybe_reserve answered {answer}"
-            after = self.core.metrics
-        if plan is not None and plan.fits:
-            assert plan.new_pages == new_pages
-            assert plan.hit_tokens == after.cache_tokens - before.cache_tokens, plan
-            assert plan.evicted_pages == after.evicted_pages - before.evicted_pages, plan
-            assert plan.copied_tokens == after.copied_tokens - before.copied_tokens, plan
+        planned.check(answer)
         return answer
 
     def reserve_batch(self, requests: Sequence[Request], num_steps: int) -> None:

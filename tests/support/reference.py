@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from foreign_context import Context, Refused
-from no_tier import NoTier
 from reference_claims import Admission, Claim, Key, Leavers, Namespace, Page
+from reference_options import Bounded
 
 
-class Manager(NoTier):
+class Manager(Bounded):
     """The reference: same verbs, same answers, no speed."""
 
     def __init__(
@@ -113,6 +113,7 @@ class Manager(NoTier):
 
     def check(self, batch: list[Context], num_steps: int) -> list[Claim]:
         claims = [self.find(ctx.request_id) for ctx in batch]
+        self.check_fit()
         for ctx in batch:
             too_long = ctx.end_idx + num_steps - 1 > self.max_seq_len
             if too_long or self.needed(ctx, 1) > self.num_pages:
@@ -127,7 +128,7 @@ class Manager(NoTier):
         may_hit = self.caching and not claim.started and start == claim.hit
         if may_hit and active - start > 1:
             ns = (ctx.extra_key, ctx.cache_salt)
-            found = self.match(claim.replica, ctx.ids, ns, (ctx.end_idx - 1) // size)
+            found = self.match(claim.replica, ctx.ids, ns, self.limit(ctx) // size)
             tokens, pages = self.best_sources(ctx, claim.replica, len(found))
             below = self.pages_below(ctx, claim.replica, len(found) * size + tokens)
             tokens, pages = (0, []) if below else (tokens, pages)
@@ -160,7 +161,7 @@ class Manager(NoTier):
 
     def best_sources(self, ctx: Context, replica: int, whole: int) -> tuple[int, list[Key]]:
         ns, done = self.key(ctx, whole)
-        limit = min(ctx.end_idx - 1 - len(done), self.page_size - 1) if self.partial else 0
+        limit = min(self.limit(ctx) - len(done), self.page_size - 1) if self.partial else 0
         rest = ctx.ids[len(done) : len(done) + limit]
         best: dict[int, list[Key]] = {}
         for key in self.cache[replica]:
@@ -195,6 +196,8 @@ class Manager(NoTier):
                 else:
                     held.add(chosen)
         if any(short[replica] > victims[replica] for replica in by_replica):
+            return None
+        if not all(self.leaves_enough(row) for row in rows):
             return None
         return {r: self.oldest(r, keep[r], max(0, short[r])) for r in by_replica}
 
@@ -287,30 +290,20 @@ class Manager(NoTier):
         source: Key | None = None,
         *,
         dropped: bool = False,
+        **options: Any,
     ) -> bool:
-        self.check([ctx], num_steps)
-        row = self.search(ctx, num_steps, Leavers())
-        victims = self.settle([row], source, dropped=dropped)
-        if self.read and (victims is None or any(victims.values())):
-            self.read.clear()  # who has to evict waits for the copies of the rows before
+        with self.bounded(**options):
+            self.check([ctx], num_steps)
             row = self.search(ctx, num_steps, Leavers())
             victims = self.settle([row], source, dropped=dropped)
+            if self.read and (victims is None or any(victims.values())):
+                self.read.clear()  # who has to evict waits for the copies of the rows before
+                row = self.search(ctx, num_steps, Leavers())
+                victims = self.settle([row], source, dropped=dropped)
         if victims is None:
             return False
         self.apply([row], victims)
         return True
-
-    def plan(self, ctx: Context, num_steps: int = 1) -> int | None:
-        """Pages that `reserve` would take now; None when it does not fit."""
-        try:
-            self.check([ctx], num_steps)
-        except Refused as refusal:
-            if refusal.kind == "CapacityError":
-                return None
-            raise
-        row = self.search(ctx, num_steps, Leavers())
-        fits = self.settle([row], None, dropped=False) is not None
-        return row.new if fits else None
 
     def fetch(
         self,

@@ -68,7 +68,7 @@ class Manager(reference_forks.Manager):
     # -- loads -----------------------------------------------------------------------------------
     def pages_below(self, ctx: Context, replica: int, hit: int) -> int:
         """Pages of the hit in the tier, where that is longer than `hit` tokens; otherwise 0."""
-        pages = len(self.stored(ctx, replica, ctx.end_idx - 1))
+        pages = len(self.stored(ctx, replica, self.limit(ctx)))
         return pages if pages * self.page_size > hit else 0
 
     def load(self, row: Admission, claim: Claim) -> None:

@@ -178,7 +178,8 @@ class CacheManager {
     /// Cached whole pages of a prefix of `tokens` [n]: their number and, if asked for, their ids,
     /// and how many of the tokens behind them, less than a page, a cached page has too: with groups
     /// those that a hit could copy, with states none. Pure. Throws std::out_of_range for a replica
-    /// that does not exist. Costs comparing the tokens; for the tokens behind, O(log siblings) more.
+    /// that does not exist. Costs comparing the tokens; for the tokens behind, O(log siblings)
+    /// more.
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
                                      std::vector<BlockId>* pages = nullptr,

@@ -169,6 +169,8 @@ struct ReserveOptions {
 
     /// It asks for more than the pages that it takes.
     [[nodiscard]] bool has_margin() const noexcept { return (keep_free | must_fit) != 0; }
+    /// None of them is below 0.
+    [[nodiscard]] bool is_legal() const noexcept { return (max_hit | keep_free | must_fit) >= 0; }
 };
 
 /// What `reserve_batch` returns.

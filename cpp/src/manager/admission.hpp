@@ -33,8 +33,10 @@ struct FoundHit {
 
 /// What is asked of a reservation beside its request.
 struct Asked {
-    std::int64_t num_steps = 1;
-    ReserveOptions options;
+    static constexpr ReserveOptions kNoOptions{};
+
+    std::int64_t num_steps;
+    const ReserveOptions& options = kNoOptions;  // the caller's
     Owner stranger = 0;  // whose the pages of a request are that is not claimed
 
     /// A claim's handle, or none.

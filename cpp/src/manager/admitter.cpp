@@ -298,8 +298,7 @@ std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& s
     const std::int64_t wanted = ceil_div(asked.options.must_fit, column);
     const bool is_cut = row.frozen() > admission.needed;
     const std::int64_t held =
-        is_cut ? admission.needed
-               : std::max({row.size(), admission.hit_pages, admission.needed});
+        is_cut ? admission.needed : std::max({row.size(), admission.hit_pages, admission.needed});
     const std::int64_t lanes = grouping.is_plain() ? 1 : grouping.num_full_lanes();
     std::int64_t pages = std::max<std::int64_t>(0, wanted - held) * lanes;
     const std::int64_t chunk = admission.active - admission.start + asked.num_steps - 1;
@@ -308,7 +307,8 @@ std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& s
         const std::int64_t first = first_read(w, admission, request);
         std::int64_t end = admission.windowed;
         const bool has_more = Asked::is_claimed(request) && !admission.hit.is_taken() && !is_cut;
-        if (has_more) end = std::max<std::int64_t>(end, state_.windows.of(request.sequence).reserved);
+        if (has_more)
+            end = std::max<std::int64_t>(end, state_.windows.of(request.sequence).reserved);
         const std::int64_t read = window.rule.span - 1 + state_.windows.kept_tokens() + chunk;
         const std::int64_t most = std::min(wanted - first, (read + 2 * (column - 1)) / column);
         pages += std::max<std::int64_t>(0, most - std::max<std::int64_t>(0, end - first)) *
@@ -330,8 +330,8 @@ std::int64_t Admitter::count_source(const Replica& home, const FoundHit& hit) co
     const std::int64_t is_evictable = home.tree.is_protected(hit.match.partial) ? 0 : 1;
     if (home.columns == nullptr) return is_evictable;
     const TreePosition source{hit.match.partial.node, hit.match.at.depth + 1};
-    return is_evictable * state_.grouping.num_full_lanes() +
-           count_idle(home, source, hit.tokens) - count_idle(home, hit.match.at, hit.tokens);
+    return is_evictable * state_.grouping.num_full_lanes() + count_idle(home, source, hit.tokens) -
+           count_idle(home, hit.match.at, hit.tokens);
 }
 
 // What can be had, and what would have to be evicted for it.

@@ -31,7 +31,7 @@ class Admitter {
                                   const RequestView& request, std::int64_t num_steps) const {
         Admission admission;
         admission.hit = hit;
-        complete(admission, sequence, request, {num_steps, {}});
+        complete(admission, sequence, request, {num_steps});
         return admission;
     }
     /// Both.

@@ -104,7 +104,7 @@ void CacheManager::begin_again(SequenceHandle sequence) {
 
 ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
                                     Transfers* transfers, const ReserveOptions& options) {
-    rules::require_counts(options);
+    rules::require_options(options);
     const Lock lock(impl_->mutex);
     return impl_->ordered.reserve({&request, 1}, num_steps, transfers, options).status;
 }
@@ -117,7 +117,7 @@ BatchReserve CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t
 
 ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_steps,
                                const ReserveOptions& options) const {
-    rules::require_counts(options);
+    rules::require_options(options);
     const Lock lock(impl_->mutex);
     return impl_->ordered.plan(request, {num_steps, options});
 }
@@ -125,7 +125,7 @@ ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_step
 ReservePlan CacheManager::plan(std::int32_t replica, const RequestView& request,
                                std::int64_t num_steps, const ReserveOptions& options,
                                std::int32_t tenant) const {
-    rules::require_counts(options);
+    rules::require_options(options);
     const Lock lock(impl_->mutex);
     const Owner owner = quotas::owner_of(impl_->state.config, tenant);
     return impl_->ordered.plan(replica, request, {num_steps, options, owner});
@@ -191,17 +191,16 @@ std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batc
 }
 
 std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_space,
-                                 const TokenId* tokens, std::int64_t n,
-                                 std::vector<BlockId>* pages, std::int32_t* partial_tokens) const {
+                                 const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
+                                 std::int32_t* partial_tokens) const {
     const Lock lock(impl_->mutex);
     return look_up::match(impl_->state.replica_at(replica), name_space, tokens, n, pages,
                           partial_tokens);
 }
 
 std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_space,
-                                 const TokenId* tokens, std::int64_t n,
-                                 std::vector<BlockId>* pages, std::int32_t* partial_tokens,
-                                 std::int64_t most_pages) {
+                                 const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
+                                 std::int32_t* partial_tokens, std::int64_t most_pages) {
     const Lock lock(impl_->mutex);
     return look_up::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages,
                           partial_tokens, most_pages);

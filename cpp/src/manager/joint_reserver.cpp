@@ -109,7 +109,7 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     const std::int64_t row = call.missing[0];
     Sequence& sequence = call.rows[row];
     RequestView& request = call.batch[row];
-    const Admission admission = admitter_.admit(sequence, request, {call.num_steps, {}});
+    const Admission admission = admitter_.admit(sequence, request, {call.num_steps});
     rules::require_one_step(request, admission, call.num_steps, row);
     if (!admission.fits) {
         if (admission.is_over_quota) count_refusal(call, row);
@@ -212,7 +212,7 @@ std::vector<Admission> JointReserver::admit_together(const Call& call, bool allo
     for (const std::int64_t row : joining_) {
         const Sequence& sequence = call.rows[row];
         admissions.push_back(
-            admitter_.admit(sequence, call.batch[row], {call.num_steps, {}}, allow_partial));
+            admitter_.admit(sequence, call.batch[row], {call.num_steps}, allow_partial));
         rules::require_one_step(call.batch[row], admissions.back(), call.num_steps, row);
         if (!allow_partial) admissions.back().declines_partial = true;
         departures_.note(state_.writer(sequence, admissions.back().start),

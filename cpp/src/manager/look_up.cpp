@@ -91,8 +91,8 @@ std::int32_t recommend_replica(const ManagerState& state, std::string_view name_
     return best;
 }
 
-std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
-                              std::int32_t bundle, std::int64_t first) {
+std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle, std::int32_t bundle,
+                              std::int64_t first) {
     const Sequence& sequence = state.sequences.at(handle);
     const auto num_bundles =
         state.grouping.is_plain() ? 1 : static_cast<std::int32_t>(state.grouping.bundles().size());

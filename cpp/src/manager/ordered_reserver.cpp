@@ -75,7 +75,7 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, const Asked& as
 void OrderedReserver::require_one_step(const RequestBatch& batch, std::int64_t num_steps) const {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
-        const Asked asked{num_steps, {}};
+        const Asked asked{num_steps};
         rules::require_one_step(request, admitter_.admit(rows_[i], request, asked), num_steps, i);
     }
 }

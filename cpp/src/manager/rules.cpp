@@ -61,14 +61,14 @@ void refuse_pending(std::int64_t row) {
         row, "copies into its pages are owed or under way; finish them first");
 }
 
-void require_counts(const ReserveOptions& options) {
-    const auto require = [](const char* name, std::int64_t value) {
-        if (value >= 0) return;
-        throw std::invalid_argument(detail::concat(name, " is ", value, ", must be at least 0"));
-    };
-    require("max_hit", options.max_hit);
-    require("keep_free", options.keep_free);
-    require("must_fit", options.must_fit);
+void refuse_options(const ReserveOptions& options) {
+    const bool is_hit = options.max_hit < 0;
+    const bool is_free = options.keep_free < 0;
+    const char* name = is_hit ? "max_hit" : is_free ? "keep_free" : "must_fit";
+    const std::int64_t value = is_hit    ? options.max_hit
+                               : is_free ? options.keep_free
+                                         : options.must_fit;
+    throw std::invalid_argument(detail::concat(name, " is ", value, ", must be at least 0"));
 }
 
 void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,

@@ -44,7 +44,10 @@ inline void require_windows(const ManagerState& state, const Sequence& sequence,
     require_windows(state, sequence, request.start, request.sequence, row);
 }
 /// Throws std::invalid_argument for numbers below 0.
-void require_counts(const ReserveOptions& options);
+[[noreturn]] void refuse_options(const ReserveOptions& options);
+inline void require_options(const ReserveOptions& options) {
+    if (!options.is_legal()) refuse_options(options);
+}
 /// Throws CapacityError where a request can never have so many tokens.
 void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
                  std::int64_t tokens, std::int64_t row);

@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 
 from kvcore._hot.contexts import TextGenerationContext
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore._hot.parts import EngineParts
 from kvcore._hot.prefixes import PinnedPrefix
+from kvcore._hot.reservations import ReservingEngine
 from kvcore.context import ContextLike
-from kvcore.plans import ReservePlan, SharedPrefix
+from kvcore.plans import SharedPrefix
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
-class StepEngine(EngineParts):
+class StepEngine(ReservingEngine):
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager."""
 
     def external_claim(
@@ -75,7 +75,7 @@ class StepEngine(EngineParts):
         Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
         Changes nothing.
         """
-    def get_req_blocks(self, request_id: Hashable, bundle: int = 0) -> list[int]:
+    def get_req_blocks(self, request_id: Hashable, bundle: int = 0, *, first: int = 0) -> list[int]:
         """Return a request's page ids in logical order, a list of int.
 
         Parameters
@@ -88,69 +88,6 @@ class StepEngine(EngineParts):
         Raises
         ------
         RequestNotFoundError, IndexError
-        """
-    def maybe_reserve(self, data: _Context, num_steps: int = 1) -> bool:
-        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
-
-        Parameters
-        ----------
-        data : context
-            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
-        num_steps : int
-            Steps to run before the next reservation.
-
-        Returns
-        -------
-        bool
-            False when the pages do not fit; then nothing has changed.
-
-        Raises
-        ------
-        CapacityError
-            The request can never fit: larger than the pool or than ``max_seq_len``.
-        RequestNotFoundError, ValueError
-
-        Notes
-        -----
-        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
-        """
-    def reserve(self, data: _Context, num_steps: int = 1) -> bool:
-        """Reuse the cached prefix of a request and allocate the pages that its next steps need.
-
-        Parameters
-        ----------
-        data : context
-            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
-        num_steps : int
-            Steps to run before the next reservation.
-
-        Returns
-        -------
-        bool
-            False when the pages do not fit; then nothing has changed.
-
-        Raises
-        ------
-        CapacityError
-            The request can never fit: larger than the pool or than ``max_seq_len``.
-        RequestNotFoundError, ValueError
-
-        Notes
-        -----
-        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent.
-        """
-    def maybe_reserve_batch(self, batch: Iterable[_Context], num_steps: int = 1) -> int:
-        """Reserve contexts in order up to the first that does not fit; return how many.
-
-        Every error is raised before anything is reserved.
-        """
-    def plan(self, ctx: _Context, num_steps: int = 1) -> ReservePlan:
-        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
-
-        Returns
-        -------
-        ReservePlan
-            ``fits=False`` also for a request that can never fit.
         """
     def fork(self, parent_id: Hashable, *child_ctxs: _Context) -> None:
         """Claim requests that go on from what another one has written; copies nothing yet.
@@ -277,6 +214,96 @@ class StepEngine(EngineParts):
             the next fetch's kernels run.
         """
     @overload
+    def match_prefix(  # type: ignore[overload-overlap]
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        replica_idx: int = 0,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        return_pages: Literal[False] = False,
+        touch: bool = False,
+        lookahead: Literal[0] = 0,
+        out: None = None,
+    ) -> int:
+        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
+        return_pages : bool
+            Also return the page ids, int32.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also return how many of so many tokens behind the last whole page a cached page has too.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
+        """
+    @overload
+    def match_prefix(  # type: ignore[overload-overlap]
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        replica_idx: int = 0,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        return_pages: Literal[True],
+        touch: bool = False,
+        lookahead: Literal[0] = 0,
+        out: None = None,
+    ) -> tuple[int, NDArray[np.int32]]:
+        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
+        return_pages : bool
+            Also return the page ids, int32.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also return how many of so many tokens behind the last whole page a cached page has too.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
+        """
+    @overload
+    def match_prefix(  # type: ignore[overload-overlap]
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        replica_idx: int = 0,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        return_pages: bool = False,
+        touch: bool = False,
+        lookahead: Literal[0] = 0,
+        out: NDArray[np.int32],
+    ) -> tuple[int, NDArray[np.int32]]:
+        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
+        return_pages : bool
+            Also return the page ids, int32.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also return how many of so many tokens behind the last whole page a cached page has too.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
+        """
+    @overload
     def match_prefix(
         self,
         tokens: _Tokens,
@@ -287,8 +314,10 @@ class StepEngine(EngineParts):
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[False] = False,
         touch: bool = False,
-    ) -> int:
-        """Count the tokens of a prefix that are cached in whole pages; changes nothing.
+        lookahead: int,
+        out: None = None,
+    ) -> tuple[int, int]:
+        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
         Parameters
         ----------
@@ -297,6 +326,12 @@ class StepEngine(EngineParts):
             Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also return how many of so many tokens behind the last whole page a cached page has too.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
         """
     @overload
     def match_prefix(
@@ -309,8 +344,10 @@ class StepEngine(EngineParts):
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_pages: Literal[True],
         touch: bool = False,
-    ) -> tuple[int, NDArray[np.int32]]:
-        """Count the tokens of a prefix that are cached in whole pages; changes nothing.
+        lookahead: int,
+        out: None = None,
+    ) -> tuple[int, NDArray[np.int32], int]:
+        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
         Parameters
         ----------
@@ -319,6 +356,42 @@ class StepEngine(EngineParts):
             Those of a context that start in front of `n`.
         return_pages : bool
             Also return the page ids, int32.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also return how many of so many tokens behind the last whole page a cached page has too.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
+        """
+    @overload
+    def match_prefix(
+        self,
+        tokens: _Tokens,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        replica_idx: int = 0,
+        *,
+        extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
+        return_pages: bool = False,
+        touch: bool = False,
+        lookahead: int,
+        out: NDArray[np.int32],
+    ) -> tuple[int, NDArray[np.int32], int]:
+        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        extra_keys : list of (int, int, bytes), optional
+            Those of a context that start in front of `n`.
+        return_pages : bool
+            Also return the page ids, int32.
+        touch : bool
+            It is a use of these pages, by which they are evicted later.
+        lookahead : int
+            Also return how many of so many tokens behind the last whole page a cached page has too.
+        out : int32 [m], optional
+            Where the ids go; contiguous. What is returned is its beginning.
         """
     def pin(
         self,

@@ -79,11 +79,11 @@ cdef int reserve_once(Settler settler, Call* call, object context) except -1:
     if request.end - request.start > RELEASE_GIL_TOKENS:
         with nogil:
             status = settler.native.reserve(
-                request[0], call.steps, room_for(settler, call), call.options
+                request[0], call.steps, room_for(settler, call), call.options[0]
             )
     else:
         status = settler.native.reserve(
-            request[0], call.steps, room_for(settler, call), call.options
+            request[0], call.steps, room_for(settler, call), call.options[0]
         )
     if status == ReserveStatus.kPending:
         call.waits_for = request.sequence
@@ -98,7 +98,7 @@ cdef object name_alone(object error, list contexts, Call* call, object context):
 
 cdef bint reserve(
     BatchReader reader, Settler settler, object context, int64_t steps,
-    const ReserveOptions& options
+    const ReserveOptions* options
 ) except -1:
     cdef RequestView foreign
     cdef RequestView given
@@ -296,10 +296,11 @@ cdef class ReservingEngine(EngineParts):
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         cdef ReserveOptions options
-        read_options(&options, max_hit, keep_free, must_fit)
+        if max_hit is not None or keep_free is not NO_PAGES or must_fit is not None:
+            read_options(&options, max_hit, keep_free, must_fit)
         cdef int64_t begun = self._times.begin()
         listen(self)
-        cdef bint fits = reserve(self._reader, self._settler, data, ahead, options)
+        cdef bint fits = reserve(self._reader, self._settler, data, ahead, &options)
         self._times.end(kReserve, begun)
         check(self)
         return fits

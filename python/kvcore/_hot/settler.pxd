@@ -41,7 +41,7 @@ cdef struct Call:
     RequestView** rows
     int64_t n
     int64_t steps
-    ReserveOptions options  # where the verb has some
+    const ReserveOptions* options  # of `reserve` alone
     int64_t first  # row that the last attempt began with
     int64_t done  # rows, in order
     SequenceHandle waits_for

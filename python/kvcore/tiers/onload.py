@@ -8,14 +8,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from kvcore.tiers.reader import FillSearch, StoreReader
 from kvcore.tiers.workers import Job, Workers
 
-__all__ = ["Arrival", "Onload"]
+__all__ = ["Arrival", "Onload", "RequestSearch"]
 
 _THREADS = 4
+
+
+class RequestSearch(FillSearch, Protocol):
+    """Say what is asked of the search of a request beside."""
+
+    @property
+    def max_hit(self) -> int | None:
+        """Tokens that its hit may have, where it said so."""
 
 
 @dataclass
@@ -55,7 +63,7 @@ class Onload:
         self._asked: set[Hashable] = set()  # of claimed requests: once for each claim
         self._lock = Lock()
 
-    def begin(self, search: FillSearch, context: Any) -> None:
+    def begin(self, search: RequestSearch, context: Any) -> None:
         """Bring what a request can use; not a second time."""
         name = context.request_id
         with self._lock:

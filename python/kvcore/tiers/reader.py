@@ -51,10 +51,6 @@ class FillSearch(Search, Protocol):
     def legal(self) -> int:
         """Columns that a hit can have now."""
 
-    @property
-    def max_hit(self) -> int | None:
-        """Tokens that a hit may have, where the request said so."""
-
     def begin_fill(self, columns: list[tuple[int, int]]) -> Fill | None:
         """Take pages of the host tier for columns; None where there is no room."""
 

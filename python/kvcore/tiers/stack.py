@@ -15,7 +15,7 @@ from kvcore.stores import BlockStore, DiskStore, MooncakeStore, RedisStore
 from kvcore.tiers.adapters import DiskAdapter, RecordAdapter, StoreAdapter
 from kvcore.tiers.calls import StoreLimits
 from kvcore.tiers.memory import HostMemory
-from kvcore.tiers.onload import Onload
+from kvcore.tiers.onload import Onload, RequestSearch
 from kvcore.tiers.reader import FillSearch, StoreReader
 from kvcore.tiers.records import RecordLayout
 from kvcore.tiers.writer import StoreWriter, WriteQueue
@@ -109,7 +109,7 @@ class TierStack:
         self.arrived = self._writer.arrived
         _ALIVE.add(self)
 
-    def bring(self, search: FillSearch, context: Any, now: bool) -> None:  # noqa: FBT001 - natively
+    def bring(self, search: RequestSearch, context: Any, now: bool) -> None:  # noqa: FBT001 - natively
         """Bring what stores have of a request's prompt, or begin to where it need not run now."""
         if self._is_off:
             return
