@@ -53,7 +53,7 @@ class Bounded(NoTier):
         is_cut = claim.frozen > row.needed
         held = row.needed if is_cut else max(len(claim.pages), len(row.path), row.needed)
         ahead = max(0, -(-(self.options.must_fit or 0) // this.page_size) - held)
-        return free >= self.options.keep_free + ahead
+        return bool(free >= self.options.keep_free + ahead)
 
     def adopted(self, row: Any) -> int:
         """Pages of its hit that nothing protects yet."""

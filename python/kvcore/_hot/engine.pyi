@@ -84,10 +84,18 @@ class StepEngine(ReservingEngine):
         bundle : int
             Of ``kvcore.groups.bundles``, where layers have groups. The number of pages stands for a
             page that no layer of it reads any more, or that is not reserved yet.
+        first : int
+            Those from this one on, such as what a reservation has added. Empty behind the last.
 
         Raises
         ------
         RequestNotFoundError, IndexError
+        ValueError
+            A negative `first`.
+
+        Notes
+        -----
+        O(pages returned).
         """
     def fork(self, parent_id: Hashable, *child_ctxs: _Context) -> None:
         """Claim requests that go on from what another one has written; copies nothing yet.

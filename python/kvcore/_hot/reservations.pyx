@@ -40,6 +40,8 @@ from kvcore.plans import ReservePlan
 
 # Above this many tokens to compare or copy, other Python threads run meanwhile.
 cdef int64_t RELEASE_GIL_TOKENS = 8192
+# What is passed mostly, and so not converted each time.
+cdef object ONE_STEP = 1
 cdef object NO_PAGES = 0
 
 
@@ -294,7 +296,7 @@ cdef class ReservingEngine(EngineParts):
         are those of this call: another one, or a ``fetch`` that finds pages missing, may take a
         longer hit.
         """
-        cdef int64_t ahead = as_int(num_steps, "num_steps")
+        cdef int64_t ahead = 1 if num_steps is ONE_STEP else as_int(num_steps, "num_steps")
         cdef ReserveOptions options
         if max_hit is not None or keep_free is not NO_PAGES or must_fit is not None:
             read_options(&options, max_hit, keep_free, must_fit)
