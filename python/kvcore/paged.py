@@ -69,6 +69,10 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Pages per replica.
     blocks : "allocate", None, or list of one array per device
         The pool: allocated, none (page ids only), or the caller's own.
+    first_page : int
+        Where page ids begin. Memory of the pages in front is there and is the caller's: 1 leaves
+        page 0 to an engine that reads and writes it for rows without a request. Pools, the caller's
+        own too, have ``num_pages + first_page`` pages.
     dedup : bool
         ``step`` swaps a page for an equal cached one.
     partial_page_reuse : bool or int
@@ -180,6 +184,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         store_timeout: float = 5.0,
         max_write_wait: float = 1.0,
         events: bool | int = False,
+        first_page: int = 0,
     ) -> None:
         # With sockets and stores, for which `import kvcore` need not wait.
         from kvcore.tiers.options import TierOptions
@@ -199,7 +204,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
             max_write_wait=max_write_wait,
             has_pool=blocks is not None,
         )
-        pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots)
+        pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots, first_page)
         params = options.with_host_tier(params, pages, max_seq_len, num_host_states)
         host_states = sizing.host_states_per_replica(params, num_host_states)
         rules = checked_tier(
@@ -209,7 +214,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         limits = checked_quotas(quotas, pages)
         most_event_pages = event_pages(events)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
-        shards = make_shards(params, places, pages, blocks)
+        shards = make_shards(params, places, pages + first_page, blocks)
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_states)
         host_slots = host_states if host_pages else 0
         has_arrays = slots > 0 and blocks is not None
@@ -235,6 +240,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
                 num_host_states=host_slots,
                 **rules,
                 event_pages=most_event_pages,
+                first_page=first_page,
                 **options.core_arguments(has_keys=most_event_pages > 0),
             ),
             shards=shards,

@@ -66,7 +66,7 @@ cdef class EngineParts:
         self._reader = BatchReader(self._claims)
         self._settler = Settler(core, copier, mover)
         self._maker = InputMaker(
-            shards, gpus, self._native.config().num_pages, layers, pages_per_column,
+            shards, gpus, prefixes.end_page(self._native), layers, pages_per_column,
             state_groups, states,
         )
         self._settler.states = states
@@ -151,10 +151,10 @@ cdef class EngineParts:
 
         Calls under way have the parts that they began with.
         """
-        cdef int32_t total = self._native.config().num_pages
+        cdef int32_t end = prefixes.end_page(self._native)
         self._is_closed, self._is_made, self._is_alone = True, False, False
         self._settler = Settler(self._core, None, None)
-        self._maker = InputMaker([], None, total, None, (1,), 0, None)
+        self._maker = InputMaker([], None, end, None, (1,), 0, None)
         self._shards = []
         self._copier = self._mover = self._gpus = self._listener = self._onload = None
 

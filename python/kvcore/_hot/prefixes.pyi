@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
+
+Pages: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 class PinnedPrefix:
     """Keep the cached pages of a prefix from eviction until ``release()`` or the end of ``with``.
@@ -19,5 +26,27 @@ class PinnedPrefix:
     def num_tokens(self) -> int: ...
     def release(self) -> None:
         """Let the pages go; InvalidHandleError when that was done before."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
+
+class HeldPages:
+    """Keep pages as they are until ``let_go()`` or the end of ``with``.
+
+    Attributes
+    ----------
+    pages : int32 [n]
+        As they were asked for.
+
+    Notes
+    -----
+    An object that is dropped lets the pages go as well.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    @property
+    def pages(self) -> NDArray[np.int32]: ...
+    def let_go(self) -> None:
+        """Let the pages go; InvalidHandleError when that was done before."""
+    def __len__(self) -> int: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
