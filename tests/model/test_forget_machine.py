@@ -23,7 +23,7 @@ class ForgetMachine(RuleBasedStateMachine):
         self.manager = make_manager(PAGE, PAGES, first_page=FIRST)
         self.pool: dict[tuple[int, int], Any] = {}
         self.live: list[kvcore.TextGenerationContext] = []
-        self.right: dict[str, int] = {}  # tokens in front of what is bad
+        self.right: dict[Any, int] = {}  # tokens in front of what is bad
         self.holds: list[kvcore.HeldPages] = []
 
     def pick(self, data: st.DataObject) -> kvcore.TextGenerationContext:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_a_failed_load_is_run_again() -> None:
     assert manager.forget([pages[2]]) == 2
     assert manager.get_req_blocks(context.request_id) == pages
     manager.truncate(context.request_id, 8)
-    context.rewind(8)
+    context.start_idx = 8
     assert manager.maybe_reserve(context)
     manager.fetch([context])
     context.update(7)
@@ -84,10 +85,10 @@ def test_pins_keep_what_is_forgotten() -> None:
 def test_events_tell_of_it() -> None:
     manager = make_manager(4, 16, events=True)
     context = prefilled(manager, PROMPT)
-    stored = manager.take_events()
+    stored: list[Any] = manager.take_events()
     pages = manager.get_req_blocks(context.request_id)
     manager.forget([pages[1]])
-    (removed,) = manager.take_events()
+    removed: Any = manager.take_events()[0]
     keys = [key for each in stored for key in each.keys]
     assert sorted(removed.keys) == sorted(keys[1:])
     manager.release(context.request_id)
@@ -123,7 +124,7 @@ def test_what_is_no_page_is_refused(pages: Any, error: Any) -> None:
     manager = make_manager(4, 16)
     put_in_cache(manager, PROMPT)
     for verb in (manager.forget, manager.hold):
-        assert isinstance(error_of(lambda verb=verb: verb(pages)), error)
+        assert isinstance(error_of(functools.partial(verb, pages)), error)
         assert manager.match_prefix(PROMPT) == 16
     for verb in (manager.forget, manager.hold):
         with pytest.raises(IndexError):

@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 from kvcore._hot.contexts import TextGenerationContext
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.parts import EngineParts
-from kvcore._hot.prefixes import HeldPages, Pages, PinnedPrefix
+from kvcore._hot.prefixes import HeldPages, PinnedPrefix
 from kvcore.context import ContextLike
 from kvcore.plans import ReservePlan, SharedPrefix
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
+_Pages: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 class StepEngine(EngineParts):
     """Run what an engine asks per request and per step; the base of PagedKVCacheManager."""
@@ -340,7 +341,7 @@ class StepEngine(EngineParts):
         -----
         Costs the match plus O(1). Pinned pages do not count as free.
         """
-    def forget(self, pages: Pages, replica_idx: int = 0) -> int:
+    def forget(self, pages: _Pages, replica_idx: int = 0) -> int:
         """Take cached pages out of the cache whose contents are wrong, say of a load that failed.
 
         Parameters
@@ -370,7 +371,7 @@ class StepEngine(EngineParts):
         there, and a page that a request has begun as a copy of a forgotten one, and cached, as well
         (``partial_page_reuse``). Costs O(cached pages + requests).
         """
-    def hold(self, pages: Pages, replica_idx: int = 0) -> HeldPages:
+    def hold(self, pages: _Pages, replica_idx: int = 0) -> HeldPages:
         """Keep pages from being evicted, or handed out to anybody else, whoever releases them.
 
         Parameters

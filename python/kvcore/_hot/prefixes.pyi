@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
-
-Pages: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 class PinnedPrefix:
     """Keep the cached pages of a prefix from eviction until ``release()`` or the end of ``with``.
@@ -29,6 +26,7 @@ class PinnedPrefix:
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
 
+@final
 class HeldPages:
     """Keep pages as they are until ``let_go()`` or the end of ``with``.
 
