@@ -70,9 +70,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
     blocks : "allocate", None, or list of one array per device
         The pool: allocated, none (page ids only), or the caller's own.
     first_page : int
-        Where page ids begin. Memory of the pages in front is there and is the caller's: 1 leaves
-        page 0 to an engine that reads and writes it for rows without a request. Pools, the caller's
-        own too, have ``num_pages + first_page`` pages.
+        Where page ids begin: all pools, own ones too, have so many pages more, the caller's.
     dedup : bool
         ``step`` swaps a page for an equal cached one.
     partial_page_reuse : bool or int
@@ -125,8 +123,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
     max_write_wait : float
         Seconds that a ``step`` waits where half of the host tier is still to be written to stores.
     events : bool or int
-        Keep what enters and leaves the caches for ``take_events``: of so many pages at most, True
-        for 65,536. Nothing is kept, and it costs nothing, without.
+        Keep what enters and leaves the caches for ``take_events``, of so many pages; True: 65,536.
 
     Raises
     ------
@@ -272,7 +269,6 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         self._begin_tiers(options, states if host_slots else None)
 
     # ---- pages ---------------------------------------------------------------------------
-
     @property
     def quotas(self) -> Mapping[str, tuple[int, int | None]]:
         """Reserved and most pages of each tenant, of each replica; read-only."""
@@ -288,7 +284,6 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         return self._states
 
     # ---- batches -------------------------------------------------------------------------
-
     def get_data_parallel_splits(
         self, context_batch: Sequence[Any]
     ) -> np.ndarray[Any, np.dtype[np.int64]]:
