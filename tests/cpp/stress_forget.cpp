@@ -57,7 +57,8 @@ class Engine {
         prompts_ = random_prompts(random_, 4, 30);
     }
 
-    void run(std::int64_t num_operations) {
+    /// Returns how many copies that were under way brought something bad.
+    std::int64_t run(std::int64_t num_operations) {
         for (std::int64_t i = 0; i < num_operations; ++i) {
             act();
             if (random_.chance(10)) manager_.check_integrity();
@@ -71,10 +72,11 @@ class Engine {
         manager_.check_integrity();
         CHECK_EQ(manager_.stats(0).free_pages, config_.num_pages);
         CHECK_EQ(manager_.stats(0).host_cached_pages, 0);
-        CHECK(num_bad > 0 && num_mended > 0 && num_late > 0);
+        CHECK(num_bad > 0 && num_mended > 0);
         std::printf("%lld pages went bad, %lld copies brought one, %lld requests were mended\n",
                     static_cast<long long>(num_bad), static_cast<long long>(num_late),
                     static_cast<long long>(num_mended));
+        return num_late;
     }
 
    private:
@@ -354,8 +356,10 @@ int main(int argc, char** argv) {
         {true, 90, kvcore::WritePolicy::kWriteBack},
         {true, 90, kvcore::WritePolicy::kSelective, kvcore::EvictionOrder::kArc},
     };
+    std::int64_t num_late = 0;
     for (std::size_t i = 0; i < settings.size(); ++i) {
         check::note = "setting " + std::to_string(i);
-        Engine(settings[i], seed + i).run(operations);
+        num_late += Engine(settings[i], seed + i).run(operations);
     }
+    CHECK(num_late > 0);
 }
