@@ -61,6 +61,8 @@ stand_ins : capsule, optional
     The names of tokens with extra keys.
 event_pages : int
     Pages of which events wait to be taken, at most; 0 for no events.
+first_page : int
+    Where page ids begin.
 
 Raises
 ------

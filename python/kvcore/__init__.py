@@ -16,7 +16,7 @@ from kvcore import _core, groups, ops, policies, saved  # noqa: F401
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefix_tree import PrefixTree
-from kvcore._hot.prefixes import PinnedPrefix
+from kvcore._hot.prefixes import HeldPages, PinnedPrefix
 from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
 from kvcore.compat.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
 from kvcore.compat.slot_inputs import ContinuousBatchingKVCacheInputs
@@ -62,6 +62,7 @@ __all__ = [
     "ContinuousBatchingKVCacheManager",
     "Device",
     "FetchContinuousBatchingKVCacheCollection",
+    "HeldPages",
     "InsufficientBlocksError",
     "InvalidHandleError",
     "KVCacheCollection",

@@ -292,6 +292,8 @@ class CacheManager:
         The names of tokens with extra keys.
     event_pages : int
         Pages of which events wait to be taken, at most; 0 for no events.
+    first_page : int
+        Where page ids begin.
 
     Raises
     ------
@@ -342,6 +344,7 @@ class CacheManager:
         key_seed: bytes = b"",
         stand_ins: object = None,
         event_pages: int = 0,
+        first_page: int = 0,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.

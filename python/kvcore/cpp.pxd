@@ -150,6 +150,7 @@ cdef extern from "kvcore/cache_states.hpp" namespace "kvcore" nogil:
 cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheConfig:
         int64_t num_pages
+        BlockId first_page
         int32_t page_size
         int64_t max_sequences
         int64_t max_seq_len
@@ -358,6 +359,13 @@ cdef extern from "kvcore/name_space.hpp" namespace "kvcore" nogil:
     NamespaceParts read_namespace_name(string_view name)
 
 
+cdef extern from "kvcore/held_pages.hpp" namespace "kvcore" nogil:
+    cdef cppclass HeldPages:
+        HeldPages()
+        const vector[BlockId]& pages()
+        void let_go() except +translate_exception
+
+
 cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheManager:
         CacheManager(const CacheConfig& config) except +translate_exception
@@ -448,6 +456,12 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n
         ) except +translate_exception
         void unpin(PinHandle pin) except +translate_exception
+        int64_t forget(
+            int32_t replica, const BlockId* pages, int64_t n
+        ) except +translate_exception
+        HeldPages hold(
+            int32_t replica, const BlockId* pages, int64_t n
+        ) except +translate_exception
         int32_t recommend_replica(
             string_view name_space, const TokenId* tokens, int64_t n
         ) except +translate_exception

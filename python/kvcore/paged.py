@@ -69,6 +69,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Pages per replica.
     blocks : "allocate", None, or list of one array per device
         The pool: allocated, none (page ids only), or the caller's own.
+    first_page : int
+        Where page ids begin: all pools, own ones too, have so many pages more, the caller's.
     dedup : bool
         ``step`` swaps a page for an equal cached one.
     partial_page_reuse : bool or int
@@ -121,8 +123,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
     max_write_wait : float
         Seconds that a ``step`` waits where half of the host tier is still to be written to stores.
     events : bool or int
-        Keep what enters and leaves the caches for ``take_events``: of so many pages at most, True
-        for 65,536. Nothing is kept, and it costs nothing, without.
+        Keep what enters and leaves the caches for ``take_events``, of so many pages; True: 65,536.
 
     Raises
     ------
@@ -180,6 +181,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         store_timeout: float = 5.0,
         max_write_wait: float = 1.0,
         events: bool | int = False,
+        first_page: int = 0,
     ) -> None:
         # With sockets and stores, for which `import kvcore` need not wait.
         from kvcore.tiers.options import TierOptions
@@ -199,7 +201,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
             max_write_wait=max_write_wait,
             has_pool=blocks is not None,
         )
-        pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots)
+        pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots, first_page)
         params = options.with_host_tier(params, pages, max_seq_len, num_host_states)
         host_states = sizing.host_states_per_replica(params, num_host_states)
         rules = checked_tier(
@@ -209,7 +211,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         limits = checked_quotas(quotas, pages)
         most_event_pages = event_pages(events)
         gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
-        shards = make_shards(params, places, pages, blocks)
+        shards = make_shards(params, places, pages + first_page, blocks)
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_states)
         host_slots = host_states if host_pages else 0
         has_arrays = slots > 0 and blocks is not None
@@ -235,6 +237,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
                 num_host_states=host_slots,
                 **rules,
                 event_pages=most_event_pages,
+                first_page=first_page,
                 **options.core_arguments(has_keys=most_event_pages > 0),
             ),
             shards=shards,
@@ -266,7 +269,6 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         self._begin_tiers(options, states if host_slots else None)
 
     # ---- pages ---------------------------------------------------------------------------
-
     @property
     def quotas(self) -> Mapping[str, tuple[int, int | None]]:
         """Reserved and most pages of each tenant, of each replica; read-only."""
@@ -282,7 +284,6 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         return self._states
 
     # ---- batches -------------------------------------------------------------------------
-
     def get_data_parallel_splits(
         self, context_batch: Sequence[Any]
     ) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -133,10 +133,12 @@ def chosen_pages(
     available_cache_memory: int | None,
     num_pages: int | None,
     num_states: int = 0,
+    first_page: int = 0,
 ) -> int:
     """Return the pages of one replica, of which exactly one size is given.
 
-    The memory has to hold `num_states` slots for states as well.
+    The memory has to hold `num_states` slots for states as well, and the `first_page` pages in
+    front of them.
 
     Raises
     ------
@@ -149,17 +151,19 @@ def chosen_pages(
             f"available_cache_memory is {available_cache_memory} and num_pages is {num_pages}, "
             f"exactly one of them must be given"
         )
+    integer("first_page", first_page, 0)
     if num_pages is not None:
         require_count(num_pages=num_pages)
         return num_pages
-    pages = pages_per_replica(params, available_cache_memory or 0, num_states)
+    pages = pages_per_replica(params, available_cache_memory or 0, num_states) - first_page
     if pages < 1:
         beside = num_states * params.bytes_per_state_slot
         states = f", {num_states} slots for states {beside} bytes beside it" if num_states else ""
+        front = f", and there are {first_page} in front of it" if first_page else ""
         raise CapacityError(
             f"available_cache_memory is {available_cache_memory} bytes for "
             f"{params.data_parallel_degree} replicas, one page needs {params.bytes_per_page} bytes "
-            f"in each{states}"
+            f"in each{states}{front}"
         )
     return pages
 

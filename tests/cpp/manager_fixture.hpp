@@ -192,15 +192,18 @@ class ManagerFixture {
         constexpr std::int64_t kRows = 16;
         constexpr std::int64_t kColumns = 1000;
         std::vector<kvcore::FetchTarget> targets;
+        pointers_.reserve(2 * static_cast<std::size_t>(manager.config().num_replicas));
         for (std::int32_t i = 0; i < manager.config().num_replicas; ++i) {
-            if (count(tables_) <= i) {
+            while (count(tables_) <= 2 * i + 1) {
                 memory_.emplace_back(static_cast<std::size_t>(kRows * kColumns));
                 lengths_.emplace_back(static_cast<std::size_t>(kRows));
                 tables_.push_back(std::make_unique<kvcore::LookupTable>(memory_.back().data(),
                                                                         kRows, kColumns, ~0U));
+                pointers_.push_back(tables_.back().get());
             }
             kvcore::FetchTarget target;
-            target.table = item(tables_, i).get();
+            target.table = item(pointers_, 2 * i);
+            target.more = &item(pointers_, 2 * i + 1);  // of a second bundle
             target.cache_lengths = item(lengths_, i).data();
             targets.push_back(target);
         }
@@ -210,6 +213,7 @@ class ManagerFixture {
     std::vector<std::vector<std::uint32_t>> memory_;
     std::vector<std::vector<std::uint32_t>> lengths_;
     std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
+    std::vector<kvcore::LookupTable*> pointers_;
 };
 
 /// A request that has run `tokens` and sampled `next`.

@@ -51,6 +51,7 @@ struct Shared {
     std::atomic<std::int64_t> num_forks{0};
     std::atomic<std::int64_t> num_loads{0};
     std::atomic<std::int64_t> num_refused{0};
+    std::atomic<std::int64_t> num_forgotten{0};
 };
 
 class Worker {
@@ -73,6 +74,7 @@ class Worker {
         for (std::int64_t i = 0; i < num_operations; ++i) act();
         while (!live_.empty()) release();
         for (const kvcore::PinHandle& pin : pins_) manager_.unpin(pin);
+        holds_.clear();
     }
 
    private:
@@ -96,6 +98,8 @@ class Worker {
         if (dice < 963) return manager_.reset_prefix_cache();
         if (dice < 965) return manager_.reset_metrics();
         if (dice < 967) return manager_.check_integrity();
+        if (dice < 980) return hold_or_let_go(random_.pick(live_));
+        if (dice < 985) return forget(random_.pick(live_));
         manager_.release(manager_.claim(random_replica()));
     }
 
@@ -264,6 +268,29 @@ class Worker {
         pins_.push_back(manager_.pin(random_replica(), "", tokens.data(), count(tokens)));
     }
 
+    // Of a request's own pages and cached ones, which others release, forget and reset meanwhile.
+    void hold_or_let_go(const Live& live) {
+        if (holds_.size() >= 3 || (!holds_.empty() && random_.chance(60))) {
+            if (random_.chance(50)) holds_.front().let_go();
+            holds_.erase(holds_.begin());
+            return;
+        }
+        const std::vector<BlockId> pages = random_pages(live);
+        holds_.push_back(manager_.hold(live.replica, pages.data(), count(pages)));
+    }
+    void forget(const Live& live) {
+        const std::vector<BlockId> pages = random_pages(live);
+        const std::int64_t left = manager_.forget(live.replica, pages.data(), count(pages));
+        shared_.num_forgotten.fetch_add(left, std::memory_order_relaxed);
+    }
+    std::vector<BlockId> random_pages(const Live& live) {
+        std::vector<BlockId> pages = manager_.pages_of(live.request.sequence);
+        while (!pages.empty() && random_.chance(70)) {
+            pages.erase(pages.begin() + static_cast<std::ptrdiff_t>(random_.below(count(pages))));
+        }
+        return pages;
+    }
+
     void look_up() {
         const std::vector<TokenId> tokens = random_prompt();
         std::vector<BlockId> pages;
@@ -299,6 +326,7 @@ class Worker {
     std::int64_t stride_;
     std::vector<Live> live_;
     std::vector<kvcore::PinHandle> pins_;
+    std::vector<kvcore::HeldPages> holds_;
     kvcore::Transfers transfers_;  // of the last call
     std::vector<std::vector<std::uint32_t>> cells_;
     std::vector<std::vector<std::uint32_t>> lengths_;
@@ -322,6 +350,7 @@ void hammer(bool dedup, std::int64_t host_pages, std::uint64_t seed, std::int64_
     }
     shared.manager.check_integrity();
     CHECK_EQ(shared.num_loads > 0, host_pages > 0);
+    CHECK(shared.num_forgotten > 0);
     std::printf("%lld batches, %lld forks, %lld copies, %lld times no room, %lld loads\n",
                 static_cast<long long>(shared.num_batches.load()),
                 static_cast<long long>(shared.num_forks.load()),

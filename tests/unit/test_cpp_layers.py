@@ -46,7 +46,8 @@ PUBLIC = {
     "tiers": {"disk_store", "host_store", "page_copier", "tier_index"},
     "manager": {
         *("cache_events", "cache_manager", "cache_types", "cached_columns", "call_times"),
-        *("lookup_table", "metrics", "name_space", "prefix_hit", "store_moves", "write_policy"),
+        *("held_pages", "lookup_table", "metrics", "name_space", "prefix_hit", "store_moves"),
+        "write_policy",
     },
     "routing": {"prefix_index"},
     "cuda": {"cuda", "cuda_device"},

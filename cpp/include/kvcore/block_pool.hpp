@@ -22,7 +22,7 @@ class PoolListener {
     virtual void freed(const BlockId* ids, std::int64_t n) noexcept = 0;
 };
 
-/// Who owns which page: reference counts over the ids 0 .. num_blocks - 1.
+/// Who owns which page: reference counts over the ids first .. first + num_blocks - 1.
 ///
 /// Owns: one count per id and the stack of free ids. Both are reserved as address space at
 /// construction and touched only as ids come into use, so a pool of a million pages is built in
@@ -32,21 +32,28 @@ class PoolListener {
 /// Cost: O(1) per id and verb, no allocation after construction.
 class BlockPool {
    public:
-    /// Throws std::invalid_argument unless 1 <= num_blocks <= 2^31 - 1.
-    explicit BlockPool(std::int64_t num_blocks);
+    /// `first`: ids below are none of its pages. Throws std::invalid_argument unless
+    /// 1 <= num_blocks, 0 <= first and first + num_blocks <= 2^31 - 1.
+    explicit BlockPool(std::int64_t num_blocks, BlockId first = 0);
 
     /// Whom to tell from now on; nullptr for nobody. The pool does not own it.
     void set_listener(PoolListener* listener) noexcept { listener_ = listener; }
 
     /// Ids in the pool. O(1).
     [[nodiscard]] std::int64_t num_blocks() const noexcept { return num_blocks_; }
+    /// The first id, and the one behind the last: what keeps something of each page has room for
+    /// that many. O(1).
+    [[nodiscard]] BlockId first_id() const noexcept { return first_; }
+    [[nodiscard]] std::int64_t end_id() const noexcept { return end_; }
     /// Ids without a reference. O(1).
     [[nodiscard]] std::int64_t num_free() const noexcept {
-        return num_recycled_ + (num_blocks_ - num_fresh_used_);
+        return num_recycled_ + (end_ - next_fresh_);
     }
 
     /// Takes `n` pages with one reference each and writes their ids to `out` [n]. Pages freed last
-    /// are handed out first. False, and nothing changed, when fewer than `n` are free.
+    /// are handed out first, of those freed by one call the last one: a sequence that lets go of
+    /// its pages 1, 2, 3 leaves them to be taken as 3, 2, 1. False, and nothing changed, when fewer
+    /// than `n` are free.
     [[nodiscard]] bool allocate(std::int64_t n, BlockId* out) noexcept;
 
     /// Adds one reference to each of `ids` [n]. Throws InvalidHandleError for an id that is free or
@@ -70,7 +77,7 @@ class BlockPool {
     };
 
     [[nodiscard]] bool is_live(BlockId id) const noexcept {
-        return id >= 0 && id < num_fresh_used_ && refs_[static_cast<std::size_t>(id)] != 0;
+        return id >= 0 && id < next_fresh_ && refs_[static_cast<std::size_t>(id)] != 0;
     }
     void free_shared(const BlockId* ids, std::int64_t n);
     [[noreturn]] void refuse_free(const BlockId* ids, std::int64_t n) const;
@@ -81,8 +88,10 @@ class BlockPool {
 
     PoolListener* listener_ = nullptr;
     std::int64_t num_blocks_;
-    std::int64_t num_fresh_used_ = 0;  // ids below were handed out at least once
-    std::int64_t num_recycled_ = 0;    // depth of the stack
+    BlockId first_;
+    std::int64_t end_;
+    std::int64_t next_fresh_;        // ids from the first one up to here were handed out before
+    std::int64_t num_recycled_ = 0;  // depth of the stack
     std::unique_ptr<std::uint32_t[], CFree> refs_;
     std::unique_ptr<BlockId[], CFree> stack_;
 };

@@ -10,6 +10,7 @@
 #include "kvcore/cache_events.hpp"
 #include "kvcore/cache_types.hpp"
 #include "kvcore/cached_columns.hpp"
+#include "kvcore/held_pages.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/page_moves.hpp"
 #include "kvcore/prefix_hit.hpp"
@@ -230,6 +231,24 @@ class CacheManager {
     /// How often the caches were reset. O(1).
     [[nodiscard]] std::uint64_t num_resets() const;
 
+    /// What is in these pages [n] of a replica, of any bundle, is wrong: those that are cached
+    /// leave the cache with all that is cached behind them, there and in the host tier, and nothing
+    /// that was computed from them is put there any more. Who holds such pages keeps them: a
+    /// request runs on, commits nothing from the first of them on until it was truncated to where
+    /// that begins, and takes no longer prefix; a pin and a transfer keep theirs until they end.
+    /// Pages that nobody holds are free. Ids of pages that are not cached are passed over. Stores
+    /// below the host tier keep what was written there. Returns how many pages left the cache of
+    /// the device. Throws InvalidHandleError for an id that is no page's, std::out_of_range for a
+    /// replica that does not exist; std::bad_alloc. O(cached pages + requests).
+    std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
+    /// Keeps pages [n] of a replica, of any bundle, from being handed out to anybody else or
+    /// evicted until they are let go, whoever releases them: for who copies to or from them
+    /// meanwhile. Holds nest. With groups a page is held with all others of its tokens. A request
+    /// may go on writing into its own. Throws InvalidHandleError for an id that is no page's, or a
+    /// free page's; CapacityError where quotas leave no room for cached pages to be held;
+    /// std::out_of_range for a replica that does not exist; std::bad_alloc. Nothing has changed
+    /// then. O(pages), and O(cached pages) to find them.
+    [[nodiscard]] HeldPages hold(std::int32_t replica, const BlockId* pages, std::int64_t n);
     /// Forgets every cached page that nobody holds, in every replica and its host tier. O(pages
     /// forgotten).
     void reset_prefix_cache();

@@ -23,7 +23,9 @@ namespace kvcore {
 
 /// What a CacheManager is built for. Its constructor checks the numbers.
 struct CacheConfig {
-    std::int64_t num_pages = 0;      // of each replica
+    std::int64_t num_pages = 0;  // of each replica
+    // Where their ids begin: those in front, of memory that is there too, are the caller's.
+    BlockId first_page = 0;
     std::int32_t page_size = 128;    // tokens
     std::int64_t max_sequences = 0;  // claimed at a time, in each replica
     std::int64_t max_seq_len = 0;    // tokens

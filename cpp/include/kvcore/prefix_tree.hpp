@@ -90,13 +90,15 @@ class PrefixTree {
     void set_protection_listener(ProtectionListener* listener) noexcept;
     /// It is `now` for the priorities of runs, in a unit of the caller's; a time before is no news.
     void advance(std::int64_t now) noexcept;
+    /// Whom to tell of forgotten pages; nullptr for nobody. The tree does not own it.
+    void set_forgotten_listener(ForgottenListener* listener) noexcept { forgotten_ = listener; }
     /// What decides the order of eviction.
     [[nodiscard]] const EvictionPolicy& policy() const noexcept { return *policy_; }
 
     /// Tokens of a page.
     [[nodiscard]] std::int32_t page_size() const noexcept { return page_size_; }
     /// Pages in the tree. O(1).
-    [[nodiscard]] std::int64_t num_cached() const noexcept { return num_cached_; }
+    [[nodiscard]] std::int64_t num_cached() const noexcept { return num_cached_ - num_forgotten_; }
     /// Cached pages that neither a pin nor a pinned descendant protects. O(pins changed since it
     /// was asked last), each up to the next protected node.
     [[nodiscard]] std::int64_t num_evictable() const noexcept;
@@ -178,8 +180,40 @@ class PrefixTree {
     /// so many that it tells of are none of this tree's. Throws std::bad_alloc. O(runs log runs).
     [[nodiscard]] std::vector<NodeId> upcoming_victims(std::size_t spare) const;
     /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
-    /// `out` [n]. Fewer where fewer are evictable. Returns how many.
+    /// `out` [n] in that order: of a run of pages 1, 2, 3 it is 3, 2, 1. Fewer where fewer are
+    /// evictable. Returns how many.
     std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept;
+
+    /// Where those pages are cached that `asked` [ids] names, but none behind another one: each
+    /// the last one of its prefix. Throws std::bad_alloc. O(cached pages).
+    [[nodiscard]] std::vector<TreePosition> find_pages(const std::vector<bool>& asked) const;
+    /// The same of every one, those of forgotten runs too.
+    [[nodiscard]] std::vector<TreePosition> locate(const std::vector<bool>& asked) const;
+    /// What `forget` takes out: runs, each behind the one that it continues.
+    struct Branches {
+        std::vector<TreeNode*> tops;
+        std::vector<TreeNode*> runs;
+    };
+    /// The last pages of these prefixes, none of which continues another one, and all behind them:
+    /// runs are cut in front of them. Throws std::bad_alloc. O(runs).
+    [[nodiscard]] Branches find_branches(const std::vector<TreePosition>& ends);
+    /// Takes these out of the tree, which must not have changed since: nothing finds them any more.
+    /// What a pin protects stays as it is for whoever has that, the way up to the root with it, and
+    /// goes with the last pin. So a position below may be held, split and copied from, but nothing
+    /// is to be inserted there. O(runs).
+    void forget(const Branches& branches) noexcept;
+    /// True for a run that was forgotten.
+    [[nodiscard]] static bool is_forgotten(const TreeNode* node) noexcept;
+    /// Pages on the way to `node` in front of the first forgotten run; its depth where there is
+    /// none. O(forgotten runs).
+    [[nodiscard]] static std::int32_t findable_depth(const TreeNode* node) noexcept;
+    /// Pages of forgotten runs that are held still. O(1).
+    [[nodiscard]] std::int64_t num_forgotten() const noexcept { return num_forgotten_; }
+    /// Calls visit(ids, n) with the page ids of every forgotten run that is still held.
+    template <class Visit>
+    void for_each_forgotten_run(Visit&& visit) const {
+        for (const auto& [tokens, ids, n] : collect_forgotten_runs()) visit(ids, n);
+    }
 
     /// Cached pages that continue a prefix by some of its next tokens, `rest` [limit], but not by
     /// a whole page: at most `n` of them to `out`, the longest first. Returns how many.
@@ -257,10 +291,16 @@ class PrefixTree {
     void prefetch_victims() const noexcept;
     void drop_root_if_unused(TreeNode* root) noexcept;
     [[nodiscard]] std::vector<Run> collect_runs() const;
+    [[nodiscard]] std::vector<Run> collect_forgotten_runs() const;
+    void mark_forgotten(TreeNode* node) noexcept;
+    void sever(TreeNode* top) noexcept;
+    TreeNode* drop_run(TreeNode* node) noexcept;
+    void drop_forgotten(TreeNode* node) noexcept;
     void check_node(const TreeNode* node) const;
 
     std::int32_t page_size_;
     TreeListener* listener_ = nullptr;
+    ForgottenListener* forgotten_ = nullptr;
     std::unique_ptr<EvictionPolicy> policy_;
     PolicyInterest interest_;  // the policy's
     std::unique_ptr<NodeArena> arena_;
@@ -269,9 +309,11 @@ class PrefixTree {
     std::unique_ptr<Protection> protection_;
     TreeNode* default_root_;
     std::unordered_map<std::string_view, NamedRoot> roots_;  // all but the default one
-    std::int64_t num_cached_ = 0;
-    std::int64_t num_nodes_ = 0;  // without roots
-    std::uint64_t clock_ = 0;     // counts releases
+    std::vector<TreeNode*> severed_;  // forgotten runs that none of their kind is in front of
+    std::int64_t num_cached_ = 0;     // with those forgotten
+    std::int64_t num_forgotten_ = 0;  // pages
+    std::int64_t num_nodes_ = 0;      // without roots
+    std::uint64_t clock_ = 0;         // counts releases
     std::int64_t now_ = std::numeric_limits<std::int64_t>::min();
 };
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kvcore/types.hpp"
+
 namespace kvcore {
 
 struct TreeNode;
@@ -35,6 +37,26 @@ class TreeListener {
     /// Pages left the tree: nothing finds them any more, but they can be read during the call.
     /// Where it was the whole run, the node is gone behind it.
     virtual void removed(TreeNode* node, std::int32_t first, std::int32_t n) noexcept = 0;
+};
+
+/// Told of pages that PrefixTree::forget took out of a tree.
+///
+/// Each page is told of once by `left`, and once by `let_go`: in the same call where nobody holds
+/// it, else when the last holder lets go, in that one's `unpin`.
+///
+/// Owns: nothing. Threads: as TreeListener. Cost: a call per run.
+class ForgottenListener {
+   public:
+    ForgottenListener() = default;
+    ForgottenListener(const ForgottenListener&) = delete;
+    ForgottenListener& operator=(const ForgottenListener&) = delete;
+    virtual ~ForgottenListener() = default;
+
+    /// Nothing finds these pages [n] any more. It must not change the tree.
+    virtual void left(const BlockId* ids, std::int32_t n) noexcept = 0;
+    /// Nobody holds them any more: the tree gives up its reference to them. It must not use the
+    /// tree.
+    virtual void let_go(const BlockId* ids, std::int32_t n) noexcept = 0;
 };
 
 }  // namespace kvcore

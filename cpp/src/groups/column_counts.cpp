@@ -44,7 +44,7 @@ void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) con
     std::int64_t idle = 0;
     std::int64_t holds = 0;
     std::int64_t cached = 0;
-    std::vector<bool> seen(static_cast<std::size_t>(pages_.num_blocks()));
+    std::vector<bool> seen(static_cast<std::size_t>(pages_.end_id()));
     for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
         const auto column = static_cast<BlockId>(c);
         const bool is_live = columns_.ref_count(column) > 0;

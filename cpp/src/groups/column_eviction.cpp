@@ -30,6 +30,7 @@ void ColumnPages::evict_idle(Entry entry) noexcept {
 bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
     std::array<BlockId, kMostAtOnce> evicted;
     n = tree_.evict(n, evicted.data(), guard);
+    std::reverse(evicted.begin(), evicted.begin() + n);  // the first is taken first
     columns_.free(evicted.data(), n);
     return n > 0;
 }

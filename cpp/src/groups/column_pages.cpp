@@ -22,13 +22,13 @@ std::size_t num_entries(const Grouping& grouping, std::int64_t num_columns) {
 
 }  // namespace
 
-ColumnPages::ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
-                         PrefixTree& tree, WindowPolicy& policy)
+ColumnPages::ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockId first_page,
+                         BlockPool& columns, PrefixTree& tree, WindowPolicy& policy)
     : grouping_(grouping),
       columns_(columns),
       tree_(tree),
       policy_(policy),
-      pages_(num_pages),
+      pages_(num_pages, first_page),
       num_lanes_(static_cast<std::size_t>(grouping.num_lanes())),
       num_windows_(grouping.windows().size()),
       ids_(static_cast<std::size_t>(columns.num_blocks()) * num_lanes_),
@@ -224,6 +224,20 @@ void ColumnPages::uncache(BlockId column) noexcept {
     num_cached_ -= count_window_pages(column);
     for (std::size_t w = 0; w < num_windows_; ++w) {
         if (idle_.contains(entry(column, w))) forget(entry(column, w));
+    }
+}
+
+void ColumnPages::disown(BlockId column) noexcept {
+    unsigned idle = 0;
+    for (std::size_t w = 0; w < num_windows_; ++w) {
+        if (!is_idle(column, w)) continue;
+        idle |= 1U << w;
+        num_idle_ -= grouping_.windows()[w].num_lanes;
+    }
+    uncache(column);
+    for (std::size_t w = 0; idle >> w != 0; ++w) {
+        const Grouping::Window& rule = grouping_.windows()[w];
+        if ((idle >> w & 1U) != 0) give_back(rule.first_lane, rule.num_lanes, column);
     }
 }
 

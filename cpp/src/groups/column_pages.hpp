@@ -81,8 +81,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     static constexpr std::int64_t kSpareDepartures = 64;
 
     /// Throws std::invalid_argument for more pages than can be numbered.
-    ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockPool& columns,
-                PrefixTree& tree, WindowPolicy& policy);
+    ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockId first_page,
+                BlockPool& columns, PrefixTree& tree, WindowPolicy& policy);
 
     /// Layers keep a state, too: a hit ends at a checkpoint, of which the policy knows.
     void need_checkpoints() noexcept { needs_checkpoints_ = true; }
@@ -201,6 +201,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// The column is the tree's from now on, until its id is free or the tree gives it up.
     void cache(BlockId column) noexcept;
     void uncache(BlockId column) noexcept;
+    /// The same of one that was forgotten: what of it nobody reads is free.
+    void disown(BlockId column) noexcept;
     /// Fills holes of a cached column, the last one on the way to `end`, with the pages of another
     /// one of the same tokens, which is about to go.
     void fill_holes(TreePosition end, BlockId cached, BlockId own) noexcept;

@@ -11,7 +11,7 @@ namespace kvcore {
 
 ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs,
                            PoolListener* next)
-    : of_column_(static_cast<std::size_t>(columns.num_blocks())),
+    : of_column_(static_cast<std::size_t>(columns.end_id())),
       runs_(runs),
       next_(next),
       slots_(static_cast<std::size_t>(num_slots)),

@@ -14,10 +14,14 @@ namespace {
 
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<BlockId>::max();
 
-std::int64_t checked_size(std::int64_t num_blocks) {
-    if (num_blocks < 1 || num_blocks > kMaxBlocks) {
+std::int64_t checked_size(std::int64_t num_blocks, BlockId first) {
+    if (first < 0 || first == kMaxBlocks) {
         throw std::invalid_argument(
-            detail::concat("num_blocks is ", num_blocks, ", must be 1 .. ", kMaxBlocks));
+            detail::concat("first is ", first, ", must be 0 .. ", kMaxBlocks - 1));
+    }
+    if (num_blocks < 1 || num_blocks > kMaxBlocks - first) {
+        throw std::invalid_argument(
+            detail::concat("num_blocks is ", num_blocks, ", must be 1 .. ", kMaxBlocks - first));
     }
     return num_blocks;
 }
@@ -31,10 +35,13 @@ T* checked_memory(void* memory) {
 
 }  // namespace
 
-BlockPool::BlockPool(std::int64_t num_blocks)
-    : num_blocks_(checked_size(num_blocks)),
+BlockPool::BlockPool(std::int64_t num_blocks, BlockId first)
+    : num_blocks_(checked_size(num_blocks, first)),
+      first_(first),
+      end_(first + num_blocks),
+      next_fresh_(first),
       refs_(checked_memory<std::uint32_t>(
-          std::calloc(static_cast<std::size_t>(num_blocks), sizeof(std::uint32_t)))),
+          std::calloc(static_cast<std::size_t>(end_), sizeof(std::uint32_t)))),
       stack_(checked_memory<BlockId>(
           std::malloc(static_cast<std::size_t>(num_blocks) * sizeof(BlockId)))) {}
 
@@ -50,7 +57,7 @@ bool BlockPool::allocate(std::int64_t n, BlockId* out) noexcept {
     }
     num_recycled_ -= recycled;
     for (std::int64_t i = recycled; i < n; ++i) {
-        const std::int64_t id = num_fresh_used_++;
+        const std::int64_t id = next_fresh_++;
         refs[id] = 1;
         out[i] = static_cast<BlockId>(id);
     }
@@ -71,7 +78,7 @@ void BlockPool::share(const BlockId* ids, std::int64_t n) {
 // Nearly always these are last references. So all are dropped without a branch per id, and only
 // where one was not the last is it done again one by one.
 void BlockPool::free(const BlockId* ids, std::int64_t n) {
-    const auto num_known = static_cast<std::uint32_t>(num_fresh_used_);
+    const auto num_known = static_cast<std::uint32_t>(next_fresh_);
     bool is_known = true;
     for (std::int64_t i = 0; i < n; ++i) is_known &= static_cast<std::uint32_t>(ids[i]) < num_known;
     if (!is_known) refuse_free(ids, n);
@@ -117,19 +124,20 @@ void BlockPool::refuse_free(const BlockId* ids, std::int64_t n) const {
 }
 
 std::uint32_t BlockPool::ref_count(BlockId id) const {
-    if (id < 0 || id >= num_blocks_) {
-        throw InvalidHandleError(
-            detail::concat("page ", id, " is outside the pool of ", num_blocks_, " pages"));
+    if (id < first_ || id >= end_) {
+        throw InvalidHandleError(detail::concat("page ", id, " is outside the pool of ",
+                                                num_blocks_, " pages, must be ", first_, " .. ",
+                                                end_ - 1));
     }
-    return id < num_fresh_used_ ? refs_[static_cast<std::size_t>(id)] : 0;
+    return id < next_fresh_ ? refs_[static_cast<std::size_t>(id)] : 0;
 }
 
 void BlockPool::check_integrity() const {
     std::int64_t live = 0;
-    for (std::int64_t id = 0; id < num_fresh_used_; ++id) {
+    for (std::int64_t id = first_; id < next_fresh_; ++id) {
         live += refs_[static_cast<std::size_t>(id)] != 0 ? 1 : 0;
     }
-    detail::require_law(live + num_recycled_ == num_fresh_used_,
+    detail::require_law(live + num_recycled_ == next_fresh_ - first_,
                         "block pool: free + referenced == handed out at least once");
     for (std::int64_t i = 0; i < num_recycled_; ++i) {
         detail::require_law(

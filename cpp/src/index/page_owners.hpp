@@ -104,10 +104,9 @@ class PageOwners final : public PoolListener, public ProtectionListener {
     /// Most tenants.
     static constexpr std::size_t kMaxTenants = 0x7ffe;
 
-    PageOwners(std::int64_t num_pages, const std::vector<TenantQuota>& quotas)
-        : states_(static_cast<std::size_t>(num_pages)),
-          counts_(quotas),
-          tallies_(quotas.size() + 1) {}
+    /// Of pages with ids below `end`.
+    PageOwners(std::int64_t end, const std::vector<TenantQuota>& quotas)
+        : states_(static_cast<std::size_t>(end)), counts_(quotas), tallies_(quotas.size() + 1) {}
 
     [[nodiscard]] const HeldCounts& counts() const noexcept { return counts_; }
     [[nodiscard]] Owner owner(BlockId page) const noexcept {

@@ -252,6 +252,7 @@ void PrefixTree::unpin(TreeNode* node, bool touch) {
     if (node->pins == 0) refuse_unpin(node);
     protection_->unpin(node);
     if (node->is_root()) return drop_root_if_unused(node);
+    if (node->is_forgotten) return drop_forgotten(node);
     if (touch) release_to_policy(node);
     offer_if_free(node);
 }
@@ -291,6 +292,11 @@ void PrefixTree::check_node(const TreeNode* node) const {
         protected_children += c->protectors > 0 ? 1 : 0;
     });
     require_law(children == node->num_children, "prefix tree: children are counted");
+    for (const TreeNode* severed : severed_) {
+        if (severed->parent == node && severed->protectors > 0) ++protected_children;
+    }
+    require_law(!node->is_forgotten || node->protectors > 0,
+                "prefix tree: what was forgotten and nobody holds is gone");
     Protection::check_node(node, protected_children);
 }
 
@@ -299,7 +305,9 @@ void PrefixTree::check_integrity() const {
     std::vector<const TreeNode*> stack{default_root_};
     for (const auto& entry : roots_) stack.push_back(entry.second.node);
     std::int64_t nodes = -static_cast<std::int64_t>(stack.size());
+    stack.insert(stack.end(), severed_.begin(), severed_.end());
     std::int64_t cached = 0;
+    std::int64_t forgotten = 0;
     std::int64_t protected_pages = 0;
     while (!stack.empty()) {
         const TreeNode* node = stack.back();
@@ -307,11 +315,13 @@ void PrefixTree::check_integrity() const {
         check_node(node);
         ++nodes;
         cached += node->num_pages;
+        forgotten += node->is_forgotten ? node->num_pages : 0;
         protected_pages += node->protectors > 0 ? node->num_pages : 0;
         for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });
     }
     detail::require_law(nodes == num_nodes_, "prefix tree: nodes are counted");
     detail::require_law(cached == num_cached_, "prefix tree: cached pages are counted");
+    detail::require_law(forgotten == num_forgotten_, "prefix tree: forgotten pages are counted");
     detail::require_law(protected_pages == protection_->num_protected(),
                         "prefix tree: protected pages are counted");
 }

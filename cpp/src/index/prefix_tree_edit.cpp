@@ -70,6 +70,7 @@ PrefixTree::~PrefixTree() {
     };
     enter(default_root_);
     for (const auto& entry : roots_) enter(entry.second.node);
+    for (TreeNode* severed : severed_) enter(severed);
     while (next != nullptr) {
         TreeNode* node = next;
         next = node->hash_next;
@@ -149,6 +150,13 @@ void PrefixTree::replace_child(TreeNode* child, TreeNode* head) noexcept {
     TreeNode* parent = child->parent;
     head->parent = parent;
     head->start = child->start;
+    head->is_forgotten = child->is_forgotten;
+    if (child->is_severed) {
+        *std::find(severed_.begin(), severed_.end(), child) = head;
+        head->is_severed = true;
+        child->is_severed = false;
+        return;
+    }
     if (parent->is_sorted) {
         parent->order->replace(child, head);
     } else {

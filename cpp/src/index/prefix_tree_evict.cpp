@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
 
 #include "index/child_index.hpp"
 #include "index/protection.hpp"
@@ -31,8 +30,8 @@ void PrefixTree::free_leaf(TreeNode* leaf) noexcept {
 
 std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noexcept {
     const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(n, leaf->num_pages));
-    std::memcpy(out, leaf->ids(page_size_) + (leaf->num_pages - count),
-                static_cast<std::size_t>(count) * sizeof(BlockId));
+    const BlockId* end = leaf->ids(page_size_) + leaf->num_pages;
+    std::reverse_copy(end - count, end, out);
     num_cached_ -= count;
     leaf->num_pages -= count;
     const bool is_gone = leaf->num_pages == 0;

@@ -49,6 +49,8 @@ struct TreeNode {
     bool is_candidate : 1;    // the eviction policy may name it
     bool is_settled_pin : 1;  // see Protection
     bool is_unsettled : 1;
+    bool is_forgotten : 1;  // nothing finds it any more; held by who held it then
+    bool is_severed : 1;    // the first of such runs: not among its parent's children
 
     /// The last generation: no handle to it is ever right, so none comes round again.
     static constexpr std::uint32_t kNoGeneration = std::numeric_limits<std::uint32_t>::max();

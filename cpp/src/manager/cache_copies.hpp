@@ -77,6 +77,10 @@ class ColumnImport {
     /// They are found from now on; `more`: their run is to grow. False where the caches were reset
     /// since. Throws std::bad_alloc, and has changed nothing.
     [[nodiscard]] bool publish(bool more);
+    /// What is in front of them was forgotten.
+    [[nodiscard]] bool is_cut_off() const noexcept {
+        return place_ && PrefixTree::is_forgotten(place_.node());
+    }
     /// The caches are reset: nobody wants them any more.
     void forget() noexcept {
         place_.reset();
@@ -140,6 +144,12 @@ class CacheCopies {
     void remove(const ColumnExport& one) noexcept { erase(exports_, &one); }
     void remove(const ColumnImport& one) noexcept { erase(imports_, &one); }
 
+    /// What was to be brought in behind forgotten columns is not wanted any more.
+    void drop_forgotten() noexcept {
+        for (ColumnImport* each : imports_) {
+            if (each->is_cut_off()) each->forget();
+        }
+    }
     /// Around what forgets all that nobody uses: see PathHold. What was to be brought in is not
     /// wanted any more: it would come back otherwise.
     void loosen() noexcept {

@@ -15,7 +15,16 @@ using detail::require_law;
 
 using Holders = std::unordered_map<BlockId, std::uint32_t>;  // of each page
 
-// What is copied, or copied to, has a reference for that.
+// Calls visit(hold) for each page that somebody holds by its id.
+template <class Visit>
+void for_each_hold(const ManagerState& state, std::int32_t replica, const Visit& visit) {
+    for (const PageSet* set : state.holds.all()) {
+        if (&set->home() != &state.replica_at(replica)) continue;
+        std::for_each(set->holds().begin(), set->holds().end(), visit);
+    }
+}
+
+// What is copied, or copied to, or held by its id, has a reference for that.
 Holders transfer_holders(const ManagerState& state, std::int32_t replica) {
     Holders holders;
     for (const OwedCopies::Copy& copy : state.copies.all()) {
@@ -31,6 +40,9 @@ Holders transfer_holders(const ManagerState& state, std::int32_t replica) {
                            : flight.source.references();
         for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
     }
+    for_each_hold(state, replica, [&](const PageHold& hold) {
+        if (hold.is_reference()) ++holders[hold.page()];
+    });
     for (const ColumnExport* each : state.cache_copies.exports()) {
         const PathHold::Pages held = each->references();
         if (&each->home() != &state.replica_at(replica)) continue;
@@ -52,6 +64,12 @@ void add_tree(const Replica& replica, Holders& holders) {
                         "cache: a page is in the tree once, and no transfer has a reference to it");
             require_law(replica.pool.ref_count(ids[i]) == 1,
                         "cache: a page in the tree has no other owner");
+        }
+    });
+    replica.tree.for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            require_law(++holders[ids[i]] == 1 && replica.pool.ref_count(ids[i]) == 1,
+                        "cache: a forgotten page belongs to those who hold its place");
         }
     });
 }
@@ -111,7 +129,7 @@ void check_columns(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     if (replica.columns == nullptr) return;
     const std::size_t windows = state.grouping.windows().size();
-    std::vector<std::uint32_t> readers(static_cast<std::size_t>(replica.pool.num_blocks()) *
+    std::vector<std::uint32_t> readers(static_cast<std::size_t>(replica.pool.end_id()) *
                                        std::max<std::size_t>(1, windows));
     const auto add = [&](BlockId column, std::size_t window) {
         ++readers[static_cast<std::size_t>(column) * windows + window];
@@ -145,6 +163,9 @@ void check_columns(const ManagerState& state, std::int32_t index) {
     }
     for_each_copied_column(state, replica, [&](BlockId column) {
         for (std::size_t w = 0; w < windows; ++w) add(column, w);
+    });
+    for_each_hold(state, index, [&](const PageHold& hold) {
+        for (std::size_t w = 0; w < windows; ++w) add(hold.page(), w);
     });
     replica.columns->check_integrity(readers);
 }
@@ -204,7 +225,7 @@ void check_states(const ManagerState& state, std::int32_t index) {
             if (column.state >= 0) used.push_back(column.state);
         }
     }
-    std::vector<bool> cached(static_cast<std::size_t>(replica.pool.num_blocks()));
+    std::vector<bool> cached(static_cast<std::size_t>(replica.pool.end_id()));
     replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) cached[static_cast<std::size_t>(ids[i])] = true;
     });
@@ -238,6 +259,19 @@ void add_state_copies(const ManagerState& state,
             if (named.insert(sequence).second) ++pending[sequence];
         }
     }
+}
+
+// What is held by its id stays there.
+void check_holds(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    for_each_hold(state, index, [&](const PageHold& hold) {
+        require_law(replica.pool.ref_count(hold.page()) > 0, "holds: a held page is not free");
+        const TreePosition at = hold.at();
+        if (at.node == nullptr) return;
+        require_law(
+            Replica::last_column(replica.tree, at) == hold.page() && replica.tree.is_protected(at),
+            "holds: what is held in the tree stays there");
+    });
 }
 
 // A sequence waits for what is copied or loaded into its pages.
@@ -274,6 +308,7 @@ void check_integrity(const ManagerState& state) {
         state.replica_at(i).tree.check_integrity();
         check_counts(state, i);
         check_columns(state, i);
+        check_holds(state, i);
         check_owners(state.replica_at(i));
         check_tallies(state.replica_at(i));
         check_states(state, i);

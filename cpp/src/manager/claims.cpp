@@ -144,6 +144,7 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
         cut.apply(state_, handle, sequence);
         row.unfreeze(columns);
     }
+    row.unbar(columns);
     state_.freeze_read_pages(sequence, n);
     sequence.written = std::min(sequence.written, n);
     if (!state_.states.exist()) return;

@@ -37,9 +37,9 @@ void Committer::for_each_other_holder(const Sequence& sequence, std::int32_t col
 }
 
 // A page that forks have begun was filled and committed by one of them. It is the tree's now, which
-// would evict it: so the others, and copies under way, hold it there, as the last committed page of
-// theirs. What they have in front of it and the tree has another page for, stays their own.
-// O(sequences), once for such a page; there is room.
+// would evict it: so the others, copies under way, and who holds it by its id, hold it there, as
+// the last committed page of theirs. What they have in front of it and the tree has another page
+// for, stays their own. O(sequences), once for such a page; there is room.
 void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept {
     Replica& home = state_.home_of(sequence);
     TreeNode* end = sequence.pages.node();
@@ -47,6 +47,7 @@ void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) n
         other.entrust(home.pool, column, TreePin(home.tree, end));
     });
     state_.copies.move_to_tree(sequence.replica, sequence.pages[column], {end, column + 1});
+    state_.holds.move_to_tree(home, sequence.pages[column], {end, column + 1});
 }
 
 // Puts the columns from the committed ones to `end` into the tree; of these only the last one may
@@ -179,13 +180,15 @@ void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& page
 // In pieces that end behind a page that others hold too, forks or copies under way, so that they
 // have a place there; and where pages of another priority begin.
 void Committer::commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row) {
-    const auto written = static_cast<std::int32_t>(request.start / state_.config.page_size);
     const Replica& home = state_.home_of(sequence);
     const BlockPool& pool = home.pool;
     PageRow& pages = sequence.pages;
+    const auto written = static_cast<std::int32_t>(
+        std::min<std::int64_t>(request.start / state_.config.page_size, pages.barred()));
     while (pages.committed() < written) {
         const std::int32_t frozen = std::min(pages.frozen(), written);
-        const std::int32_t end = state_.copies.empty() ? frozen : written;
+        const bool is_held = !state_.copies.empty() || !state_.holds.empty();
+        const std::int32_t end = is_held ? written : frozen;
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;
         Terms::Segment kept;
@@ -263,7 +266,8 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
         Sequence& sequence = *state_.sequences.find(request.sequence);
         const bool has_place =
             request.start == std::int64_t{sequence.pages.committed()} * state_.config.page_size;
-        if (!has_place) continue;  // without memory, or room in a quota, it was not committed
+        // Without memory, or room in a quota, it was not committed.
+        if (!has_place || sequence.pages.holds_forgotten()) continue;
         try {
             make_checkpoint(sequence, request.sequence, transfers);
         } catch (const std::bad_alloc&) {

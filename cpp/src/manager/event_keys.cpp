@@ -18,7 +18,7 @@ EventKeys::EventKeys(const CacheConfig& config, const Grouping& grouping,
       paths_(config.page_size, config.key_seed, config.stand_ins),
       page_size_(static_cast<std::size_t>(config.page_size)) {
     for (const auto& replica : replicas) {
-        trees_.push_back(std::make_unique<Tree>(replica->pool.num_blocks()));
+        trees_.push_back(std::make_unique<Tree>(replica->pool.end_id()));
         trees_.push_back(nullptr);
         if (replica->host != nullptr) {
             trees_.back() = std::make_unique<Tree>(replica->host->num_pages());

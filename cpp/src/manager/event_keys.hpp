@@ -37,7 +37,7 @@ class EventKeys {
         std::string bytes;
     };
     struct Tree {
-        explicit Tree(std::int64_t num_pages) : keys(static_cast<std::size_t>(num_pages)) {}
+        explicit Tree(std::int64_t end) : keys(static_cast<std::size_t>(end)) {}
 
         ZeroedArray<PageKey> keys;
         std::unordered_map<BlockId, Name> names;                  // none: ""

@@ -54,6 +54,16 @@ class HeldHit {
             "the request was reserved, fetched or changed since it was matched; match it again");
     }
 
+    /// Throws std::invalid_argument where some of it was forgotten since.
+    void require_cached() const {
+        for (const TreePosition& at : {found_.match.at, found_.match.partial, found_.below}) {
+            if (at.node == nullptr) continue;
+            if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
+            throw std::invalid_argument(
+                "pages of the hit were forgotten since the request was matched; match it again");
+        }
+    }
+
     /// Between these, nothing may be evicted: a hit that is allocated is not in its own way.
     void hold(Replica& home) noexcept {
         if (!found_.is_taken()) return;

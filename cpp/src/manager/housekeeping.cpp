@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/housekeeping.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace kvcore::housekeeping {
@@ -10,7 +11,7 @@ namespace {
 // Copies hold pages by references now that the tree held for them before.
 void tell_held(Replica& replica) noexcept {
     if (replica.columns != nullptr) return replica.columns->tell_held();
-    for (std::int64_t i = 0; i < replica.pool.num_blocks(); ++i) {
+    for (std::int64_t i = replica.pool.first_id(); i < replica.pool.end_id(); ++i) {
         const auto page = static_cast<BlockId>(i);
         if (replica.pool.ref_count(page) > 0) replica.owners->hold(&page, 1);
     }
@@ -44,6 +45,8 @@ void reset_prefix_cache(ManagerState& state) noexcept {
     state.flights.loosen();
     state.store_queue.loosen();
     state.copies.loosen();
+    state.holds.loosen();
+    state.holds.fasten();
     state.copies.fasten();
     state.flights.fasten();
     state.store_queue.fasten();
@@ -54,6 +57,7 @@ void reset_prefix_cache(ManagerState& state) noexcept {
         std::array<BlockId, 256> evicted;
         for (std::int64_t n = 1; n > 0;) {
             n = replica->tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
+            std::reverse(evicted.begin(), evicted.begin() + n);  // the first is taken first
             replica->pool.free(evicted.data(), n);
         }
         // Of columns that are held, what windows do not read.

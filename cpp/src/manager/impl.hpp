@@ -10,6 +10,7 @@
 #include "manager/committer.hpp"
 #include "manager/event_keys.hpp"
 #include "manager/fetcher.hpp"
+#include "manager/forgetter.hpp"
 #include "manager/forker.hpp"
 #include "manager/joint_reserver.hpp"
 #include "manager/ordered_reserver.hpp"
@@ -38,6 +39,7 @@ struct CacheManager::Impl {
     Committer committer{state};
     Forker forker{state};
     Claims claims{state};
+    Forgetter forgetter{state};
     std::mutex reading;  // of events, taken in front of the other one
     std::unique_ptr<EventKeys> event_keys =
         state.events == nullptr

@@ -196,6 +196,7 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
     rows_.check({&view, 1}, 1);
     Sequence& sequence = rows_[0];
     hit.require_unmoved(sequence, request);
+    hit.require_cached();
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
     const OwedCopies::Call scope(state_.copies);
     if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);

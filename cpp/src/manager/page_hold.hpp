@@ -70,12 +70,13 @@ class PageHold {
     }
     /// Before the tree forgets what nobody uses: a copy alone is no use of a page. `fasten` has to
     /// follow, once all holds are loose: a page that is still protected stays the tree's; of others
-    /// the hold has a reference, which outlives their place in the tree.
+    /// the hold has a reference, which outlives their place in the tree. One that was forgotten has
+    /// no place to lose, and is gone with the last pin: it stays as it is.
     void loosen() noexcept {
-        if (at_.node != nullptr) home_->tree.unpin(at_.node, false);
+        if (is_loosened()) home_->tree.unpin(at_.node, false);
     }
     void fasten() noexcept {
-        if (at_.node == nullptr) return;
+        if (!is_loosened()) return;
         at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut behind it
         if (home_->tree.is_protected(at_)) {
             home_->tree.pin(at_.node);
@@ -88,6 +89,9 @@ class PageHold {
     }
 
    private:
+    [[nodiscard]] bool is_loosened() const noexcept {
+        return at_.node != nullptr && !PrefixTree::is_forgotten(at_.node);
+    }
     void become_pin(TreePosition at) noexcept {
         at_ = PrefixTree::position(at.node, at.depth);
         home_->tree.pin(at_.node);
@@ -169,10 +173,10 @@ class PathHold {
     /// As those of PageHold. `pages` [n] are the last ones of the prefix; they have to stay where
     /// they are until the end.
     void loosen() noexcept {
-        if (node_ != nullptr) tree_->unpin(node_, false);
+        if (is_loosened()) tree_->unpin(node_, false);
     }
     void fasten(const BlockId* pages, std::int64_t n) noexcept {
-        if (node_ == nullptr) return;
+        if (!is_loosened()) return;
         const std::int64_t pinned = n - references_.n;
         const std::int64_t loose = std::min(tree_->num_unprotected({node_, depth_}), pinned);
         const BlockId* first = pages + (pinned - loose);
@@ -186,7 +190,17 @@ class PathHold {
         if (node_ != nullptr) tree_->pin(node_);
     }
 
+    /// What is read of it was forgotten meanwhile.
+    [[nodiscard]] bool is_forgotten() const noexcept {
+        return node_ != nullptr &&
+               PrefixTree::is_forgotten(PrefixTree::position(node_, depth_).node);
+    }
+
    private:
+    [[nodiscard]] bool is_loosened() const noexcept {
+        return node_ != nullptr && !PrefixTree::is_forgotten(node_);
+    }
+
     BlockPool* pool_ = nullptr;
     PrefixTree* tree_ = nullptr;
     ColumnPages* columns_ = nullptr;  // none where a column is a page

@@ -70,6 +70,7 @@ void PageRow::clear(BlockPool& pool) noexcept {
     twins_.clear();
     place_.end_use();
     committed_ = frozen_ = 0;
+    barred_ = kNotBarred;
 }
 
 void PageRow::commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
@@ -118,6 +119,7 @@ void PageRow::share(BlockPool& pool, PageRow& from, std::int32_t columns, TreePi
     }
     pool.share(pages_.data() + committed_, columns - committed_);
     frozen_ = columns;
+    barred_ = from.barred_;
     from.freeze(columns);
 }
 
@@ -129,6 +131,8 @@ void PageRow::check_integrity(const PrefixTree& tree) const {
     require_law(node() != nullptr || pages_.empty(),
                 "sequence: has a place in the tree once it holds pages");
     if (node() == nullptr) return;
+    require_law(!PrefixTree::is_forgotten(node()) || barred_ <= PrefixTree::findable_depth(node()),
+                "sequence: forgotten columns are barred");
     const std::int32_t depth = PrefixTree::depth_of(node());
     require_law(depth == committed_, "sequence: its place in the tree is what it committed");
     std::vector<BlockId> cached(static_cast<std::size_t>(depth));

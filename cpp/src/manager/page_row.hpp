@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,10 @@ namespace kvcore {
 /// A twin is a page that lies among the committed columns and is the row's own all the same: the
 /// tree has another one with the same tokens, and pages are not swapped (deduplication off).
 ///
+/// Columns from the barred one on are not put into the tree: what is in the first of them, or was
+/// read to write it, was forgotten (see CacheManager::forget) and has to be written again first.
+/// They may lie among the committed ones, which are then held where nobody finds them.
+///
 /// Owns: a reference to each own page, and one pin where the committed columns end in the tree. A
 /// row ends by `clear`, which says where the references go; it knows no pool by itself.
 /// Invariant: committed <= frozen <= size, but frozen = committed where nothing is reserved; the
@@ -46,6 +51,9 @@ class PageRow {
     [[nodiscard]] const std::vector<BlockId>& ids() const noexcept { return pages_; }
     [[nodiscard]] std::int32_t committed() const noexcept { return committed_; }
     [[nodiscard]] std::int32_t frozen() const noexcept { return frozen_; }
+    [[nodiscard]] std::int32_t barred() const noexcept { return barred_; }
+    /// Of what it committed something was forgotten.
+    [[nodiscard]] bool holds_forgotten() const noexcept { return barred_ < committed_; }
     /// Ascending columns.
     [[nodiscard]] const std::vector<std::int32_t>& twins() const noexcept { return twins_; }
     /// Where the committed columns end; nullptr before the row has a place in the tree.
@@ -108,6 +116,11 @@ class PageRow {
     void freeze(std::int32_t end) noexcept { frozen_ = std::max(frozen_, end); }
     /// They are again, those from `end` on: `truncate` and a question that is taken back.
     void unfreeze(std::int32_t end) noexcept { frozen_ = std::min(frozen_, end); }
+    /// Columns from `from` on must not be put into the tree, until the row is cut there.
+    void bar(std::int32_t from) noexcept { barred_ = std::min(barred_, from); }
+    void unbar(std::int32_t end) noexcept {
+        if (end <= barred_) barred_ = kNotBarred;
+    }
     /// Gives the row pages of its own wherever it writes next, from column `first` on: in the
     /// frozen columns below `needed`; those behind are dropped. `is_sole(column)`: that page may be
     /// written in place. `give_up(column, page)` gets every page that was replaced, with the row's
@@ -167,12 +180,15 @@ class PageRow {
     void check_integrity(const PrefixTree& tree) const;
 
    private:
+    static constexpr std::int32_t kNotBarred = std::numeric_limits<std::int32_t>::max();
+
     void drop_twins(std::int32_t from) noexcept;
     void free_own_pages(BlockPool& pool, std::int32_t from) const noexcept;
 
     std::uint32_t version_ = 0;
     std::int32_t committed_ = 0;
     std::int32_t frozen_ = 0;
+    std::int32_t barred_ = kNotBarred;
     std::vector<BlockId> pages_;  // what a decode step reads ends with its size
     TreePin place_;
     std::vector<std::int32_t> twins_;

@@ -18,6 +18,7 @@
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/tier_index.hpp"
+#include "manager/forgotten_pages.hpp"
 #include "manager/record_keys.hpp"
 
 namespace kvcore {
@@ -37,19 +38,26 @@ struct Replica {
             std::unique_ptr<EvictionPolicy> policy = nullptr)
         : pool(grouping.is_plain() ? config.num_pages
                                    : grouping.most_columns(config.num_pages, config.max_sequences,
-                                                           config.max_seq_len)),
+                                                           config.max_seq_len),
+               grouping.is_plain() ? config.first_page : 0),
           tree(config.page_size, with_groups(config, grouping, std::move(policy))) {
         if (!grouping.is_plain()) {
-            columns =
-                std::make_unique<ColumnPages>(grouping, config.num_pages, pool, tree, *policy_);
+            columns = std::make_unique<ColumnPages>(grouping, config.num_pages, config.first_page,
+                                                    pool, tree, *policy_);
         }
         if (!config.quotas.empty()) watch_owners(config);
         if (!config.states.empty()) watch_states(config);
         narrows_hits_ = columns != nullptr || states != nullptr;
         if (config.host_pages > 0) make_host(config, grouping);
+        forgotten_.watch(tree, pool, columns.get(), states.get(), nullptr);
+        if (host == nullptr) return;
+        host_forgotten_.watch(host->tree(), host->pool(), host_columns.get(), host_states.get(),
+                              record_keys.get());
     }
 
    private:
+    ForgottenPages forgotten_;  // outlive the trees
+    ForgottenPages host_forgotten_;
     WindowPolicy* policy_ = nullptr;       // the tree's, where there are columns or states
     WindowPolicy* host_policy_ = nullptr;  // the same of the host tier
     bool narrows_hits_ = false;
@@ -70,9 +78,11 @@ struct Replica {
     std::unique_ptr<ColumnStates> host_states;  // checkpoints of its records; none without
     std::unique_ptr<RecordKeys> record_keys;    // none without stores below the host tier
 
-    [[nodiscard]] std::int64_t num_pages() const noexcept {
-        return columns == nullptr ? pool.num_blocks() : columns->pages().num_blocks();
+    /// Whose ids are those of pages: the pool's, or that of the columns' pages.
+    [[nodiscard]] const BlockPool& page_pool() const noexcept {
+        return columns == nullptr ? pool : columns->pages();
     }
+    [[nodiscard]] std::int64_t num_pages() const noexcept { return page_pool().num_blocks(); }
     [[nodiscard]] std::int64_t num_free() const noexcept {
         return columns == nullptr ? pool.num_free() : columns->pages().num_free();
     }
@@ -153,6 +163,7 @@ struct Replica {
         while (n > 0) {
             const auto most = std::min(n, static_cast<std::int64_t>(evicted.size()));
             const std::int64_t taken = tree.evict(most, evicted.data(), guard);
+            std::reverse(evicted.begin(), evicted.begin() + taken);  // the first is taken first
             pool.free(evicted.data(), taken);
             metrics.evicted_pages += taken;
             metrics.evicted.policy += taken;
@@ -220,7 +231,7 @@ struct Replica {
         return states->has(column) ? StateHold(*states, states->find(column)) : StateHold();
     }
     void watch_owners(const CacheConfig& config) {
-        owners = std::make_unique<PageOwners>(config.num_pages, config.quotas);
+        owners = std::make_unique<PageOwners>(page_pool().end_id(), config.quotas);
         if (columns != nullptr) {
             columns->set_owners(owners.get());
             tree.set_protection_listener(columns.get());
@@ -249,8 +260,8 @@ struct Replica {
                                                         config.max_seq_len);
         host = std::make_unique<TierIndex>(num_records, config.page_size, std::move(policy));
         if (!grouping.is_plain()) {
-            host_columns = std::make_unique<ColumnPages>(grouping, config.host_pages, host->pool(),
-                                                         host->tree(), *host_policy_);
+            host_columns = std::make_unique<ColumnPages>(grouping, config.host_pages, 0,
+                                                         host->pool(), host->tree(), *host_policy_);
         }
         if (config.has_stores) record_keys = std::make_unique<RecordKeys>(host->num_pages());
         if (config.num_host_state_slots == 0) return;

@@ -80,7 +80,8 @@ const CacheConfig& checked(const CacheConfig& config, bool has_own_policy) {
     constexpr std::int64_t kInt16 = std::numeric_limits<std::int16_t>::max();
     constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
     constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
-    require_count("num_blocks", config.num_pages, kInt32);  // as Python calls it
+    require_count("first_page", config.first_page, kInt32 - 1, 0);
+    require_count("num_blocks", config.num_pages, kInt32 - config.first_page);  // as Python says
     require_count("page_size", config.page_size, kInt32);
     require_count("max_sequences", config.max_sequences, kInt64);
     require_count("max_seq_len", config.max_seq_len, kInt64);

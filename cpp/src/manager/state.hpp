@@ -10,6 +10,7 @@
 #include "manager/departures.hpp"
 #include "manager/event_log.hpp"
 #include "manager/owed_copies.hpp"
+#include "manager/page_holds.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
 #include "manager/sequence_tenants.hpp"
@@ -96,6 +97,7 @@ struct ManagerState {
     StateRows states;
     Tickets tickets;
     OwedCopies copies;
+    PageHolds holds;
     CopyList copy_list;
     StateCopies state_copies;
     StoreQueue store_queue;

@@ -169,6 +169,18 @@ bool StoreQueue::finish(std::uint64_t ticket) noexcept {
     return is_known;
 }
 
+void StoreQueue::drop_forgotten() noexcept {
+    const auto drop = [this](const Waiting& each) {
+        const bool is_gone = each.end.is_forgotten();
+        if (is_gone) {
+            num_waiting_ -= each.depth - each.first;
+            num_dropped_ += each.depth - each.first;
+        }
+        return is_gone;
+    };
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), drop), waiting_.end());
+}
+
 void StoreQueue::loosen() noexcept {
     for (const Waiting& each : waiting_) {
         num_waiting_ -= each.depth - each.first;

@@ -45,6 +45,8 @@ class StoreQueue {
     [[nodiscard]] PageKey key_at(Replica& home, std::string_view name_space, TreePosition at) const;
     [[nodiscard]] const PathKeys& paths() const noexcept { return paths_; }
 
+    /// What waits and was forgotten is not written.
+    void drop_forgotten() noexcept;
     /// Around what forgets all that nobody uses: see PageHold. What waits is forgotten.
     void loosen() noexcept;
     void fasten() noexcept;

@@ -20,7 +20,7 @@ WritePolicy write_policy(std::string_view name) {
                        "\", must be write_through, write_through_selective or write_back"));
 }
 
-StoreRules::StoreRules(const CacheConfig& config, std::int64_t num_pages)
+StoreRules::StoreRules(const CacheConfig& config, std::int64_t end)
     : policy_(config.write_policy),
       is_selective_(config.host_pages > 0 && (config.write_policy == WritePolicy::kSelective ||
                                               config.host_min_priority > 0)),
@@ -28,7 +28,7 @@ StoreRules::StoreRules(const CacheConfig& config, std::int64_t num_pages)
       min_priority_(config.host_min_priority) {
     if (config.host_pages == 0 || policy_ == WritePolicy::kWriteThrough) return;
     marks_.assign(static_cast<std::size_t>(config.num_replicas),
-                  std::vector<std::uint8_t>(static_cast<std::size_t>(num_pages)));
+                  std::vector<std::uint8_t>(static_cast<std::size_t>(end)));
 }
 
 void StoreRules::set_all(const PrefixTree& tree, std::int32_t replica, TreePosition at,

@@ -21,8 +21,8 @@ namespace kvcore {
 /// Cost: O(1) per page; no memory after construction.
 class StoreRules {
    public:
-    /// `num_pages` of each replica.
-    StoreRules(const CacheConfig& config, std::int64_t num_pages);
+    /// `end` of the page ids of each replica.
+    StoreRules(const CacheConfig& config, std::int64_t end);
 
     [[nodiscard]] bool writes_back() const noexcept {
         return policy_ == WritePolicy::kWriteBack && !marks_.empty();

@@ -19,10 +19,10 @@ TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
       sequences_(sequences),
       windows_(windows),
       queue_(queue),
-      rules_(config, replicas[0]->pool.num_blocks()),
+      rules_(config, replicas[0]->pool.end_id()),
       tells_hits_(config.host_eviction.order != EvictionOrder::kLru) {
     if (config.host_pages == 0) return;
-    const auto n = static_cast<std::size_t>(replicas[0]->pool.num_blocks());
+    const auto n = static_cast<std::size_t>(replicas[0]->pool.end_id());
     storing_.assign(replicas.size(), std::vector<bool>(n));
 }
 
@@ -156,6 +156,7 @@ void TierFlights::choose_stores(const Standing& standing, const Path& path, std:
 // A full tier costs next to nothing: nothing is looked at that there is no room for.
 void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
                              Transfers& transfers) {
+    if (sequence.pages.holds_forgotten()) return;
     if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
     Standing& standing = standings_[handle.index];
     if (standing.storing != 0) return;
@@ -305,6 +306,35 @@ void TierFlights::forget(SequenceHandle handle) noexcept {
     const bool has_records = standing->place && !grouping_.is_plain();
     if (has_records) keep_end(home_of(sequences_.find(handle)->replica), standing->place);
     *standing = {};
+}
+
+void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
+    const auto is_gone = [](const StorePlace& place) {
+        return place && PrefixTree::is_forgotten(place.node());
+    };
+    for (TierFlight& flight : flights_) {
+        if (flight.replica != replica) continue;
+        if (flight.is_load) {
+            Sequence* sequence = sequences_.find(flight.sequence);
+            if (sequence != nullptr && flight.source.is_forgotten()) {
+                sequence->pages.bar(PrefixTree::findable_depth(flight.source.node()));
+            }
+        } else if (flight.source.is_forgotten() || is_gone(flight.place)) {
+            flight.is_wanted = false;
+            flight.place.reset();
+        }
+    }
+    for (StoreFill& fill : fills_) {
+        if (fill.flight.replica != replica || !is_gone(fill.flight.place)) continue;
+        fill.flight.is_wanted = false;
+        fill.windows.reset();
+        fill.flight.place.reset();
+    }
+    for (Standing& standing : standings_) {
+        if (!is_gone(standing.place)) continue;
+        standing.place.reset();
+        standing.examined = 0;
+    }
 }
 
 void TierFlights::loosen() noexcept {

@@ -142,6 +142,10 @@ class TierFlights {
     /// A sequence goes, or begins again.
     void forget(SequenceHandle handle) noexcept;
 
+    /// What is stored of forgotten pages of a replica, or behind forgotten ones of its tier, is not
+    /// wanted any more, and nobody has a place there. Pages that are loaded from such are no
+    /// better.
+    void drop_forgotten(std::int32_t replica) noexcept;
     /// Around what forgets all that nobody uses: see PageHold. What is stored for a sequence that
     /// is gone, or was cut, is not wanted any more: it would come back otherwise.
     void loosen() noexcept;

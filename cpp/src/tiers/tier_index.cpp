@@ -101,8 +101,9 @@ void TierIndex::check_integrity(std::int64_t on_their_way) const {
                                 "tier index: a stored page is the tree's, once");
         }
     });
-    detail::require_law(pool_.num_free() + num_stored() + on_their_way == num_pages(),
-                        "tier index: free + on their way in + stored == total");
+    detail::require_law(
+        pool_.num_free() + num_stored() + tree_.num_forgotten() + on_their_way == num_pages(),
+        "tier index: free + on their way in + stored or held == total");
 }
 
 }  // namespace kvcore

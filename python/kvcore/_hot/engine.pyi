@@ -82,8 +82,8 @@ class StepEngine(ReservingEngine):
         ----------
         request_id
         bundle : int
-            Of ``kvcore.groups.bundles``, where layers have groups. The number of pages stands for a
-            page that no layer of it reads any more, or that is not reserved yet.
+            Of ``kvcore.groups.bundles``, where layers have groups. The id behind the last page
+            stands for a page that no layer of it reads any more, or that is not reserved yet.
         first : int
             Those from this one on, such as what a reservation has added. Empty behind the last.
 

@@ -4,6 +4,7 @@
 """What an engine is made of."""
 
 cimport cython
+cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t
 
@@ -66,7 +67,7 @@ cdef class EngineParts:
         self._reader = BatchReader(self._claims)
         self._settler = Settler(core, copier, mover)
         self._maker = InputMaker(
-            shards, gpus, self._native.config().num_pages, layers, pages_per_column,
+            shards, gpus, prefixes.end_page(self._native), layers, pages_per_column,
             state_groups, states,
         )
         self._settler.states = states
@@ -138,6 +139,79 @@ cdef class EngineParts:
             "step": listed_times(self, kStep),
         }
 
+    def forget(self, pages, replica_idx=0):
+        """Take cached pages out of the cache whose contents are wrong, say of a load that failed.
+
+        Parameters
+        ----------
+        pages : sequence of int, or integer array [n]
+            Ids, with groups of any bundle. Those that are not cached are passed over.
+        replica_idx : int
+            Whose they are.
+
+        Returns
+        -------
+        int
+            Pages that left the device's cache: these, and what was cached behind them.
+
+        Raises
+        ------
+        InvalidHandleError
+            An id that is no page's; nothing has changed.
+        IndexError, TypeError, ValueError
+
+        Notes
+        -----
+        Nothing finds them any more, on the device or in the host tier. Requests, pins and holds
+        that have such pages keep them. A request runs on, but what it writes from the first of them
+        on is not cached, until ``truncate`` has cut it there or in front: then it computes them
+        anew. Pages that nobody has are free. What was written to stores below the host tier stays
+        there, and a page that a request has begun as a copy of a forgotten one, and cached, as well
+        (``partial_page_reuse``). Costs O(cached pages + requests).
+        """
+        cdef cnp.ndarray ids = prefixes.as_pages(pages)
+        listen(self)
+        cdef int32_t replica = self._claims.replica(replica_idx)
+        cdef int64_t left = prefixes.forget(self._native, replica, ids)
+        check(self)
+        return left
+
+    def hold(self, pages, replica_idx=0):
+        """Keep pages from being evicted, or handed out to anybody else, whoever releases them.
+
+        Parameters
+        ----------
+        pages : sequence of int, or integer array [n]
+            Ids of pages that requests hold or that are cached, with groups of any bundle: all pages
+            of the same tokens are held then.
+        replica_idx : int
+            Whose they are.
+
+        Returns
+        -------
+        HeldPages
+            A context manager, with ``let_go()``. Holds nest.
+
+        Raises
+        ------
+        InvalidHandleError
+            An id that is no page's, or a free page's; nothing has changed.
+        CapacityError
+            The quotas of tenants leave no room for cached pages to be held.
+        IndexError, TypeError, ValueError
+
+        Notes
+        -----
+        For who copies to or from them meanwhile. What is in front of a cached page is kept too. A
+        request may go on writing into its own pages. ``reset_prefix_cache`` forgets held pages that
+        no request has: they are free once they are let go. Costs O(pages), and O(cached pages) to
+        find them.
+        """
+        cdef cnp.ndarray ids = prefixes.as_pages(pages)
+        listen(self)
+        cdef int32_t replica = self._claims.replica(replica_idx)
+        return prefixes.hold(self, self._native, replica, ids, self._checks)
+
     def _reset_times(self):
         """Count calls from 0 again."""
         self._times.reset()
@@ -151,10 +225,10 @@ cdef class EngineParts:
 
         Calls under way have the parts that they began with.
         """
-        cdef int32_t total = self._native.config().num_pages
+        cdef int32_t end = prefixes.end_page(self._native)
         self._is_closed, self._is_made, self._is_alone = True, False, False
         self._settler = Settler(self._core, None, None)
-        self._maker = InputMaker([], None, total, None, (1,), 0, None)
+        self._maker = InputMaker([], None, end, None, (1,), 0, None)
         self._shards = []
         self._copier = self._mover = self._gpus = self._listener = self._onload = None
 

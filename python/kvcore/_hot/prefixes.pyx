@@ -3,9 +3,11 @@
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
 """What a manager's prefix cache holds of some tokens, and pins of it."""
 
+cimport cython
 cimport numpy as cnp
 from libc.stdint cimport INT64_MAX as INT64_HIGH
 from libc.stdint cimport int32_t, int64_t
+from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, no_context
@@ -66,7 +68,7 @@ cdef object match(
         return find(native, replica, tokens, name, NULL, touches)
     num_tokens = find(native, replica, tokens, name, &pages, touches)
     ids = np.array(pages, dtype=np.int32)
-    ids[ids < 0] = native.config().num_pages  # with groups: no layer of the bundle has a page
+    ids[ids < 0] = end_page(native)  # with groups: no layer of the bundle has a page
     return num_tokens, ids
 
 
@@ -190,3 +192,84 @@ cdef PinnedPrefix pin(
     if checks:
         native.check_integrity()
     return pinned
+
+
+cdef cnp.ndarray as_pages(object pages):
+    """Ids of pages as int32 [n]; those beyond its range are no page's."""
+    given = np.asarray(pages)
+    if given.ndim != 1:
+        raise ValueError(f"pages have shape {given.shape}, must have one dimension")
+    if given.size == 0:
+        return np.empty(0, np.int32)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"pages have dtype {given.dtype}, must be integers")
+    beyond = (given < 0) | (given > np.iinfo(np.int32).max)
+    if beyond.any():
+        raise InvalidHandleError(f"page {given[beyond][0]} does not exist: no pool has such an id")
+    return np.ascontiguousarray(given, dtype=np.int32)
+
+
+cdef int64_t forget(CacheManager* native, int32_t replica, cnp.ndarray pages) except -1:
+    """Have pages leave the cache; how many left."""
+    return native.forget(
+        replica, <const BlockId*>cnp.PyArray_DATA(pages), cnp.PyArray_DIM(pages, 0)
+    )
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class HeldPages:
+    """Keep pages as they are until ``let_go()`` or the end of ``with``.
+
+    Attributes
+    ----------
+    pages : int32 [n]
+        As they were asked for.
+
+    Notes
+    -----
+    An object that is dropped lets the pages go as well.
+    """
+
+    def __init__(self, *args, **rest):
+        raise TypeError("HeldPages are not made by themselves; use what hold() returns")
+
+    def let_go(self):
+        """Let the pages go; InvalidHandleError when that was done before."""
+        if self._manager is None:
+            raise InvalidHandleError("these HeldPages hold nothing; use what hold() returns")
+        self._is_over = True
+        self._held.let_go()
+        if self._checks:
+            self._native.check_integrity()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if not self._is_over:
+            self.let_go()
+
+    def __len__(self):
+        return 0 if self.pages is None else len(self.pages)
+
+    def __repr__(self):
+        return f"HeldPages({len(self)} pages)"
+
+
+cdef HeldPages hold(
+    object manager, CacheManager* native, int32_t replica, cnp.ndarray pages, bint checks
+):
+    """Hold pages of a manager."""
+    cdef HeldPages held = HeldPages.__new__(HeldPages)
+    held.pages = pages.copy()
+    held.pages.flags.writeable = False
+    held._manager = manager
+    held._native = native
+    held._checks = checks
+    held._held = move(native.hold(
+        replica, <const BlockId*>cnp.PyArray_DATA(pages), cnp.PyArray_DIM(pages, 0)
+    ))
+    if checks:
+        native.check_integrity()
+    return held

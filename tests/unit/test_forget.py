@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages whose contents are wrong leave the cache, and stay with those who hold them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvcore
+from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
+
+PROMPT = list(range(16))
+
+
+def cached(manager: kvcore.PagedKVCacheManager, tokens: list[int]) -> list[int]:
+    """Ids of the cached pages of some tokens."""
+    return list(map(int, manager.match_prefix(tokens, return_pages=True)[1]))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint64)])
+def test_pages_leave_with_all_that_is_cached_behind_them(kind: Any) -> None:
+    manager = make_manager(4, 16)
+    put_in_cache(manager, PROMPT)
+    put_in_cache(manager, [*PROMPT[:8], 50, 51, 52, 53])
+    pages = cached(manager, PROMPT)
+    assert manager.forget(kind([pages[1]])) == 4
+    assert manager.match_prefix(PROMPT) == 4
+    assert manager.num_cached_blocks == 1
+    assert manager.num_free_blocks == 16
+    assert manager.forget(kind(pages)) == 1
+    assert manager.forget([]) == 0
+
+
+def test_a_failed_load_is_run_again() -> None:
+    manager = make_manager(4, 16)
+    context = prefilled(manager, PROMPT)
+    pages = manager.get_req_blocks(context.request_id)
+    assert manager.forget([pages[2]]) == 2
+    assert manager.get_req_blocks(context.request_id) == pages
+    manager.truncate(context.request_id, 8)
+    context.start_idx = 8
+    assert manager.maybe_reserve(context)
+    manager.fetch([context])
+    context.update(7)
+    manager.step([context])
+    assert manager.match_prefix(PROMPT) == 16
+
+
+def test_what_runs_on_is_not_cached() -> None:
+    manager = make_manager(4, 16)
+    context = prefilled(manager, PROMPT)
+    manager.forget(manager.get_req_blocks(context.request_id)[1:2])
+    for _ in range(8):
+        assert manager.maybe_reserve(context)
+        manager.fetch([context])
+        context.update(7)
+        manager.step([context])
+    assert manager.match_prefix(context.tokens) == 4
+    child = make_context([*context.tokens, 1])
+    manager.fork(context.request_id, child)
+    assert manager.maybe_reserve(child)
+    manager.fetch([child])
+    child.update(8)
+    manager.step([child])
+    for each in (context, child):
+        manager.release(each.request_id)
+    assert (manager.num_cached_blocks, manager.num_free_blocks) == (1, 16)
+
+
+def test_pins_keep_what_is_forgotten() -> None:
+    manager = make_manager(4, 16)
+    put_in_cache(manager, PROMPT)
+    with manager.pin(PROMPT) as pinned:
+        assert manager.forget(cached(manager, PROMPT)[:1]) == 4
+        assert pinned.num_tokens == 16
+        assert manager.match_prefix(PROMPT) == 0
+        assert manager.num_free_blocks == 12
+    assert manager.num_free_blocks == 16
+
+
+def test_events_tell_of_it() -> None:
+    manager = make_manager(4, 16, events=True)
+    context = prefilled(manager, PROMPT)
+    stored: list[Any] = manager.take_events()
+    pages = manager.get_req_blocks(context.request_id)
+    manager.forget([pages[1]])
+    removed: Any = manager.take_events()[0]
+    keys = [key for each in stored for key in each.keys]
+    assert sorted(removed.keys) == sorted(keys[1:])
+    manager.release(context.request_id)
+    assert manager.take_events() == []
+
+
+def test_the_host_tier_forgets_as_well(tmp_path: Any) -> None:
+    manager = make_manager(4, 16, blocks="allocate", tiers=["host:1MiB"])
+    put_in_cache(manager, PROMPT)
+    pages = cached(manager, PROMPT)
+    assert manager.host_committed_block_pct > 0
+    assert manager.forget([pages[0]]) == 4
+    assert manager.host_committed_block_pct == 0
+    context = claimed(manager, PROMPT)
+    assert manager.maybe_reserve(context)
+    assert context.start_idx == 0
+
+
+@pytest.mark.parametrize(
+    ("pages", "error"),
+    [
+        ([16], kvcore.InvalidHandleError),
+        ([-1], kvcore.InvalidHandleError),
+        ([1 << 40], kvcore.InvalidHandleError),
+        ([1.0], TypeError),
+        ([[1]], ValueError),
+        (3, ValueError),
+        ("a", (TypeError, ValueError)),
+        (None, (TypeError, ValueError)),
+    ],
+)
+def test_what_is_no_page_is_refused(pages: Any, error: Any) -> None:
+    manager = make_manager(4, 16)
+    put_in_cache(manager, PROMPT)
+    for verb in (manager.forget, manager.hold):
+        assert isinstance(error_of(functools.partial(verb, pages)), error)
+        assert manager.match_prefix(PROMPT) == 16
+    for verb in (manager.forget, manager.hold):
+        with pytest.raises(IndexError):
+            verb([0], replica_idx=1)
+
+
+def test_held_pages_are_not_handed_out() -> None:
+    manager = make_manager(4, 8)
+    context = claimed(manager, range(12))
+    assert manager.maybe_reserve(context)
+    pages = manager.get_req_blocks(context.request_id)
+    held = manager.hold(pages[:2])
+    assert held.pages.tolist() == pages[:2]
+    assert not held.pages.flags.writeable
+    assert (len(held), repr(held)) == (2, "HeldPages(2 pages)")
+    manager.release(context.request_id)
+    assert manager.num_free_blocks == 6
+    other = claimed(manager, range(100, 124))
+    assert manager.maybe_reserve(other)
+    assert not set(manager.get_req_blocks(other.request_id)) & set(pages[:2])
+    held.let_go()
+    with pytest.raises(kvcore.InvalidHandleError, match="let go"):
+        held.let_go()
+    assert manager.num_free_blocks == 2
+
+
+def test_holds_nest_and_end_by_themselves() -> None:
+    manager = make_manager(4, 8)
+    put_in_cache(manager, range(16))
+    pages = cached(manager, list(range(16)))
+    with manager.hold(pages), manager.hold(pages[:1]):
+        outer = manager.hold(pages[:3])
+        assert manager.num_free_blocks == 4
+    assert manager.num_free_blocks == 5
+    del outer
+    assert manager.num_free_blocks == 8
+    with manager.hold(pages) as held:
+        held.let_go()
+    assert manager.num_free_blocks == 8
+
+
+def test_free_pages_are_not_held() -> None:
+    manager = make_manager(4, 8)
+    put_in_cache(manager, range(4))
+    with pytest.raises(kvcore.InvalidHandleError, match="page 7 is free"):
+        manager.hold([0, 7])
+    assert manager.num_free_blocks == 8
+
+
+def test_a_hold_keeps_its_manager() -> None:
+    manager = make_manager(4, 8)
+    put_in_cache(manager, range(4))
+    held = manager.hold([0])
+    before = sys.getrefcount(manager)
+    del manager
+    held.let_go()
+    assert before > 1
+
+
+def test_held_pages_come_from_managers_alone() -> None:
+    with pytest.raises(TypeError, match=r"hold\("):
+        kvcore.HeldPages()
+    blank = kvcore.HeldPages.__new__(kvcore.HeldPages)
+    assert len(blank) == 0
+    with pytest.raises(kvcore.InvalidHandleError, match=r"hold\("):
+        blank.let_go()
