@@ -18,6 +18,10 @@ class ContextLike(Protocol):
     ``0 <= start_idx < active_idx <= end_idx`` always. Optional: ``extra_key`` and ``cache_salt``,
     str or None, the prefix-cache namespace; ``extra_keys``, a list of (start, length, bytes) or
     None, read in every call, which costs a copy of the tokens where there are some.
+
+    Tokens that are an int32 array without gaps are read where they lie: an engine's own buffer
+    that grows costs nothing to hand out. The array is held during the call, and nobody may write to
+    the tokens that it shows meanwhile.
     """
 
     request_id: Hashable
@@ -26,7 +30,7 @@ class ContextLike(Protocol):
 
     @property
     def tokens(self) -> Any:
-        """All tokens: list of int, or array int32 or int64 [end_idx]."""
+        """All tokens, [end_idx] or more: list of int, or int32 or int64 array of any library."""
 
     @property
     def end_idx(self) -> int:

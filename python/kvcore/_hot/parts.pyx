@@ -25,6 +25,7 @@ from kvcore.cpp cimport (
 
 from kvcore._hot.store_side import StoreSide
 from kvcore.errors import KVCacheError
+from kvcore.step_order import StepOrder
 
 
 cdef int refuse(EngineParts engine) except -1:
@@ -64,6 +65,8 @@ cdef class EngineParts:
         self._core = core
         self._claims = ClaimTable(core, tenants)
         self._reader = BatchReader(self._claims)
+        if runtime_checks:
+            self._reader.order = StepOrder(is_caching=self._native.config().prefix_caching)
         self._settler = Settler(core, copier, mover)
         self._maker = InputMaker(
             shards, gpus, self._native.config().num_pages, layers, pages_per_column,
