@@ -40,18 +40,16 @@ class _Scene:
             return library(rng.normal(size=shape).astype(np.float32))
 
         rows = len(_LENGTHS)
-        pools = [
-            [made(_PAGES, _PAGE, _HEADS, _DIM) for _ in range(_LAYERS)] for _ in range(2)
-        ]
+        pools = [[made(_PAGES, _PAGE, _HEADS, _DIM) for _ in range(_LAYERS)] for _ in range(2)]
         self.q, self.out = made(rows, 2 * _HEADS, _DIM), made(rows, 2 * _HEADS, _DIM)
         self.k, self.v = made(rows, _HEADS, _DIM), made(rows, _HEADS, _DIM)
         self.table = library(np.arange(rows * 4, dtype=np.uint32).reshape(rows, 4))
         self.lengths = library(np.array(_LENGTHS, np.uint32))
         self.offsets = library(np.arange(rows + 1, dtype=np.uint32))
         params = kvcore.KVCacheParams("float32", _HEADS, _DIM, _LAYERS, page_size=_PAGE)
-        step = self.table, self.lengths
-        self.model = kvcore.PagedBatch(*pools, *step, params=params)
-        self.batch = kvcore.PagedBatch(pools[0][0], pools[1][0], *step)
+        keys, values = pools
+        self.model = kvcore.PagedBatch(keys, values, self.table, self.lengths, params=params)
+        self.batch = kvcore.PagedBatch(keys[0], values[0], self.table, self.lengths)
 
     def attention(self, _: object) -> None:
         """Return a new array."""

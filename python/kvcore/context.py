@@ -12,6 +12,12 @@ from kvcore._hot.contexts import TextGenerationContext
 __all__ = ["ContextLike", "TextGenerationContext", "update_batch"]
 
 
+class Exported(Protocol):
+    """A tensor of torch, or of another library with DLPack; of stubs."""
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
 class ContextLike(Protocol):
     """What a manager reads and moves of a request.
 

@@ -21,7 +21,7 @@ class _Runs(NamedTuple):
     generation: int
     before: tuple[int, int, int]  # start, active and end when these runs began
     start: int  # of the last fetch
-    count: int  # of fetches, each further than the one before
+    fetches: int  # each further on than the one before
 
 
 class StepOrder:
@@ -44,10 +44,10 @@ class StepOrder:
         """Look at each row; ValueError for a missing ``step``."""
         for slot, generation, request_id, place in rows:
             runs = self._found(slot, generation)
-            if runs and runs.count >= _MOST_RUNS and place[0] > runs.start and self._is_caching:
+            if runs and runs.fetches >= _MOST_RUNS and place[0] > runs.start and self._is_caching:
                 raise ValueError(
                     f"request {request_id!r} has start_idx {place[0]} and was "
-                    f"fetched {runs.count} times without a step: none of its pages since token "
+                    f"fetched {runs.fetches} times without a step: none of its pages since token "
                     f"{runs.before[0]} is cached; call step(batch) after each update"
                 )
 
@@ -55,19 +55,18 @@ class StepOrder:
         """Note where each row stands after its ``fetch``, which may have moved it to a hit."""
         for slot, generation, _, place in rows:
             runs, start = self._found(slot, generation), place[0]
-            if runs is None:
-                runs = _Runs(generation, place, start, 1)
-            elif start > runs.start:
-                runs = runs._replace(start=start, count=runs.count + 1)
-            else:
-                runs = runs._replace(start=start, count=max(runs.count, 1))
-            self._runs[slot] = runs
+            before, fetches = place, 1
+            if runs is not None:
+                fetches = runs.fetches + 1 if start > runs.start else max(runs.fetches, 1)
+                # Further on than before, it was updated; back there it may have been rewound.
+                before = runs.before if start > runs.before[0] else place
+            self._runs[slot] = _Runs(generation, before, start, fetches)
 
     def before_step(self, rows: Iterable[Row]) -> None:
         """Look at each row; ValueError for a missing ``update``."""
         for slot, generation, request_id, place in rows:
             runs = self._found(slot, generation)
-            if runs and runs.count and runs.before == place:
+            if runs and runs.fetches and runs.before == place:
                 raise ValueError(
                     f"request {request_id!r} has start_idx {place[0]}, as when it "
                     f"was fetched: no token of that run counts as written, and the same would run "

@@ -8,6 +8,7 @@ import pickle
 from typing import Any
 
 import pytest
+from typing_extensions import Self
 
 from kvcore import TextGenerationContext, update_batch
 from toy_engine import make_manager
@@ -16,10 +17,13 @@ from toy_engine import make_manager
 class Sequence(TextGenerationContext):
     """An engine's own request."""
 
-    def __new__(cls, request_id: Any, tokens: Any, *, stop: int, **options: Any) -> Sequence:
+    stop: int
+    seen: list[int]
+
+    def __new__(cls, request_id: Any, tokens: Any, *, stop: int, **options: Any) -> Self:
         self = super().__new__(cls, request_id, tokens, **options)
         self.stop = stop
-        self.seen: list[int] = []
+        self.seen = []
         return self
 
     def update(self, token: int) -> None:
@@ -58,14 +62,14 @@ def test_managers_take_batches_of_both(num_plain: int) -> None:
 
 def test_terms_and_keys_of_a_subclass_count() -> None:
     manager = make_manager(32)
-    given = {"priority": 80, "extra_keys": [(1, 2, b"image")], "cache_salt": "s"}
+    keys = [(1, 2, b"image")]
+    given: dict[str, Any] = {"priority": 80, "extra_keys": keys, "cache_salt": "s"}
     context = Sequence("a", [1, 2, 3, 4, 5, 6], stop=1, **given)
     manager.claim("a")
     manager.fetch([context])
     context.update(7)
     manager.step([context])
-    keys = {"cache_salt": "s", "extra_keys": [(1, 2, b"image")]}
-    assert manager.match_prefix([1, 2, 3, 4, 5, 6, 7, 8], **keys) == 4
+    assert manager.match_prefix([1, 2, 3, 4, 5, 6, 7, 8], None, "s", extra_keys=keys) == 4
     assert manager.match_prefix([1, 2, 3, 4, 5, 6, 7, 8], cache_salt="s") == 0
 
 

@@ -17,8 +17,10 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 
 def batch() -> PagedBatch:
-    pools = [np.zeros((4, 4, 1, 8), np.float32) for _ in "kv"]
-    return PagedBatch(*pools, np.array([[0, 1], [2, 3]], np.uint32), np.array([1, 4], np.uint32))
+    keys, values = (np.zeros((4, 4, 1, 8), np.float32) for _ in "kv")
+    return PagedBatch(
+        keys, values, np.array([[0, 1], [2, 3]], np.uint32), np.array([1, 4], np.uint32)
+    )
 
 
 def rows() -> Any:

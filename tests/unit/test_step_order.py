@@ -124,6 +124,14 @@ def test_drafts_that_are_all_refused() -> None:
         manager.step([context])
 
 
+def test_the_last_token_runs_again() -> None:
+    manager, context = scene(TextGenerationContext)
+    run(manager, context)
+    for token in range(4):
+        context.rewind(context.end_idx - token % 2)
+        run(manager, context, token)
+
+
 def test_forks_and_claims_of_the_same_name_begin_afresh() -> None:
     manager, context = scene(TextGenerationContext)
     run(manager, context)

@@ -17,7 +17,7 @@ from kvcore._hot.tensors import host_tensor
 from kvcore.arrays import host_array
 from toy_engine import make_manager
 
-torch = require("torch")
+torch: Any = require("torch")
 
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "bool"),
@@ -97,7 +97,7 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("meta", lambda: torch.zeros(3, device="meta"), "meta"),
     ("sparse", lambda: torch.zeros(3, 3).to_sparse(), "storage"),
     ("fake", fake, "no memory"),
-    ("no memory", lambda: torch._efficientzerotensor(3), "no memory"),  # noqa: SLF001
+    ("no memory", lambda: torch._efficientzerotensor(3), "no memory"),
 ]
 
 
@@ -110,7 +110,7 @@ def test_what_has_no_plain_memory_is_refused_by_name(make: Callable[[], Any], te
 
 def test_mapped_tensors_are_refused() -> None:
     def inner(tensor: Any) -> Any:
-        with pytest.raises(TypeError, match="^k is a Tensor that cannot be seen"):
+        with pytest.raises(TypeError, match=r"^k is a Tensor that cannot be seen"):
             host_array(tensor, "k")
         return tensor
 
@@ -124,9 +124,10 @@ def test_a_step_is_what_it_is_with_numpy(dtype: str) -> None:
     qkv = torch.from_numpy(rng.normal(size=(3, 8, 16)).astype(np.float32)).to(getattr(torch, dtype))
     table, lengths = np.array([[0, 1], [2, 3]], np.uint32), np.array([3, 4], np.uint32)
     offsets = torch.tensor([0, 2, 3], dtype=torch.int32)
-    pools = [torch.zeros((4, 4, 2, 16), dtype=getattr(torch, dtype)) for _ in "kv"]
-    given = PagedBatch(*pools, torch.from_numpy(table), torch.from_numpy(lengths))
-    seen = PagedBatch(*(host_array(pool.clone(), "pool") for pool in pools), table, lengths)
+    keys, values = (torch.zeros((4, 4, 2, 16), dtype=getattr(torch, dtype)) for _ in "kv")
+    given = PagedBatch(keys, values, torch.from_numpy(table), torch.from_numpy(lengths))
+    own = [host_array(pool.clone(), "pool") for pool in (keys, values)]
+    seen = PagedBatch(own[0], own[1], table, lengths)
     q, k, v = qkv[:, :4], qkv[:, 4:6], qkv[:, 6:]
     ops.append(given, 0, k, v, offsets)
     ops.append(seen, 0, host_array(k, "k"), host_array(v, "v"), np.array([0, 2, 3], np.uint32))
@@ -141,10 +142,11 @@ def test_a_step_is_what_it_is_with_numpy(dtype: str) -> None:
 
 
 def test_outputs_that_expect_a_gradient_are_refused_and_not_written() -> None:
-    pools = [torch.ones((1, 4, 1, 8)) for _ in "kv"]
-    tables = torch.zeros((1, 1), dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
-    batch, out = PagedBatch(*pools, *tables), torch.zeros((1, 1, 8), requires_grad=True)
-    with pytest.raises(TypeError, match="^out is a Tensor that cannot be seen from numpy"):
+    keys, values = (torch.ones((1, 4, 1, 8)) for _ in "kv")
+    table, lengths = torch.zeros((1, 1), dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
+    batch = PagedBatch(keys, values, table, lengths)
+    out = torch.zeros((1, 1, 8), requires_grad=True)
+    with pytest.raises(TypeError, match=r"^out is a Tensor that cannot be seen from numpy"):
         ops.attention(batch, 0, torch.ones((1, 1, 8)), [0, 1], out=out)
     assert not out.any()
 

@@ -145,7 +145,8 @@ cdef cnp.ndarray as_tokens(object tokens):
         array = exported_tokens(tokens)
     if cnp.PyArray_NDIM(array) != 1:
         raise ValueError(
-            f"tokens have shape {(<object>array).shape}, must have one dimension; pass one request at a time"
+            f"tokens have shape {(<object>array).shape}, must have one dimension; pass one request "
+            f"at a time"
         )
     if not cnp.PyArray_ISNOTSWAPPED(array):
         raise TypeError("tokens are not in native byte order; convert them with astype(np.int32)")

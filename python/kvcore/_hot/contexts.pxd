@@ -30,7 +30,8 @@ cdef extern from *:
 
 
 cdef class TextGenerationContext:
-    # May be subclassed: what a manager reads of it is here, and cannot be overridden. Two cache lines, where CPython puts objects of this size: what a walk that does not know the
+    # May be subclassed: what a manager reads of it is here, and cannot be overridden.
+    # Two cache lines, where CPython puts objects of this size: what a walk that does not know the
     # batch reads, then the request as C++ sees it, which is all that a step of a known batch reads.
     cdef uint64_t _manager_uid  # of the claim below; stale when its slot has another generation
     cdef SequenceHandle _recorded  # the claim of that manager that knows this context

@@ -3,7 +3,6 @@
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
 """The contexts of requests: their tokens, and how far they are computed."""
 
-cimport cython
 cimport numpy as cnp
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -72,7 +71,8 @@ cdef class TextGenerationContext:
     request_id
         Any hashable object that names the request.
     tokens : list of int, or array int32 or int64 [n]
-        The prompt, at least one token; copied.
+        The prompt, at least one token; copied. Of numpy, torch, or any library with DLPack, in host
+        memory.
     active_idx : int, optional
         End of the first chunk to run; the whole prompt by default.
     extra_key, cache_salt : str, optional

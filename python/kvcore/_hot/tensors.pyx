@@ -59,7 +59,6 @@ cdef dict NAMES = {BFLOAT: "bfloat16", FLOAT8_E4M3FN: "float8_e4m3fn", FLOAT8_E5
 cdef dict narrow_dtypes = {}
 
 
-
 cdef bint is_tensor(object value):
     """Whether it is of torch's own class: others may have code that says what they mean."""
     global tensor_class, exchange

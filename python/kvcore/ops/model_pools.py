@@ -102,8 +102,10 @@ class ModelPools:
         if found is None:
             place, rows = self._layers[index], self._rows.get(index)
             if rows is None:
-                owned = {"window": place.window, "chunk": place.chunk, "owner": place.owner}
-                rows = self._rows[index] = self._seen(place, index)._replace(**owned)
+                rows = self._seen(place, index)._replace(
+                    window=place.window, chunk=place.chunk, owner=place.owner
+                )
+                self._rows[index] = rows
             found = self._at[index] = rows.in_batch(self._tables[place.bundle], self._lengths)
         return found
 

@@ -287,7 +287,7 @@ def _transfers(
         (name, tokens), *more = parts
         transfers: list[_Transfer] = [(name, pools.pools[0], None, None, tokens)]
         for name, tokens in more:
-            transfers.append((name, pools.pools[1], None, None, tokens))  # noqa: PERF401
+            transfers.append((name, pools.pools[1], None, None, tokens))
         return transfers
     given = _pair(scale, len(parts))
     return [_transfer(pools, place, i, *part, given[i]) for i, part in enumerate(parts)]
