@@ -25,9 +25,9 @@ class ContextLike(Protocol):
     str or None, the prefix-cache namespace; ``extra_keys``, a list of (start, length, bytes) or
     None, read in every call, which costs a copy of the tokens where there are some.
 
-    Tokens that are an int32 array without gaps are read where they lie: an engine's own buffer
-    that grows costs nothing to hand out. The array is held during the call, and nobody may write to
-    the tokens that it shows meanwhile.
+    Tokens that are an int32 array without gaps are read where they lie: the front of an engine's
+    own buffer, which grows, costs no copy. The array is held during the call, and nobody may write
+    to the tokens that it shows meanwhile.
     """
 
     request_id: Hashable
@@ -36,7 +36,7 @@ class ContextLike(Protocol):
 
     @property
     def tokens(self) -> Any:
-        """All tokens, [end_idx] or more: list of int, or int32 or int64 array of any library."""
+        """All tokens, [end_idx]: list of int, or int32 or int64 array of any library."""
 
     @property
     def end_idx(self) -> int:
