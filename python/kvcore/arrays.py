@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
-from kvcore._hot.tensors import host_tensor
+from kvcore._hot.tensors import host_tensor, tensor_like
 from kvcore.device import DLPACK_TYPES
 from kvcore.dtypes import numpy_dtype
 
@@ -135,8 +135,9 @@ def in_library_of(given: Any, result: NDArray[Any]) -> Any:
         torch tensors share the memory, jax arrays may copy it; other libraries with DLPack get the
         numpy array.
     """
-    if type(given) is np.ndarray:
-        return result
+    tensor = tensor_like(given, result)
+    if tensor is not None:
+        return tensor
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
         if result.dtype.isbuiltin == 1:  # not of ml_dtypes

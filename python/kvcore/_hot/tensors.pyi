@@ -23,6 +23,21 @@ def host_tensor(value: object) -> NDArray[Any] | None:
     here may be seen by Python code.
     """
 
+def tensor_like(given: object, result: NDArray[Any]) -> Any:
+    """Return an array of numpy as a tensor of torch, where another array of the call is one.
+
+    Parameters
+    ----------
+    given : object
+    result : ndarray
+
+    Returns
+    -------
+    torch.Tensor or None
+        The same memory. None where `given` is no tensor as ``host_tensor`` sees them, and for the
+        dtypes of ml_dtypes, which torch does not take from numpy.
+    """
+
 def are_numpy(given: tuple[object, ...]) -> bool:
     """Tell whether all arrays of a call are numpy's: then they are in host memory.
 

@@ -53,6 +53,7 @@ cdef enum:
 # torch.Tensor once torch is there, which kvcore does not import, and how it exports.
 cdef object tensor_class = None
 cdef const TensorExchange* exchange = NULL
+cdef object from_numpy = None
 
 # Those of ml_dtypes, imported when one is met first.
 cdef dict NAMES = {BFLOAT: "bfloat16", FLOAT8_E4M3FN: "float8_e4m3fn", FLOAT8_E5M2: "float8_e5m2"}
@@ -61,12 +62,13 @@ cdef dict narrow_dtypes = {}
 
 cdef bint is_tensor(object value):
     """Whether it is of torch's own class: others may have code that says what they mean."""
-    global tensor_class, exchange
+    global tensor_class, exchange, from_numpy
     if tensor_class is None:
         tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
         if tensor_class is None:
             return False
         exchange = tensor_exchange(<PyObject*>tensor_class)
+        from_numpy = sys.modules["torch"].from_numpy
     return type(value) is tensor_class and exchange != NULL
 
 
@@ -159,6 +161,25 @@ def host_tensor(value):
     here may be seen by Python code.
     """
     return array_of_tensor(value)
+
+
+def tensor_like(given, cnp.ndarray result not None):
+    """Return an array of numpy as a tensor of torch, where another array of the call is one.
+
+    Parameters
+    ----------
+    given : object
+    result : ndarray
+
+    Returns
+    -------
+    torch.Tensor or None
+        The same memory. None where `given` is no tensor as ``host_tensor`` sees them, and for the
+        dtypes of ml_dtypes, which torch does not take from numpy.
+    """
+    if cnp.PyArray_Check(given) or not is_tensor(given):
+        return None
+    return None if cnp.PyArray_ISUSERDEF(result) else from_numpy(result)
 
 
 cdef bint is_numpy(object given) noexcept:
