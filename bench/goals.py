@@ -128,6 +128,9 @@ GOALS = (
         for page in (1, 16, 128)
         for verb in ("append", "scatter", "gather")
     ),
+    Goal("small.attention*.numpy", 15.0),
+    Goal("small.append.numpy", 6.0),
+    Goal("small.*.torch", 0.0, per_limit=1.2),
     Goal("data.copy_pages", 0.0, per_limit=1 / 0.9),
     *(
         Goal(f"transfer.{key}", 0.0, per_limit=1 / 0.9)  # runs of 1 KiB and more

@@ -59,6 +59,7 @@ SUITES = {
     ),
     "data-path": (
         "data_path",
+        "small_calls",
         "transfer",
         "attention",
         "swap",

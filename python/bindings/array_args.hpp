@@ -44,12 +44,22 @@ using detail::concat;
 /// A 1-D int32 argument: tokens or page ids. A list, an int32 or an int64 array, any stride.
 class Int32Arg {
    public:
+    /// What becomes of an int32 array without gaps: its memory is read where it is, for as long as
+    /// the GIL is held, or copied. Everything else is copied.
+    enum class Memory : std::uint8_t { kCopied, kBorrowed };
+
     /// `name` is what error texts call it. Throws TypeError for other dtypes, ValueError for other
     /// ranks and for numbers beyond int32.
-    Int32Arg(const pybind11::object& value, const char* name) {
+    Int32Arg(const pybind11::object& value, const char* name, Memory memory = Memory::kCopied) {
         namespace py = pybind11;
         if (py::isinstance<py::array>(value)) {
-            from_array(py::reinterpret_borrow<py::array>(value), name);
+            const auto array = py::reinterpret_borrow<py::array>(value);
+            check_array(array, name);
+            if (memory == Memory::kBorrowed && is_plain(array)) {
+                borrow(array);
+            } else {
+                from_array(array, name);
+            }
         } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
             for (const py::handle item : value) append(integer(item, name), name);
         } else {
@@ -58,27 +68,42 @@ class Int32Arg {
         }
     }
 
-    [[nodiscard]] const std::int32_t* data() const noexcept { return values_.data(); }
+    [[nodiscard]] const std::int32_t* data() const noexcept {
+        return held_ ? borrowed_ : values_.data();
+    }
     [[nodiscard]] std::int64_t size() const noexcept {
-        return static_cast<std::int64_t>(values_.size());
+        return held_ ? num_borrowed_ : static_cast<std::int64_t>(values_.size());
     }
 
    private:
-    void from_array(const pybind11::array& array, const char* name) {
+    static bool is_plain(const pybind11::array& array) {
+        constexpr int kAligned = pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_;
+        return is_int32(array) && (array.flags() & kAligned) != 0 &&
+               (array.shape(0) < 2 || array.strides(0) == sizeof(std::int32_t));
+    }
+    static bool is_int32(const pybind11::array& array) {
+        return pybind11::isinstance<pybind11::array_t<std::int32_t>>(array);
+    }
+
+    static void check_array(const pybind11::array& array, const char* name) {
         namespace py = pybind11;
         if (array.ndim() != 1) {
             throw py::value_error(std::string(name) + " has " + std::to_string(array.ndim()) +
                                   " dimensions, must have 1; pass one row at a time");
         }
-        const bool is_int32 = py::isinstance<py::array_t<std::int32_t>>(array);
-        if (!is_int32 && !py::isinstance<py::array_t<std::int64_t>>(array)) {
+        if (!is_int32(array) && !py::isinstance<py::array_t<std::int64_t>>(array)) {
             throw py::type_error(std::string(name) + " has dtype " +
                                  py::str(array.dtype()).cast<std::string>() +
                                  ", must be int32 or int64; convert it with astype(np.int32)");
         }
+    }
+
+    void from_array(const pybind11::array& array, const char* name) {
+        namespace py = pybind11;
+        const bool is_narrow = is_int32(array);
         const char* at = static_cast<const char*>(array.data());
         for (py::ssize_t i = 0; i < array.shape(0); ++i, at += array.strides(0)) {
-            if (is_int32) {
+            if (is_narrow) {
                 std::int32_t value;
                 std::memcpy(&value, at, sizeof value);
                 values_.push_back(value);
@@ -108,7 +133,16 @@ class Int32Arg {
         values_.push_back(static_cast<std::int32_t>(value));
     }
 
+    void borrow(const pybind11::array& array) {
+        held_ = array;
+        borrowed_ = static_cast<const std::int32_t*>(array.data());
+        num_borrowed_ = array.shape(0);
+    }
+
     std::vector<std::int32_t> values_;
+    pybind11::object held_;  // an array of the caller's, in place of the values
+    const std::int32_t* borrowed_ = nullptr;
+    std::int64_t num_borrowed_ = 0;
 };
 
 /// A new int32 array [n] with the ids.

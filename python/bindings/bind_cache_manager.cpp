@@ -101,7 +101,8 @@ CacheManager* make_manager(
 struct Request {
     Request(SequenceHandle sequence, const py::object& tokens, std::int64_t start,
             std::optional<std::int64_t> active, const Key& extra_key, const Key& cache_salt)
-        : arg(tokens, "tokens"), name(kvcore::namespace_name(extra_key, cache_salt)) {
+        : arg(tokens, "tokens", Int32Arg::Memory::kBorrowed),
+          name(kvcore::namespace_name(extra_key, cache_salt)) {
         view = {sequence, arg.data(), start, active.value_or(arg.size()), arg.size(), name};
     }
 
@@ -128,7 +129,7 @@ kvcore::ReservePlan plan(const CacheManager& manager, SequenceHandle sequence,
 
 py::array_t<std::int32_t> commit(CacheManager& manager, SequenceHandle sequence,
                                  const py::object& tokens, std::int64_t written) {
-    const Int32Arg arg(tokens, "tokens");
+    const Int32Arg arg(tokens, "tokens", Int32Arg::Memory::kBorrowed);
     if (written < 0 || written > arg.size()) {
         throw py::value_error(kvcore::detail::concat("written is ", written, ", must be 0 .. ",
                                                      arg.size(), ", the number of tokens"));
@@ -147,7 +148,7 @@ py::array_t<std::int32_t> commit(CacheManager& manager, SequenceHandle sequence,
 
 py::tuple match(CacheManager& manager, const py::object& tokens, std::int32_t replica,
                 const Key& extra_key, const Key& cache_salt, bool touch) {
-    const Int32Arg arg(tokens, "tokens");
+    const Int32Arg arg(tokens, "tokens", Int32Arg::Memory::kBorrowed);
     const std::string name = kvcore::namespace_name(extra_key, cache_salt);
     std::vector<kvcore::BlockId> pages;
     const std::int64_t depth = touch ? manager.touch(replica, name, arg.data(), arg.size(), &pages)
@@ -157,7 +158,7 @@ py::tuple match(CacheManager& manager, const py::object& tokens, std::int32_t re
 
 PinHandle pin(CacheManager& manager, const py::object& tokens, std::int32_t replica,
               const Key& extra_key, const Key& cache_salt) {
-    const Int32Arg arg(tokens, "tokens");
+    const Int32Arg arg(tokens, "tokens", Int32Arg::Memory::kBorrowed);
     return manager.pin(replica, kvcore::namespace_name(extra_key, cache_salt), arg.data(),
                        arg.size());
 }

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
+from kvcore._hot.tensors import host_tensor, tensor_like
 from kvcore.device import DLPACK_TYPES
 from kvcore.dtypes import numpy_dtype
 
@@ -29,7 +30,6 @@ __all__ = [
 _MOST_WORK = 100_000  # of numpy's exact answer; what would cost more counts as shared
 _LINE = 64  # bytes of a line of the caches
 _KINDS = {number: kind for kind, number in DLPACK_TYPES.items()}
-_NO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes
 
 
 def host_array(value: Any, name: str) -> NDArray[Any]:
@@ -51,7 +51,8 @@ def host_array(value: Any, name: str) -> NDArray[Any]:
     Raises
     ------
     TypeError
-        No array, one on a GPU, or one that its library does not give away.
+        No array, one on a GPU, or one that its library does not give away; a tensor of torch that
+        expects a gradient, has no memory, or has the bit that negates it.
 
     Examples
     --------
@@ -63,18 +64,21 @@ def host_array(value: Any, name: str) -> NDArray[Any]:
     """
     if isinstance(value, np.ndarray):
         return np.asarray(value)
+    seen = host_tensor(value)
+    if seen is not None:
+        return seen
     if not hasattr(value, "__dlpack__"):
         return _of_buffer(value, name)
-    number, index = value.__dlpack_device__()
-    kind = _KINDS.get(number, "cpu")
-    if kind != "cpu":
-        raise TypeError(f"{name} is on {kind}:{index}, must be in host memory; copy it there")
     try:
-        return _import(value)
+        number, index = value.__dlpack_device__()
+        kind = _KINDS.get(number, "cpu")
+        if kind == "cpu":
+            return _import(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"{name} is a {type(value).__name__} that cannot be seen from numpy: {error}"
         ) from error
+    raise TypeError(f"{name} is on {kind}:{index}, must be in host memory; copy it there")
 
 
 def _of_buffer(value: Any, name: str) -> NDArray[Any]:
@@ -87,14 +91,27 @@ def _of_buffer(value: Any, name: str) -> NDArray[Any]:
         ) from error
 
 
+def _require_plain(tensor: Any) -> None:
+    """Raise BufferError where the memory of a tensor of torch is not what it means."""
+    if tensor.requires_grad:
+        raise BufferError("it expects a gradient; pass tensor.detach()")
+    if tensor.is_neg():  # which DLPack does not tell
+        raise BufferError("its negative bit is set; pass tensor.resolve_neg()")
+    if tensor.numel() and not tensor.data_ptr():  # for which numpy takes memory of its own
+        raise BufferError("it has no memory")
+
+
 def _import(value: Any) -> NDArray[Any]:
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    if is_tensor:
+        _require_plain(value)
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     if not dtype.startswith(("bfloat", "float8")):
         return np.from_dlpack(value)
     # numpy's DLPack has no code for these: torch gives their bits, jax the array itself.
     narrow = numpy_dtype(dtype)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if is_tensor:
         bits = value.view(getattr(torch, f"uint{8 * narrow.itemsize}"))
         return np.from_dlpack(bits).view(narrow)
     seen = np.asarray(value).view()
@@ -118,9 +135,12 @@ def in_library_of(given: Any, result: NDArray[Any]) -> Any:
         torch tensors share the memory, jax arrays may copy it; other libraries with DLPack get the
         numpy array.
     """
+    tensor = tensor_like(given, result)
+    if tensor is not None:
+        return tensor
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
-        if result.dtype.name not in _NO_NUMPY:
+        if result.dtype.isbuiltin == 1:  # not of ml_dtypes
             return torch.from_numpy(result)
         bits = torch.from_numpy(result.view(f"u{result.itemsize}"))
         return bits.view(getattr(torch, result.dtype.name))

@@ -64,7 +64,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         cache of every replica. Needs pyzmq. An endpoint has one manager; another one's is a
         ValueError. A forked child's manager does not listen.
     enable_runtime_checks : bool
-        Check every conservation law after every call: slow, for tests and for finding bugs.
+        Check every conservation law after every call, and that runs are followed by ``update`` and
+        ``step``: slow, for tests and for finding bugs.
     num_pages : int, optional
         Pages per replica.
     blocks : "allocate", None, or list of one array per device

@@ -80,6 +80,26 @@ def test_commands_of_shell_blocks_are_right(arguments: list[str]) -> None:
 
 
 # -- error texts ---------------------------------------------------------------------------------
+def checked_manager() -> tuple[kvcore.PagedKVCacheManager, kvcore.TextGenerationContext]:
+    params = kvcore.KVCacheParams("float32", 1, 8, 1, page_size=4, enable_prefix_caching=True)
+    manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=4, enable_runtime_checks=True)
+    manager.claim("a")
+    return manager, kvcore.TextGenerationContext("a", [1, 2, 3])
+
+
+def step_without_update() -> None:
+    manager, context = checked_manager()
+    manager.fetch([context])
+    manager.step([context])
+
+
+def fetch_without_step() -> None:
+    manager, context = checked_manager()
+    for token in range(3):
+        manager.fetch([context])
+        context.update(token)
+
+
 def provoked_errors() -> Iterator[str]:
     params = kvcore.KVCacheParams("float32", 1, 8, 1, page_size=4)
     manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=4)
@@ -102,7 +122,8 @@ def provoked_errors() -> Iterator[str]:
             manager.increment_cache_lengths(inputs, offsets), offsets
         ),
         lambda: ops.append(inputs[0], 0, rows, rows, offsets),
-        lambda: ops.append(inputs[0], 0, rows, rows, offsets.astype(np.int64)),
+        step_without_update,
+        fetch_without_step,
     ):
         with pytest.raises((ValueError, IndexError, TypeError)) as error:
             call()
@@ -117,7 +138,7 @@ def test_errors_quoted_on_the_troubleshooting_page_are_the_real_ones() -> None:
     missing = [q for q in quoted if not any(all(part in t for part in q) for t in texts)]
     elsewhere = (
         *("CUDA unavailable", "cannot listen", "zmq_endpoint_base", "kvcore.events needs"),
-        "a Mooncake tier needs",
+        *("a Mooncake tier needs", "cannot be seen from numpy"),
     )
     assert len(quoted) - len(missing) == len(texts)
     assert [q for q in missing if not q[0].startswith(elsewhere)] == []

@@ -46,7 +46,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"row_offsets": u32(0, 5)}, ValueError, "row_offsets has 2 entries for 2 rows"),
     ({"row_offsets": u32(1, 4, 5)}, ValueError, r"row_offsets\[0\] is 1, must be 0"),
     ({"row_offsets": u32(0, 6, 5)}, ValueError, "must not be below the one before"),
-    ({"row_offsets": np.array([0, 4, 5])}, TypeError, "row_offsets has dtype int64"),
+    ({"row_offsets": np.array([0.0, 4.0, 5.0])}, TypeError, "row_offsets has dtype float64"),
     ({"row_offsets": u32(0, 5, 5)}, IndexError, "position 48 of row 0 has no page"),
     # the rule
     ({"scale": np.inf}, ValueError, "scale is inf, must be finite"),

@@ -45,6 +45,7 @@ def test_one_full_group_is_the_cache_without_groups() -> None:
         assert len(inputs.tables) == 1
         assert inputs.tables[0] is inputs.lookup_table
         assert inputs.lookup_table.tolist() == [[0, 1, 2, 3, 4]]
+        context.update(9)
         assert each.step([context]).shape == (0, 3)
 
 

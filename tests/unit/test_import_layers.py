@@ -20,7 +20,8 @@ ROOT = Path(kvcore.__file__).parent
 LAYERS = (
     (
         *("errors", "arguments", "byte_sizes", "device", "dtypes", "exporting"),
-        *("metric_families", "metrics", "plans", "policies", "prefix_runs", "tenants"),
+        *("metric_families", "metrics", "plans", "policies", "prefix_runs", "step_order"),
+        "tenants",
     ),
     (
         *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),

@@ -157,6 +157,7 @@ def test_batch_that_is_no_list_is_read_once() -> None:
     batch = [claimed(manager, range(5)), claimed(manager, range(7))]
     (entry,) = manager.fetch(context for context in batch)
     assert entry.cache_lengths.tolist() == [0, 0]
-    assert manager.step(context for context in batch).shape == (0, 3)
+    kvcore.update_batch(batch, [1, 2])
+    assert manager.step(context for context in batch).shape == (1, 3)  # both begin alike
     lookup = np.array(entry.lookup_table)
     assert lookup.shape == (2, 2)

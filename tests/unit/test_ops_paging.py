@@ -241,7 +241,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"v": np.ones((8, 2, 8), np.float32)}, TypeError, "dtype float32, the pool has float16"),
     ({"v": None}, TypeError, "v is a NoneType"),
     ({"v": np.ones((8, 2, 16), np.float16)[..., ::2]}, ValueError, "contiguous"),
-    ({"row_offsets": np.array([0, 5, 8])}, TypeError, "row_offsets has dtype int64"),
+    ({"row_offsets": np.array([0.0, 5.0, 8.0])}, TypeError, "row_offsets has dtype float64"),
     ({"row_offsets": np.array([0, 8], np.uint32)}, ValueError, "row_offsets has 2 entries"),
     ({"row_offsets": np.array([1, 5, 8], np.uint32)}, ValueError, r"row_offsets\[0\] is 1"),
     ({"row_offsets": np.array([0, 9, 8], np.uint32)}, ValueError, "must not be below"),

@@ -196,7 +196,7 @@ U32 = np.uint32
             "overlap",
         ),
         (lambda b: ops.build_slots(b, np.array([0, 4], U32)), IndexError, "position 4 of row 0"),
-        (lambda b: ops.build_slots(b, np.array([0, 1])), TypeError, "row_offsets has dtype int64"),
+        (lambda b: ops.build_slots(b, [0.0, 1.0]), TypeError, "row_offsets has dtype float64"),
         (lambda b: ops.build_slots(b, np.array([0, 1, 2], U32)), ValueError, "has 3 entries for 1"),
         (
             lambda b: ops.build_slots(b, np.array([0, 2], U32), out=np.zeros(1, np.int64)),

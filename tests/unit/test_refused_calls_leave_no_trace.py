@@ -19,6 +19,8 @@ from kvcore import errors
 NUM_PAGES = 12
 PAGE_SIZE = 4
 
+ANY_ORDER_OF_CALLS = True  # the batches stand before an update
+
 
 class Scene:
     """A manager in the middle of its work.

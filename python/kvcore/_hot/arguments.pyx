@@ -17,6 +17,10 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t
 from libcpp.string cimport string
 
+from kvcore._hot.tensors cimport array_of_tensor
+
+import numpy as np
+
 cnp.import_array()
 
 cdef extern from "Python.h":
@@ -35,6 +39,8 @@ cdef extern from *:
     }
     """
     string join_namespace(bint has_extra, const string& extra, bint has_salt, const string& salt)
+
+cdef tuple HOST = (1, 3)  # DLPack's numbers of host memory, plain and pinned
 
 cdef int64_t INT32_LOW = -2147483648
 cdef int64_t INT32_HIGH = 2147483647
@@ -113,19 +119,34 @@ cdef cnp.ndarray tokens_from_int64(cnp.ndarray tokens):
     return out
 
 
-cdef cnp.ndarray as_tokens(object tokens):
-    """Contiguous int32 tokens [n]: the argument itself where it is that already."""
-    cdef cnp.ndarray array
-    if isinstance(tokens, (list, tuple)):
-        return tokens_from_list(tokens)
-    if not cnp.PyArray_Check(tokens):
+cdef cnp.ndarray exported_tokens(object tokens):
+    """Those of any other library; their code runs."""
+    if not hasattr(tokens, "__dlpack_device__"):
         raise TypeError(
             f"tokens are a {type(tokens).__name__}, must be a list or an int32 or int64 array"
         )
-    array = tokens
+    try:
+        if tokens.__dlpack_device__()[0] not in HOST:
+            raise BufferError("they are on a device; copy them to host memory")
+        return np.from_dlpack(tokens)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"tokens are a {type(tokens).__name__} that numpy cannot see: {error}"
+        ) from error
+
+
+cdef cnp.ndarray as_tokens(object tokens):
+    """Contiguous int32 tokens [n]: the memory of the argument itself where it is that already."""
+    cdef cnp.ndarray array
+    if isinstance(tokens, (list, tuple)):
+        return tokens_from_list(tokens)
+    array = tokens if cnp.PyArray_Check(tokens) else array_of_tensor(tokens)
+    if array is None:
+        array = exported_tokens(tokens)
     if cnp.PyArray_NDIM(array) != 1:
         raise ValueError(
-            f"tokens have shape {tokens.shape}, must have one dimension; pass one request at a time"
+            f"tokens have shape {(<object>array).shape}, must have one dimension; pass one request "
+            f"at a time"
         )
     if not cnp.PyArray_ISNOTSWAPPED(array):
         raise TypeError("tokens are not in native byte order; convert them with astype(np.int32)")
@@ -135,7 +156,7 @@ cdef cnp.ndarray as_tokens(object tokens):
         if cnp.PyArray_ITEMSIZE(array) == 8:
             return tokens_from_int64(array)
     raise TypeError(
-        f"tokens have dtype {tokens.dtype}, must be int32 or int64; convert with astype(np.int32)"
+        f"tokens have dtype {array.dtype}, must be int32 or int64; convert with astype(np.int32)"
     )
 
 

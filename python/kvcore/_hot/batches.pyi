@@ -8,9 +8,9 @@ from typing_extensions import Self
 
 from kvcore._hot.claims import ClaimTable
 from kvcore._hot.contexts import TextGenerationContext
-from kvcore.context import ContextLike
+from kvcore.context import ContextLike, Exported
 
-_Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
+_Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64] | Exported
 
 def update_batch(batch: Iterable[TextGenerationContext | ContextLike], tokens: _Tokens) -> None:
     """Call ``ctx.update(token)`` for each context of a batch.

@@ -15,7 +15,7 @@ from kvcore._hot.contexts cimport (
     AHEAD,
     PyList_GET_ITEM,
     TextGenerationContext,
-    all_own,
+    all_exact,
     change_contexts_epoch,
     contexts_epoch,
     is_own,
@@ -92,7 +92,7 @@ cdef class BatchReader:
         rows.foreign.resize(len(contexts))
         for i in range(rows.rows.size()):
             context = contexts[i]
-            if type(context) is TextGenerationContext:
+            if isinstance(context, TextGenerationContext):
                 rows.rows[i] = self.request_of(<TextGenerationContext>context)
             else:
                 self.view_of(context, &rows.foreign[i], keep)
@@ -219,7 +219,7 @@ def update_batch(object batch, object tokens):
         raise ValueError(
             f"{cnp.PyArray_DIM(source, 0)} tokens for {n} contexts; pass one token per context"
         )
-    if all_own(contexts):
+    if all_exact(contexts):
         if keys_in_use:
             for i in range(n):
                 look_at_ids(<TextGenerationContext>PyList_GET_ITEM(contexts, i), &data[i], 1)

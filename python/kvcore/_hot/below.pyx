@@ -58,7 +58,7 @@ cdef int bring(
     search.tokens.assign(
         request.tokens, request.tokens + <int64_t>found.most * settler.native.config().page_size
     )
-    if type(context) is TextGenerationContext:
+    if isinstance(context, TextGenerationContext):
         search.holder = (<TextGenerationContext>context)._keys
     else:
         search.holder = context

@@ -232,9 +232,9 @@ cdef class ClaimTable:
         claim = <Claim>PyList_GET_ITEM(self.by_slot, sequence.index)
         before, claim.context = claim.context, context
         slot.context = <PyObject*>context
-        if type(before) is TextGenerationContext:
+        if isinstance(before, TextGenerationContext):
             (<TextGenerationContext>before)._recorded.generation = 0
-        if type(context) is TextGenerationContext:
+        if isinstance(context, TextGenerationContext):
             (<TextGenerationContext>context)._recorded = sequence
         if before is not None:
             change_contexts_epoch()  # the batch that was read last may hold it

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3
-cimport cython
 cimport numpy as cnp
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -12,7 +11,10 @@ from kvcore.cpp cimport RequestView, SequenceHandle
 cdef extern from "Python.h":
     # Borrowed, without counting references per row of a batch.
     PyObject* PyList_GET_ITEM(object list, Py_ssize_t i)
-    void* Py_TYPE(PyObject* o)
+    ctypedef struct PyTypeObject:
+        pass
+    PyTypeObject* Py_TYPE(PyObject* o)
+    bint PyObject_TypeCheck(PyObject* o, PyTypeObject* type) noexcept
     # Of a borrowed pointer: an object argument would count the argument itself.
     Py_ssize_t Py_REFCNT(PyObject* o)
 
@@ -27,8 +29,8 @@ cdef extern from *:
     void KVCORE_PREFETCH(const void* address) noexcept
 
 
-@cython.final
 cdef class TextGenerationContext:
+    # May be subclassed: what a manager reads of it is here, and cannot be overridden.
     # Two cache lines, where CPython puts objects of this size: what a walk that does not know the
     # batch reads, then the request as C++ sees it, which is all that a step of a known batch reads.
     cdef uint64_t _manager_uid  # of the claim below; stale when its slot has another generation
@@ -63,7 +65,12 @@ cdef inline void change_contexts_epoch() noexcept:
 
 
 cdef inline bint is_own(PyObject* item) noexcept:
-    return <PyObject*>Py_TYPE(item) == <PyObject*>TextGenerationContext
+    return PyObject_TypeCheck(item, <PyTypeObject*>TextGenerationContext)
+
+
+# Whose ``update`` is the one here.
+cdef inline bint is_exact(PyObject* item) noexcept:
+    return Py_TYPE(item) == <PyTypeObject*>TextGenerationContext
 
 
 # Of a batch, contexts this far ahead are asked for early.
@@ -82,10 +89,10 @@ cdef inline void prefetch_tail(PyObject* item) noexcept:
     KVCORE_PREFETCH(request.tokens + request.end)
 
 
-cdef inline bint all_own(list contexts) noexcept:
+cdef inline bint all_exact(list contexts) noexcept:
     cdef Py_ssize_t i
     for i in range(len(contexts)):
-        if not is_own(PyList_GET_ITEM(contexts, i)):
+        if not is_exact(PyList_GET_ITEM(contexts, i)):
             return False
     return True
 

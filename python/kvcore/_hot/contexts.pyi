@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-_Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
+from kvcore.context import Exported
 
-@final
+_Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64] | Exported
+
 class TextGenerationContext:
     """Hold the tokens of one request and how far their KV is written.
 
@@ -17,7 +18,8 @@ class TextGenerationContext:
     request_id
         Any hashable object that names the request.
     tokens : list of int, or array int32 or int64 [n]
-        The prompt, at least one token; copied.
+        The prompt, at least one token; copied. Of numpy, torch, or any library with DLPack, in host
+        memory.
     active_idx : int, optional
         End of the first chunk to run; the whole prompt by default.
     extra_key, cache_salt : str, optional
@@ -49,11 +51,18 @@ class TextGenerationContext:
         key that is empty or outside the tokens.
     TypeError
         Tokens of another dtype, a namespace or tenant that is not a string, a priority or time that
-        is no number, an extra key that is not (int, int, bytes).
+        is no number, an extra key that is not (int, int, bytes), a subclass that overrides what
+        managers read.
 
     Notes
     -----
     ``0 <= start_idx < active_idx <= end_idx`` always. One thread at a time uses a context.
+
+    A subclass may add attributes and methods, and override ``update``, ``extend`` and ``rewind``:
+    ``update_batch`` calls ``update`` of each of its contexts. What a manager reads (``tokens``,
+    ``start_idx``, ``priority`` and so on) it reads where this class keeps it, so that subclasses
+    cost it nothing; one that overrides such an attribute cannot be made. ``__new__`` takes the
+    arguments of the constructor: a subclass with others of its own overrides that.
 
     Examples
     --------

@@ -3,7 +3,6 @@
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
 """The contexts of requests: their tokens, and how far they are computed."""
 
-cimport cython
 cimport numpy as cnp
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -45,7 +44,25 @@ cdef inline int64_t growth_room() noexcept:
     return 64 + num_buffers % 64
 
 
-@cython.final
+# What a manager reads where it lies, whatever a subclass made of it.
+cdef tuple ATTRIBUTES = (
+    "request_id", "tokens", "start_idx", "active_idx", "end_idx", "extra_key", "cache_salt",
+    "extra_keys", "priority", "ttl", "retention", "tenant", "pending", "_set_pending",
+)
+
+
+cdef int require_attributes(object subclass) except -1:
+    """TypeError for a subclass whose own attributes no manager would look at."""
+    for name in ATTRIBUTES:
+        if getattr(subclass, name) is not getattr(TextGenerationContext, name):
+            raise TypeError(
+                f"{subclass.__name__} overrides {name}, which managers read where "
+                f"TextGenerationContext keeps it; give it another name, or write a class that has "
+                f"the attributes of kvcore.context.ContextLike"
+            )
+    return 0
+
+
 cdef class TextGenerationContext:
     """Hold the tokens of one request and how far their KV is written.
 
@@ -54,7 +71,8 @@ cdef class TextGenerationContext:
     request_id
         Any hashable object that names the request.
     tokens : list of int, or array int32 or int64 [n]
-        The prompt, at least one token; copied.
+        The prompt, at least one token; copied. Of numpy, torch, or any library with DLPack, in host
+        memory.
     active_idx : int, optional
         End of the first chunk to run; the whole prompt by default.
     extra_key, cache_salt : str, optional
@@ -86,11 +104,18 @@ cdef class TextGenerationContext:
         key that is empty or outside the tokens.
     TypeError
         Tokens of another dtype, a namespace or tenant that is not a string, a priority or time that
-        is no number, an extra key that is not (int, int, bytes).
+        is no number, an extra key that is not (int, int, bytes), a subclass that overrides what
+        managers read.
 
     Notes
     -----
     ``0 <= start_idx < active_idx <= end_idx`` always. One thread at a time uses a context.
+
+    A subclass may add attributes and methods, and override ``update``, ``extend`` and ``rewind``:
+    ``update_batch`` calls ``update`` of each of its contexts. What a manager reads (``tokens``,
+    ``start_idx``, ``priority`` and so on) it reads where this class keeps it, so that subclasses
+    cost it nothing; one that overrides such an attribute cannot be made. ``__new__`` takes the
+    arguments of the constructor: a subclass with others of its own overrides that.
 
     Examples
     --------
@@ -106,6 +131,8 @@ cdef class TextGenerationContext:
                   object extra_key=None, object cache_salt=None, object priority=50,
                   object ttl=None, object retention=None, object extra_keys=None,
                   object tenant=None):
+        if type(self) is not TextGenerationContext:
+            require_attributes(type(self))
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef int64_t n = cnp.PyArray_DIM(source, 0)
         if n < 1:

@@ -67,7 +67,7 @@ cdef int move_indices(object context, const RequestView& to, const RequestView& 
 
 cdef int check_settable(object context) except -1:
     """Raise before anything is reserved for a context whose indices could not be moved."""
-    if type(context) is not TextGenerationContext:
+    if not isinstance(context, TextGenerationContext):
         context.start_idx = context.start_idx
         context.active_idx = context.active_idx
     return 0

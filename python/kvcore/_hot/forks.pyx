@@ -72,7 +72,7 @@ cdef class Fork:
             self.expect_keys(&requests)
             self.insert_all(claims)
             # No code but this runs from here to the call: what the views point to stays.
-            if type(parent.context) is TextGenerationContext:
+            if isinstance(parent.context, TextGenerationContext):
                 view = (<TextGenerationContext>parent.context)._request
             view.sequence = parent.sequence
             if view.tokens == NULL:
@@ -118,7 +118,7 @@ cdef class Fork:
         self.keyed.resize(len(self.children))
         for i in range(requests.rows.size()):
             context = self.children[i]
-            if type(context) is TextGenerationContext:
+            if isinstance(context, TextGenerationContext):
                 requests.rows[i] = &(<TextGenerationContext>context)._request
                 claims.append(new_claim((<TextGenerationContext>context).request_id))
                 self.keyed[i] = (<TextGenerationContext>context)._keys is not None
@@ -138,7 +138,7 @@ cdef class Fork:
         cdef object context = parent.context
         if context is None:
             view.active = view.end = 1
-        elif type(context) is not TextGenerationContext:
+        elif not isinstance(context, TextGenerationContext):
             read_foreign(context, view, keep)
         return 0
 
@@ -147,13 +147,13 @@ cdef class Fork:
         cdef TextGenerationContext source
         cdef TextGenerationContext child
         cdef size_t i
-        if type(parent.context) is not TextGenerationContext:
+        if not isinstance(parent.context, TextGenerationContext):
             return 0
         source = <TextGenerationContext>parent.context
         if source._keys is None:
             return 0
         for i in range(self.keyed.size()):
-            if self.keyed[i] or type(self.children[i]) is not TextGenerationContext:
+            if self.keyed[i] or not isinstance(self.children[i], TextGenerationContext):
                 continue
             child = <TextGenerationContext>self.children[i]
             keys = keys_in_front(source._keys.keys, common_start(source, child))
@@ -198,16 +198,16 @@ cdef class Fork:
             self.table.record(self.children[i], requests.foreign[i].sequence)
         change_contexts_epoch()
         for i in range(requests.rows.size()):
-            if type(self.children[i]) is not TextGenerationContext:
+            if not isinstance(self.children[i], TextGenerationContext):
                 move_indices(self.children[i], requests.foreign[i], requests.given[i])
         for i in range(requests.rows.size()):
-            if type(self.children[i]) is TextGenerationContext:
+            if isinstance(self.children[i], TextGenerationContext):
                 (<TextGenerationContext>self.children[i])._manager_uid = self.table.manager_uid
         return 0
 
     cdef int tell_terms(self, object child, SequenceHandle sequence) except -1:
         cdef TextGenerationContext own
-        if type(child) is TextGenerationContext:
+        if isinstance(child, TextGenerationContext):
             own = <TextGenerationContext>child
             if own._terms is not None:
                 self.table.tell_terms(sequence, own._terms)
@@ -227,7 +227,7 @@ cdef class Fork:
                 self.table.end(claim)
             else:
                 self.table.drop(claim)
-            if type(self.children[i]) is TextGenerationContext:
+            if isinstance(self.children[i], TextGenerationContext):
                 requests.rows[i].start = requests.given[i].start
                 requests.rows[i].active = requests.given[i].active
                 continue

@@ -109,7 +109,7 @@ def begin_at(EngineParts engine not None, context, n, bytes name_space=None):
     cdef RequestView view
     cdef RequestView* row = &view
     cdef list keep = []
-    cdef bint is_own = type(context) is TextGenerationContext
+    cdef bint is_own = isinstance(context, TextGenerationContext)
     listen(engine)
     if is_own:
         given = engine._reader.request_of(<TextGenerationContext>context)[0]

@@ -24,7 +24,7 @@ cdef int view_active(list contexts, vector[RequestView]& views, list keep) excep
     cdef Py_ssize_t i
     views.resize(len(contexts))
     for i in range(len(contexts)):
-        if type(contexts[i]) is not TextGenerationContext:
+        if not isinstance(contexts[i], TextGenerationContext):
             read_plain(contexts[i], &views[i], keep)
             if not 0 <= views[i].start < views[i].active <= views[i].end:
                 raise ValueError(
@@ -33,7 +33,7 @@ cdef int view_active(list contexts, vector[RequestView]& views, list keep) excep
                     f"expected 0 <= start < active <= end"
                 )
     for i in range(len(contexts)):
-        if type(contexts[i]) is TextGenerationContext:
+        if isinstance(contexts[i], TextGenerationContext):
             own = <TextGenerationContext>contexts[i]
             views[i] = own._request
             views[i].tokens = <const int32_t*>cnp.PyArray_DATA(own._buffer)

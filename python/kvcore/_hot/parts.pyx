@@ -26,6 +26,7 @@ from kvcore.cpp cimport (
 
 from kvcore._hot.store_side import StoreSide
 from kvcore.errors import KVCacheError
+from kvcore.step_order import StepOrder
 
 
 cdef int refuse(EngineParts engine) except -1:
@@ -65,6 +66,8 @@ cdef class EngineParts:
         self._core = core
         self._claims = ClaimTable(core, tenants)
         self._reader = BatchReader(self._claims)
+        if runtime_checks:
+            self._reader.order = StepOrder(is_caching=self._native.config().prefix_caching)
         self._settler = Settler(core, copier, mover)
         self._maker = InputMaker(
             shards, gpus, prefixes.end_page(self._native), layers, pages_per_column,

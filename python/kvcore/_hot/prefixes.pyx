@@ -38,7 +38,7 @@ cdef object counters(CacheManager* native):
 cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:
     """The best replica for a request that is not claimed."""
     cdef RequestView* request
-    if type(context) is TextGenerationContext and claims.trees.is_keyed:
+    if isinstance(context, TextGenerationContext) and claims.trees.is_keyed:
         request = &(<TextGenerationContext>context)._request
         return claims.native.recommend_replica(request.name_space, request.tokens, request.end)
     try:

@@ -75,7 +75,7 @@ cdef int reserve_once(Settler settler, Call* call, object context) except -1:
     cdef ReserveStatus status
     cdef TextGenerationContext own
     cdef object _held
-    if type(context) is TextGenerationContext:
+    if isinstance(context, TextGenerationContext):
         own = <TextGenerationContext>context
         _held = own._buffer if own._keys is None else own._keys.shown  # while other threads run
     if request.end - request.start > RELEASE_GIL_TOKENS:
@@ -108,7 +108,7 @@ cdef bint reserve(
     cdef Call call
     cdef list contexts = None
     cdef list keep
-    if type(context) is TextGenerationContext:
+    if isinstance(context, TextGenerationContext):
         request = reader.request_of(<TextGenerationContext>context)
         begin_call(&call, name_alone, &request, 1, steps)
     else:
@@ -231,7 +231,7 @@ cdef object plan(
             f"replica_idx is {replica}, but request {claim.request_id!r} is claimed on replica "
             f"{claim.replica}; leave it out"
         )
-    if type(context) is TextGenerationContext:
+    if isinstance(context, TextGenerationContext):
         request = reader.request_of(<TextGenerationContext>context)
     else:
         reader.view_of(context, request, keep)

@@ -9,6 +9,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
 
+from kvcore._hot.arguments cimport id_of
 from kvcore._hot.batches cimport Batch, BatchReader
 from kvcore._hot.below cimport bring_all
 from kvcore._hot.inputs cimport (
@@ -40,6 +41,7 @@ from kvcore.cpp cimport (
     LookupTable,
     PageSwap,
     RequestBatch,
+    RequestView,
     SequenceHandle,
     Transfers,
 )
@@ -233,8 +235,10 @@ cdef list fetch(
     )
     if keep:
         expect_moves(contexts, &requests, &fetch.call)
-    if maker.gpus is not None:
-        contexts = contexts[:]  # pinned memory is allocated by Python code
+    if maker.gpus is not None or reader.order is not None:
+        contexts = contexts[:]  # Python code runs; with GPUs it allocates pinned memory
+    if reader.order is not None:
+        reader.order.before_fetch(placed(&requests, contexts))
     if settler.below is not None:
         contexts = contexts[:]
         bring_all(settler, requests.rows, contexts, True)
@@ -265,8 +269,22 @@ cdef list fetch(
     finally:
         for buffer in taken:
             buffer.busy = False
+    if reader.order is not None:
+        reader.order.fetched(placed(&requests, contexts))
     reader.record(&requests, contexts, fetch.call.n)
     return inputs
+
+
+cdef list placed(Batch* requests, list contexts):
+    """Slot and generation of each row, its request id, and where it stands."""
+    cdef list rows = []
+    cdef RequestView* row
+    cdef size_t i
+    for i in range(requests.rows.size()):
+        row = requests.rows[i]
+        place = (row.start, row.active, row.end)
+        rows.append((row.sequence.index, row.sequence.generation, id_of(contexts[i]), place))
+    return rows
 
 
 # ---- commit --------------------------------------------------------------------------------------
@@ -291,12 +309,17 @@ cdef cnp.ndarray commit(BatchReader reader, Settler settler, object batch):
     cdef CommitCall commit
     cdef list keep = []
     cdef list contexts = reader.read(batch, &requests, keep)
+    if reader.order is not None:
+        contexts = contexts[:]  # Python code runs
+        reader.order.before_step(placed(&requests, contexts))
     begin_call(
         &commit.call, name_row, requests.rows.data(), <int64_t>requests.rows.size(), 0
     )
     contexts = settler.carry_out(commit_once, &commit.call, contexts, None)
     if commit.stores.ticket != 0:
         store(settler, &commit.stores, contexts)
+    if reader.order is not None:
+        reader.order.stepped(placed(&requests, contexts))
     reader.record(&requests, contexts, commit.call.n)
     return swaps_array(commit.swaps, settler.num_bundles > 1)
 

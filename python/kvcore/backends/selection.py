@@ -7,12 +7,12 @@ A backend is imported here alone, when something of its kind is met first.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from kvcore._hot.tensors import are_numpy, host_tensor
 from kvcore.arrays import kind_of
 from kvcore.backends import host
 from kvcore.backends.host import HOST
@@ -51,6 +51,9 @@ def any_array(value: Any, name: str) -> Any:
     """
     if type(value) is np.ndarray:  # most of them, and at once
         return value
+    seen = host_tensor(value)
+    if seen is not None:
+        return seen
     return backend_of(kind_of(value)).array(value, name)
 
 
@@ -69,24 +72,12 @@ def place_of(stream: Any, arrays: dict[str, Any]) -> Place:
     ValueError
         Arrays in several places; a stream for arrays in host memory.
     """
-    if _are_numpy(arrays.values()):
+    if are_numpy(tuple(arrays.values())):
         return HOST if stream is None else host.BACKEND.place(stream, [])
     lists = {name: given if isinstance(given, list) else [given] for name, given in arrays.items()}
     named = [(name, each) for name, given in lists.items() for each in given if each is not None]
     kind = next(kind_of(each) for _, each in named if not isinstance(each, np.ndarray))
     return backend_of(kind).place(stream, named)
-
-
-def _are_numpy(arrays: Iterable[Any]) -> bool:
-    for given in arrays:
-        if type(given) is np.ndarray or given is None:
-            continue
-        if isinstance(given, list):
-            if not _are_numpy(given):
-                return False
-        elif not isinstance(given, np.ndarray):
-            return False
-    return True
 
 
 def zeros_on(device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

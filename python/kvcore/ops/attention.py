@@ -13,7 +13,7 @@ from kvcore.arrays import host_array, in_library_of
 from kvcore.backends.host import HOST
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
-from kvcore.ops.options import Options, array_at, documents_options
+from kvcore.ops.options import Options, array_at, documents_options, offsets_at
 from kvcore.plans import SharedPrefix
 
 __all__ = ["attention", "cascade_attention", "merge_states"]
@@ -49,7 +49,7 @@ def attention(
         In host memory, any library with DLPack; axes but the last may be strided, as those of a
         fused QKV are. ``q_heads`` is a multiple of the pool's heads; head h reads K and V of head
         ``h // (q_heads // heads)``.
-    row_offsets : uint32 [B + 1]
+    row_offsets : integers [B + 1]
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; the j-th stands at position
         ``cache_lengths[b] + j``.
     scale : float, optional
@@ -272,6 +272,9 @@ class _Rule(NamedTuple):
         return self._replace(window=window, chunk=chunk)
 
 
+_IN_HOST_MEMORY = Options()
+
+
 def _sinks(sinks: Any) -> Any:
     return None if sinks is None else host_array(sinks, "sinks")
 
@@ -288,12 +291,12 @@ def _attend(
 ) -> Any:
     v_head_dim, return_lse = wanted
     pools = layer_pools(inputs, layer)
-    if pools.place(Options()) is not HOST:
+    if pools.place(_IN_HOST_MEMORY) is not HOST:
         raise TypeError("the pool is on a GPU, attention takes arrays in host memory")
-    step = pools.lookup_table, pools.cache_lengths, host_array(row_offsets, "row_offsets")
+    step = pools.lookup_table, pools.cache_lengths, offsets_at(HOST, row_offsets)
     queries = host_array(q, "q")
     target = None if options.out is None else host_array(options.out, "out")
     asked = rule.of(pools, layer), *groups, target, return_lse
     o, lse = _core.attention(pools.parts(), v_head_dim, step, queries, *asked, options.threads)
-    result = options.result(HOST, q, o)
+    result = in_library_of(q, o) if options.out is None else options.out
     return result if lse is None else (result, in_library_of(q, lse))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
 
@@ -19,6 +18,8 @@ from kvcore.ops.model_pools import ModelPools
 from kvcore.params import KVCacheParams
 
 __all__ = ["LayerPools", "PagedBatch", "given_pool", "layer_pools", "own_pools"]
+
+_set = object.__setattr__  # of what is frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,17 @@ class PagedBatch:
         -----
         Costs O(bundles): the pools are not looked at again.
         """
-        other = copy(self)
+        other = object.__new__(PagedBatch)
         pools = self._pools.with_tables(lookup_table, cache_lengths)
-        fields = {"lookup_table": lookup_table, "cache_lengths": cache_lengths, "_pools": pools}
-        for name, value in fields.items():
-            object.__setattr__(other, name, value)
+        _set(other, "key_pool", self.key_pool)
+        _set(other, "value_pool", self.value_pool)
+        _set(other, "lookup_table", lookup_table)
+        _set(other, "cache_lengths", cache_lengths)
+        _set(other, "layout", self.layout)
+        _set(other, "key_scales", self.key_scales)
+        _set(other, "value_scales", self.value_scales)
+        _set(other, "params", self.params)
+        _set(other, "_pools", pools)
         return other
 
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore._hot.tensors import are_numpy
 from kvcore.arguments import number
+from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of
 from kvcore.dtypes import NARROW
@@ -55,10 +58,15 @@ class LayerPools(NamedTuple):
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> LayerPools:
         """Return the same pools with the pages and lengths of another batch."""
-        return self._replace(
-            lookup_table=any_array(lookup_table, "lookup_table"),
-            cache_lengths=any_array(cache_lengths, "cache_lengths"),
+        return self.in_batch(
+            any_array(lookup_table, "lookup_table"), any_array(cache_lengths, "cache_lengths")
         )
+
+    def in_batch(
+        self, lookup_table: NDArray[np.uint32], cache_lengths: NDArray[np.uint32]
+    ) -> LayerPools:
+        """Return the same pools with another table and lengths, as ``any_array`` returns them."""
+        return LayerPools._make((*self[:2], lookup_table, cache_lengths, *self[4:]))
 
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
         """Return keys, values, ends of keys, scales of keys and of values; None for none."""
@@ -66,15 +74,17 @@ class LayerPools(NamedTuple):
         v, rope = (None, second) if self.is_latent else (second, None)
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
 
-    def place(self, options: Options, **more: Any) -> Place:
+    def place(self, options: Options, named: Sequence[tuple[str, Any]] = ()) -> Place:
         """Return where all arrays lie, those of the call included."""
+        if options.stream is None and are_numpy((self, named)):
+            return HOST
         arrays = {
             "pool": self.pools,
             "scales": self.scales,
             "factors": self.factors,
             "lookup_table": self.lookup_table,
             "cache_lengths": self.cache_lengths,
-            **more,
+            **dict(named),
         }
         return options.place(arrays)
 

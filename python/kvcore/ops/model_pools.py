@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -42,7 +41,9 @@ class ModelPools:
         Too few arrays or too many, or such as do not fit the layers that lie there.
     """
 
-    __slots__ = ("_is_mixed", "_layers", "_lengths", "_num_tables", "_places", "_tables")
+    __slots__ = (
+        *("_at", "_is_mixed", "_layers", "_lengths", "_num_tables", "_places", "_rows", "_tables"),
+    )
 
     def __init__(
         self, params: KVCacheParams, arrays: OwnArrays, lookup_table: Any, cache_lengths: Any
@@ -64,6 +65,7 @@ class ModelPools:
             )
         for layer in (layer for bundle in made for layer in bundle.layers):
             self._seen(self._layers[layer], layer)
+        self._rows: dict[int, LayerPools] = {}  # of the layers asked for so far, in no batch
         self._take(lookup_table, cache_lengths)
 
     def _take(self, lookup_table: Any, cache_lengths: Any) -> None:
@@ -76,11 +78,15 @@ class ModelPools:
             )
         self._tables = [any_array(table, "lookup_table") for table in tables]
         self._lengths = any_array(cache_lengths, "cache_lengths")
+        self._at: dict[int, LayerPools] = {}  # the same, in this batch
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> ModelPools:
         """Return the same pools with the pages and lengths of another batch."""
-        other = copy(self)
-        other._take(lookup_table, cache_lengths)  # noqa: SLF001 - of its own class
+        other: ModelPools = object.__new__(ModelPools)
+        other._layers, other._num_tables = self._layers, self._num_tables
+        other._is_mixed, other._places = self._is_mixed, self._places
+        other._rows = self._rows
+        other._take(lookup_table, cache_lengths)
         return other
 
     def layer(self, layer: SupportsIndex) -> LayerPools:
@@ -91,15 +97,17 @@ class ModelPools:
         IndexError
             A layer that does not exist, or is in no attention group.
         """
-        index = integer("layer", layer)
-        place = self._layers[index]
-        return self._seen(place, index)._replace(
-            lookup_table=self._tables[place.bundle],
-            cache_lengths=self._lengths,
-            window=place.window,
-            chunk=place.chunk,
-            owner=place.owner,
-        )
+        index = layer if type(layer) is int else integer("layer", layer)
+        found = self._at.get(index)
+        if found is None:
+            place, rows = self._layers[index], self._rows.get(index)
+            if rows is None:
+                rows = self._seen(place, index)._replace(
+                    window=place.window, chunk=place.chunk, owner=place.owner
+                )
+                self._rows[index] = rows
+            found = self._at[index] = rows.in_batch(self._tables[place.bundle], self._lengths)
+        return found
 
     def _seen(self, place: LayerPlace, layer: int) -> LayerPools:
         """See the arrays of a place as the rows of a layer that lies there."""

@@ -8,10 +8,16 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
+from kvcore.arguments import MOST_UINT32, integers
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of
 
-__all__ = ["Options", "array_at", "documents_options"]
+__all__ = ["Options", "array_at", "documents_options", "offsets_at"]
+
+_UINT32 = np.dtype(np.uint32)
+_SEQUENCES = (list, tuple)
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
@@ -64,6 +70,30 @@ class Options:
 def array_at(place: Place, given: Any, name: str) -> Any:
     """See an array of the caller's; ValueError for one that is not where the call runs."""
     return place.checked(any_array(given, name), name)
+
+
+def offsets_at(place: Place, given: Any) -> Any:
+    """See row offsets, of any integer dtype or a list, as uint32 where the call runs.
+
+    Raises
+    ------
+    TypeError
+        Something that holds no integers; int64 on a GPU, where they are not looked at.
+    ValueError
+        A number outside 0 .. 2^32 - 1.
+    """
+    array = given if type(given) in _SEQUENCES else any_array(given, "row_offsets")
+    if type(array) is not np.ndarray or array.dtype is not _UINT32:
+        array = _as_uint32(array)
+    return place.index_array(array, "row_offsets")
+
+
+def _as_uint32(array: Any) -> Any:
+    if not isinstance(array, list | tuple | np.ndarray):  # on a GPU
+        return array.view(_UINT32) if array.dtype == np.int32 else array
+    if getattr(array, "dtype", None) == _UINT32:
+        return array
+    return integers("row_offsets", array, 0, MOST_UINT32).astype(np.uint32)
 
 
 def documents_options(verb: _Verb) -> _Verb:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvcore._hot.contexts import TextGenerationContext
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.packing import pack_active
+from kvcore._hot.tensors import host_tensor
 from kvcore.context import ContextLike
 from kvcore.ops.batch import PagedBatch
 
@@ -85,7 +86,8 @@ def pack(
     ([5, 6, 7, 8], [0, 1, 2, 0], [2, 3])
     """
     packed = Packed(*pack_active(contexts))
-    lengths = inputs.cache_lengths
+    seen = host_tensor(inputs.cache_lengths)
+    lengths = inputs.cache_lengths if seen is None else seen
     if len(lengths) != len(packed.last_rows):
         raise ValueError(
             f"{len(packed.last_rows)} contexts for inputs of {len(lengths)} rows; "

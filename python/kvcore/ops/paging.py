@@ -16,7 +16,7 @@ from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools, own_pools
-from kvcore.ops.options import Options, array_at, documents_options
+from kvcore.ops.options import Options, array_at, documents_options, offsets_at
 
 __all__ = ["append", "gather", "scatter"]
 
@@ -50,7 +50,7 @@ def append(
         bfloat16 and quantises them. Latent keys (MLA) have one head and all their elements.
     v : array [tokens, heads, v_head_dim], or None
         Likewise; None for pools of latent rows.
-    row_offsets : uint32 [B + 1]
+    row_offsets : integers [B + 1]
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``. From the host also for a
         pool on a GPU; offsets on a GPU may end before the tokens do, those behind are padding.
     scale : float or array float32 [heads], or a pair of them for K and V, optional
@@ -234,8 +234,8 @@ def _write(
     options: Options,
 ) -> None:
     parts = _sources(pools, k, v)
-    place = pools.place(options, **dict(parts))
-    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
+    place = pools.place(options, parts)
+    offsets = offsets_at(place, row_offsets)
     transfers = _transfers(pools, place, parts, scale)
     table = pools.lookup_table
     place.kernels.append_tokens(
@@ -246,17 +246,20 @@ def _write(
 def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]]:
     if pools.is_latent and v is not None:
         raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
-    given = [("k", k)] if pools.is_latent else [("k", k), ("v", v)]
-    parts = _parts(pools, ("k", "v"), [any_array(array, name) for name, array in given])
+    if pools.is_latent:
+        parts = _parts(pools, ("k", "v"), [any_array(k, "k")])
+    else:
+        parts = [("k", any_array(k, "k")), ("v", any_array(v, "v"))]
     for (name, tokens), pool in zip(parts, pools.pools, strict=True):
-        _check_stored(name, tokens.dtype, pool.dtype, pools)
+        if tokens.dtype != pool.dtype:
+            _check_stored(name, tokens.dtype, pool.dtype, pools)
     return parts
 
 
 def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: LayerPools) -> None:
     """Refuse to round what the caller may want as it is; beside codes it was not to be kept."""
     is_beside_codes = pools.is_latent and pools.pools[0].dtype.name in NARROW
-    if given == pool or pool.name in NARROW or is_beside_codes:
+    if pool.name in NARROW or is_beside_codes:
         return
     raise TypeError(f"{name} has dtype {given}, the pool has {pool}; convert it first")
 
@@ -280,6 +283,12 @@ def _parts(
 def _transfers(
     pools: LayerPools, place: Place, parts: list[tuple[str, NDArray[Any]]], scale: Any
 ) -> list[_Transfer]:
+    if scale is None and pools.scales is None and pools.factors is None:
+        (name, tokens), *more = parts
+        transfers: list[_Transfer] = [(name, pools.pools[0], None, None, tokens)]
+        for name, tokens in more:
+            transfers.append((name, pools.pools[1], None, None, tokens))
+        return transfers
     given = _pair(scale, len(parts))
     return [_transfer(pools, place, i, *part, given[i]) for i, part in enumerate(parts)]
 

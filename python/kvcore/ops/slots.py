@@ -11,7 +11,7 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arrays import is_writable
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools, own_pools
-from kvcore.ops.options import Options, documents_options
+from kvcore.ops.options import Options, documents_options, offsets_at
 
 __all__ = ["advance_lengths", "append_slots", "build_slots"]
 
@@ -31,7 +31,7 @@ def build_slots(
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
         What ``fetch`` handed out, or the caller's own pools.
-    row_offsets : uint32 [B + 1]
+    row_offsets : integers [B + 1]
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
     layer : int
         Any one of the layers that the slots are for: those of a bundle have the same, so all have
@@ -71,8 +71,8 @@ def build_slots(
     """
     pools = layer_pools(inputs, layer)
     slots = None if out is None else _writable(out, "out")
-    place = pools.place(Options(stream), out=slots)
-    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
+    place = pools.place(Options(stream), [("out", slots)])
+    offsets = offsets_at(place, row_offsets)
     tables = pools.lookup_table, pools.cache_lengths
     built = place.build_slots(pools.pools[0], *tables, offsets, slots)
     return built if out is None else out
@@ -131,7 +131,7 @@ def append_slots(
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
     options = Options(stream, threads)
-    place = pools.place(options, k=tokens[0], v=tokens[1:])
+    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:])])
     return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, options.threads)
 
 
@@ -144,7 +144,7 @@ def advance_lengths(
     Parameters
     ----------
     lengths : uint32 [B]
-    row_offsets : uint32 [B + 1]
+    row_offsets : integers [B + 1]
         Row b has ``row_offsets[b + 1] - row_offsets[b]`` new tokens.
     active : bool [B], optional
         Rows that grow; all by default.
@@ -175,7 +175,7 @@ def advance_lengths(
     flags = None if active is None else any_array(active, "active")
     target = None if out is None else _writable(out, "out")
     place = Options(stream).place({"lengths": before, "active": flags, "out": target})
-    offsets = place.index_array(any_array(row_offsets, "row_offsets"), "row_offsets")
+    offsets = offsets_at(place, row_offsets)
     if target is None:
         target = place.empty(before.shape, before.dtype)
     place.advance_lengths(before, offsets, flags, target)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""Tensors of torch in host memory as arrays of numpy, at a tenth of what Python code takes."""
+
+cimport numpy as cnp
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+import sys
+
+from kvcore.dtypes import numpy_dtype
+
+cnp.import_array()
+
+cdef extern from "tensor_exchange.hpp" namespace "kvcore::python" nogil:
+    enum Code "kvcore::python::ExchangedTensor::Code":
+        INT "kvcore::python::ExchangedTensor::kInt"
+        UINT "kvcore::python::ExchangedTensor::kUInt"
+        FLOAT "kvcore::python::ExchangedTensor::kFloat"
+        BFLOAT "kvcore::python::ExchangedTensor::kBFloat"
+        BOOL "kvcore::python::ExchangedTensor::kBool"
+        FLOAT8_E4M3FN "kvcore::python::ExchangedTensor::kFloat8E4M3FN"
+        FLOAT8_E5M2 "kvcore::python::ExchangedTensor::kFloat8E5M2"
+
+    cdef struct ExchangedTensor:
+        void* data
+        int32_t ndim
+        uint8_t code
+        uint8_t bits
+        int64_t* shape
+        int64_t* strides
+        uint64_t byte_offset
+
+    cdef cppclass TensorExchange:
+        pass
+
+    const TensorExchange* tensor_exchange(PyObject* type)
+    bint view_host_memory(
+        const TensorExchange& table, PyObject* tensor, ExchangedTensor& out
+    )
+
+cdef extern from "numpy/arrayobject.h":
+    # Takes a count of the dtype.
+    object PyArray_NewFromDescr(
+        type subtype, cnp.dtype dtype, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides,
+        void* data, int flags, PyObject* like
+    )
+
+cdef enum:
+    MOST_AXES = 16
+
+# torch.Tensor once torch is there, which kvcore does not import, and how it exports.
+cdef object tensor_class = None
+cdef const TensorExchange* exchange = NULL
+cdef object from_numpy = None
+
+# Those of ml_dtypes, imported when one is met first.
+cdef dict NAMES = {BFLOAT: "bfloat16", FLOAT8_E4M3FN: "float8_e4m3fn", FLOAT8_E5M2: "float8_e5m2"}
+cdef dict narrow_dtypes = {}
+
+
+cdef bint is_tensor(object value):
+    """Whether it is of torch's own class: others may have code that says what they mean."""
+    global tensor_class, exchange, from_numpy
+    if tensor_class is None:
+        tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
+        if tensor_class is None:
+            return False
+        exchange = tensor_exchange(<PyObject*>tensor_class)
+        from_numpy = sys.modules["torch"].from_numpy
+    return type(value) is tensor_class and exchange != NULL
+
+
+cdef bint is_plain(object tensor, uint8_t code) except -1:
+    """Whether its memory is what it means: no bit says "negated", and no gradient is expected."""
+    if code == INT or code == UINT or code == BOOL:
+        return True
+    return tensor.requires_grad is False and (code != FLOAT or tensor.is_neg() is False)
+
+
+cdef int type_number(uint8_t code, uint8_t bits) noexcept:
+    """numpy's number of a type; -1 for those of ml_dtypes, and others."""
+    cdef int wanted = code << 8 | bits
+    if wanted == (FLOAT << 8 | 32):
+        return cnp.NPY_FLOAT32
+    if wanted == (FLOAT << 8 | 16):
+        return cnp.NPY_FLOAT16
+    if wanted == (UINT << 8 | 32):
+        return cnp.NPY_UINT32
+    if wanted == (INT << 8 | 32):
+        return cnp.NPY_INT32
+    if wanted == (INT << 8 | 64):
+        return cnp.NPY_INT64
+    if wanted == (INT << 8 | 8):
+        return cnp.NPY_INT8
+    if wanted == (UINT << 8 | 8):
+        return cnp.NPY_UINT8
+    if wanted == (BOOL << 8 | 8):
+        return cnp.NPY_BOOL
+    return -1
+
+
+cdef cnp.dtype dtype_of(const ExchangedTensor* tensor):
+    """Its dtype; None for one that numpy sees in another way, or not at all."""
+    cdef int number = type_number(tensor.code, tensor.bits)
+    if number >= 0:
+        return cnp.PyArray_DescrFromType(number)
+    if not narrow_dtypes:
+        for code, name in NAMES.items():
+            narrow_dtypes[code] = numpy_dtype(name)
+    return narrow_dtypes.get(tensor.code)
+
+
+cdef cnp.ndarray array_over(object tensor, const ExchangedTensor* seen, cnp.dtype dtype):
+    """An array over the memory of a tensor, which it keeps."""
+    cdef cnp.npy_intp[MOST_AXES] shape
+    cdef cnp.npy_intp[MOST_AXES] strides
+    cdef int axis
+    for axis in range(seen.ndim):
+        shape[axis] = seen.shape[axis]
+        strides[axis] = seen.strides[axis] * (seen.bits // 8)
+    Py_INCREF(dtype)  # which the array takes
+    cdef cnp.ndarray array = PyArray_NewFromDescr(
+        cnp.ndarray, dtype, seen.ndim, shape, strides, <char*>seen.data + seen.byte_offset,
+        cnp.NPY_ARRAY_WRITEABLE, NULL
+    )
+    Py_INCREF(tensor)
+    cnp.PyArray_SetBaseObject(array, tensor)
+    return array
+
+
+cdef cnp.ndarray array_of_tensor(object value):
+    cdef ExchangedTensor seen
+    cdef cnp.dtype dtype
+    if not is_tensor(value) or not view_host_memory(exchange[0], <PyObject*>value, seen):
+        return None
+    dtype = dtype_of(&seen)
+    if dtype is None or seen.ndim > MOST_AXES or not is_plain(value, seen.code):
+        return None
+    return array_over(value, &seen, dtype)
+
+
+def host_tensor(value):
+    """See a tensor of torch in host memory as an array of numpy.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    ndarray or None
+        The same memory; keeps the tensor. None for what is no tensor, lies elsewhere, is a
+        subclass, expects a gradient, has a bit that negates it, or is empty; and where this version
+        of torch has no exchange table.
+
+    Notes
+    -----
+    torch is not imported: a tensor is known by its class. About .2 us; what is None
+    here may be seen by Python code.
+    """
+    return array_of_tensor(value)
+
+
+def tensor_like(given, cnp.ndarray result not None):
+    """Return an array of numpy as a tensor of torch, where another array of the call is one.
+
+    Parameters
+    ----------
+    given : object
+    result : ndarray
+
+    Returns
+    -------
+    torch.Tensor or None
+        The same memory. None where `given` is no tensor as ``host_tensor`` sees them, and for the
+        dtypes of ml_dtypes, which torch does not take from numpy.
+    """
+    if cnp.PyArray_Check(given) or not is_tensor(given):
+        return None
+    return None if cnp.PyArray_ISUSERDEF(result) else from_numpy(result)
+
+
+cdef bint is_numpy(object given) noexcept:
+    """Whether it is no array of another library: those of a list or tuple likewise."""
+    cdef Py_ssize_t i
+    if given is None or cnp.PyArray_Check(given) or given is True or given is False:
+        return True
+    if isinstance(given, tuple):
+        for i in range(len(<tuple>given)):
+            if not is_numpy((<tuple>given)[i]):
+                return False
+        return True
+    if isinstance(given, list):
+        for i in range(len(<list>given)):
+            if not is_numpy((<list>given)[i]):
+                return False
+        return True
+    return type(given) is str or type(given) is int
+
+
+def are_numpy(tuple given not None):
+    """Tell whether all arrays of a call are numpy's: then they are in host memory.
+
+    Parameters
+    ----------
+    given : tuple of array, list or tuple of them, str, bool, int or None
+        Arrays as ``kvcore.backends.selection.any_array`` returns them.
+    """
+    return is_numpy(given)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of torch go in where numpy's arrays do, or are refused with the reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import require
+from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
+from kvcore._hot.tensors import host_tensor
+from kvcore.arrays import host_array
+from toy_engine import make_manager
+
+torch: Any = require("torch")
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
+
+class Subclass(torch.Tensor):  # type: ignore[misc]
+    pass
+
+
+# -- what is seen --------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_shares_its_memory(dtype: str) -> None:
+    tensor = torch.ones((3, 4), dtype=torch.uint8).to(getattr(torch, dtype))
+    for each in (tensor, tensor.T, tensor[1:, ::2], tensor[:0], tensor[0, 0]):
+        seen = host_array(each, "k")
+        assert seen.dtype.name == dtype
+        assert seen.shape == tuple(each.shape)
+        strides = [step * each.element_size() for step in each.stride()]
+        assert each.numel() == 0 or list(seen.strides) == strides
+        assert each.numel() == 0 or seen.__array_interface__["data"][0] == each.data_ptr()
+        assert seen.flags.writeable
+        assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "int64", "uint32"])
+def test_common_dtypes_need_no_python_code(dtype: str) -> None:
+    tensor = torch.ones((3, 4), dtype=getattr(torch, dtype))
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no exchange table")
+    seen = host_tensor(tensor)
+    assert seen is not None
+    assert np.array_equal(seen, host_array(Subclass(tensor), "k"))
+
+
+def test_memory_lives_as_long_as_an_array_over_it() -> None:
+    tensor = torch.arange(1000, dtype=torch.int64)
+    seen = host_array(tensor, "k")
+    del tensor
+    others = [torch.full((1000,), -1) for _ in range(8)]
+    assert np.array_equal(seen, np.arange(1000))
+    assert len(others) == 8
+
+
+def test_tensors_may_be_resized_as_before() -> None:
+    tensor = torch.zeros(4)
+    host_array(tensor, "k")
+    assert tensor.resize_(8).shape == (8,)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        Subclass(torch.ones(3)),
+        torch.nn.Parameter(torch.ones(3), requires_grad=False),
+        torch.ones(3, requires_grad=True).detach(),
+        torch.ones(3, dtype=torch.complex64).conj().imag.resolve_neg() + 1,
+    ],
+)
+def test_what_has_plain_memory_is_seen(tensor: Any) -> None:
+    assert host_array(tensor, "k").tolist() == [1.0, 1.0, 1.0]
+
+
+# -- what is refused -----------------------------------------------------------------------------
+def fake() -> Any:
+    mode = require("torch._subclasses.fake_tensor").FakeTensorMode()
+    with mode:
+        return torch.zeros(3)
+
+
+REFUSED: list[tuple[str, Callable[[], Any], str]] = [
+    ("gradient", lambda: torch.zeros(3, requires_grad=True), "gradient"),
+    ("gradient16", lambda: torch.zeros(3, dtype=torch.bfloat16, requires_grad=True), "gradient"),
+    ("negated", lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "negative bit is set"),
+    ("conjugate", lambda: torch.ones(3, dtype=torch.complex64).conj(), "conjugate bit"),
+    ("meta", lambda: torch.zeros(3, device="meta"), "meta"),
+    ("sparse", lambda: torch.zeros(3, 3).to_sparse(), "storage"),
+    ("fake", fake, "no memory"),
+    ("no memory", lambda: torch._efficientzerotensor(3), "no memory"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(("make", "text"), [each[1:] for each in REFUSED], ids=lambda x: str(x)[:9])
+def test_what_has_no_plain_memory_is_refused_by_name(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(TypeError, match=f"^k is a .*{text}"):
+        host_array(make(), "k")
+
+
+def test_mapped_tensors_are_refused() -> None:
+    def inner(tensor: Any) -> Any:
+        with pytest.raises(TypeError, match=r"^k is a Tensor that cannot be seen"):
+            host_array(tensor, "k")
+        return tensor
+
+    torch.vmap(inner)(torch.zeros(2, 3))
+
+
+# -- operations ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_step_is_what_it_is_with_numpy(dtype: str) -> None:
+    rng = np.random.default_rng(7)
+    qkv = torch.from_numpy(rng.normal(size=(3, 8, 16)).astype(np.float32)).to(getattr(torch, dtype))
+    table, lengths = np.array([[0, 1], [2, 3]], np.uint32), np.array([3, 4], np.uint32)
+    offsets = torch.tensor([0, 2, 3], dtype=torch.int32)
+    keys, values = (torch.zeros((4, 4, 2, 16), dtype=getattr(torch, dtype)) for _ in "kv")
+    given = PagedBatch(keys, values, torch.from_numpy(table), torch.from_numpy(lengths))
+    own = [host_array(pool.clone(), "pool") for pool in (keys, values)]
+    seen = PagedBatch(own[0], own[1], table, lengths)
+    q, k, v = qkv[:, :4], qkv[:, 4:6], qkv[:, 6:]
+    ops.append(given, 0, k, v, offsets)
+    ops.append(seen, 0, host_array(k, "k"), host_array(v, "v"), np.array([0, 2, 3], np.uint32))
+    o = ops.attention(given, 0, q, offsets)
+    expected = ops.attention(seen, 0, host_array(q, "q"), np.array([0, 2, 3], np.uint32))
+    assert type(o) is torch.Tensor
+    assert o.dtype == getattr(torch, dtype)
+    assert np.array_equal(host_array(o, "o"), expected)
+    out = torch.empty_like(o)
+    assert ops.attention(given, 0, q, offsets, out=out) is out
+    assert torch.equal(out, o)
+
+
+def test_outputs_that_expect_a_gradient_are_refused_and_not_written() -> None:
+    keys, values = (torch.ones((1, 4, 1, 8)) for _ in "kv")
+    table, lengths = torch.zeros((1, 1), dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
+    batch = PagedBatch(keys, values, table, lengths)
+    out = torch.zeros((1, 1, 8), requires_grad=True)
+    with pytest.raises(TypeError, match=r"^out is a Tensor that cannot be seen from numpy"):
+        ops.attention(batch, 0, torch.ones((1, 1, 8)), [0, 1], out=out)
+    assert not out.any()
+
+
+def test_models_find_their_layers_in_every_step() -> None:
+    params = make_manager(4).params
+    keys, values = ([torch.zeros((4, 4, 1, 1))] for _ in "kv")
+    table, lengths = torch.zeros((1, 1), dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
+    model = PagedBatch(keys, values, table, lengths, params=params)
+    for page in (3, 1):
+        there = torch.full((1, 1), page).to(torch.uint32)
+        step = model.with_tables(there, lengths)
+        ops.append(step, 0, torch.full((1, 1, 1), 5.0), torch.ones((1, 1, 1)), [0, 1])
+        assert keys[0][page, 0] == 5.0
+        assert step.lookup_table is there
+        assert step.params is params
+    assert not keys[0][0].any()
+
+
+# -- tokens --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_tokens_may_be_tensors(dtype: str) -> None:
+    wanted = getattr(torch, dtype)
+    context = TextGenerationContext("a", torch.tensor([1, 0, 2, 0, 3, 0], dtype=wanted)[::2])
+    other = TextGenerationContext("b", [4])
+    update_batch([context, other], torch.tensor([5, 6], dtype=wanted))
+    context.extend(torch.tensor([7, 8], dtype=wanted))
+    assert context.tokens.tolist() == [1, 2, 3, 5, 7, 8]
+    assert other.tokens.tolist() == [4, 6]
+
+
+def test_tokens_of_a_context_are_copied() -> None:
+    tokens = torch.tensor([1, 2, 3], dtype=torch.int32)
+    context = TextGenerationContext("a", tokens)
+    tokens[0] = 9
+    assert context.tokens.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "text"),
+    [
+        (torch.tensor([1.0]), TypeError, "tokens have dtype float32"),
+        (torch.tensor([True]), TypeError, "tokens have dtype bool"),
+        (torch.tensor([1], dtype=torch.int16), TypeError, "tokens have dtype int16"),
+        (torch.tensor([2**31]), ValueError, "token 0 is 2147483648"),
+        (torch.tensor([[1]]), ValueError, "must have one dimension"),
+        (torch.tensor([1], device="meta"), TypeError, "Tensor"),
+        (torch.tensor([1]).to_sparse(), TypeError, "Tensor that numpy cannot see"),
+    ],
+)
+def test_other_tensors_are_no_tokens(tokens: Any, error: type[Exception], text: str) -> None:
+    context = TextGenerationContext("a", [1, 2])
+    for call in (context.extend, lambda given: TextGenerationContext("b", given)):
+        with pytest.raises(error, match=text):
+            call(tokens)
+    assert context.end_idx == 2
+
+
+def test_lengths_of_own_pools_are_compared_with_the_contexts() -> None:
+    pool, table = torch.zeros((1, 4, 1, 1)), torch.zeros((1, 1), dtype=torch.uint32)
+    batch = PagedBatch(pool, None, table, torch.ones(1, dtype=torch.uint32))
+    with pytest.raises(ValueError, match="row 0 has 1 tokens written, its context has 0"):
+        ops.pack(batch, [TextGenerationContext("a", [1, 2])])
+
+
+# -- without torch -------------------------------------------------------------------------------
+PROGRAM = """
+import sys
+import numpy as np
+import kvcore
+from kvcore._hot.tensors import host_tensor
+kvcore.TextGenerationContext("a", np.arange(4))
+assert host_tensor(object()) is None
+assert "torch" not in sys.modules
+sys.modules["torch"] = object()  # something else of that name
+assert host_tensor(object()) is None
+del sys.modules["torch"]
+import torch
+assert host_tensor(torch.zeros(3)) is not None or not hasattr(
+    torch.Tensor, "__dlpack_c_exchange_api__"
+)
+"""
+
+
+def test_torch_is_not_imported_and_may_come_later() -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], check=True, timeout=120)
