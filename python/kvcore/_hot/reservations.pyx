@@ -175,7 +175,7 @@ cdef int32_t read_unclaimed(
     cdef TextGenerationContext own
     cdef bint has_keys
     cdef int32_t tenant = -1
-    if type(context) is TextGenerationContext:
+    if isinstance(context, TextGenerationContext):
         own = <TextGenerationContext>context
         view[0] = own._request
         has_keys = own._keys is not None
