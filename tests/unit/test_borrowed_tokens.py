@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def read_only(tokens: list[int]) -> Any:
     return array
 
 
-KINDS = {
+KINDS: dict[str, Callable[[list[int]], Any]] = {
     "list": list,
     "int32": lambda tokens: np.array(tokens, np.int32),
     "int64": lambda tokens: np.array(tokens, np.int64),
@@ -62,7 +63,7 @@ class Buffered:
     """A context over the front of a buffer, which it lets go while it is read."""
 
     def __init__(self) -> None:
-        self.request_id = "a"
+        self.request_id: Hashable = "a"
         self.buffer: Any = np.array([*TOKENS, 0, 0], np.int32)
         self.end_idx = len(TOKENS)
         self.active_idx = len(TOKENS)
