@@ -96,7 +96,6 @@ def test_number_that_releases_what_it_is_for() -> None:
     name = context.request_id
     verbs: list[Callable[[Any], object]] = [
         lambda n: manager.maybe_reserve(context, n),
-        lambda n: manager.plan(context, n),
         lambda n: manager.fetch([context], n),
         lambda n: manager.maybe_reserve_batch([context], n),
         lambda n: manager.truncate(name, n),
@@ -107,3 +106,7 @@ def test_number_that_releases_what_it_is_for() -> None:
         with pytest.raises(kvcore.RequestNotFoundError):
             verb(Token(lambda: manager.release(name)))
         manager.check_integrity()
+    manager.claim(name)
+    manager.plan(context, Token(lambda: manager.release(name)))  # as of one without a claim
+    assert not manager.contains(name)
+    manager.check_integrity()

@@ -26,6 +26,7 @@ def test_every_public_name_takes_the_same_arguments() -> None:
         "PagedKVCache",
         "allocate_blocks",
         "append_kv",
+        "attend_kv",
         "gather_kv",
         "init_paged_kv_cache",
     }
