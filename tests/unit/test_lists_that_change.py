@@ -107,6 +107,7 @@ def test_number_that_releases_what_it_is_for() -> None:
             verb(Token(lambda: manager.release(name)))
         manager.check_integrity()
     manager.claim(name)
-    manager.plan(context, Token(lambda: manager.release(name)))  # as of one without a claim
+    steps: Any = Token(lambda: manager.release(name))
+    manager.plan(context, steps)  # as of one without a claim
     assert not manager.contains(name)
     manager.check_integrity()

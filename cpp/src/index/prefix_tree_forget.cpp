@@ -49,10 +49,12 @@ std::vector<TreePosition> PrefixTree::locate(const std::vector<bool>& asked) con
     while (!stack.empty()) {
         TreeNode* node = stack.back();
         stack.pop_back();
-        const BlockId* ids = node->is_root() ? nullptr : node->ids(page_size_);
-        for (std::int32_t page = 0; page < node->num_pages; ++page) {
-            if (asked[static_cast<std::size_t>(ids[page])]) {
-                found.push_back({node, node->start + page + 1});
+        if (!node->is_root()) {
+            const BlockId* ids = node->ids(page_size_);
+            for (std::int32_t page = 0; page < node->num_pages; ++page) {
+                if (asked[static_cast<std::size_t>(ids[page])]) {
+                    found.push_back({node, node->start + page + 1});
+                }
             }
         }
         for_each_child(node, [&](TreeNode* child) { stack.push_back(child); });

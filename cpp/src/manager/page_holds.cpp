@@ -88,7 +88,9 @@ HeldPages& HeldPages::operator=(HeldPages&& other) noexcept {
 }
 
 HeldPages::~HeldPages() {
-    if (held_ != nullptr) let_go();
+    if (held_ == nullptr) return;
+    const std::lock_guard<std::mutex> lock(held_->mutex);
+    held_.reset();
 }
 
 const std::vector<BlockId>& HeldPages::pages() const noexcept {
