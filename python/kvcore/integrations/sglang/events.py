@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SGLang publishes of its cache: which pages come and go, by the hashes that it gives them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, StorageMedium
+from sglang.srt.mem_cache.events import KVCacheEventRecorder
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+__all__ = ["PageEvents"]
+
+
+class PageEvents(KVCacheEventRecorder):
+    """SGLang's recorder with the hashes of cached pages, by page id, in one array."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(
+            enabled=params.enable_kv_cache_events,
+            page_size=params.page_size,
+            dynamo_format=params.dynamo_kv_event_format,
+            lora_names=params.kv_event_lora_names,
+        )
+        pages = params.token_to_kv_pool_allocator.size // self.page_size + 2
+        size = pages if self.enabled else 0
+        self._hashes = np.zeros(size, [("chain", "u1", 32), ("block", "i8")])
+        self._told: list[int] = []
+
+    def enqueue(self, event: Any) -> None:
+        """Queue an event; of new pages also remember by which hashes."""
+        if isinstance(event, BlockStored):
+            self._told += event.block_hashes
+        super().enqueue(event)
+
+    def stored(self, key: Any, above: int | None, pages: NDArray[np.int32]) -> None:
+        """Record new pages with the tokens of `key`, behind the page `above`."""
+        plain = key.extra_key is None and key.cache_salt is None
+        front = _node(None, RadixKey(key.token_ids[:0]), [], [])
+        if above is not None:
+            chain = [self._hashes["chain"][above].tobytes().hex()]
+            front = _node(front, key, chain, chain)
+        node = _node(front, key, None if plain else [], None)
+        self._told = []
+        self.record_store(node)
+        chains = bytes.fromhex("".join(node.hash_value if plain else node.event_hash_value))
+        self._hashes["chain"][pages] = np.frombuffer(chains, np.uint8).reshape(-1, 32)
+        self._hashes["block"][pages] = self._told
+
+    def removed(self, pages: NDArray[np.int32]) -> None:
+        """Record that pages are no longer cached."""
+        if self.enabled:
+            hashes = self._hashes["block"][pages].tolist()
+            self.enqueue(BlockRemoved(block_hashes=hashes, medium=StorageMedium.GPU))
+
+
+def _node(parent: Any, key: Any, hashes: list[str] | None, named: list[str] | None) -> Any:
+    """What the recorder reads of a node of SGLang's tree."""
+    return SimpleNamespace(parent=parent, key=key, hash_value=hashes, event_hash_value=named)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cache serves, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.runtime_context import get_disagg, get_memory, get_serving
+
+from kvcore.integrations.sglang.cache import KVCoreRadixCache
+from kvcore.integrations.sglang.windows import KVCoreWindowCache
+
+__all__ = ["cache_class"]
+
+# Options of SGLang that bring a tier, a tree or a pool of their own.
+_OTHERS = (
+    *("enable_hierarchical_cache", "enable_lmcache", "enable_flexkv", "enable_unified_memory"),
+    *("enable_unified_cache_external_linker", "enable_session_radix_cache"),
+)
+
+
+def cache_class(context: Any) -> type[KVCoreRadixCache]:
+    """Return the class of a model's cache. NotImplementedError for what it does not serve."""
+    memory, params = get_memory(), context.params
+    policy, config = params.eviction_policy, params.eviction_policy_config
+    backup = get_disagg().disaggregation_decode_retraction_backup
+    windows = context.is_hybrid_swa and context.full_tokens_per_layer == 0
+    refused = {f"--{each.replace('_', '-')}": getattr(memory, each) for each in _OTHERS}
+    refused |= {
+        "Mamba or other recurrent states": context.is_hybrid_ssm,
+        "full attention beside sliding windows": context.is_hybrid_swa and not windows,
+        "--enable-streaming-session": get_serving().enable_streaming_session,
+        f"--disaggregation-decode-retraction-backup {backup}": backup == "host_pool",
+        f"--radix-eviction-policy {policy}": policy.lower() not in KVCoreRadixCache.POLICIES,
+        f"--radix-eviction-policy-config {config}": config and config != {"protected_threshold": 2},
+        "an allocator with other pages": (
+            params.token_to_kv_pool_allocator.page_size != params.page_size
+        ),
+    }
+    for what in (what for what, is_asked_for in refused.items() if is_asked_for):
+        raise NotImplementedError(
+            f"--radix-cache-backend kvcore does not serve {what}; leave out one of the two"
+        )
+    return KVCoreWindowCache if windows else KVCoreRadixCache
