@@ -79,7 +79,7 @@ def run_check(check: Callable[[], None]) -> str | None:
     """Return None, or the cause of a failure."""
     try:
         check()
-    except Exception as error:  # any of them is a cause
+    except Exception as error:  # noqa: BLE001  any of them is a cause
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"[:1500]
     return None
@@ -98,7 +98,7 @@ def main() -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     wheel = options.wheel or sglang_sources.fetch(options.cache)
     sglang_sources.open_sources(wheel, options.cache)
-    from sglang_checks import CHECKS
+    from sglang_failures import CHECKS
 
     results: dict[str, list[str | None]] = {}
     for name, check in (*CHECKS.items(), *random_calls(options.seeds, options.steps)):

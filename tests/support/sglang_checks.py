@@ -22,8 +22,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 import kvcore
 import kvcore.integrations.sglang as plugin
 from kvcore.integrations.sglang import served
-from kvcore.integrations.sglang.cache import KVCoreRadixCache
-from kvcore.integrations.sglang.windows import KVCoreWindowCache
+from kvcore.integrations.sglang.cache import KVCoreRadixCache, KVCoreWindowCache
 from sglang_pair import Side, init_params, ours_content
 
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -44,7 +43,7 @@ def same(scene: Callable[[Side], Any], *types: Any, page: int = 4, **options: An
     return found
 
 
-def put(side: Side, tokens: list[int], name: Any = PLAIN, priority: int = 0) -> int:
+def put(side: Side, tokens: list[int], name: Any = PLAIN, priority: int | None = 0) -> int:
     """Insert tokens under new slots; give back those that were there already."""
     whole = side.pages(len(tokens)) * side.page
     slots = side.allocator.alloc(whole)
@@ -208,107 +207,6 @@ def windows_keep_what_is_in_front_of_their_floor() -> None:
     same(scene, PureSWARadixCache, KVCoreWindowCache, sliding_window_size=8)
 
 
-class Failing:
-    """A tree one of whose calls fails, the n-th from now."""
-
-    def __init__(self, tree: Any, fails_at: int) -> None:
-        self.tree, self.left = tree, fails_at
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.tree, name)
-        if not callable(found):
-            return found
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                raise MemoryError("as asked for")
-            return found(*args, **options)
-
-        return call
-
-
-@check
-def a_failing_core_call_leaks_no_page_and_no_lock() -> None:
-    failures = sum(fail_at(n, policy) for policy in ("lru", "priority") for n in range(1, 60))
-    assert failures > 40, failures
-
-
-def fail_at(n: int, policy: str) -> int:
-    """Fail the n-th call of a scene; return whether it had so many."""
-    options = {"eviction_policy": policy, "enable_kv_cache_events": True}
-    side = Side(KVCoreRadixCache, 4, 256, **options)
-    failing = Failing(side.cache.tree, n)
-    side.cache.tree = failing
-    failed = 0
-
-    def attempt(call: Callable[..., Any], *args: Any, **more: Any) -> bool:
-        nonlocal failed
-        try:
-            call(*args, **more)
-        except MemoryError:
-            failed += 1
-            return False
-        return True
-
-    base = list(range(100, 130))
-    for rid, tokens in (("a", base), ("b", base), ("c", [*base[:9], *range(20)])):
-        if not attempt(side.start, rid, tokens, PLAIN, 3):
-            side.requests.pop(rid, None)
-            continue
-        for end in (10, 17, len(tokens) - 1):
-            side.grow(rid, max(end, side.requests[rid].kv.kv_allocated_len))
-            attempt(side.checkpoint, rid, end)
-            verify(side, failing)
-    attempt(side.evict, 5)
-    attempt(side.match, base, PLAIN)
-    attempt(side.cache.dfs_weight_order, [each.last_node for each in side.requests.values()])
-    for rid in [*side.requests]:
-        request = side.requests[rid]
-        if not attempt(side.release, rid, checkpoint=True):
-            side.requests[rid] = request  # the scheduler goes on, or ends
-            side.cache.tree = failing.tree
-            side.release(rid, checkpoint=False)
-            side.cache.tree = failing
-        del request
-        verify(side, failing)
-    assert not side.requests
-    assert side.cache.protected_size() == 0, "a lock has leaked"
-    side.cache.tree = failing.tree
-    side.evict(10**6)
-    assert side.allocator.available_size() == 256, "a page has leaked"
-    return failed
-
-
-def verify(side: Side, failing: Failing) -> None:
-    """Nothing has two owners or none, as seen through the tree itself."""
-    side.cache.tree = failing.tree
-    side.check()
-    side.cache.tree.check_integrity()
-    side.cache.tree = failing
-
-
-@check
-def a_failing_free_is_made_up_for() -> None:
-    side = Side(KVCoreRadixCache, 4, 256)
-    put(side, list(range(32)))
-    free = side.allocator.free_segment
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("as asked for")
-
-    side.allocator.free_segment = refuse
-    for _ in range(2):
-        try:
-            side.evict(8)
-        except RuntimeError:
-            continue
-        raise AssertionError("it was to fail")
-    side.allocator.free_segment = free
-    assert side.evict(4) == 8
-    assert side.cache.total_size() + side.allocator.available_size() == 256
-
-
 @check
 def a_lock_from_before_a_reset_is_refused() -> None:
     side = Side(KVCoreRadixCache, 4, 256)
@@ -336,11 +234,10 @@ def context(**options: Any) -> Any:
 
 @check
 def the_backend_is_registered_and_says_what_it_refuses() -> None:
-    settings = dict.fromkeys(served._OTHERS, False)  # noqa: SLF001
+    settings = dict.fromkeys(served._OTHERS, False)
     bags = {
         "get_memory": SimpleNamespace(**settings),
         "get_disagg": SimpleNamespace(disaggregation_decode_retraction_backup="none"),
-        "get_serving": SimpleNamespace(enable_streaming_session=False),
     }
     for name, bag in bags.items():
         setattr(served, name, lambda bag=bag: bag)
@@ -369,7 +266,7 @@ def expect_refusal(make: Any, given: Any) -> None:
     try:
         made = make(given)
     except NotImplementedError as error:
-        assert "does not serve" in str(error)  # noqa: PT017
+        assert "does not serve" in str(error)
         return
     raise AssertionError(f"{type(made)} was made of {given}")
 
@@ -395,6 +292,19 @@ def other_versions_keep_their_own_cache_with_a_line() -> None:
         logger.removeHandler(handler)
     assert len(lines) == 2, lines
     assert "0.6.0" in lines[1]
+
+
+@check
+def priorities_beyond_50_are_the_nearest() -> None:
+    side = Side(KVCoreRadixCache, 1, 64, eviction_policy="priority")
+    for token, priority in enumerate((10**9, -(10**9), 51, 0, 1, -1, None)):
+        put(side, [token], priority=priority)
+    order = []
+    for _ in range(7):
+        before = ours_content(side.cache)
+        side.evict(1)
+        order += [key[1][0] for key in before.keys() - ours_content(side.cache).keys()]
+    assert order == [1, 5, 3, 6, 4, 0, 2], order
 
 
 @check

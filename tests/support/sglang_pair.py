@@ -9,10 +9,13 @@ from __future__ import annotations
 import random
 from array import array
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
 from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import ReqKvInfo
+from sglang.srt.mem_cache import utils
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -33,6 +36,19 @@ def init_params(page: int, slots: int, **options: Any) -> Any:
         allocator = PagedTokenToKVPoolAllocator(slots, page, torch.float16, "cpu", None, False)
     rows = ReqToTokenPool(ROWS, CONTEXT, "cpu", False)
     return CacheInitParams(False, rows, allocator, page, **options)
+
+
+def page_hashes(key: Any, prior: bytes | None, page_size: int) -> list[str]:
+    """Hashes of pages in place of SGLang's, which has to be compiled; both caches have the same."""
+    units, found = list(key), []
+    for start in range(0, len(units), page_size):
+        page = repr(units[start : start + page_size]).encode()
+        prior = sha256((prior or b"") + page).digest()
+        found.append(prior.hex())
+    return found
+
+
+utils.get_native_hash = page_hashes
 
 
 def _touch(node: Any, time: float) -> None:
@@ -167,12 +183,13 @@ class Side:
         for request in self.requests.values():
             kv = request.kv
             row = self.rows.req_to_token[kv.req_pool_idx]
-            owned += (row[kv.cache_protected_len : kv.kv_allocated_len : self.page]).tolist() if (
-                self.page == 1
-            ) else (row[kv.cache_protected_len : kv.kv_allocated_len : self.page] // self.page).tolist()
+            slots = row[kv.cache_protected_len : kv.kv_allocated_len : self.page]
+            owned += (slots // self.page).tolist()
             path = self.cache.path_device_indices(request.last_node)[: kv.cache_protected_len]
             assert path.tolist() == row[: kv.cache_protected_len].tolist()
-        assert sorted(owned) == list(range(1, self.slots // self.page + 1)), "a page is lost or twice"
+        assert sorted(owned) == list(range(1, self.slots // self.page + 1)), (
+            "a page is lost or twice"
+        )
 
 
 def theirs_content(cache: Any) -> dict[Any, bool]:
@@ -195,7 +212,7 @@ def ours_content(cache: Any) -> dict[Any, bool]:
     units: list[list[Any]] = []
     for run in cache.tree.runs():
         tokens = run.tokens.tolist()
-        own = list(zip(tokens, tokens[1:], strict=False)) if cache.is_eagle else tokens
+        own = list(pairwise(tokens)) if cache.is_eagle else tokens
         front = [] if run.parent is None else units[run.parent]
         units.append(front + own)
         size = cache.page_size
@@ -367,7 +384,7 @@ class Pair:
 
 
 def as_told(events: list[Any]) -> list[Any]:
-    """Events with the pages that left together in no order: SGLang goes by leaves, kvcore by pages."""
+    """Return events, with the pages that left together in no order: SGLang goes by leaves."""
     found: list[Any] = []
     for event in events:
         kind = type(event).__name__

@@ -39,7 +39,7 @@ def make_cache(context: Any) -> Any:
     -------
     sglang BasePrefixCache
         Of kvcore; SGLang's own, with a line in the log, for a version of SGLang that is not one of
-        `SERVED_VERSIONS`, and where its prefix cache is switched off.
+        `SERVED_VERSIONS`, or where prefixes are not to be cached.
 
     Raises
     ------
@@ -50,8 +50,7 @@ def make_cache(context: Any) -> Any:
     from sglang.version import __version__
 
     if __version__ not in SERVED_VERSIONS or context.disable_radix_cache:
-        why = "the prefix cache is off" if context.disable_radix_cache else "not a served version"
-        _log.warning("SGLang %s keeps its own prefix cache: %s", __version__, why)
+        _log.warning("SGLang %s uses its own cache: kvcore serves %s", __version__, SERVED_VERSIONS)
         return default_radix_cache_factory(context)
     from kvcore.integrations.sglang.served import cache_class
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sglang.srt.mem_cache import base_prefix_cache as base
+from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvcore import PrefixTree
@@ -17,7 +18,7 @@ from kvcore._hot.prefix_handle import PrefixHandle
 from kvcore.integrations.sglang.events import PageEvents
 from kvcore.integrations.sglang.order import dfs_weight_order
 
-__all__ = ["KVCoreRadixCache"]
+__all__ = ["KVCoreRadixCache", "KVCoreWindowCache"]
 
 _Ids = NDArray[np.int32]
 _NOTHING: _Ids = np.empty(0, np.int32)
@@ -32,46 +33,46 @@ class KVCoreRadixCache(base.BasePrefixCache):
 
     POLICIES = ("lru", "lfu", "slru", "fifo", "priority")
     disable = False
-    sliding_window_size = None
 
     def __init__(self, params: Any) -> None:
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
         self.page_size, self.is_eagle = params.page_size, params.is_eagle
+        self.sliding_window_size = params.sliding_window_size
+        self.draft_swa_window = params.draft_swa_window
         self.eviction_policy = params.eviction_policy.lower()
         self.kv_events = PageEvents(params)
         if params.enable_metrics:
             self.init_metrics_collector()
-        device = self.token_to_kv_pool_allocator.device
-        self._offsets = torch.arange(self.page_size, device=device)
+        self._offsets = torch.arange(
+            self.page_size, device=params.token_to_kv_pool_allocator.device
+        )
         self.reset()
 
     def reset(self) -> None:
         """Forget all; SGLang clears its allocator by itself."""
-        self.tree = PrefixTree(
-            self.page_size, self.eviction_policy, token_dtype=np.int64, paired=self.is_eagle
-        )
+        shape: Any = {"token_dtype": np.int64, "paired": self.is_eagle}
+        self.tree = PrefixTree(self.page_size, self.eviction_policy, **shape)
         self.root_node = self.tree.match(_NOTHING)[1]
         self._unfreed = _NOTHING  # evicted, and not given back yet
         self.kv_events.record_all_cleared()
 
     def match_prefix(self, params: Any) -> Any:
-        """Find the longest cached prefix."""
-        handle = self._find(params.key)
+        """Find the longest cached prefix; a use of it by recency alone.
+
+        SGLang counts uses where it inserts.
+        """
+        key, _ = params.key.maybe_to_bigram_view(self.is_eagle)
+        tokens = np.asarray(key.token_ids, np.int64)[: key.limit]
+        handle = self.tree.match(tokens, key.extra_key, key.cache_salt)[1]
+        if handle.num_pages:
+            self.tree.pin(handle)
+            self.tree.unpin(handle)
         return base.MatchResult(handle.num_pages * self.page_size, handle, handle, handle)
 
     def touch_prefix(self, key: Any) -> None:
         """Count a use of a prefix by recency."""
-        self._find(key)
-
-    def _find(self, key: Any) -> PrefixHandle:
-        key.maybe_to_bigram_view(self.is_eagle)
-        tokens = np.asarray(key.token_ids, np.int64)[: key.limit]
-        handle = self.tree.match(tokens, key.extra_key, key.cache_salt)[1]
-        if handle.num_pages:  # a use by recency alone: SGLang counts uses where it inserts
-            self.tree.pin(handle)
-            self.tree.unpin(handle)
-        return handle
+        self.match_prefix(base.MatchPrefixParams(key))
 
     def insert(self, params: Any) -> Any:
         """Put the whole pages of a key in; those that it had already stay the caller's."""
@@ -87,10 +88,10 @@ class KVCoreRadixCache(base.BasePrefixCache):
         how = {"priority": min(max(50 + rank, 0), 100), "return_handle": True, "after": after}
         return self.tree.insert(np.asarray(key.token_ids, np.int64), pages, *name, **how, **pin)
 
-    def _tell(self, key: Any, ids: _Ids, known: int, above: int | None = None) -> None:
+    def _tell(self, key: Any, ids: _Ids, known: int, after: Any = None) -> None:
         if self.kv_events.enabled and known < len(ids):
-            above = int(ids[known - 1]) if known else above
-            self.kv_events.stored(key[known * self.page_size :], above, ids[known:])
+            front = self.tree.pages_of(after) if after and not known else ids[:known]
+            self.kv_events.stored(key[known * self.page_size :], front, ids[known:])
 
     def checkpoint(self, req: Any, *, up_to: int, **_: Any) -> None:
         """Put in what a request has computed since it last did, and lock it."""
@@ -103,8 +104,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
         goes_on = 0 < done <= kv.cache_inserted_len and last.num_pages * size == done
         first, after = (done, last) if goes_on else (0, None)
         key = self._key(req, first, end)
-        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
-        pages = self._pages(row[first:end])
+        pages = self._pages(self.req_to_token_pool.req_to_token[kv.req_pool_idx, first:end])
         ids, known, handle = self._put(key, pages, req.priority or 0, after, pin=True)
         kv.cache_protected_len, kv.cache_inserted_len = end, max(kv.cache_inserted_len, end)
         req.last_node = req.lock = handle
@@ -112,7 +112,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
         if (own != cached).any():
             self.req_to_token_pool.write((kv.req_pool_idx, slice(done, end)), self._slots(cached))
             self._free(own[own != cached])
-        self._tell(key, ids, known, int(row[first - 1]) // size if goes_on else None)
+        self._tell(key, ids, known, after)
         self.unlock(old)
         self._prefer_prompt(req, handle)
 
@@ -135,7 +135,8 @@ class KVCoreRadixCache(base.BasePrefixCache):
         """Free at least so many tokens, by pages and not by leaves."""
         start = perf_counter()
         if not self._unfreed.size:
-            self._unfreed = self.tree.evict(-(-max(params.num_tokens, 0) // self.page_size))
+            tokens = max(params.num_tokens, params.swa_num_tokens, 0)
+            self._unfreed = self.tree.evict(-(-tokens // self.page_size))
         pages = self._unfreed
         if pages.size:
             self._free(pages)
@@ -199,3 +200,16 @@ class KVCoreRadixCache(base.BasePrefixCache):
 
     def _free(self, pages: _Ids) -> None:
         self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)
+
+
+class KVCoreWindowCache(KVCoreRadixCache):
+    """Serve models all of whose layers have a sliding window.
+
+    Kept is the start of a prompt, which no window had left when the request was checkpointed.
+    """
+
+    supports_swa = PureSWARadixCache.supports_swa
+    swa_evictable_size = KVCoreRadixCache.evictable_size
+    swa_protected_size = KVCoreRadixCache.protected_size
+    sanity_check = PureSWARadixCache.sanity_check
+    available_and_evictable_str = PureSWARadixCache.available_and_evictable_str

@@ -25,8 +25,7 @@ class PageEvents(KVCacheEventRecorder):
             dynamo_format=params.dynamo_kv_event_format,
             lora_names=params.kv_event_lora_names,
         )
-        pages = params.token_to_kv_pool_allocator.size // self.page_size + 2
-        size = pages if self.enabled else 0
+        size = params.token_to_kv_pool_allocator.size // self.page_size + 2 if self.enabled else 0
         self._hashes = np.zeros(size, [("chain", "u1", 32), ("block", "i8")])
         self._told: list[int] = []
 
@@ -36,14 +35,14 @@ class PageEvents(KVCacheEventRecorder):
             self._told += event.block_hashes
         super().enqueue(event)
 
-    def stored(self, key: Any, above: int | None, pages: NDArray[np.int32]) -> None:
-        """Record new pages with the tokens of `key`, behind the page `above`."""
+    def stored(self, key: Any, front: NDArray[np.int32], pages: NDArray[np.int32]) -> None:
+        """Record new pages with the tokens of `key`, behind the pages `front`."""
         plain = key.extra_key is None and key.cache_salt is None
-        front = _node(None, RadixKey(key.token_ids[:0]), [], [])
-        if above is not None:
-            chain = [self._hashes["chain"][above].tobytes().hex()]
-            front = _node(front, key, chain, chain)
-        node = _node(front, key, None if plain else [], None)
+        parent = _node(None, RadixKey(key.token_ids[:0]), [], [])
+        if front.size:
+            chain = [self._hashes["chain"][front[-1]].tobytes().hex()]
+            parent = _node(parent, key, chain, chain)
+        node = _node(parent, key, None if plain else [], None)
         self._told = []
         self.record_store(node)
         chains = bytes.fromhex("".join(node.hash_value if plain else node.event_hash_value))
@@ -58,5 +57,5 @@ class PageEvents(KVCacheEventRecorder):
 
 
 def _node(parent: Any, key: Any, hashes: list[str] | None, named: list[str] | None) -> Any:
-    """What the recorder reads of a node of SGLang's tree."""
+    """Return what the recorder reads of a node of SGLang's tree."""
     return SimpleNamespace(parent=parent, key=key, hash_value=hashes, event_hash_value=named)

@@ -25,6 +25,5 @@ def dfs_weight_order(paths: list[list[int]]) -> list[int]:
         for each in members:
             ways.setdefault(tuple(paths[each][depth : depth + 1]), []).append(each)
         left.append((ways.pop((), []), True))
-        heaviest = sorted(ways.values(), key=len, reverse=True)
-        left += [(way, False) for way in heaviest[::-1]]
+        left += [(way, False) for way in sorted(ways.values(), key=len, reverse=True)[::-1]]
     return order

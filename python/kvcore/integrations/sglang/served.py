@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.runtime_context import get_disagg, get_memory, get_serving
+from sglang.srt.runtime_context import get_disagg, get_memory
 
-from kvcore.integrations.sglang.cache import KVCoreRadixCache
-from kvcore.integrations.sglang.windows import KVCoreWindowCache
+from kvcore.integrations.sglang.cache import KVCoreRadixCache, KVCoreWindowCache
 
 __all__ = ["cache_class"]
 
@@ -25,17 +24,14 @@ def cache_class(context: Any) -> type[KVCoreRadixCache]:
     policy, config = params.eviction_policy, params.eviction_policy_config
     backup = get_disagg().disaggregation_decode_retraction_backup
     windows = context.is_hybrid_swa and context.full_tokens_per_layer == 0
-    refused = {f"--{each.replace('_', '-')}": getattr(memory, each) for each in _OTHERS}
-    refused |= {
+    refused = {f"--{each.replace('_', '-')}": getattr(memory, each) for each in _OTHERS} | {
         "Mamba or other recurrent states": context.is_hybrid_ssm,
         "full attention beside sliding windows": context.is_hybrid_swa and not windows,
-        "--enable-streaming-session": get_serving().enable_streaming_session,
         f"--disaggregation-decode-retraction-backup {backup}": backup == "host_pool",
         f"--radix-eviction-policy {policy}": policy.lower() not in KVCoreRadixCache.POLICIES,
         f"--radix-eviction-policy-config {config}": config and config != {"protected_threshold": 2},
-        "an allocator with other pages": (
-            params.token_to_kv_pool_allocator.page_size != params.page_size
-        ),
+        "other pages than its allocator's": params.token_to_kv_pool_allocator.page_size
+        != params.page_size,
     }
     for what in (what for what, is_asked_for in refused.items() if is_asked_for):
         raise NotImplementedError(

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask what SGLang's scheduler pays for its prefix cache: SGLang's own two trees and kvcore's.
+
+Needs torch and the wheel of SGLang, which comes from the package index unless it is in the folder
+that ``KVCORE_SGLANG`` names. The limit of kvcore's rows is SGLang's tree in Rust, in the same run,
+or its Python tree where the wheel's Rust does not load. Calls take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from argparse import Namespace
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness import Row, main, make_row, time_loop, undisturbed
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+import sglang_sources
+
+PAGE = 16
+TOKENS = 8192
+LEAVES = 20_000
+ROUNDS = 15
+
+Body = Callable[[Sequence[Any]], None]
+
+
+def caches(slots: int, context: int = TOKENS + 4096) -> dict[str, Any]:
+    """Each cache with an allocator of its own, by name; kvcore's last."""
+    from sglang.srt.mem_cache.radix_cache import RadixCache
+
+    import sglang_pair
+    from kvcore.integrations.sglang.cache import KVCoreRadixCache
+
+    sglang_pair.CONTEXT = context
+    types = {"SGLang": RadixCache, "SGLang Rust": rust_cache, "kvcore": KVCoreRadixCache}
+    made: dict[str, Any] = {}
+    for name, each in types.items():
+        try:
+            made[name] = sglang_pair.Side(each, PAGE, slots)
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return made
+
+
+def rust_cache(params: Any) -> Any:
+    """SGLang's cache of today on its tree in Rust."""
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    params.tree_components, params.tree_core_backend = (ComponentType.FULL,), "rust"
+    return UnifiedRadixCache(params)
+
+
+def put(side: Any, tokens: list[int]) -> Any:
+    """Cache a prompt; return the call that does it again."""
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+
+    value = side.allocator.alloc(len(tokens))
+    side.cache.insert(InsertParams(key=side.key(tokens, (None, None)), value=value))
+    return lambda: side.cache.insert(InsertParams(key=side.key(tokens, (None, None)), value=value))
+
+
+def calls(call: Callable[[], Any]) -> Body:
+    """The body of a loop over a call without arguments."""
+
+    def body(items: Sequence[Any]) -> None:
+        for _ in items:
+            call()
+
+    return body
+
+
+def rows_of(key: str, work: str, bodies: dict[str, Body], size: int, quick: bool) -> list[Row]:
+    """Time the bodies by turns; kvcore's row has the fastest tree of SGLang's as its limit."""
+
+    def turn() -> list[dict[str, float]]:
+        return [{name: time_loop(body, range(size)) for name, body in bodies.items()}]
+
+    turns = undisturbed([turn] * (3 if quick else ROUNDS))
+    samples = {name: [each[name] for each in turns] for name in bodies}
+    limit = "SGLang Rust" if "SGLang Rust" in bodies else "SGLang"
+    rows = []
+    for name, found in samples.items():
+        more = {"limit": median(samples[limit]), "limit_name": limit} if name == "kvcore" else {}
+        row_key = f"sglang.{key}.{name.split()[-1].lower()}"
+        rows.append(make_row(row_key, f"{work}: {name}", found, **more))
+    return rows
+
+
+def prompt_rows(quick: bool) -> list[Row]:
+    """Match, insert and lock a prompt of 8k tokens that is cached."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+    tokens = list(range(TOKENS))
+    ids = array("q", tokens)
+    matches: dict[str, Body] = {}
+    inserts: dict[str, Body] = {}
+    locks: dict[str, Body] = {}
+    paths: dict[str, Body] = {}
+    for name, side in caches(4 * TOKENS).items():
+        again = put(side, tokens)
+        cache, params = side.cache, MatchPrefixParams(key=side.key(ids, (None, None)))
+        node = cache.match_prefix(params).last_device_node
+        matches[name] = calls(lambda cache=cache, params=params: cache.match_prefix(params))
+        inserts[name] = calls(again)
+        locks[name] = calls(lambda cache=cache, node=node: cache.unlock(cache.lock(node)))
+        paths[name] = calls(lambda cache=cache, node=node: cache.path_device_indices(node))
+    size = 20 if quick else 200
+    return [
+        *rows_of("match", "match 8k tokens", matches, size, quick),
+        *rows_of("path", "slots of 8k tokens", paths, size, quick),
+        *rows_of("insert", "insert 8k tokens that are cached", inserts, size, quick),
+        *rows_of("lock", "lock + unlock", locks, 5 * size, quick),
+    ]
+
+
+def checkpoint_rows(quick: bool) -> list[Row]:
+    """Publish a page behind 8k tokens, as a long prompt in chunks or a finished request does."""
+    bodies: dict[str, Body] = {}
+    for name, side in caches(4 * TOKENS).items():
+        side.start("r", list(range(TOKENS + 4000)), (None, None), None)
+        side.grow("r", TOKENS)
+        side.checkpoint("r", TOKENS)
+
+        def grow(side: Any = side) -> None:
+            end = side.requests["r"].kv.kv_allocated_len + PAGE
+            side.grow("r", end)
+            side.checkpoint("r", end)
+
+        bodies[name] = calls(grow)
+    return rows_of("checkpoint", "a page more behind 8k tokens", bodies, 10, quick)
+
+
+def evict_rows(quick: bool) -> list[Row]:
+    """Evict 128 tokens of 20,000 prompts."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    leaves = LEAVES // 10 if quick else LEAVES
+    bodies: dict[str, Body] = {}
+    for name, side in caches(leaves * PAGE).items():
+        for i in range(leaves):
+            put(side, [i] * PAGE)
+        params = EvictParams(num_tokens=128)
+        bodies[name] = calls(lambda cache=side.cache, params=params: cache.evict(params))
+    return rows_of("evict", f"evict 128 tokens of {leaves:,} leaves", bodies, 5, quick)
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure the calls of a scheduler."""
+    folder = Path(os.environ.get("KVCORE_SGLANG", Path(tempfile.gettempdir()) / "kvcore-sglang"))
+    folder.mkdir(parents=True, exist_ok=True)
+    sglang_sources.open_sources(sglang_sources.fetch(folder), folder)
+    quick = options.quick
+    return [*prompt_rows(quick), *checkpoint_rows(quick), *evict_rows(quick)]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(measure, __doc__))
