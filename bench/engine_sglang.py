@@ -59,13 +59,18 @@ def rust_cache(params: Any) -> Any:
     return UnifiedRadixCache(params)
 
 
-def put(side: Any, tokens: list[int]) -> Any:
+def put(side: Any, ids: array[int]) -> Callable[[], Any]:
     """Cache a prompt; return the call that does it again."""
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    value = side.allocator.alloc(len(tokens))
-    side.cache.insert(InsertParams(key=side.key(tokens, (None, None)), value=value))
-    return lambda: side.cache.insert(InsertParams(key=side.key(tokens, (None, None)), value=value))
+    value = side.allocator.alloc(len(ids))
+
+    def insert() -> Any:
+        return side.cache.insert(InsertParams(key=RadixKey(ids), value=value))
+
+    insert()
+    return insert
 
 
 def calls(call: Callable[[], Any]) -> Body:
@@ -98,16 +103,16 @@ def rows_of(key: str, work: str, bodies: dict[str, Body], size: int, quick: bool
 def prompt_rows(quick: bool) -> list[Row]:
     """Match, insert and lock a prompt of 8k tokens that is cached."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    tokens = list(range(TOKENS))
-    ids = array("q", tokens)
+    ids = array("q", range(TOKENS))
     matches: dict[str, Body] = {}
     inserts: dict[str, Body] = {}
     locks: dict[str, Body] = {}
     paths: dict[str, Body] = {}
     for name, side in caches(4 * TOKENS).items():
-        again = put(side, tokens)
-        cache, params = side.cache, MatchPrefixParams(key=side.key(ids, (None, None)))
+        again = put(side, ids)
+        cache, params = side.cache, MatchPrefixParams(key=RadixKey(ids))
         node = cache.match_prefix(params).last_device_node
         matches[name] = calls(lambda cache=cache, params=params: cache.match_prefix(params))
         inserts[name] = calls(again)
@@ -147,7 +152,7 @@ def evict_rows(quick: bool) -> list[Row]:
     bodies: dict[str, Body] = {}
     for name, side in caches(leaves * PAGE).items():
         for i in range(leaves):
-            put(side, [i] * PAGE)
+            put(side, array("q", [i] * PAGE))
         params = EvictParams(num_tokens=128)
         bodies[name] = calls(lambda cache=side.cache, params=params: cache.evict(params))
     return rows_of("evict", f"evict 128 tokens of {leaves:,} leaves", bodies, 5, quick)

@@ -86,6 +86,9 @@ class Request:
     last_node: Any = None
     lock: Any = None
     is_finished: bool = False
+    session: Any = None
+    session_id: str | None = None
+    kv_rotation_base: int | None = None
 
     def finished(self) -> bool:
         """Tell whether the last token is there."""

@@ -44,9 +44,6 @@ class KVCoreRadixCache(base.BasePrefixCache):
         self.kv_events = PageEvents(params)
         if params.enable_metrics:
             self.init_metrics_collector()
-        self._offsets = torch.arange(
-            self.page_size, device=params.token_to_kv_pool_allocator.device
-        )
         self.reset()
 
     def reset(self) -> None:
@@ -195,8 +192,8 @@ class KVCoreRadixCache(base.BasePrefixCache):
         return np.asarray(slots[:: self.page_size].cpu()) // self.page_size
 
     def _slots(self, pages: _Ids) -> torch.Tensor:
-        ids = torch.from_numpy(pages).to(self._offsets.device)[:, None]
-        return torch.add(self._offsets, ids, alpha=self.page_size).flatten()
+        slots = np.add.outer(pages * np.int64(self.page_size), np.arange(self.page_size)).ravel()
+        return torch.from_numpy(slots).to(self.token_to_kv_pool_allocator.device)
 
     def _free(self, pages: _Ids) -> None:
         self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)

@@ -12,8 +12,6 @@ from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, Stora
 from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-__all__ = ["PageEvents"]
-
 
 class PageEvents(KVCacheEventRecorder):
     """SGLang's recorder with the hashes of cached pages, by page id, in one array."""

@@ -9,8 +9,6 @@ from sglang.srt.runtime_context import get_disagg, get_memory
 
 from kvcore.integrations.sglang.cache import KVCoreRadixCache, KVCoreWindowCache
 
-__all__ = ["cache_class"]
-
 # Options of SGLang that bring a tier, a tree or a pool of their own.
 _OTHERS = (
     *("enable_hierarchical_cache", "enable_lmcache", "enable_flexkv", "enable_unified_memory"),
