@@ -14,6 +14,7 @@ import tempfile
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -67,7 +68,9 @@ def put(side: Any, ids: array[int]) -> Callable[[], Any]:
     value = side.allocator.alloc(len(ids))
 
     def insert() -> Any:
-        return side.cache.insert(InsertParams(key=RadixKey(ids), value=value))
+        # Nothing is the caller's to free, as it matched all of it.
+        given = InsertParams(key=RadixKey(ids), value=value, prev_prefix_len=len(ids))
+        return side.cache.insert(given)
 
     insert()
     return insert
@@ -87,6 +90,8 @@ def rows_of(key: str, work: str, bodies: dict[str, Body], size: int, quick: bool
     """Time the bodies by turns; kvcore's row has the fastest tree of SGLang's as its limit."""
 
     def turn() -> list[dict[str, float]]:
+        for body in bodies.values():
+            body(range(1))
         return [{name: time_loop(body, range(size)) for name, body in bodies.items()}]
 
     turns = undisturbed([turn] * (3 if quick else ROUNDS))
@@ -114,10 +119,10 @@ def prompt_rows(quick: bool) -> list[Row]:
         again = put(side, ids)
         cache, params = side.cache, MatchPrefixParams(key=RadixKey(ids))
         node = cache.match_prefix(params).last_device_node
-        matches[name] = calls(lambda cache=cache, params=params: cache.match_prefix(params))
+        matches[name] = calls(partial(cache.match_prefix, params))
         inserts[name] = calls(again)
-        locks[name] = calls(lambda cache=cache, node=node: cache.unlock(cache.lock(node)))
-        paths[name] = calls(lambda cache=cache, node=node: cache.path_device_indices(node))
+        locks[name] = calls(partial(lock, cache, node))
+        paths[name] = calls(partial(cache.path_device_indices, node))
     size = 20 if quick else 200
     return [
         *rows_of("match", "match 8k tokens", matches, size, quick),
@@ -125,6 +130,18 @@ def prompt_rows(quick: bool) -> list[Row]:
         *rows_of("insert", "insert 8k tokens that are cached", inserts, size, quick),
         *rows_of("lock", "lock + unlock", locks, 5 * size, quick),
     ]
+
+
+def lock(cache: Any, node: Any) -> None:
+    """Keep a prefix and let it go."""
+    cache.unlock(cache.lock(node))
+
+
+def publish(side: Any) -> None:
+    """Compute a page more of a request, and cache it."""
+    end = side.requests["r"].kv.kv_allocated_len + PAGE
+    side.grow("r", end)
+    side.checkpoint("r", end)
 
 
 def checkpoint_rows(quick: bool) -> list[Row]:
@@ -135,12 +152,7 @@ def checkpoint_rows(quick: bool) -> list[Row]:
         side.grow("r", TOKENS)
         side.checkpoint("r", TOKENS)
 
-        def grow(side: Any = side) -> None:
-            end = side.requests["r"].kv.kv_allocated_len + PAGE
-            side.grow("r", end)
-            side.checkpoint("r", end)
-
-        bodies[name] = calls(grow)
+        bodies[name] = calls(partial(publish, side))
     return rows_of("checkpoint", "a page more behind 8k tokens", bodies, 10, quick)
 
 
@@ -154,8 +166,8 @@ def evict_rows(quick: bool) -> list[Row]:
         for i in range(leaves):
             put(side, array("q", [i] * PAGE))
         params = EvictParams(num_tokens=128)
-        bodies[name] = calls(lambda cache=side.cache, params=params: cache.evict(params))
-    return rows_of("evict", f"evict 128 tokens of {leaves:,} leaves", bodies, 5, quick)
+        bodies[name] = calls(partial(side.cache.evict, params))
+    return rows_of("evict", f"evict 128 tokens of {leaves:,} leaves", bodies, 20, quick)
 
 
 def measure(options: Namespace) -> list[Row]:

@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -54,7 +55,7 @@ def scenes(seeds: int) -> Iterator[Any]:
 
     for seed in range(seeds):
         for page in (1, 4, 16):
-            small = {"page": page, "seed": seed, "slots": 48 * page}
+            small: dict[str, Any] = {"page": page, "seed": seed, "slots": 48 * page}
             for eagle in (False, True):
                 yield Scene(page=page, eagle=eagle, names=True, slots=4096 * page, seed=seed)
                 for policy in ("lru", "lfu", "slru", "fifo", "priority"):
@@ -72,7 +73,7 @@ def random_calls(seeds: int, steps: int) -> Iterator[tuple[str, Callable[[], Non
             pair.step()
 
     for scene in scenes(seeds):
-        yield f"random calls: {replace(scene, seed=0)}", lambda scene=scene: run(scene)
+        yield f"random calls: {replace(scene, seed=0)}", partial(run, scene)
 
 
 def run_check(check: Callable[[], None]) -> str | None:

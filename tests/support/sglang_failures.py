@@ -44,7 +44,7 @@ def a_failing_core_call_leaks_no_page_and_no_lock() -> None:
 
 def fail_at(n: int, policy: str) -> int:
     """Fail the n-th call of a scene; return whether it had so many."""
-    options = {"eviction_policy": policy, "enable_kv_cache_events": True}
+    options: dict[str, Any] = {"eviction_policy": policy, "enable_kv_cache_events": True}
     side = Side(KVCoreRadixCache, 4, 256, **options)
     failing = Failing(side.cache.tree, n)
     side.cache.tree = failing

@@ -115,7 +115,7 @@ class Side:
 
     def missing(self, tokens: int) -> int:
         """Slots that have to be evicted for so many."""
-        return max(self.pages(tokens) * self.page - self.allocator.available_size(), 0)
+        return max(self.pages(tokens) * self.page - int(self.allocator.available_size()), 0)
 
     def pages(self, tokens: int) -> int:
         """Whole pages of so many tokens."""
@@ -124,7 +124,7 @@ class Side:
     def start(self, rid: str, tokens: list[int], name: Any, priority: int | None) -> int:
         """Match and lock a prompt but for its last token, give it a row."""
         ids = array("q", tokens)
-        request = Request(ids, array("q", ids), *name, priority)
+        request = Request(ids, array("q", ids), name[0], name[1], priority)
         found = self.match(tokens[:-1], name)
         request.last_node, hit = found.last_device_node, int(found.device_prefix_len)
         request.lock = self.cache.lock(request.last_node)
@@ -198,7 +198,7 @@ class Side:
 def theirs_content(cache: Any) -> dict[Any, bool]:
     """Of SGLang's tree: each page by its namespace and all tokens up to its end; locked or not."""
     found: dict[Any, bool] = {}
-    left = [(child, []) for child in cache.root_node.children.values()]
+    left: list[tuple[Any, list[Any]]] = [(child, []) for child in cache.root_node.children.values()]
     while left:
         node, front = left.pop()
         units = front + list(node.key)
@@ -391,9 +391,8 @@ def as_told(events: list[Any]) -> list[Any]:
     found: list[Any] = []
     for event in events:
         kind = type(event).__name__
-        hashes = getattr(event, "block_hashes", None)
         if kind == "BlockRemoved":
-            found.append((kind, sorted(hashes), event.medium))
+            found.append((kind, sorted(event.block_hashes), event.medium))
         else:
             found.append((kind, str(event)))
     return found

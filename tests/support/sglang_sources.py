@@ -14,7 +14,6 @@ import sys
 import types
 import warnings
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,11 @@ class _Anything(type):
 
 
 class _Stub(types.ModuleType):
-    __path__: Sequence[str] = []
     __version__ = "0.0.0"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

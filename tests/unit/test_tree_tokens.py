@@ -42,7 +42,7 @@ def test_a_tree_of_any_tokens_finds_what_a_search_finds(dtype: type, pairs: bool
     for step in range(400):
         tokens = [rng.choice(ids) for _ in range(rng.randrange(9))]
         units = paired(tokens) if pairs else tokens
-        given: Any = rng.choice([list, lambda t: np.array(t, dtype)])(tokens)
+        given: Any = np.array(tokens, dtype) if rng.random() < 0.5 else tokens
         pages, handle = tree.match(given, lookahead=page)
         assert len(pages) == handle.num_pages == longest(known, units, page)
         ahead = longest(known, units, 1) - handle.num_pages * page
@@ -118,7 +118,7 @@ def test_a_pinned_handle_that_is_dropped_lets_go() -> None:
 
 
 def test_what_a_tree_of_tokens_refuses() -> None:
-    tree = PrefixTree(2, token_dtype=np.int64, paired=True)
+    tree: Any = PrefixTree(2, token_dtype=np.int64, paired=True)
     handle = tree.insert([1, 2, 3], [5], return_handle=True)[2]
     empty = tree.match([7, 7, 7])[1]
     other = PrefixTree(2)

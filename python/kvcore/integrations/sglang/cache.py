@@ -20,8 +20,7 @@ from kvcore.integrations.sglang.order import dfs_weight_order
 
 __all__ = ["KVCoreRadixCache", "KVCoreWindowCache"]
 
-_Ids = NDArray[np.int32]
-_NOTHING: _Ids = np.empty(0, np.int32)
+_NOTHING: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class KVCoreRadixCache(base.BasePrefixCache):
@@ -74,21 +73,23 @@ class KVCoreRadixCache(base.BasePrefixCache):
     def insert(self, params: Any) -> Any:
         """Put the whole pages of a key in; those that it had already stay the caller's."""
         key, value = params.key.maybe_to_bigram_view(self.is_eagle, params.value)
-        key = key.page_aligned(self.page_size)
-        ids, known, handle = self._put(key, self._pages(value[: len(key)]), params.priority or 0)
+        pages = self._pages(value[: len(key) // self.page_size * self.page_size])
+        ids, known, handle = self._put(key, pages, params.priority or 0)
         self._tell(key, ids, known)
         return base.InsertResult(known * self.page_size, last_device_node=handle)
 
-    def _put(self, key: Any, pages: _Ids, rank: int, after: Any = None, **pin: bool) -> Any:
+    def _put(self, key: Any, pages: NDArray[Any], rank: int, after: Any = None, **how: Any) -> Any:
         """SGLang's priorities from -50 to 50 are those of the tree; beyond, the nearest."""
         name = () if after else (key.extra_key, key.cache_salt)
-        how = {"priority": min(max(50 + rank, 0), 100), "return_handle": True, "after": after}
-        return self.tree.insert(np.asarray(key.token_ids, np.int64), pages, *name, **how, **pin)
+        tokens = np.asarray(key.token_ids, np.int64)[: len(pages) * self.page_size + self.is_eagle]
+        how |= {"priority": min(max(50 + rank, 0), 100), "return_handle": True, "after": after}
+        return self.tree.insert(tokens, pages, *name, **how)
 
-    def _tell(self, key: Any, ids: _Ids, known: int, after: Any = None) -> None:
+    def _tell(self, key: Any, ids: NDArray[Any], known: int, after: Any = None) -> None:
         if self.kv_events.enabled and known < len(ids):
             front = self.tree.pages_of(after) if after and not known else ids[:known]
-            self.kv_events.stored(key[known * self.page_size :], front, ids[known:])
+            new = slice(known * self.page_size, len(ids) * self.page_size)
+            self.kv_events.stored(key[new], front, ids[known:])
 
     def checkpoint(self, req: Any, *, up_to: int, **_: Any) -> None:
         """Put in what a request has computed since it last did, and lock it."""
@@ -166,7 +167,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
 
     def evictable_size(self) -> int:
         """Return the tokens that may go."""
-        return self.tree.num_evictable * self.page_size
+        return int(self.tree.num_evictable * self.page_size)
 
     def protected_size(self) -> int:
         """Return the tokens that are locked."""
@@ -174,7 +175,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
 
     def total_size(self) -> int:
         """Return the tokens in the tree."""
-        return self.tree.num_cached * self.page_size
+        return int(self.tree.num_cached * self.page_size)
 
     def all_values_flatten(self) -> torch.Tensor:
         """Return the slots of the tree."""
@@ -188,14 +189,14 @@ class KVCoreRadixCache(base.BasePrefixCache):
         """Print the runs of the tree."""
         print(*self.tree.runs(), self.tree, sep="\n")
 
-    def _pages(self, slots: torch.Tensor) -> _Ids:
-        return np.asarray(slots[:: self.page_size].cpu()) // self.page_size
+    def _pages(self, slots: torch.Tensor) -> Any:
+        return slots[:: self.page_size].cpu().numpy() // self.page_size
 
-    def _slots(self, pages: _Ids) -> torch.Tensor:
-        slots = np.add.outer(pages * np.int64(self.page_size), np.arange(self.page_size)).ravel()
-        return torch.from_numpy(slots).to(self.token_to_kv_pool_allocator.device)
+    def _slots(self, pages: NDArray[Any]) -> torch.Tensor:
+        slots = pages[:, None] * np.int64(self.page_size) + np.arange(self.page_size)
+        return torch.from_numpy(slots.ravel()).to(self.token_to_kv_pool_allocator.device)
 
-    def _free(self, pages: _Ids) -> None:
+    def _free(self, pages: NDArray[Any]) -> None:
         self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["dfs_weight_order"]
-
 
 def dfs_weight_order(paths: list[list[int]]) -> list[int]:
     """Return the indices of requests as a walk meets their prefixes, given by page ids.
