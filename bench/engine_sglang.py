@@ -156,6 +156,18 @@ def checkpoint_rows(quick: bool) -> list[Row]:
     return rows_of("checkpoint", "a page more behind 8k tokens", bodies, 10, quick)
 
 
+def evictions(side: Any, params: Any) -> Body:
+    """Return the body of evictions from a pool that is full, as pools are that evict."""
+    evict, allocator = side.cache.evict, side.allocator
+
+    def body(items: Sequence[Any]) -> None:
+        allocator.alloc(allocator.available_size())
+        for _ in items:
+            evict(params)
+
+    return body
+
+
 def evict_rows(quick: bool) -> list[Row]:
     """Evict 128 tokens of 20,000 prompts."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -165,8 +177,7 @@ def evict_rows(quick: bool) -> list[Row]:
     for name, side in caches(leaves * PAGE).items():
         for i in range(leaves):
             put(side, array("q", [i] * PAGE))
-        params = EvictParams(num_tokens=128)
-        bodies[name] = calls(partial(side.cache.evict, params))
+        bodies[name] = evictions(side, EvictParams(num_tokens=128))
     return rows_of("evict", f"evict 128 tokens of {leaves:,} leaves", bodies, 20, quick)
 
 
