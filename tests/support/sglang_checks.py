@@ -246,7 +246,7 @@ def the_backend_is_registered_and_says_what_it_refuses() -> None:
     assert type(make(context())) is KVCoreRadixCache
     windows = context(is_hybrid_swa=True, full_tokens_per_layer=0)
     assert type(make(windows)) is KVCoreWindowCache
-    refused = [
+    refused: list[dict[str, Any]] = [
         {"is_hybrid_ssm": True},
         {"is_hybrid_swa": True, "full_tokens_per_layer": 9},
         {"eviction_policy": "mru"},

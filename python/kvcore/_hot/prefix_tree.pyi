@@ -55,7 +55,7 @@ class PrefixTree:
         page_size: int,
         eviction: EvictionPolicy | str = "lru",
         *,
-        token_dtype: DTypeLike = ...,
+        token_dtype: DTypeLike = "int32",
         paired: bool = False,
     ) -> Self: ...
     @property

@@ -92,7 +92,7 @@ cdef class PrefixTree:
     ([7], 1)
     """
 
-    def __cinit__(self, page_size, eviction="lru", *, token_dtype=np.int32, bint paired=False):
+    def __cinit__(self, page_size, eviction="lru", *, token_dtype="int32", bint paired=False):
         self._shape = shape_of(token_dtype, paired)
         cdef int64_t size = as_int(page_size, "page_size")
         cdef int64_t most = INT32_HIGH // self._shape.words
