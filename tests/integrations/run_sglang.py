@@ -11,6 +11,7 @@ one differs that `EXPECTED` does not name.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
@@ -99,10 +100,11 @@ def main() -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     wheel = options.wheel or sglang_sources.fetch(options.cache)
     sglang_sources.open_sources(wheel, options.cache)
-    from sglang_failures import CHECKS
+    for module in ("sglang_checks", "sglang_failures", "sglang_traffic"):
+        checks = importlib.import_module(module).CHECKS  # one list, to which each adds its own
 
     results: dict[str, list[str | None]] = {}
-    for name, check in (*CHECKS.items(), *random_calls(options.seeds, options.steps)):
+    for name, check in (*checks.items(), *random_calls(options.seeds, options.steps)):
         results.setdefault(name, []).append(run_check(check))
     failed = 0
     for name, causes in results.items():

@@ -18,6 +18,7 @@ from sglang.srt.mem_cache import registry
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from sglang.srt.plugins import load_plugins_by_group
 
 import kvcore
 import kvcore.integrations.sglang as plugin
@@ -226,7 +227,11 @@ def context(**options: Any) -> Any:
     params.eviction_policy = options.pop("eviction_policy", "lru")
     params.eviction_policy_config = options.pop("config", None)
     params.sliding_window_size = 8
-    given: dict[str, Any] = {"disable_radix_cache": False, "is_hybrid_swa": False, "is_hybrid_ssm": False}
+    given: dict[str, Any] = {
+        "disable_radix_cache": False,
+        "is_hybrid_swa": False,
+        "is_hybrid_ssm": False,
+    }
     given |= {"full_tokens_per_layer": None} | options
     return SimpleNamespace(params=params, **given)
 
@@ -240,7 +245,8 @@ def the_backend_is_registered_and_says_what_it_refuses() -> None:
     }
     for name, bag in bags.items():
         setattr(served, name, lambda bag=bag: bag)
-    plugin.register()
+    found = load_plugins_by_group("sglang.srt.plugins")["kvcore"][0]
+    found()
     make = registry.get_radix_cache_factory("kvcore")
     assert make is plugin.make_cache
     assert type(make(context())) is KVCoreRadixCache

@@ -117,6 +117,24 @@ def test_a_pinned_handle_that_is_dropped_lets_go() -> None:
     assert tree.num_evictable == 2
 
 
+def test_code_that_runs_while_pages_are_read_may_evict_what_they_come_behind() -> None:
+    tree = PrefixTree(1)
+    after = tree.insert([1, 2], [1, 2], return_handle=True)[2]
+
+    class Page:
+        def __index__(self) -> int:
+            tree.evict(9)
+            return 3
+
+    pages: Any = [Page()]
+    with pytest.raises(kvcore.InvalidHandleError):
+        tree.insert([3], pages, after=after, return_handle=True, pin=True)
+    assert tree.num_cached == 0
+    with pytest.raises(kvcore.InvalidHandleError):
+        tree.pages_of(after, pages[0])
+    tree.check_integrity()
+
+
 def test_what_a_tree_of_tokens_refuses() -> None:
     tree: Any = PrefixTree(2, token_dtype=np.int64, paired=True)
     handle = tree.insert([1, 2, 3], [5], return_handle=True)[2]
