@@ -135,6 +135,26 @@ def test_code_that_runs_while_pages_are_read_may_evict_what_they_come_behind() -
     tree.check_integrity()
 
 
+@pytest.mark.parametrize("pin", [False, True])
+def test_memory_that_python_has_not_leaves_no_trace(pin: bool) -> None:
+    memory = pytest.importorskip("_testcapi")
+    failures = 0
+    for first in range(60):
+        tree = PrefixTree(2, token_dtype=np.int64)
+        after = tree.insert([1, 2, 3, 4], [1, 2], "x", return_handle=True, pin=True)[2]
+        try:
+            memory.set_nomemory(first, first + 1)  # of the allocations from now on, this one
+            try:
+                tree.insert([5, 6], [3], after=after, return_handle=True, pin=pin)
+            finally:
+                memory.remove_mem_hooks()
+        except MemoryError:
+            failures += 1
+            assert (tree.num_cached, tree.num_evictable) == (2, 0)
+        tree.check_integrity()
+    assert failures > 3
+
+
 def test_what_a_tree_of_tokens_refuses() -> None:
     tree: Any = PrefixTree(2, token_dtype=np.int64, paired=True)
     handle = tree.insert([1, 2, 3], [5], return_handle=True)[2]
