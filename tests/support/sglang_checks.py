@@ -261,6 +261,9 @@ def the_backend_is_registered_and_says_what_it_refuses() -> None:
     ]
     for options in refused:
         expect_refusal(make, context(**options))
+    sparse = context()
+    sparse.params.token_to_kv_pool_allocator = SimpleNamespace()
+    expect_refusal(make, sparse)
     for name in settings:
         setattr(bags["get_memory"], name, True)
         expect_refusal(make, context())

@@ -100,18 +100,18 @@ def verify(side: Side, failing: Failing) -> None:
 def a_failing_free_is_made_up_for() -> None:
     side = Side(KVCoreRadixCache, 4, 256)
     put(side, list(range(32)))
-    free = side.allocator.free_segment
+    free = side.allocator.free_page_ids
 
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("as asked for")
 
-    side.allocator.free_segment = refuse
+    side.allocator.free_page_ids = refuse
     for _ in range(2):
         try:
             side.evict(8)
         except RuntimeError:
             continue
         raise AssertionError("it was to fail")
-    side.allocator.free_segment = free
+    side.allocator.free_page_ids = free
     assert side.evict(4) == 8
     assert side.cache.total_size() + side.allocator.available_size() == 256

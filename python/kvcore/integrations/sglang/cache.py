@@ -136,10 +136,9 @@ class KVCoreRadixCache(base.BasePrefixCache):
             tokens = max(params.num_tokens, params.swa_num_tokens, 0)
             self._unfreed = self.tree.evict(-(-tokens // self.page_size))
         pages = self._unfreed
-        if pages.size:
-            self._free(pages)
-            self._unfreed = _NOTHING
-            self.kv_events.removed(pages)
+        self._free(pages)
+        self._unfreed = _NOTHING
+        self.kv_events.removed(pages)
         self.update_eviction_metrics(pages.size * self.page_size, start)
         return base.EvictResult(pages.size * self.page_size)
 
@@ -197,7 +196,8 @@ class KVCoreRadixCache(base.BasePrefixCache):
         return torch.from_numpy(slots.ravel()).to(self.token_to_kv_pool_allocator.device)
 
     def _free(self, pages: NDArray[Any]) -> None:
-        self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)
+        allocator = self.token_to_kv_pool_allocator
+        allocator.free_page_ids(torch.from_numpy(pages.astype(np.int64)).to(allocator.device))
 
 
 class KVCoreWindowCache(KVCoreRadixCache):
@@ -211,3 +211,6 @@ class KVCoreWindowCache(KVCoreRadixCache):
     swa_protected_size = KVCoreRadixCache.protected_size
     sanity_check = PureSWARadixCache.sanity_check
     available_and_evictable_str = PureSWARadixCache.available_and_evictable_str
+
+    def _free(self, pages: NDArray[Any]) -> None:
+        self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)

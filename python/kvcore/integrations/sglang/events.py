@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, StorageMedium
 from sglang.srt.mem_cache.events import KVCacheEventRecorder
-from sglang.srt.mem_cache.radix_cache import RadixKey
 
 
 class PageEvents(KVCacheEventRecorder):
@@ -25,7 +24,6 @@ class PageEvents(KVCacheEventRecorder):
         )
         size = params.token_to_kv_pool_allocator.size // self.page_size + 2 if self.enabled else 0
         self._hashes = np.zeros(size, [("chain", "u1", 32), ("block", "i8")])
-        self._told: list[int] = []
 
     def enqueue(self, event: Any) -> None:
         """Queue an event; of new pages also remember by which hashes."""
@@ -36,12 +34,12 @@ class PageEvents(KVCacheEventRecorder):
     def stored(self, key: Any, front: NDArray[np.int32], pages: NDArray[np.int32]) -> None:
         """Record new pages with the tokens of `key`, behind the pages `front`."""
         plain = key.extra_key is None and key.cache_salt is None
-        parent = _node(None, RadixKey(key.token_ids[:0]), [], [])
+        parent = _node(None, key[:0], [], [])
         if front.size:
             chain = [self._hashes["chain"][front[-1]].tobytes().hex()]
             parent = _node(parent, key, chain, chain)
         node = _node(parent, key, None if plain else [], None)
-        self._told = []
+        self._told: list[int] = []
         self.record_store(node)
         chains = bytes.fromhex("".join(node.hash_value if plain else node.event_hash_value))
         self._hashes["chain"][pages] = np.frombuffer(chains, np.uint8).reshape(-1, 32)
@@ -49,7 +47,7 @@ class PageEvents(KVCacheEventRecorder):
 
     def removed(self, pages: NDArray[np.int32]) -> None:
         """Record that pages are no longer cached."""
-        if self.enabled:
+        if self.enabled and pages.size:
             hashes = self._hashes["block"][pages].tolist()
             self.enqueue(BlockRemoved(block_hashes=hashes, medium=StorageMedium.GPU))
 

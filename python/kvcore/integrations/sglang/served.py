@@ -19,6 +19,7 @@ _OTHERS = (
 def cache_class(context: Any) -> type[KVCoreRadixCache]:
     """Return the class of a model's cache. NotImplementedError for what it does not serve."""
     memory, params = get_memory(), context.params
+    allocator = params.token_to_kv_pool_allocator
     policy, config = params.eviction_policy, params.eviction_policy_config
     backup = get_disagg().disaggregation_decode_retraction_backup
     windows = context.is_hybrid_swa and context.full_tokens_per_layer == 0
@@ -28,8 +29,7 @@ def cache_class(context: Any) -> type[KVCoreRadixCache]:
         f"--disaggregation-decode-retraction-backup {backup}": backup == "host_pool",
         f"--radix-eviction-policy {policy}": policy.lower() not in KVCoreRadixCache.POLICIES,
         f"--radix-eviction-policy-config {config}": config and config != {"protected_threshold": 2},
-        "other pages than its allocator's": params.token_to_kv_pool_allocator.page_size
-        != params.page_size,
+        type(allocator).__name__: not (windows or hasattr(allocator, "free_page_ids")),
     }
     for what in (what for what, is_asked_for in refused.items() if is_asked_for):
         raise NotImplementedError(
