@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sglang.srt.arg_groups.fields import memory
 from sglang.srt.mem_cache import registry
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
@@ -239,6 +240,9 @@ def context(**options: Any) -> Any:
 @check
 def the_backend_is_registered_and_says_what_it_refuses() -> None:
     settings = dict.fromkeys(served._OTHERS, False)
+    assert settings.keys() <= {*memory.Memory.__annotations__}, (
+        "an option of SGLang has another name"
+    )
     bags = {
         "get_memory": SimpleNamespace(**settings),
         "get_disagg": SimpleNamespace(disaggregation_decode_retraction_backup="none"),
