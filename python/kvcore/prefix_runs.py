@@ -21,8 +21,9 @@ class PrefixRun:
         Index, in the same list, of the run that it continues; None where it begins a prefix.
     start : int
         Pages in front of it.
-    tokens : int32 [n * page_size]
-        As the tree has them: under extra keys they are ids below -2**30.
+    tokens : int32 or int64 [n * page_size]
+        As the tree has them: under extra keys they are ids below -2**30. In a tree of pairs one
+        more: the first one begins the first pair.
     pages : int32 [n]
     extra_key, cache_salt : str or None
         Namespace.
@@ -32,7 +33,7 @@ class PrefixRun:
 
     parent: int | None
     start: int
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32] | NDArray[np.int64]
     pages: NDArray[np.int32]
     extra_key: str | None
     cache_salt: str | None

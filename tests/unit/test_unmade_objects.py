@@ -14,7 +14,7 @@ import kvcore
 from builders import claimed, make_context, make_manager, make_params, prefilled
 from kvcore._hot.claims import RowClaims
 from kvcore._hot.engine import StepEngine
-from kvcore._hot.prefix_tree import PrefixHandle
+from kvcore._hot.prefix_handle import PrefixHandle
 
 CALLS: dict[str, Callable[[Any], object]] = {
     "claim": lambda m: m.claim("a"),

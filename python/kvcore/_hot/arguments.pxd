@@ -14,6 +14,8 @@ cdef int64_t INT32_HIGH
 cdef int64_t as_int(object value, str name) except? -1
 cdef int32_t narrow_token(object token, Py_ssize_t position) except? -1
 cdef cnp.ndarray as_tokens(object tokens)
+cdef int64_t tokens_ahead(object lookahead) except -1
+cdef int32_t* room_in(cnp.ndarray out) except NULL
 cdef bytes make_namespace(object extra_key, object cache_salt)
 # Of contexts and objects like them, whose code may run.
 cdef object no_context(object item)

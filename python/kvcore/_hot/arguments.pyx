@@ -190,3 +190,20 @@ cdef object id_of(object context):
         return context.request_id
     except AttributeError:
         raise no_context(context) from None
+
+
+cdef int64_t tokens_ahead(object lookahead) except -1:
+    """How far behind the last whole page a search looks; ValueError for less than nothing."""
+    cdef int64_t ahead = as_int(lookahead, "lookahead")
+    if ahead < 0:
+        raise ValueError(f"lookahead is {ahead}, must be at least 0 tokens")
+    return ahead
+
+
+cdef int32_t* room_in(cnp.ndarray out) except NULL:
+    """Return where an array that is to be written begins; runs no code of a subclass."""
+    if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1:
+        raise TypeError("out must be an int32 array of one dimension")
+    if not cnp.PyArray_ISCARRAY(out):
+        raise ValueError("out must be contiguous, writable and in native byte order")
+    return <int32_t*>cnp.PyArray_DATA(out)

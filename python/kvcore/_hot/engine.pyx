@@ -12,7 +12,7 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore._hot cimport forks, prefixes, steps
-from kvcore._hot.arguments cimport as_int, as_tokens, id_of, namespace_of
+from kvcore._hot.arguments cimport as_int, as_tokens, id_of, namespace_of, room_in, tokens_ahead
 from kvcore._hot.claims cimport Claim, not_found
 from kvcore._hot.extra_keys cimport shown_of
 from kvcore._hot.parts cimport check, checked, listen, require_made, reuse_after, tell_time
@@ -321,8 +321,8 @@ cdef class StepEngine(ReservingEngine):
         IndexError, ValueError, TypeError
             A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
         """
-        cdef int64_t ahead = prefixes.tokens_ahead(lookahead)
-        cdef int32_t* to = <int32_t*>NULL if out is None else prefixes.room_in(out)
+        cdef int64_t ahead = tokens_ahead(lookahead)
+        cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         listen(self)

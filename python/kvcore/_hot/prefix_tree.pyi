@@ -3,32 +3,14 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Self
 
+from kvcore._hot.prefix_handle import PrefixHandle
 from kvcore.policies import EvictionPolicy
 from kvcore.prefix_runs import PrefixRun
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
-
-class PrefixHandle:
-    """A matched prefix; goes stale (InvalidHandleError) when pages of its run are evicted.
-
-    Attributes
-    ----------
-    num_pages : int
-    partial_tokens : int
-        Tokens behind these pages that a cached page has too, as many as `match` looked ahead.
-
-    Notes
-    -----
-    A handle that is dropped lets go of what it pinned.
-    """
-
-    @property
-    def num_pages(self) -> int: ...
-    @property
-    def partial_tokens(self) -> int: ...
 
 class PrefixTree:
     """Remember which pages hold which tokens: a radix tree over runs of whole pages.
@@ -41,11 +23,16 @@ class PrefixTree:
         Tokens per page, at least 1.
     eviction : str or kvcore.policies.EvictionPolicy
         Which pages ``evict`` forgets first.
+    token_dtype : numpy dtype
+        int32, or int64 for ids that need more: 4 more bytes per token, to keep and to compare.
+    paired : bool
+        A page holds `page_size` pairs of neighbours, (t0, t1), (t1, t2), ...: n of them are n + 1
+        tokens. No more bytes; for drafts that read a token and the one behind it (EAGLE).
 
     Raises
     ------
     ValueError, TypeError
-        A page size below 1, or no such policy.
+        A page size below 1, or no such policy or dtype.
 
     Notes
     -----
@@ -63,7 +50,14 @@ class PrefixTree:
     ([7], 1)
     """
 
-    def __new__(cls, page_size: int, eviction: EvictionPolicy | str = "lru") -> Self: ...
+    def __new__(
+        cls,
+        page_size: int,
+        eviction: EvictionPolicy | str = "lru",
+        *,
+        token_dtype: DTypeLike = "int32",
+        paired: bool = False,
+    ) -> Self: ...
     @property
     def page_size(self) -> int:
         """Tokens per page."""
@@ -92,6 +86,7 @@ class PrefixTree:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+            Of the pairs [n - 1] in a tree of those.
         extra_key, cache_salt : str, optional
             Namespace.
         touch : bool
@@ -124,6 +119,8 @@ class PrefixTree:
         priority: int = 50,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_handle: Literal[False] = False,
+        after: PrefixHandle | None = None,
+        pin: Literal[False] = False,
     ) -> NDArray[np.int32]:
         """Put whole pages in.
 
@@ -162,6 +159,8 @@ class PrefixTree:
         priority: int = 50,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         return_handle: Literal[True],
+        after: PrefixHandle | None = None,
+        pin: bool = False,
     ) -> tuple[NDArray[np.int32], int, PrefixHandle]:
         """Put whole pages in.
 
@@ -204,6 +203,20 @@ class PrefixTree:
         ------
         InvalidHandleError
             The prefix is not pinned, or the handle is another tree's.
+        """
+    def pages_of(self, handle: PrefixHandle, first: int = 0) -> NDArray[np.int32]:
+        """Return the page ids of a prefix, from page `first` on. Costs copying them.
+
+        Returns
+        -------
+        int32 [handle.num_pages - first]
+
+        Raises
+        ------
+        ValueError
+            There is no such page.
+        InvalidHandleError
+            The handle is stale, or another tree's.
         """
     def evict(self, n: int) -> NDArray[np.int32]:
         """Forget the `n` least valuable unpinned pages, or as many as there are.

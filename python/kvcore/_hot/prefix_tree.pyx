@@ -10,17 +10,28 @@ from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
-from kvcore._hot.arguments cimport INT32_HIGH, as_int, as_tokens, name_view, namespace_of
-from kvcore._hot.extra_keys cimport (
-    ExtraKeys,
-    as_extra_keys,
-    require_plain,
-    show_tokens,
-    shown_of,
-    trees_of,
+from kvcore._hot.arguments cimport (
+    INT32_HIGH,
+    as_int,
+    as_tokens,
+    name_view,
+    namespace_of,
+    room_in,
+    tokens_ahead,
 )
-from kvcore._hot.prefixes cimport room_in, tokens_ahead
+from kvcore._hot.extra_keys cimport ExtraKeys, trees_of
+from kvcore._hot.prefix_handle cimport PrefixHandle, new_handle
 from kvcore._hot.tree_runs cimport runs_of
+from kvcore._hot.tree_tokens cimport (
+    Words,
+    looked_up,
+    name_in,
+    num_words,
+    put_in,
+    shape_of,
+    tokens_of,
+    words_of,
+)
 from kvcore.cpp cimport (
     DuplicatePage,
     EvictionConfig,
@@ -33,62 +44,20 @@ from kvcore.cpp cimport (
     make_policy,
     string_view,
 )
-from kvcore.cpp cimport PrefixHandle as CppPrefixHandle
 from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 import numpy as np
 
-from kvcore.errors import InvalidHandleError, KVCacheError
+from kvcore.errors import KVCacheError
 from kvcore.policies import resolved
 
 cnp.import_array()
 
 
-cdef class PrefixHandle:
-    """A matched prefix; goes stale (InvalidHandleError) when pages of its run are evicted.
-
-    Attributes
-    ----------
-    num_pages : int
-    partial_tokens : int
-        Tokens behind these pages that a cached page has too, as many as `match` looked ahead.
-
-    Notes
-    -----
-    A handle that is dropped lets go of what it pinned.
-    """
-
-    @property
-    def num_pages(self):
-        return self._handle.depth
-
-    cdef int _pin(self) except -1:
-        if self._pins == 0:
-            self._node = self._tree._native.split(self._tree._native.resolve(self._handle))
-        self._tree._native.pin(self._node)
-        self._pins += 1
-        return 0
-
-    cdef int _unpin(self) except -1:
-        if self._pins == 0:
-            raise InvalidHandleError(
-                f"a prefix of {self._handle.depth} pages is not pinned; unpin each pin once"
-            )
-        cdef TreePosition end
-        self._pins -= 1
-        # The prefix may end in another node than when it was matched: remember which.
-        end.node = self._node
-        end.depth = self._handle.depth
-        self._handle = self._tree._native.handle(end)
-        self._tree._native.unpin(self._node, True)
-        return 0
-
-    def __del__(self):
-        while self._pins > 0:
-            self._unpin()
-
-    def __repr__(self):
-        return f"PrefixHandle({self._handle.depth} pages)"
+cdef int require_no_name(object extra_key, object cache_salt) except -1:
+    if extra_key is not None or cache_salt is not None:
+        raise ValueError("the namespace is that of `after`; leave extra_key and cache_salt out")
+    return 0
 
 
 @cython.no_gc_clear  # what dies with a tree may still ask
@@ -103,11 +72,16 @@ cdef class PrefixTree:
         Tokens per page, at least 1.
     eviction : str or kvcore.policies.EvictionPolicy
         Which pages ``evict`` forgets first.
+    token_dtype : numpy dtype
+        int32, or int64 for ids that need more: 4 more bytes per token, to keep and to compare.
+    paired : bool
+        A page holds `page_size` pairs of neighbours, (t0, t1), (t1, t2), ...: n of them are n + 1
+        tokens. No more bytes; for drafts that read a token and the one behind it (EAGLE).
 
     Raises
     ------
     ValueError, TypeError
-        A page size below 1, or no such policy.
+        A page size below 1, or no such policy or dtype.
 
     Notes
     -----
@@ -125,23 +99,25 @@ cdef class PrefixTree:
     ([7], 1)
     """
 
-    def __cinit__(self, page_size, eviction="lru"):
+    def __cinit__(self, page_size, eviction="lru", *, token_dtype="int32", bint paired=False):
+        self._shape = shape_of(token_dtype, paired)
         cdef int64_t size = as_int(page_size, "page_size")
-        if not 1 <= size <= INT32_HIGH:
-            raise ValueError(f"page_size is {size}, must be 1 .. {INT32_HIGH} tokens")
+        cdef int64_t most = INT32_HIGH // self._shape.words
+        if not 1 <= size <= most:
+            raise ValueError(f"page_size is {size}, must be 1 .. {most} tokens")
         name, attention_tokens = resolved(eviction)
         cdef bytes word = name.encode()
         cdef EvictionConfig config
         config.order = eviction_order(name_view(word))
         config.attention_tokens = attention_tokens
         cdef unique_ptr[EvictionPolicy] policy = make_policy(config, <int32_t>size)
-        self._native = new CppPrefixTree(<int32_t>size, move(policy))
+        self._native = new CppPrefixTree(<int32_t>size * self._shape.words, move(policy))
         self._trees = trees_of(self._native)
 
     @property
     def page_size(self):
         """Tokens per page."""
-        return self._native.page_size()
+        return self._native.page_size() // self._shape.words
 
     @property
     def num_cached(self):
@@ -165,6 +141,7 @@ cdef class PrefixTree:
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
+            Of the pairs [n - 1] in a tree of those.
         extra_key, cache_salt : str, optional
             Namespace.
         touch : bool
@@ -188,20 +165,17 @@ cdef class PrefixTree:
         """
         cdef int64_t ahead = tokens_ahead(lookahead)
         cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
-        cdef cnp.ndarray source = as_tokens(tokens)
-        cdef bytes name = namespace_of(extra_key, cache_salt)
-        source = shown_of(self._trees, extra_keys, source)
+        cdef cnp.ndarray source = tokens_of(self._shape, tokens)
+        cdef bytes name = name_in(self._shape, namespace_of(extra_key, cache_salt), source)
+        cdef PrefixHandle handle = new_handle(self, self._native)
+        source = looked_up(self._shape, self._trees, extra_keys, source)
+        cdef Words words = words_of(self._shape, source)
         cdef TreeNode* root = self._native.find_namespace(name_view(name))
         cdef PrefixMatch found
         if root is NULL:
             found.at.node = self._native.find_namespace(string_view())
         else:
-            found = self._native.match(
-                root,
-                <const int32_t*>cnp.PyArray_DATA(source),
-                cnp.PyArray_DIM(source, 0),
-                ahead > 0,
-            )
+            found = self._native.match(root, words.data, words.n, ahead > 0)
         cdef cnp.npy_intp size = found.at.depth
         cdef cnp.ndarray pages = out
         if out is None:
@@ -214,17 +188,20 @@ cdef class PrefixTree:
         if touch:
             self._native.touch(found.at)
         self._native.copy_pages(found.at, 0, to)
-        cdef PrefixHandle handle = self._handle_of(found.at)
-        handle.partial_tokens = <int32_t>min(ahead, <int64_t>found.partial_tokens)
+        handle._handle = self._native.handle(found.at)
+        handle.partial_tokens = <int32_t>min(
+            ahead, <int64_t>found.partial_tokens // self._shape.words
+        )
         return pages if out is None else out[:size], handle
 
     def insert(self, tokens, pages, extra_key=None, cache_salt=None, *, extra_keys=None,
-               priority=50, bint return_handle=False):
+               priority=50, bint return_handle=False, PrefixHandle after=None, bint pin=False):
         """Put whole pages in.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n * page_size]
+            One more in a tree of pairs: the first one begins the first pair.
         pages : list of int, or array int32 or int64 [n]
         priority : int
             0 .. 100, for the priority policy; others ignore it. Pages keep the highest one they
@@ -234,6 +211,11 @@ cdef class PrefixTree:
         return_handle : bool
             Also return how many of the pages, from the first on, the tree had before, and a handle
             of them all. Their ids may be the tree's own.
+        after : PrefixHandle, optional
+            Of at least one page: put these behind it, in its namespace. Costs nothing for what lies
+            in front, and is no use of it.
+        pin : bool
+            With `return_handle`: the handle is pinned. It is no use of the pages until unpinned.
 
         Returns
         -------
@@ -244,48 +226,54 @@ cdef class PrefixTree:
         Raises
         ------
         ValueError
-            The tokens do not fill the pages, or a priority that is none.
+            The tokens do not fill the pages, a priority that is none, a namespace beside `after`,
+            or a pin that nobody gets.
+        InvalidHandleError
+            `after` is stale, or another tree's.
         """
         cdef int64_t wanted = as_int(priority, "priority")
         if not 0 <= wanted <= 100:
             raise ValueError(f"priority is {wanted}, must be 0 .. 100")
+        if pin and not return_handle:
+            raise ValueError("pin=True pins the handle; pass return_handle=True too")
         cdef Retention retention = Retention(<int32_t>wanted)
-        cdef cnp.ndarray run = as_tokens(tokens)
+        cdef cnp.ndarray run = tokens_of(self._shape, tokens)
         cdef cnp.ndarray ids = np.array(as_tokens(pages))
-        cdef bytes name = namespace_of(extra_key, cache_salt)
+        cdef bytes name = name_in(self._shape, namespace_of(extra_key, cache_salt), run)
         cdef vector[DuplicatePage] duplicates
         cdef int64_t n = cnp.PyArray_DIM(ids, 0)
         cdef int32_t* out = <int32_t*>cnp.PyArray_DATA(ids)
         cdef size_t i
-        if cnp.PyArray_DIM(run, 0) != n * self._native.page_size():
+        if num_words(self._shape, run) != n * self._native.page_size():
             raise ValueError(
-                f"{n} pages hold {n * self._native.page_size()} tokens, "
-                f"{cnp.PyArray_DIM(run, 0)} were given; pass whole pages"
+                f"{n} pages hold {n * self.page_size} tokens, "
+                f"{num_words(self._shape, run) // self._shape.words} were given; pass whole pages"
             )
-        cdef tuple keys = as_extra_keys(extra_keys, cnp.PyArray_DIM(run, 0), False)
-        cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(run)
-        cdef ExtraKeys shown  # held till the tree has them
-        if keys is not None:
-            self._trees.expect_keys()
-            shown = show_tokens(keys, data, cnp.PyArray_DIM(run, 0), cnp.PyArray_DIM(run, 0))
+        cdef PrefixHandle handle = new_handle(self, self._native)
+        cdef ExtraKeys shown = put_in(self._shape, self._trees, extra_keys, run)  # held till then
+        cdef const int32_t* data = words_of(self._shape, run).data
+        if shown is not None:
             data = shown.tokens()
-        elif self._trees.is_keyed:
-            require_plain(data, 0, cnp.PyArray_DIM(run, 0))
-        cdef TreeNode* root = self._native.open_namespace(name_view(name))
         cdef TreePosition end
-        cdef PrefixHandle handle = None
-        self._native.pin(root)  # an empty namespace goes when nobody holds it
-        try:
-            end.node = self._native.insert(root, data, out, <int32_t>n, duplicates, retention)
+        cdef TreeNode* base
+        if after is None:
+            base = self._native.open_namespace(name_view(name))
             end.depth = <int32_t>n
-            self._native.pin(end.node)
-            self._native.unpin(end.node, True)
-            if n == 0:  # an empty namespace goes
+        else:
+            require_no_name(extra_key, cache_salt)
+            base = after.end_in(self)
+            end.depth = after._handle.depth + <int32_t>n
+        self._native.pin(base)  # an empty namespace goes when nobody holds it
+        try:
+            end.node = self._native.insert(base, data, out, <int32_t>n, duplicates, retention)
+            if end.depth == 0:  # an empty namespace goes
                 end.node = self._native.find_namespace(string_view())
-            if return_handle:
-                handle = self._handle_of(end)
+            handle._handle = self._native.handle(end)
+            handle._take(end.node)
+            if not pin:
+                handle._unpin()
         finally:
-            self._native.unpin(root, False)
+            self._native.unpin(base, False)
         for i in range(duplicates.size()):
             out[duplicates[i].index] = duplicates[i].cached
         return (ids, duplicates.size(), handle) if return_handle else ids
@@ -298,7 +286,7 @@ cdef class PrefixTree:
         InvalidHandleError
             The handle is stale, or another tree's.
         """
-        self._check_own(handle)
+        handle.check_own(self)
         handle._pin()
 
     def unpin(self, PrefixHandle handle not None):
@@ -309,22 +297,32 @@ cdef class PrefixTree:
         InvalidHandleError
             The prefix is not pinned, or the handle is another tree's.
         """
-        self._check_own(handle)
+        handle.check_own(self)
         handle._unpin()
 
-    cdef PrefixHandle _handle_of(self, TreePosition at):
-        cdef CppPrefixHandle native = self._native.handle(at)  # before code of others can run
-        cdef PrefixHandle handle = PrefixHandle.__new__(PrefixHandle)
-        handle._tree = self
-        handle._handle = native
-        return handle
+    def pages_of(self, PrefixHandle handle not None, first=0):
+        """Return the page ids of a prefix, from page `first` on. Costs copying them.
 
-    cdef int _check_own(self, PrefixHandle handle) except -1:
-        if handle._tree is not self:
-            raise InvalidHandleError(
-                "the handle is another tree's; match the tokens in this one"
-            )
-        return 0
+        Returns
+        -------
+        int32 [handle.num_pages - first]
+
+        Raises
+        ------
+        ValueError
+            There is no such page.
+        InvalidHandleError
+            The handle is stale, or another tree's.
+        """
+        cdef int64_t start = as_int(first, "first")
+        handle.check_own(self)
+        cdef TreePosition at = self._native.resolve(handle._handle)
+        if not 0 <= start <= at.depth:
+            raise ValueError(f"first is {start}, must be 0 .. {at.depth} pages")
+        cdef cnp.npy_intp size = at.depth - start
+        cdef cnp.ndarray pages = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        self._native.copy_pages(at, <int32_t>start, <int32_t*>cnp.PyArray_DATA(pages))
+        return pages
 
     def evict(self, n):
         """Forget the `n` least valuable unpinned pages, or as many as there are.
@@ -367,7 +365,7 @@ cdef class PrefixTree:
         -------
         list of PrefixRun
         """
-        return runs_of(self._native)
+        return runs_of(self._native, self._shape)
 
     def check_integrity(self):
         """Raise AssertionError naming the law that does not hold. O(pages)."""

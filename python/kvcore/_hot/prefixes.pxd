@@ -46,8 +46,6 @@ cdef object match_ahead(
     bint touches, int64_t ahead, cnp.ndarray out, int32_t* to
 )
 # Of both, and of a tree by itself.
-cdef int64_t tokens_ahead(object lookahead) except -1
-cdef int32_t* room_in(cnp.ndarray out) except NULL
 cdef PinnedPrefix pin(
     object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
     bint checks

@@ -10,7 +10,7 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
-from kvcore._hot.arguments cimport as_int, as_tokens, name_view, namespace_of, no_context
+from kvcore._hot.arguments cimport as_tokens, name_view, namespace_of, no_context
 from kvcore._hot.claims cimport ClaimTable
 from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore._hot.extra_keys cimport shown_of
@@ -83,22 +83,6 @@ cdef inline int64_t find(
     else:
         n = native.match(replica, name_view(name), data, n, pages)
     return n * native.config().page_size
-
-
-cdef int64_t tokens_ahead(object lookahead) except -1:
-    cdef int64_t ahead = as_int(lookahead, "lookahead")
-    if ahead < 0:
-        raise ValueError(f"lookahead is {ahead}, must be at least 0 tokens")
-    return ahead
-
-
-cdef int32_t* room_in(cnp.ndarray out) except NULL:
-    """Return where an array that is to be written begins; runs no code of a subclass."""
-    if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1:
-        raise TypeError("out must be an int32 array of one dimension")
-    if not cnp.PyArray_ISCARRAY(out):
-        raise ValueError("out must be contiguous, writable and in native byte order")
-    return <int32_t*>cnp.PyArray_DATA(out)
 
 
 cdef object match_ahead(

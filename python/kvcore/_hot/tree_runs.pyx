@@ -11,6 +11,7 @@ from libcpp.string cimport string
 from libcpp.unordered_map cimport unordered_map
 from libcpp.vector cimport vector
 
+from kvcore._hot.tree_tokens cimport TokenShape
 from kvcore.cpp cimport (
     NamespaceParts,
     PrefixTree,
@@ -21,6 +22,8 @@ from kvcore.cpp cimport (
     read_namespace_name,
     string_view,
 )
+
+import numpy as np
 
 from kvcore.prefix_runs import PrefixRun
 
@@ -47,7 +50,7 @@ cdef extern from *:
         bint is_pinned
 
 
-cdef list runs_of(const PrefixTree* tree):
+cdef list runs_of(const PrefixTree* tree, TokenShape shape):
     """Return the runs of a tree, all copied before the first object is made: code may run then."""
     cdef vector[const_node_ptr] nodes = tree.runs()
     cdef vector[CopiedRun] copies
@@ -70,15 +73,39 @@ cdef list runs_of(const PrefixTree* tree):
         tree.copy_pages(at, copies[i].start, copies[i].pages.data())
         copies[i].name.assign(name.data(), name.size())
         copies[i].is_pinned = tree.is_protected(at)
-    return [run_of(copies[i]) for i in range(copies.size())]
+        if shape.paired:
+            begin_pairs(tree, parent, shape.words, copies[i])
+    return [run_of(copies[i], shape) for i in range(copies.size())]
 
 
-cdef object run_of(const CopiedRun& run):
+cdef int begin_pairs(const PrefixTree* tree, const TreeNode* parent, int32_t words,
+                     CopiedRun& run) except -1:
+    """Put the token in front that the first pair begins with: the one before, or the name's."""
+    cdef size_t size = run.name.size() - sizeof(int64_t)
+    cdef vector[TokenId] front
+    cdef TreePosition at
+    if parent is NULL:
+        front.resize(2)
+        memcpy(front.data(), run.name.data() + size, sizeof(int64_t))
+        front.resize(words)  # the low one comes first
+    else:
+        at.node = <TreeNode*>parent
+        at.depth = PrefixTree.depth_of(parent)
+        front = tree.tokens_of(at, at.depth - 1)
+        front.erase(front.begin(), front.end() - words)
+    run.name.resize(size)
+    front.insert(front.end(), run.tokens.begin(), run.tokens.end())
+    run.tokens.swap(front)
+    return 0
+
+
+cdef object run_of(const CopiedRun& run, TokenShape shape):
     cdef NamespaceParts parts = read_namespace_name(string_view(run.name.data(), run.name.size()))
+    tokens = array_of(run.tokens)
     return PrefixRun(
         None if run.parent < 0 else run.parent,
         run.start,
-        array_of(run.tokens),
+        tokens if shape.words == 1 else tokens.view(np.int64),
         array_of(run.pages),
         text_of(parts.extra_key),
         text_of(parts.cache_salt),
