@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manager: vLLM's calls as kvcore's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.request import RequestStatus
+
+from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
+from kvcore.integrations.vllm.pool import Kept, PageIds, Pool, Row, Rows
+from kvcore.integrations.vllm.request import RequestContext
+
+RUNNING = RequestStatus.RUNNING
+#: Requests that may have pages at a time; each has one at least.
+MOST_REQUESTS = 1 << 16
+
+
+class KVCoreManager(KVCacheManager):
+    """vLLM's KVCacheManager on kvcore, for layers that keep every token."""
+
+    def __init__(self, kv_cache_config: Any, max_model_len: int, *args: Any, **kwargs: Any) -> None:
+        small = dataclasses.replace(kv_cache_config, num_blocks=1)
+        super().__init__(small, max_model_len, *args, **kwargs)
+        self.kv_cache_config = kv_cache_config
+        self.watermark_blocks = int(kwargs.get("watermark", 0.0) * kv_cache_config.num_blocks)
+        (self._single,) = self.coordinator.single_type_managers
+        self._page_size = self._single.block_size
+        self._contexts: dict[str, RequestContext] = {}
+        self._make_core(kv_cache_config.num_blocks)
+        pool = Pool(self, self.coordinator.block_pool, kv_cache_config.num_blocks)
+        self.block_pool = self.coordinator.block_pool = self._single.block_pool = pool
+        self._single.req_to_blocks = Rows(self._contexts, lambda each: Row(self, each))
+        self._single.num_cached_block = Rows(self._contexts, self._num_published)
+
+    def _make_core(self, num_blocks: int) -> None:
+        caching = self.enable_caching
+        self.core: Any = PagedKVCacheManager(
+            KVCacheParams("float16", 1, 1, 1, self._page_size, enable_prefix_caching=caching),
+            min(num_blocks, MOST_REQUESTS),
+            self.max_model_len,
+            num_pages=num_blocks - 1,
+            first_page=1,  # block 0 is vLLM's null block
+            blocks=None,
+            dedup=False,  # vLLM's tables only grow
+            partial_page_reuse=False,
+            reserve_chunks=True,
+        )
+
+    def _num_published(self, context: RequestContext) -> int:
+        return int(context.start_idx // self._page_size)
+
+    def get_computed_blocks(
+        self, request: Any, max_cache_hit_length: int | None = None
+    ) -> tuple[KVCacheBlocks, int, int]:
+        """Find the cached pages of a request's tokens; changes nothing."""
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        length = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
+        pages, hit = self._match(self._context_of(request), length)
+        if not hit:
+            return self.empty_kv_cache_blocks, 0, 0
+        found = PageIds(self.block_pool, pages)
+        if self.enable_kv_cache_events and request.kv_cache_report_mode == "full":
+            self.coordinator.emit_cached_block_events(request, found.blocks)
+        return found, hit, 0
+
+    def _match(self, context: RequestContext, length: int) -> tuple[list[int], int]:
+        if length < self._page_size:
+            return [], 0
+        context.read(length)
+        hit, pages = self.core.match_prefix(
+            context.tokens[:length],
+            context.extra_key,
+            context.cache_salt,
+            extra_keys=context.extra_keys,
+            return_pages=True,
+        )
+        if hit and self.coordinator.drop_eagle_group_ids:
+            hit -= self._page_size  # its last token has to run again
+        return pages[: hit // self._page_size].tolist(), hit
+
+    def _context_of(self, request: Any) -> RequestContext:
+        context = self._contexts.get(request.request_id)
+        if context is None or (context.request is not request and not context.num_pages):
+            first = self._page_size if self.enable_caching else float("inf")
+            context = self._contexts[request.request_id] = RequestContext(request, first)
+        return context
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,  # noqa: ARG002 - found again by tokens
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,  # noqa: ARG002
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> KVCacheBlocks | None:
+        """Take pages for a request's new tokens and publish them; None where they do not fit."""
+        context = self._contexts.get(request.request_id)
+        end = request.num_computed_tokens + num_new_tokens
+        is_running = request.status is RUNNING
+        if (
+            context is not None
+            and is_running
+            and num_new_tokens
+            and end + num_lookahead_tokens <= context.room
+            and end < context.publish_at
+        ):
+            return self.empty_kv_cache_blocks
+        if not num_new_tokens + num_new_computed_tokens + num_external_computed_tokens:
+            raise ValueError("num_new_tokens must be greater than 0 where nothing is computed")
+        context = context or self._context_of(request)
+        computed = request.num_computed_tokens + num_new_computed_tokens
+        computed = min(computed + num_external_computed_tokens, self.max_model_len)
+        slots = min(computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
+        held = context.num_pages
+        if not held:
+            context.hit = num_new_computed_tokens
+        if slots > context.start_idx and (slots > context.room or not is_running):
+            waits = has_scheduled_reqs and not is_running
+            keep_free = self.watermark_blocks if waits else 0
+            whole = min(request.num_tokens, self.max_model_len) if full_sequence_must_fit else 0
+            if not self._reserve(context, slots, keep_free, reserved_blocks, whole):
+                return None
+        first = held or -(-computed // self._page_size)
+        zeroed = first if 0 in skip_zeroing_group_ids else 0
+        cached = 0 if delay_cache_blocks else min(computed + num_new_tokens, request.num_tokens)
+        return self._taken(request, context, held, first, zeroed, cached)
+
+    def _taken(
+        self, request: Any, context: RequestContext, held: int, first: int, zeroed: int, cached: int
+    ) -> KVCacheBlocks:
+        try:
+            ids = self._note_new(context, held, first, zeroed)
+            self._publish(request, cached)
+        except BaseException:
+            if not held:
+                self.free(request)
+            raise
+        return PageIds(self.block_pool, ids) if ids else self.empty_kv_cache_blocks
+
+    def _reserve(
+        self, context: RequestContext, slots: int, keep_free: int, reserved: int, whole: int
+    ) -> bool:
+        is_new = not context.num_pages
+        done = False
+        context.stand(context.start_idx, slots)
+        try:
+            if is_new:
+                self.core.claim(context.request_id)
+            done = (
+                (not (whole and reserved) or self._fits(context, keep_free, whole))
+                and self.core.reserve(
+                    context,
+                    max_hit=context.hit,
+                    keep_free=keep_free + reserved,
+                    must_fit=whole if whole and not reserved else None,
+                )
+                and context.start_idx >= context.hit  # else some of it was evicted since
+            )
+        except CapacityError:
+            pass  # it never fits, which is no error to vLLM
+        finally:
+            if not done and is_new:
+                self._unclaim(context)
+        if done and slots > context.room:
+            context.num_pages = -(-slots // self._page_size)
+            context.room = context.num_pages * self._page_size
+        return done
+
+    def _fits(self, context: RequestContext, keep_free: int, whole: int) -> bool:
+        """Tell whether all of a request would fit; what is reserved for others may serve that."""
+        plan = self.core.plan(context, max_hit=context.hit, keep_free=keep_free, must_fit=whole)
+        return bool(plan.fits)
+
+    def _unclaim(self, context: RequestContext) -> None:
+        if self.core.contains(context.request_id):
+            self.core.release(context.request_id)
+        context.start_idx = 0
+
+    def _note_new(self, context: RequestContext, held: int, first: int, zeroed: int) -> list[int]:
+        """Return the ids from `first` on, all of which are new from `held` or the hit on."""
+        start = max(held, context.hit // self._page_size)
+        if context.num_pages <= start:
+            return []
+        taken: list[int] = self.core.get_req_blocks(context.request_id, first=start)
+        self.block_pool.note_taken(taken)
+        if self._single.records_new_block_ids:
+            self._single.new_block_ids += taken[max(zeroed - start, 0) :]
+        return taken[first - start :]
+
+    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        """Publish the full pages of the first `num_computed_tokens` tokens."""
+        self._publish(request, num_computed_tokens)
+
+    def _publish(self, request: Any, num_computed_tokens: int) -> None:
+        context = self._contexts.get(request.request_id)
+        n = self.coordinator.get_num_cacheable_tokens(num_computed_tokens, 0)
+        if context is None or n < context.publish_at:
+            return
+        n = min(n, request.num_tokens, context.room)  # with drafts vLLM may count beyond its slots
+        if n < context.publish_at:
+            return
+        first = context.start_idx // self._page_size
+        context.read(n)
+        context.stand(n, n + 1)
+        self.core.step([context])
+        context.publish_at = (n // self._page_size + 1) * self._page_size
+        if self.enable_kv_cache_events or type(request.block_hashes) is list:
+            self._note_hashes(request, context, first, n // self._page_size)
+
+    def _note_hashes(self, request: Any, context: RequestContext, first: int, last: int) -> None:
+        ids = self.core.get_req_blocks(context.request_id, first=first)[: last - first]
+        last = min(last, len(request.block_hashes))
+        pages = [self.block_pool.null_block] * first + [self.block_pool.blocks[i] for i in ids]
+        self.block_pool.cache_full_blocks(request, pages, first, last, self._page_size, 0)
+
+    def free(self, request: Any) -> None:
+        """Let go of a request's pages; published ones stay cached."""
+        self.block_pool.free_blocks(self.pop_blocks_for_free(request))
+
+    def pop_blocks_for_free(self, request: Any) -> list[Any]:
+        """Forget a request; what is returned has its pages until ``block_pool.free_blocks``."""
+        context = self._contexts.pop(request.request_id, None)
+        return [Kept(context.request_id)] if context is not None and context.num_pages else []
+
+    def remove_skipped_blocks(self, *_: object, **__: object) -> None:
+        """Nothing is skipped where layers keep every token."""
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """Return all pages of a request."""
+        context = self._contexts.get(request_id)
+        if context is None or not context.num_pages:
+            return self.empty_kv_cache_blocks
+        return PageIds(self.block_pool, self.core.get_req_blocks(context.request_id))
+
+    def estimate_cached_tokens(self, request: Any) -> int:
+        """Return how many tokens of a request are in pages that are published."""
+        context = self._contexts.get(request.request_id)
+        return self._num_published(context) * self._page_size if context is not None else 0
+
+    def num_holders(self, block_id: int) -> int:
+        """Count the requests that have a page: for tests, O(everything)."""
+        claims = [each.request_id for each in self._contexts.values() if each.num_pages]
+        return sum(block_id in self.core.get_req_blocks(claim) for claim in claims)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM reads beyond the methods of its manager, as views of kvcore's.
+
+These are ``block_pool.free_blocks``, for connectors ``block_pool.touch``;
+``coordinator.single_type_managers`` with their ``block_size`` and ``kv_cache_spec``;
+``coordinator.get_num_blocks_to_allocate`` and ``.enable_partial_hash_hits``.
+``tests/support/vllm_checks_source.py`` looks for more. A manager's coordinator is vLLM's own, over
+a pool of one block, with `Rows` for its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+class Pages(dict[int, KVCacheBlock]):
+    """The blocks that somebody has asked for, by id; made when they are."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__({0: pool.null_block})
+        self._pool = pool
+
+    def __missing__(self, block_id: int) -> KVCacheBlock:
+        made = self[block_id] = Page(block_id, pool=self._pool)
+        return made
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.values()))
+
+    def __len__(self) -> int:
+        return int(self._pool.num_gpu_blocks)
+
+
+class Page(KVCacheBlock):
+    """A block whose count of references is read off the requests that have it."""
+
+    @property
+    def ref_cnt(self) -> int:
+        """Count them: O(everything)."""
+        return int(self.pool.manager.num_holders(self.block_id))
+
+    @ref_cnt.setter
+    def ref_cnt(self, value: int) -> None:
+        """Nobody but kvcore counts."""
+
+
+class PageIds(KVCacheBlocks):
+    """Pages of the only group by their ids; objects for them are made for who wants those."""
+
+    def __init__(self, pool: Pool, ids: list[int]) -> None:
+        self._pool = pool
+        self._ids = ids
+
+    @property
+    def blocks(self) -> tuple[Sequence[KVCacheBlock], ...]:
+        """The blocks of each group."""
+        pages = self._pool.blocks
+        return ([pages[block_id] for block_id in self._ids],)
+
+    def get_block_ids(
+        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], ...] | None:
+        """Return the ids of each group, or of some; None for none where that is allowed."""
+        if allow_none and not self._ids:
+            return None
+        return (self._ids,) if group_ids is None else tuple(self._ids for _ in group_ids)
+
+
+class Row(Sequence[KVCacheBlock]):
+    """The blocks of a request."""
+
+    def __init__(self, manager: Any, context: Any) -> None:
+        self._manager = manager
+        self._context = context
+
+    def __len__(self) -> int:
+        return int(self._context.num_pages)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._manager.get_blocks(self._context.request.request_id).blocks[0][index]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Rows(Mapping[str, Any]):
+    """A value for each request that has pages."""
+
+    def __init__(self, contexts: dict[str, Any], value: Any) -> None:
+        self._contexts = contexts
+        self._value = value
+
+    def __getitem__(self, request_id: str) -> Any:
+        context = self._contexts[request_id]
+        if not context.num_pages:
+            raise KeyError(request_id)
+        return self._value(context)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, each in self._contexts.items() if each.num_pages])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Kept:
+    """Pages of a request that is gone, which steps that are under way may still write."""
+
+    def __init__(self, claim: int) -> None:
+        self.claim = claim
+
+
+class Pool(BlockPool):
+    """vLLM's pool without blocks of its own: what is free, what was hashed, and the events."""
+
+    def __init__(self, manager: Any, settings: BlockPool, num_blocks: int) -> None:
+        self.__dict__.update(settings.__dict__)
+        self.manager = manager
+        self.num_gpu_blocks = num_blocks
+        self.blocks = Pages(self)
+        self._holds: dict[int, list[Any]] = {}
+        self.free_block_queue = self
+
+    @property
+    def num_free_blocks(self) -> int:
+        """What vLLM's queue of free blocks counts."""
+        return self.get_num_free_blocks()
+
+    def get_num_free_blocks(self) -> int:
+        """Count the pages that a request could get; cached ones that nobody has are among them."""
+        return int(self.manager.core.num_free_blocks)
+
+    def note_taken(self, ids: Iterable[int]) -> None:
+        """Drop what was cached in pages that are somebody's now."""
+        known = self.blocks.keys()
+        if len(known) == 1:  # the null block: most often nobody asks for others
+            return
+        for block_id in ids:
+            if block_id in known:
+                self._maybe_evict_cached_block(self.blocks[block_id])
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        """Give back what `pop_blocks_for_free` and `touch` have kept."""
+        for each in ordered_blocks:
+            if isinstance(each, Kept):
+                self.manager.core.release(each.claim)
+            elif not each.is_null:
+                self._holds[each.block_id].pop().let_go()
+
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Keep blocks until `free_blocks`."""
+        for block in blocks:
+            if not block.is_null:
+                held = self.manager.core.hold([block.block_id])
+                self._holds.setdefault(block.block_id, []).append(held)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Take pages out of the cache whose contents are wrong."""
+        super().evict_blocks(block_ids)
+        self.manager.core.forget(sorted(block_ids))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached; False where requests have pages."""
+        if not super().reset_prefix_cache():
+            return False
+        self.manager.core.reset_prefix_cache()
+        return True

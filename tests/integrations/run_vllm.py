@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs vLLM 0.33's own tests of its scheduler and KV cache manager on kvcore.
+
+    python tests/integrations/run_vllm.py                    # on vLLM's manager, then on kvcore
+    python tests/integrations/run_vllm.py --part connectors  # the tests of its KV connectors
+    python tests/integrations/run_vllm.py --part ours        # kvcore's own tests of the adapter
+    python tests/integrations/run_vllm.py --recheck          # on kvcore; what fails, on vLLM's too;
+                                                             # laws are checked less often
+
+vLLM's sources come from the package index (or ``--source``); what its scheduler imports is
+installed by ``--libraries FOLDER`` (beside torch and transformers), what it never calls is a stub.
+A test passes, or fails on vLLM's own manager too, or is in ``tests/support/vllm_internals.json``
+with the line of it that reads what kvcore does not have. Anything else is an error of the adapter:
+the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+sys.path.insert(0, str(SUPPORT))
+
+import vllm_models  # noqa: E402
+import vllm_sources  # noqa: E402
+
+#: Files of tests that make a manager, or a scheduler with one.
+PARTS = {
+    "core": [
+        "test_prefix_caching.py",
+        "test_scheduler.py",
+        "test_async_scheduler.py",
+        "test_deferred_block_free.py",
+        "test_kv_sharing.py",
+        "test_mamba_align_chunk_split.py",
+        "test_prefix_replay.py",
+        "test_priority_preemption_bug.py",
+        "test_priority_scheduler_random.py",
+        "test_single_type_kv_cache_manager.py",
+        "test_swa_inflight_window_free.py",
+        "test_worker_slot_overflow.py",
+    ],
+    "connectors": [
+        "test_cache_pollution_prevention.py",
+        "test_config.py",
+        "test_decode_bench_connector.py",
+        "test_error_propagation.py",
+        "test_invalid_blocks_correctness.py",
+        "test_kv_load_failure_recovery.py",
+        "test_lmcache_connector.py",
+        "test_multi_connector.py",
+        "test_nixl_connector_hma.py",
+        "test_remote_decode_lifecycle.py",
+        "test_remote_prefill_lifecycle.py",
+    ],
+    "ours": ["vllm_checks_engine.py", "vllm_checks_faults.py", "vllm_checks_source.py"],
+}
+FOLDERS = {
+    "core": "tests/v1/core",
+    "connectors": "tests/v1/kv_connector/unit",
+    "ours": str(SUPPORT),
+}
+#: What vLLM's scheduler imports, beside torch, transformers and what kvcore's own tests need.
+LIBRARIES = [
+    "blake3", "cachetools", "cloudpickle", "einops", "fastapi", "ijson", "jsonschema", "lark",
+    "openai", "opentelemetry-api", "opentelemetry-sdk", "partial-json-parser", "pillow", "psutil",
+    "py-cpuinfo", "pybase64", "python-json-logger", "sentencepiece", "setproctitle", "tiktoken",
+    "watchfiles",
+]  # fmt: skip
+Result = dict[str, Any]
+
+
+def run(source: Path, part: str, tests: list[str], *, on_kvcore: bool, jobs: int) -> list[Result]:
+    """Run tests of vLLM's in a process of their own; return a result for each."""
+    with tempfile.TemporaryDirectory() as folder:
+        vllm_models.write_hub(Path(folder) / "hub")
+        results = Path(folder) / "results"
+        results.touch()
+        environment = os.environ | {
+            "HF_HUB_CACHE": f"{folder}/hub",
+            "HF_HUB_OFFLINE": "1",
+            "KVCORE_RESULTS": str(results),
+            "KVCORE_VLLM": "1" if on_kvcore else "0",
+            "PYTHONPATH": os.pathsep.join(
+                [str(source), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+            ),
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_TARGET_DEVICE": "cpu",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "vllm_plugin",
+            "-p",
+            "no:cacheprovider",
+        ]
+        command += ["--noconftest", "-c", os.devnull, "--rootdir", str(source), "-W", "ignore"]
+        command += ["--tb=short", "--no-header", *(["-n", str(jobs)] if jobs > 1 else [])]
+        done = subprocess.run(
+            [*command, *tests], cwd=source, env=environment, capture_output=True, text=True
+        )
+        lines = [json.loads(line) for line in results.read_text().splitlines()]
+    if done.returncode not in (0, 1) or not lines:
+        sys.exit(f"vLLM's tests do not run:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+    return merged(lines)
+
+
+def merged(lines: list[Result]) -> list[Result]:
+    """Put what was noted of a test together: its worst outcome, and the managers it made."""
+    tests: dict[str, Result] = {}
+    for line in lines:
+        known = tests.setdefault(line["test"], line)
+        if line["outcome"] == "failed":
+            known.update(line | {"managers": known["managers"]})
+        known["managers"] = line["managers"] or known["managers"]
+    return list(tests.values())
+
+
+def cause(result: Result) -> str:
+    """Name why a test failed, without numbers, so that equal ones can be counted."""
+    return re.sub(r"\d+", "N", result["message"])[:100] or "no message"
+
+
+def summary(title: str, results: list[Result]) -> None:
+    """Print how many passed and failed, by cause; and whose managers they had."""
+    counts = collections.Counter(each["outcome"] for each in results)
+    made = [each["managers"] or {} for each in results]
+    on_kvcore = sum(bool(each.get("kvcore")) for each in made)
+    fallback = sum(bool(each.get("own")) and not each.get("kvcore") for each in made)
+    print(f"{title}: {counts['passed']} passed, {counts['failed']} failed, "
+          f"{counts['skipped']} skipped")  # fmt: skip
+    if on_kvcore or fallback:
+        print(f"  {on_kvcore} made a manager of kvcore's, {fallback} fell back to vLLM's alone")
+    causes = collections.Counter(cause(each) for each in results if each["outcome"] == "failed")
+    for text, count in causes.most_common():
+        print(f"  {count:4} x {text}")
+
+
+def internals(source: Path) -> dict[str, Result]:
+    """Read which tests read vLLM's internals, and check that their sources still have the line."""
+    listed = json.loads((SUPPORT / "vllm_internals.json").read_text())
+    for each in listed:
+        text = (source / each["test"].partition("::")[0]).read_text()
+        if each["line"] not in text:
+            sys.exit(f"{each['test']} has no line {each['line']!r}: mend vllm_internals.json")
+    return {each["test"]: each for each in listed}
+
+
+def judge(results: list[Result], own: dict[str, Result], known: dict[str, Result]) -> int:
+    """Print what is neither passed nor explained; return how many."""
+    failed = {each["test"]: each for each in results if each["outcome"] == "failed"}
+    unexplained = 0
+    for test, each in failed.items():
+        if test in known:
+            print(f"internals  {test}: {known[test]['reason']}")
+        elif own.get(test, {}).get("outcome") == "failed":
+            print(f"on vLLM's manager too  {test}")
+        else:
+            unexplained += 1
+            print(f"UNEXPECTED {test}\n    {each['where']}: {each['message']}")
+    ran = {each["test"] for each in results}
+    for test in sorted(ran & known.keys() - failed.keys()):
+        unexplained += 1
+        print(f"UNEXPECTED {test} passes: take it out of vllm_internals.json")
+    return unexplained
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--source", type=Path, help="unpacked sources of vLLM 0.33.0")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/vllm"), help="where they go else"
+    )
+    parser.add_argument(
+        "--libraries", type=Path, help="install what vLLM imports there, and use it"
+    )
+    parser.add_argument("--part", choices=PARTS, default="core")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, with pytest-xdist")
+    parser.add_argument(
+        "--recheck", action="store_true", help="on vLLM's manager what failed alone"
+    )
+    parser.add_argument("-k", dest="select", help="as of pytest")
+    return parser.parse_args()
+
+
+def install(folder: Path) -> None:
+    """Install `LIBRARIES` to a folder that is not there yet, and have tests import from it."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", str(folder)]
+    if not folder.exists():
+        subprocess.run([*pip, *LIBRARIES], check=True)
+    os.environ["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{folder}"
+
+
+def main() -> int:
+    """Run, compare and print; return the exit code."""
+    options = arguments()
+    source = (options.source or vllm_sources.unpacked(options.folder)).resolve()
+    if options.recheck:
+        os.environ.setdefault("KVCORE_CHECK_EVERY", "100")
+    if options.libraries:
+        install(options.libraries.resolve())
+    tests = [f"{FOLDERS[options.part]}/{name}" for name in PARTS[options.part]]
+    tests += ["-k", options.select] if options.select else []
+    own: list[Result] = []
+    if not options.recheck:
+        own = run(source, options.part, tests, on_kvcore=False, jobs=options.jobs)
+        summary("vLLM's own manager", own)
+    results = run(source, options.part, tests, on_kvcore=True, jobs=options.jobs)
+    summary("kvcore", results)
+    failed = [each["test"] for each in results if each["outcome"] == "failed"]
+    if options.recheck and failed:
+        own = run(source, options.part, failed, on_kvcore=False, jobs=1)
+    unexpected = judge(results, {each["test"]: each for each in own}, internals(source))
+    print(f"{unexpected} unexpected")
+    return 1 if unexpected else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pytest plugin under which vLLM's own tests run, on vLLM's manager or on kvcore."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vllm_models
+import vllm_stubs  # noqa: F401 - finds what is not installed
+
+#: Managers that the running test has made: of kvcore's, and of vLLM's own.
+MADE = {"kvcore": 0, "own": 0}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare vLLM before its tests import from it."""
+    config.addinivalue_line("markers", "cpu_test: vLLM's")
+    config.addinivalue_line("markers", "skip_global_cleanup: vLLM's")
+    vllm_models.describe_models()
+    vllm_models.describe_images()
+    if os.environ.get("KVCORE_VLLM") == "1":
+        _rebind()
+
+
+def _rebind() -> None:
+    """Do what the entry point does, and the same where tests take the class from themselves."""
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.core import kv_cache_manager
+
+    load_general_plugins()
+    from vllm.v1.core.sched import scheduler
+
+    from kvcore.integrations.vllm import choice, manager
+
+    class Either(kv_cache_manager.KVCacheManager):  # type: ignore[misc]
+        """A class to tests that want one; its instances are of one of the two."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            made = choice.make_manager(*args, **kwargs)
+            MADE["kvcore" if isinstance(made, manager.KVCoreManager) else "own"] += 1
+            return made
+
+    scheduler.KVCacheManager = kv_cache_manager.KVCacheManager = Either
+
+
+@pytest.fixture(autouse=True)
+def _check_laws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In random tests all laws of kvcore are checked at every step, or every so many."""
+    if os.environ.get("KVCORE_VLLM") != "1" or "random" not in request.node.nodeid:
+        return
+    from kvcore.integrations.vllm.manager import KVCoreManager
+
+    steps = itertools.count()
+    every = int(os.environ.get("KVCORE_CHECK_EVERY", "1"))
+
+    def new_step_starts(self: KVCoreManager) -> None:
+        if next(steps) % every == 0:
+            self.core.check_integrity()
+
+    monkeypatch.setattr(KVCoreManager, "new_step_starts", new_step_starts)
+
+
+@pytest.fixture(autouse=True)
+def _count_managers(request: pytest.FixtureRequest) -> Iterator[None]:
+    MADE.update(kvcore=0, own=0)
+    yield
+    request.node.user_properties.append(("managers", dict(MADE)))
+
+
+@pytest.fixture
+def caplog_vllm(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    """What vLLM logs: the fixture of its own conftest, which needs its kernels."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        yield caplog
+
+
+class Results:
+    """Writes a line of JSON for each test."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._managers: dict[str, Any] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the outcome of a test's call, or of its setup where that fails."""
+        self._managers.update({report.nodeid: dict(report.user_properties).get("managers")})
+        if report.when == "call" or report.outcome != "passed":
+            self._write(report.nodeid, report.outcome, report)
+        elif report.when == "teardown":
+            self._write(report.nodeid, "managers", report)
+
+    def _write(self, test: str, outcome: str, report: Any) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        line = {
+            "test": test,
+            "outcome": outcome,
+            "managers": self._managers.get(test),
+            "where": f"{crash.path}:{crash.lineno}" if crash else "",
+            "message": crash.message.partition("\n")[0] if crash else "",
+        }
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Write results from the process that hears of all tests."""
+    path = os.environ.get("KVCORE_RESULTS")
+    if path and not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(Results(path), "kvcore-results")
