@@ -23,9 +23,7 @@ namespace kvcore {
 
 /// What a CacheManager is built for. Its constructor checks the numbers.
 struct CacheConfig {
-    std::int64_t num_pages = 0;  // of each replica
-    // Where their ids begin: those in front, of memory that is there too, are the caller's.
-    BlockId first_page = 0;
+    std::int64_t num_pages = 0;      // of each replica
     std::int32_t page_size = 128;    // tokens
     std::int64_t max_sequences = 0;  // claimed at a time, in each replica
     std::int64_t max_seq_len = 0;    // tokens
@@ -65,6 +63,8 @@ struct CacheConfig {
     // Where `eviction` goes by priority: of runs below this one no page goes there, nor what is
     // behind them.
     std::int32_t host_min_priority = 0;
+    // Where ids of pages begin: those in front, of memory that is there too, are the caller's.
+    BlockId first_page = 0;
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.
