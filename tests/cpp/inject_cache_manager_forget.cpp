@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forgetting and holding pages when memory runs out: all or nothing.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "failing_scene.hpp"
@@ -13,12 +14,12 @@ using failing_scene::State;
 
 namespace {
 
-const Tokens kPrompt = count_up(0, 22);
+Tokens prompt() { return count_up(0, 22); }
 
 // Two who hold it, one of them with a longer tail, a branch that nobody holds, and a pin.
 void shared_prompt(ManagerScene& scene) {
     scene.put({0, 1, 2, 3, 4, 5, 6, 7, 50, 51, 52, 53, 54});
-    const std::size_t first = scene.served(kPrompt, 90);
+    const std::size_t first = scene.served(prompt(), 90);
     scene.grow(first, 91, 5);
     const std::size_t second = scene.served(count_up(0, 14), 60);
     scene.pin(second);
@@ -56,8 +57,10 @@ void hold_twice_and_release(ManagerScene& scene) {
 }
 
 void all_of(const Mode& mode) {
-    for (const auto& [name, build] :
-         {std::pair{"shared prompt", shared_prompt}, std::pair{"with transfers", with_transfers}}) {
+    using Build = void (*)(ManagerScene&);
+    const std::pair<const char*, Build> scenes[] = {{"shared prompt", shared_prompt},
+                                                    {"with transfers", with_transfers}};
+    for (const auto& [name, build] : scenes) {
         const State state{name, mode, 40, build};
         leaves_no_trace("forget", state, forget);
         leaves_no_trace("hold", state, hold);

@@ -193,9 +193,9 @@ class ManagerFixture {
         constexpr std::int64_t kColumns = 1000;
         std::vector<kvcore::FetchTarget> targets;
         pointers_.reserve(2 * static_cast<std::size_t>(manager.config().num_replicas));
-        for (std::int32_t i = 0; i < manager.config().num_replicas; ++i) {
+        for (std::int64_t i = 0; i < manager.config().num_replicas; ++i) {
             while (count(tables_) <= 2 * i + 1) {
-                memory_.emplace_back(static_cast<std::size_t>(kRows * kColumns));
+                memory_.emplace_back(static_cast<std::size_t>(kRows) * kColumns);
                 lengths_.emplace_back(static_cast<std::size_t>(kRows));
                 tables_.push_back(std::make_unique<kvcore::LookupTable>(memory_.back().data(),
                                                                         kRows, kColumns, ~0U));

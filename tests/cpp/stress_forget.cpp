@@ -72,11 +72,11 @@ class Engine {
         manager_.check_integrity();
         CHECK_EQ(manager_.stats(0).free_pages, config_.num_pages);
         CHECK_EQ(manager_.stats(0).host_cached_pages, 0);
-        CHECK(num_bad > 0 && num_mended > 0);
+        CHECK(num_bad_ > 0 && num_mended_ > 0);
         std::printf("%lld pages went bad, %lld copies brought one, %lld requests were mended\n",
-                    static_cast<long long>(num_bad), static_cast<long long>(num_late),
-                    static_cast<long long>(num_mended));
-        return num_late;
+                    static_cast<long long>(num_bad_), static_cast<long long>(num_late_),
+                    static_cast<long long>(num_mended_));
+        return num_late_;
     }
 
    private:
@@ -137,7 +137,7 @@ class Engine {
         if (owed.live == nullptr || !owed.live->may_bring) return;
         owed.live->may_bring = false;
         look_for_wrong(*owed.live);
-        num_late += owed.live->right == kRight ? 0 : 1;
+        num_late_ += owed.live->right == kRight ? 0 : 1;
     }
     void finish_all() {
         while (!owed_.empty()) finish_one();
@@ -261,7 +261,7 @@ class Engine {
             if (live->right == kRight || live->right > live->request.start) continue;
             const std::int64_t n = live->right - (random_.chance(50) ? live->right % 4 : 0);
             cut_to(*live, n);
-            num_mended += live->right == kRight ? 1 : 0;
+            num_mended_ += live->right == kRight ? 1 : 0;
             return;
         }
     }
@@ -277,7 +277,7 @@ class Engine {
         if (pages.empty()) return;
         const BlockId page = random_.pick(pages);
         if (manager_.forget(0, &page, 1) == 0) return;  // not cached
-        ++num_bad;
+        ++num_bad_;
         const std::int64_t before = live.right;
         const Digest was = memory_.page(0, page)[3];  // stands for all tokens in front
         spoil(memory_.page(0, page));
@@ -338,9 +338,9 @@ class Engine {
     std::vector<Owed> owed_;
     std::vector<kvcore::PinHandle> pins_;
     std::vector<kvcore::HeldPages> holds_;
-    std::int64_t num_bad = 0;
-    std::int64_t num_late = 0;
-    std::int64_t num_mended = 0;
+    std::int64_t num_bad_ = 0;
+    std::int64_t num_late_ = 0;
+    std::int64_t num_mended_ = 0;
 };
 
 }  // namespace
