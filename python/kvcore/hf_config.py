@@ -38,6 +38,12 @@ def _check_decoder(text: Config) -> None:
             f"is_encoder_decoder of the config is true: {text.get('model_type', 'this model')} "
             f"caches cross attention too, which kvcore does not"
         )
+    if text.get("n_recurrent_loops") is not None:
+        raise ValueError(
+            f"n_recurrent_loops of the config is {text['n_recurrent_loops']}: "
+            f"{text.get('model_type', 'this model')} runs layers again and again, each time with K "
+            f"and V of their own, of which kvcore does not keep count"
+        )
 
 
 def _check_grouped(text: Config) -> None:

@@ -150,6 +150,7 @@ def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
     ("rest", "words"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, ["t5", "is_encoder_decoder"]),
+        ({"model_type": "dory", "n_recurrent_loops": 2}, ["dory", "n_recurrent_loops"]),
         ({"model_type": "mamba", "state_size": 16}, ["mamba", "state_size"]),
         ({"model_type": "jamba", "mamba_d_state": 16}, ["jamba", "mamba_d_state"]),
         ({"model_type": "qwen3_next", "linear_num_key_heads": 16}, ["qwen3_next"]),

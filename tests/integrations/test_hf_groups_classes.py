@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import (  # noqa: E402
 from kvcore import KVCacheParams  # noqa: E402
 from kvcore.groups import ChunkedLocal, FullAttention  # noqa: E402
 from kvcore.groups.packing import row_widths  # noqa: E402
+from kvcore.integrations.transformers.names import CACHE  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -257,7 +258,7 @@ def cache_of(name: str) -> tuple[Any, Any]:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     with torch.no_grad():
         told = model(torch.randint(1, 90, (1, TOKENS)), use_cache=True)
-    return config, told.past_key_values
+    return config, told[CACHE]
 
 
 @pytest.mark.parametrize("name", MODELS)

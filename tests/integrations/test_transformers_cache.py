@@ -27,6 +27,7 @@ from cache_models import (  # noqa: E402
 )
 from kvcore import CapacityError, InsufficientBlocksError, paged  # noqa: E402
 from kvcore.integrations.transformers import KVCoreCache  # noqa: E402
+from kvcore.integrations.transformers.names import CACHE  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,7 +75,7 @@ def test_logits_do_not_depend_on_the_pages_at_all() -> None:
 
     def logits(cache: Any) -> Any:
         with torch.no_grad():
-            parts = [model(part, past_key_values=cache).logits for part in ids.split(7, dim=1)]
+            parts = [model(part, **{CACHE: cache}).logits for part in ids.split(7, dim=1)]
         return torch.cat(parts, dim=1)
 
     one, other = (logits(KVCoreCache(model.config, page_size=size)) for size in (1, 5))
@@ -149,7 +150,7 @@ def test_output_changes_where_a_page_is_overwritten() -> None:
     cache = KVCoreCache(model.config, page_size=3)
     ids = prompts(1)
     with torch.no_grad():
-        model(ids[:, :8], past_key_values=cache)
+        model(ids[:, :8], **{CACHE: cache})
     assert cache.manager is not None
     (page,) = cache._rows.pages()[0][1:2]
     cache._rows._blocks[page] = 7.0
@@ -175,7 +176,7 @@ def test_beams_of_a_prompt_in_the_cache_never_hold_it_twice() -> None:
     ids = prompts(1, 64)
     cache = KVCoreCache(model.config, page_size=4)
     with torch.no_grad():
-        model(ids[:, :60], past_key_values=cache)
+        model(ids[:, :60], **{CACHE: cache})
     cache.batch_repeat_interleave(4)
     assert cache.held_pages == 15
     tokens = generate(model, ids, cache, num_beams=4)
@@ -206,7 +207,7 @@ def test_a_deleted_cache_holds_nothing_and_its_copies_keep_theirs() -> None:
     model = make_model("llama")
     cache = KVCoreCache(model.config, page_size=3)
     with torch.no_grad():
-        model(prompts(2, 7), past_key_values=cache)
+        model(prompts(2, 7), **{CACHE: cache})
     other = copy.deepcopy(cache)
     assert other.manager is cache.manager
     assert held(other) == 6
@@ -226,7 +227,7 @@ def test_copies_of_a_prefix_share_it_and_go_their_own_ways() -> None:
     system, tails = prompts(1, 22, seed=7), prompts(3, 5, seed=8)
     cache = KVCoreCache(model.config, page_size=4, num_pages=100)
     with torch.no_grad():
-        model(system, past_key_values=cache)
+        model(system, **{CACHE: cache})
     for row, tail in enumerate(tails.split(1)):
         ids = torch.cat([system, tail], dim=1)
         own = copy.deepcopy(cache)
@@ -281,4 +282,4 @@ def test_examples_of_the_guide_run() -> None:
     page = (Path(__file__).parents[2] / "docs" / "drop_in_cache.md").read_text()
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
     assert len(blocks) == 3
-    exec("\n".join(blocks), {})
+    exec(re.sub(r"\bcache=", f"{CACHE}=", "\n".join(blocks)), {})

@@ -13,6 +13,8 @@ from conftest import require
 torch = require("torch")
 transformers = require("transformers")
 
+from kvcore.integrations.transformers.names import CACHE  # noqa: E402
+
 VOCABULARY = 199
 NEW = 14
 
@@ -111,7 +113,7 @@ def padded(ids: Any) -> tuple[Any, Any]:
 
 def generate(model: Any, ids: Any, cache: Any, **how: Any) -> Any:
     how = {"do_sample": False, "max_new_tokens": NEW, "attention_mask": torch.ones_like(ids)} | how
-    return model.generate(ids, past_key_values=cache, **how)
+    return model.generate(ids, **{CACHE: cache}, **how)
 
 
 # -- ways of generating: (model, empty cache) -> token ids ---------------------------------------
@@ -163,14 +165,14 @@ def selected(model: Any, cache: Any) -> Any:
     """Rows of a filled cache, repeated, some of them, in another order, then each on its own."""
     ids = prompts(2)
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE: cache})
         cache.batch_repeat_interleave(3)
         cache.batch_select_indices(torch.tensor([4, 1, 3, 0]))
         taken = ids.repeat_interleave(3, dim=0)[[4, 1, 3, 0]]
         last = prompts(4, 1, seed=5)
         for _ in range(NEW):
             taken = torch.cat([taken, last], dim=1)
-            last = model(last, past_key_values=cache).logits[:, -1:].argmax(-1)
+            last = model(last, **{CACHE: cache}).logits[:, -1:].argmax(-1)
     return taken
 
 

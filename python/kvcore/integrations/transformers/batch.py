@@ -13,6 +13,7 @@ from kvcore import ops
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.integrations.transformers.latents import LatentLayer, keeps_latents
+from kvcore.integrations.transformers.names import CACHE
 from kvcore.integrations.transformers.rules import AttentionRule, query_scales
 from kvcore.integrations.transformers.slots import BatchStates
 from kvcore.integrations.transformers.tensors import array_of, tensor_of
@@ -116,7 +117,7 @@ class PackedBatch:
             "input_ids": torch.from_numpy(self._tokens)[None],
             "position_ids": torch.from_numpy(self._positions)[None],
             "logits_to_keep": torch.from_numpy(self.last_rows if rows is None else rows),
-            "past_key_values": self._tray,
+            CACHE: self._tray,
             "use_cache": False,
             "kvcore_batch": self,
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCoreCache: a cache for ``model.generate(past_key_values=...)`` whose K and V lie in pages."""
+"""KVCoreCache: a cache for ``model.generate(cache=...)`` whose K and V lie in pages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class KVCoreCache(Cache):
     >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, pad_token_id=0,
     ...                      num_hidden_layers=1, num_attention_heads=2, eos_token_id=None)
     >>> model, cache = LlamaForCausalLM(config).eval(), KVCoreCache(config, page_size=4)
-    >>> out = model.generate(torch.tensor([[1, 2, 3]]), past_key_values=cache, max_new_tokens=4,
+    >>> out = model.generate(torch.tensor([[1, 2, 3]]), cache=cache, max_new_tokens=4,
     ...                      do_sample=False)
     >>> cache.get_seq_length(), cache.held_pages
     (6, 2)

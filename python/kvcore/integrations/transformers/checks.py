@@ -19,6 +19,7 @@ from kvcore.groups.layers import LayerMap, LayerPlace
 from kvcore.hf_config import cache_shape
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
 from kvcore.integrations.transformers.mixers import mixers_of
+from kvcore.integrations.transformers.names import CACHE
 from kvcore.integrations.transformers.probe import (
     Arrays,
     LayerRow,
@@ -193,10 +194,10 @@ def _probed(model: Any) -> _Probed:
             model(
                 input_ids=zero,
                 position_ids=zero,
-                past_key_values=probe.tray,
                 use_cache=False,
                 logits_to_keep=1,
                 kvcore_batch=probe,
+                **{CACHE: probe.tray},
             )
     finally:
         MASK_WINDOWS.reset(noted)

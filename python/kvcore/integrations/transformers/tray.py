@@ -27,7 +27,7 @@ Mix = Callable[[Any, torch.Tensor, RunMixer], torch.Tensor]
 class LayerTray(Cache):
     """Take from each layer what it would put into a cache, for the call that follows.
 
-    A packed batch passes it as ``past_key_values``. Its ``update`` is the only place that sees
+    A packed batch passes it as the model's cache. Its ``update`` is the only place that sees
     latents and, of an attention that several layers share, which one runs. What it is given it
     hands back: the new tokens.
 
@@ -67,7 +67,7 @@ class LayerTray(Cache):
         if self._held is None:
             raise ValueError(
                 f"the model of transformers {transformers.__version__} has not handed its latents "
-                f"to past_key_values; versions from 5.15.1 on do, and pass model_inputs() whole"
+                f"to its cache; versions from 5.15.1 on do, and pass model_inputs() whole"
             )
         latent, rope = self._held
         self._held = None
