@@ -62,14 +62,24 @@ cdef dict narrow_dtypes = {}
 
 cdef bint is_tensor(object value):
     """Whether it is of torch's own class: others may have code that says what they mean."""
+    if tensor_class is None and not find_tensors():
+        return False
+    return type(value) is tensor_class
+
+
+cdef bint find_tensors():
+    """Look for torch, which somebody may import at any time, and how its tensors are exported."""
     global tensor_class, exchange, from_numpy
-    if tensor_class is None:
-        tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
-        if tensor_class is None:
-            return False
-        exchange = tensor_exchange(<PyObject*>tensor_class)
-        from_numpy = sys.modules["torch"].from_numpy
-    return type(value) is tensor_class and exchange != NULL
+    torch = sys.modules.get("torch")
+    found = getattr(torch, "Tensor", None)
+    if found is None:
+        return False
+    exchange = tensor_exchange(<PyObject*>found)
+    if exchange == NULL:  # torch before 2.10
+        return False
+    from_numpy = torch.from_numpy
+    tensor_class = found
+    return True
 
 
 cdef bint is_plain(object tensor, uint8_t code) except -1:
