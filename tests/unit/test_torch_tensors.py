@@ -233,3 +233,17 @@ assert host_tensor(torch.zeros(3)) is not None or not hasattr(
 
 def test_torch_is_not_imported_and_may_come_later() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], check=True, timeout=120)
+
+
+def test_pools_stay_when_their_tensors_are_given_other_memory() -> None:
+    k, v = (torch.zeros(1 << 14, 4, 1, 16) for _ in range(2))
+    kept = k.detach()
+    batch = PagedBatch(k, v, np.zeros((1, 1), np.uint32), np.zeros(1, np.uint32))
+    seen = host_array(k, "k")
+    k.data, v.data = torch.zeros(1), torch.zeros(1)
+    seen[:] = 1
+    assert kept.sum() == seen.size
+    del kept
+    seen[:] = 2  # nobody else has the memory now
+    ops.append(batch, 0, torch.ones(1, 1, 16), torch.ones(1, 1, 16), [0, 1])
+    assert seen.flat[-1] == 2

@@ -322,12 +322,12 @@ cdef class StepEngine(ReservingEngine):
             A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
         """
         cdef int64_t ahead = tokens_ahead(lookahead)
-        cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         listen(self)
         cdef int32_t replica = self._claims.replica(replica_idx)
         source = shown_of(self._claims.trees, extra_keys, source)
+        cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         if ahead == 0 and out is None:
             found = prefixes.match(self._native, replica, source, name, return_pages, touch)
         else:

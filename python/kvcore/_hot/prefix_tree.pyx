@@ -164,12 +164,12 @@ cdef class PrefixTree:
             A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
         """
         cdef int64_t ahead = tokens_ahead(lookahead)
-        cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         cdef cnp.ndarray source = tokens_of(self._shape, tokens)
         cdef bytes name = name_in(self._shape, namespace_of(extra_key, cache_salt), source)
         cdef PrefixHandle handle = new_handle(self, self._native)
         source = looked_up(self._shape, self._trees, extra_keys, source)
         cdef Words words = words_of(self._shape, source)
+        cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         cdef TreeNode* root = self._native.find_namespace(name_view(name))
         cdef PrefixMatch found
         if root is NULL:

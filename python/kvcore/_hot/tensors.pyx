@@ -122,8 +122,8 @@ cdef cnp.dtype dtype_of(const ExchangedTensor* tensor):
     return narrow_dtypes.get(tensor.code)
 
 
-cdef cnp.ndarray array_over(object tensor, const ExchangedTensor* seen, cnp.dtype dtype):
-    """An array over the memory of a tensor, which it keeps."""
+cdef cnp.ndarray array_over(object storage, const ExchangedTensor* seen, cnp.dtype dtype):
+    """An array over memory of a tensor, which `storage` is and the array keeps."""
     cdef cnp.npy_intp[MOST_AXES] shape
     cdef cnp.npy_intp[MOST_AXES] strides
     cdef int axis
@@ -135,8 +135,8 @@ cdef cnp.ndarray array_over(object tensor, const ExchangedTensor* seen, cnp.dtyp
         cnp.ndarray, dtype, seen.ndim, shape, strides, <char*>seen.data + seen.byte_offset,
         cnp.NPY_ARRAY_WRITEABLE, NULL
     )
-    Py_INCREF(tensor)
-    cnp.PyArray_SetBaseObject(array, tensor)
+    Py_INCREF(storage)
+    cnp.PyArray_SetBaseObject(array, storage)
     return array
 
 
@@ -145,10 +145,12 @@ cdef cnp.ndarray array_of_tensor(object value):
     cdef cnp.dtype dtype
     if not is_tensor(value) or not view_host_memory(exchange[0], <PyObject*>value, seen):
         return None
+    # Not the tensor is kept: code such as `tensor.data = other` may give that another one.
+    storage = value.untyped_storage()
     dtype = dtype_of(&seen)
     if dtype is None or seen.ndim > MOST_AXES or not is_plain(value, seen.code):
         return None
-    return array_over(value, &seen, dtype)
+    return array_over(storage, &seen, dtype)
 
 
 def host_tensor(value):
@@ -161,7 +163,7 @@ def host_tensor(value):
     Returns
     -------
     ndarray or None
-        The same memory; keeps the tensor. None for what is no tensor, lies elsewhere, is a
+        The same memory, which it keeps. None for what is no tensor, lies elsewhere, is a
         subclass, expects a gradient, has a bit that negates it, or is empty; and where this version
         of torch has no exchange table.
 
