@@ -76,8 +76,10 @@ MUTANTS = (
     Mutant(
         "a reset leaves what is copied to be found",
         "cpp/src/manager/housekeeping.cpp",
-        "    state.copies.loosen();\n    state.copies.fasten();\n",
-        "",
+        "    state.copies.loosen();\n"
+        "    state.holds.loosen();\n    state.holds.fasten();\n"
+        "    state.copies.fasten();\n",
+        "    state.holds.loosen();\n    state.holds.fasten();\n",
         "plain",
     ),
     Mutant(
