@@ -13,7 +13,7 @@ def host_tensor(value: object) -> NDArray[Any] | None:
     Returns
     -------
     ndarray or None
-        The same memory; keeps the tensor. None for what is no tensor, lies elsewhere, is a
+        The same memory, which it keeps. None for what is no tensor, lies elsewhere, is a
         subclass, expects a gradient, has a bit that negates it, or is empty; and where this version
         of torch has no exchange table.
 
