@@ -223,7 +223,7 @@ class GroupSide {
 
     [[nodiscard]] Pages made() {
         if constexpr (kIsReal) {
-            return Pages(grouping_, num_pages_, columns_, tree_, policy_);
+            return Pages(grouping_, num_pages_, 0, columns_, tree_, policy_);
         } else {
             return Pages(grouping_, num_pages_, columns_, tree_, policy_, num_slots_);
         }

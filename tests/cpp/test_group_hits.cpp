@@ -43,7 +43,7 @@ class Scene {
           page_size_(grouping.column_tokens()),
           columns_(64),
           tree_(page_size_, make_policy()),
-          pages_(grouping, 400, columns_, tree_, *policy_) {
+          pages_(grouping, 400, 0, columns_, tree_, *policy_) {
         for (const Tokens& prompt : prompts) put(prompt, present);
     }
 
