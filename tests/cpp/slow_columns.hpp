@@ -375,6 +375,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     bool evict_columns(std::int64_t n, kvcore::EvictionGuard guard) {
         std::array<BlockId, 64> ids;
         n = tree_.evict(n, ids.data(), guard);
+        std::reverse(ids.begin(), ids.begin() + n);  // the first is taken first
         columns_.free(ids.data(), n);
         return n > 0;
     }
