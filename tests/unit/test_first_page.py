@@ -10,6 +10,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_manager, make_params, prefilled, put_in_cache
+from kvcore.groups import SlidingWindow
 
 
 def test_pages_in_front_are_never_handed_out() -> None:
@@ -100,3 +101,29 @@ def test_pages_are_taken_again_from_the_last_on() -> None:
     context = claimed(manager, range(50, 62))
     assert manager.maybe_reserve(context)
     assert manager.get_req_blocks(context.request_id) == [1, 2, 3]
+
+
+def test_what_windows_have_lost_is_the_id_behind_the_last_page() -> None:
+    params = kvcore.KVCacheParams(
+        *("float32", 1, 2, 2),
+        page_size=4,
+        enable_prefix_caching=True,
+        groups=(SlidingWindow((0, 1), window=4),),
+    )
+    manager = kvcore.PagedKVCacheManager(params, 4, 64, num_pages=8, blocks=None, first_page=1)
+    for name, tokens in (("a", range(16)), ("b", range(100, 124))):
+        context = kvcore.TextGenerationContext(name, list(tokens))
+        manager.claim(name)
+        assert manager.maybe_reserve(context)
+        manager.fetch([context])
+        if name == "a":
+            context.update(1)
+            manager.step([context])
+    prompt, out = list(range(16)), np.zeros(8, np.int32)
+    length, pages = manager.match_prefix(prompt, return_pages=True)
+    assert (length, pages[:2].tolist()) == (16, [9, 9])
+    for found in (
+        manager.match_prefix(prompt, return_pages=True, lookahead=1),
+        manager.match_prefix(prompt, out=out),
+    ):
+        assert np.array_equal(found[1], pages)

@@ -12,6 +12,7 @@ import pytest
 
 import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
+from kvcore.groups import FullAttention, SlidingWindow
 
 PROMPT = list(range(16))
 
@@ -191,3 +192,76 @@ def test_held_pages_come_from_managers_alone() -> None:
     assert len(blank) == 0
     with pytest.raises(kvcore.InvalidHandleError, match=r"hold\("):
         blank.let_go()
+
+
+def run_on(manager: kvcore.PagedKVCacheManager, context: kvcore.TextGenerationContext) -> None:
+    """One step, with the copies that it owes."""
+    assert manager.maybe_reserve(context)
+    manager.take_copies()
+    manager.fetch([context])
+    context.update(97)
+    manager.step([context])
+
+
+def test_a_fork_of_a_copy_of_a_forgotten_page_is_not_cached() -> None:
+    manager = make_manager(4, 32)
+    put_in_cache(manager, range(8))
+    bad = cached(manager, list(range(8)))[1]
+    parent = claimed(manager, [0, 1, 2, 3, 4, 5, 99])  # copies two tokens of the page
+    run_on(manager, parent)
+    child = make_context([*parent.tokens[:7], 55, 56])
+    manager.fork(parent.request_id, child)
+    manager.release(parent.request_id)
+    manager.forget([bad])
+    while child.start_idx < 9:
+        run_on(manager, child)
+    assert manager.match_prefix(child.tokens) == 4
+
+
+def test_a_copy_that_a_truncation_has_made_of_a_forgotten_page_is_not_cached() -> None:
+    manager = make_manager(4, 32)
+    context = prefilled(manager, range(12))
+    bad = manager.get_req_blocks(context.request_id)[1]
+    manager.truncate(context.request_id, 6)
+    context.rewind(6)
+    context.extend([50])
+    run_on(manager, context)
+    manager.forget([bad])
+    for _ in range(4):
+        run_on(manager, context)
+    assert manager.match_prefix(context.tokens) == 4
+
+
+def test_a_copy_of_a_page_that_its_parent_has_cached_since_is_not_cached() -> None:
+    manager = make_manager(2, 32)
+    parent = claimed(manager, [1, 2, 3])
+    run_on(manager, parent)
+    child = make_context([1, 2, 3, 9])
+    manager.fork(parent.request_id, child)
+    assert manager.maybe_reserve(child)
+    manager.take_copies()
+    manager.fetch([child])
+    run_on(manager, parent)
+    manager.forget([manager.get_req_blocks(parent.request_id)[1]])
+    child.update(7)
+    manager.step([child])
+    assert manager.match_prefix(child.tokens) == 2
+
+
+def test_windows_of_a_twin_do_not_go_to_a_forgotten_page() -> None:
+    groups = (FullAttention((0,)), SlidingWindow((1,), window=4))
+    params = kvcore.KVCacheParams(
+        "float32", 1, 2, 2, page_size=2, enable_prefix_caching=True, groups=groups
+    )
+    manager = kvcore.PagedKVCacheManager(params, 8, 64, num_pages=40, blocks=None, dedup=False)
+    contexts = [make_context(range(11)), make_context([0, 1])]  # the second one's page is a twin
+    for context in contexts:
+        manager.claim(context.request_id)
+        run_on(manager, context)
+    first, second = (context.request_id for context in contexts)
+    manager.forget([manager.get_req_blocks(first)[0]])
+    manager.release(second)
+    manager.check_integrity()
+    manager.release(first)
+    manager.check_integrity()
+    assert (manager.num_cached_blocks, manager.num_free_blocks) == (0, 40)

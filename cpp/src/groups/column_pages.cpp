@@ -243,13 +243,16 @@ void ColumnPages::disown(BlockId column) noexcept {
 
 void ColumnPages::fill_holes(TreePosition end, BlockId cached, BlockId own) noexcept {
     unsigned filled = 0;
+    const bool is_cached = is_cached_[static_cast<std::size_t>(cached)];
     for (std::size_t w = 0; w < num_windows_; ++w) {
         if (has(cached, w) || !has(own, w)) continue;
+        // Of a column that was forgotten, what nobody reads is nobody's.
+        if (!is_cached && readers_[entry(cached, w)] == 0) continue;
         const Grouping::Window& rule = grouping_.windows()[w];
         BlockId* from = &ids_[slot(own, rule.first_lane)];
         std::copy_n(from, rule.num_lanes, &ids_[slot(cached, rule.first_lane)]);
         std::fill_n(from, rule.num_lanes, 0);
-        num_cached_ += rule.num_lanes;
+        if (is_cached) num_cached_ += rule.num_lanes;
         ++num_filled_;
         filled_[w] += rule.num_lanes;
         filled |= 1U << w;
@@ -258,8 +261,7 @@ void ColumnPages::fill_holes(TreePosition end, BlockId cached, BlockId own) noex
         if (owners_ != nullptr) tell_window(cached, w, false);
         idle_.keep(entry(cached, w));
     }
-    const bool is_news = listener_ != nullptr && filled != 0;
-    if (is_news && is_cached_[static_cast<std::size_t>(cached)]) {
+    if (listener_ != nullptr && filled != 0 && is_cached) {
         listener_->filled(end, static_cast<std::uint8_t>(filled));
     }
 }

@@ -45,15 +45,13 @@ std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
 }
 
 // A page that was begun as a copy of a forgotten one is as wrong. Whose copy is under way is known;
-// of copies that are made, only that the page behind a hit was one of a page there.
+// of copies that are made (by partial hits, forks and truncations), only that a page which is not
+// committed may be one of any page there: its request commits none of it.
 void Forgetter::bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept {
     for (Sequence& sequence : state_.sequences.live()) {
-        const std::int64_t hit = sequence.hit_tokens / state_.config.page_size;
-        const bool has_part = hit * state_.config.page_size != sequence.hit_tokens;
-        const auto column = static_cast<std::int32_t>(hit);
         PageRow& row = sequence.pages;
-        const bool is_own = has_part && row.node() != nullptr && row.committed() == column;
-        if (sequence.replica != replica || !is_own) continue;
+        const std::int32_t column = row.committed();
+        if (sequence.replica != replica || row.node() == nullptr || row.size() <= column) continue;
         const TreeNode* node = PrefixTree::position(row.node(), column).node;
         const bool is_behind = std::any_of(
             branches.tops.begin(), branches.tops.end(),

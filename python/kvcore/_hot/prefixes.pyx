@@ -110,7 +110,7 @@ cdef object match_ahead(
         out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
         to = <int32_t*>cnp.PyArray_DATA(out)
     for i in range(<int64_t>pages.size()):
-        to[i] = pages[i] if pages[i] >= 0 else <int32_t>native.config().num_pages
+        to[i] = pages[i] if pages[i] >= 0 else end_page(native)
     cdef list found = [n * native.config().page_size]
     if lists:
         found.append(out[:n])
