@@ -58,7 +58,7 @@ CacheManager* make_manager(
     std::int64_t num_states, std::int64_t num_host_states, const std::string& write_policy,
     std::int32_t write_threshold, const py::object& host_eviction, std::int32_t host_min_priority,
     bool has_stores, const std::string& key_seed, const py::object& stand_ins,
-    std::int64_t event_pages, kvcore::BlockId first_page) {
+    std::int64_t event_pages, kvcore::BlockId first_page, bool keep_windows) {
     kvcore::CacheConfig config;
     config.write_policy = kvcore::write_policy(write_policy);
     config.write_threshold = write_threshold;
@@ -85,6 +85,7 @@ CacheManager* make_manager(
     config.max_draft_tokens = max_draft_tokens;
     config.num_pages = num_blocks;
     config.first_page = first_page;
+    config.keep_windows = keep_windows;
     config.page_size = page_size;
     config.max_sequences = max_sequences;
     config.max_seq_len = max_seq_len;
@@ -291,7 +292,8 @@ void bind_cache_manager(py::module_& module) {
              py::arg("write_threshold") = 2, py::arg("host_eviction") = "lru",
              py::arg("host_min_priority") = 0, py::arg("has_stores") = false,
              py::arg("key_seed") = py::bytes(), py::arg("stand_ins") = py::none(),
-             py::arg("event_pages") = 0, py::arg("first_page") = 0)
+             py::arg("event_pages") = 0, py::arg("first_page") = 0,
+             py::arg("keep_windows") = false)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)

@@ -63,6 +63,8 @@ event_pages : int
     Pages of which events wait to be taken, at most; 0 for no events.
 first_page : int
     Where page ids begin.
+keep_windows : bool
+    ``step`` gives back no page that a window has passed; ``leave_windows`` does.
 
 Raises
 ------

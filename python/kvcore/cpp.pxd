@@ -151,6 +151,7 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheConfig:
         int64_t num_pages
         BlockId first_page
+        cbool keep_windows
         int32_t page_size
         int64_t max_sequences
         int64_t max_seq_len
@@ -433,6 +434,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         void fork(
             const RequestView& parent, const RequestBatch& children, Transfers* transfers
         ) except +translate_exception
+        int64_t leave_windows(SequenceHandle sequence, int64_t n) except +translate_exception
         void truncate(SequenceHandle sequence, int64_t n) except +translate_exception
         void truncate(
             SequenceHandle sequence, int64_t n, Transfers* transfers

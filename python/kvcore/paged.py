@@ -87,6 +87,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
     max_draft_tokens : int
         Where layers have windows or chunks: so many of the tokens written last may be truncated.
         Pages are given back that much later.
+    keep_windows : bool
+        ``step`` gives back no page that a window has passed; ``leave_windows`` does.
     quotas : dict of str to (reserved_pages, max_pages), optional
         What requests of a ``tenant=`` may hold of each replica: other tenants, and requests without
         one, leave it the reserved pages; it never holds more than `max_pages`, None for no ceiling.
@@ -183,6 +185,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         max_write_wait: float = 1.0,
         events: bool | int = False,
         first_page: int = 0,
+        keep_windows: bool = False,
     ) -> None:
         # With sockets and stores, for which `import kvcore` need not wait.
         from kvcore.tiers.options import TierOptions
@@ -239,6 +242,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
                 **rules,
                 event_pages=most_event_pages,
                 first_page=first_page,
+                keep_windows=flag("keep_windows", keep_windows),
                 **options.core_arguments(has_keys=most_event_pages > 0),
             ),
             shards=shards,
@@ -359,16 +363,12 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         -------
         list of RaggedKVCacheInputs
             The same pool and table; ``cache_lengths[i] += row_offsets[i + 1] - row_offsets[i]``,
-            ``max_lengths`` without its first row.
+            ``max_lengths`` without its first row. The manager's own state moves only in ``step``.
 
         Raises
         ------
         ValueError
             Row offsets that do not belong to these inputs, or no row of ``max_lengths`` left.
-
-        Notes
-        -----
-        The manager's own state moves only in ``step``.
         """
         return increment.increment_cache_lengths(
             kv_cache_inputs, prev_model_inputs, self.num_replicas
@@ -382,8 +382,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Returns
         -------
         list of InputSymbols
-            One per device; its fields are those of RaggedKVCacheInputs, each with ``name``,
-            ``dtype``, ``shape`` and ``device``, or a pair or None as there.
+            One per device; its fields are those of RaggedKVCacheInputs, or a pair or None as there.
         """
         params = sizing.rederived(self.params, num_layers=num_layers)
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)

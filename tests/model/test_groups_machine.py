@@ -33,6 +33,7 @@ OPTIONS: dict[str, list[Any]] = {
     "drafts": [0, 0, 3],
     "chunks": [False, True],
     "slots": [5, 7, 12],
+    "keep": [False, True],
 }
 
 
@@ -92,6 +93,11 @@ class GroupsMachine(RuleBasedStateMachine):
         self.traffic.truncate(which, back)
 
     @precondition(has_requests)
+    @rule(which=WHICH, back=st.sampled_from([0, 0, 1, 4, 9]))
+    def leave(self, which: int, back: int) -> None:
+        self.traffic.leave(which, back)
+
+    @precondition(has_requests)
     @rule(which=WHICH, drafts=TOKENS, wrong=st.integers(0, 3))
     def draft(self, which: int, drafts: list[int], wrong: int) -> None:
         self.traffic.draft(which, drafts, wrong)
@@ -147,6 +153,7 @@ class Walk:
             lambda: traffic.reserve_one(which, draw.choice([1, 1, 2, 3])),
             lambda: traffic.release(which),
             lambda: traffic.truncate(which, draw.randrange(10)),
+            *[lambda: traffic.leave(which, draw.choice([0, 0, 1, 4]))] * 2,
             lambda: traffic.draft(which, tail, draw.randrange(4)),
             lambda: traffic.decode_several(which, tail),
             *[lambda: traffic.step(rows, draw.randrange(21), self.bits(MOST))] * 6,

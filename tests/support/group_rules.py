@@ -52,7 +52,13 @@ class GroupRules:
     """The cached columns of a manager, and what each call has to answer."""
 
     def __init__(
-        self, params: KVCacheParams, max_draft_tokens: int, *, parts: bool, is_exact: bool
+        self,
+        params: KVCacheParams,
+        max_draft_tokens: int,
+        *,
+        parts: bool,
+        is_exact: bool,
+        keeps: bool,
     ) -> None:
         self.is_exact = is_exact  # else what may be cached, and what no more
         self.bundles = bundles(params)
@@ -60,7 +66,9 @@ class GroupRules:
         self.size = max(bundle.page_size for bundle in self.bundles)
         # One token more is kept: `rewind` to what was accepted runs the last of that again.
         self.drafts, self.parts = max_draft_tokens, parts
+        self.keeps = keeps  # windows are left by `leave`, not by `commit`
         self.kept = max_draft_tokens + 1 if max_draft_tokens > 0 else 0
+        self.has_windows = any(self.is_window(g) for g in range(len(self.groups)))
         self.intervals = [group.interval for group in params.state_groups]
         self.keeps_everything = any(isinstance(group, FullAttention) for group in self.groups)
         self.cached: set[Tokens] = set()  # prefixes of whole columns
@@ -145,7 +153,25 @@ class GroupRules:
         if (at_due or not self.is_exact) and start % self.size == 0:
             self.checkpoints.add(tokens[:start])
         told.has_run, told.written, told.state = True, start, start
-        self._pass(told, max(0, start - self.kept))
+        if not self.keeps:
+            self.leave(told, start)
+
+    def leave(self, told: Told, n: int) -> None:
+        """Windows give back what no token behind the first `n` reads."""
+        self._pass(told, max(0, n - self.kept))
+
+    def leaves_at(self, told: Told) -> int:
+        """Return with how many tokens the next page is given back."""
+        ends = {g: (column + 1) * self.size for g, column in told.first.items()}
+        passed = (
+            any(first_read(self.groups[g], n) >= ends[g] for g in ends if self.is_window(g))
+            for n in itertools.count()
+        )
+        return self.kept + next(n for n, is_passed in enumerate(passed) if is_passed)
+
+    def is_window(self, group: int) -> bool:
+        """Tell whether a group gives pages back."""
+        return not isinstance(self.groups[group], FullAttention)
 
     def fork(self, parent: Told, tokens: list[int]) -> Told:
         """Return a child that goes on behind what its parent has written."""
@@ -160,9 +186,8 @@ class GroupRules:
 
     def may_truncate(self, told: Told, n: int) -> bool:
         """Say whether a request may go back to `n` written tokens."""
-        has_windows = any(not isinstance(group, FullAttention) for group in self.groups)
-        if has_windows:
-            if n < told.written - self.drafts:
+        if self.has_windows:
+            if n < told.written - self.drafts and not self.keeps:
                 return False
             reads = [first_read(group, n) // self.size for group in self.groups]
             if any(first < told.first.get(g, 0) for g, first in enumerate(reads)):

@@ -63,6 +63,7 @@ class GroupsScene:
         drafts: int,
         chunks: bool,
         slots: int,
+        keep: bool,
     ) -> None:
         groups = SHAPES[shape]
         params = params_of(*groups, page_size=page_size, head_dim=1)
@@ -82,10 +83,11 @@ class GroupsScene:
             partial_page_reuse=parts,
             max_draft_tokens=drafts,
             reserve_chunks=chunks,
+            keep_windows=keep,
             **states,
         )
         self.has_states, self.dedup = has_states, dedup
-        self.rules = GroupRules(params, drafts, parts=parts, is_exact=self.is_exact)
+        self.rules = GroupRules(params, drafts, parts=parts, is_exact=self.is_exact, keeps=keep)
         self.model = DigestModel(self.manager)
         self.live: list[Live] = []
         self.pins: list[tuple[Any, list[int]]] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from group_rules import Told
 from kvcore import CapacityError, TextGenerationContext
 from ruled_scene import LENGTH, GroupsScene, Live
@@ -108,6 +110,23 @@ class GroupsTraffic(GroupsScene):
         if n < context.start_idx:
             context.rewind(n + 1)
             told.tokens = context.tokens.tolist()
+
+    def leave(self, which: int, back: int) -> None:
+        """Give back what windows no longer read, of all that is written or less."""
+        each = self.live[which % len(self.live)]
+        told, name = each.told, each.context.request_id
+        if not self.rules.keeps:
+            with pytest.raises(ValueError, match="make the manager with keep_windows"):
+                self.manager.leave_windows(name, 0)
+            return
+        n = max(0, told.written - back)
+        leaves_at = self.manager.leave_windows(name, n)
+        self.rules.leave(told, n)
+        if self.rules.has_windows:
+            assert leaves_at > n
+            assert leaves_at == self.rules.leaves_at(told)
+        else:
+            assert leaves_at == 2**63 - 1
 
     def draft(self, which: int, drafts: list[int], wrong: int) -> None:
         """Run drafted tokens; the last ones are rejected."""

@@ -231,6 +231,12 @@ class CacheManager {
     /// How often the caches were reset. O(1).
     [[nodiscard]] std::uint64_t num_resets() const;
 
+    /// With CacheConfig::keep_windows: gives back the pages of windows that no token behind the
+    /// first `n` reads. Returns with how many tokens there is more to give back: the highest
+    /// int64_t where layers have no windows. Throws RequestNotFoundError, PendingTransfersError;
+    /// std::invalid_argument without keep_windows, for n < 0, and for more tokens than its pages
+    /// hold. O(pages given back).
+    std::int64_t leave_windows(SequenceHandle sequence, std::int64_t n);
     /// What is in these pages [n] of a replica, of any bundle, is wrong: those that are cached
     /// leave the cache with all that is cached behind them, there and in the host tier, and nothing
     /// that was computed from them is put there any more. Who holds such pages keeps them: a

@@ -65,6 +65,9 @@ struct CacheConfig {
     std::int32_t host_min_priority = 0;
     // Where ids of pages begin: those in front, of memory that is there too, are the caller's.
     BlockId first_page = 0;
+    // With groups: `commit` gives back no page that a window has passed; `leave_windows` does. For
+    // engines that commit tokens when they schedule them, while steps before still read the pages.
+    bool keep_windows = false;
 };
 
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.

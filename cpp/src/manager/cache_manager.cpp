@@ -223,6 +223,11 @@ std::int32_t CacheManager::recommend_replica(std::string_view name_space, const 
     return look_up::recommend_replica(impl_->state, name_space, tokens, n);
 }
 
+std::int64_t CacheManager::leave_windows(SequenceHandle sequence, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    return impl_->claims.leave_windows(sequence, n);
+}
+
 std::int64_t CacheManager::forget(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     const Lock lock(impl_->mutex);
     return impl_->forgetter.forget(replica, pages, n);

@@ -2,6 +2,7 @@
 #include "manager/claims.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
@@ -80,7 +81,7 @@ void Claims::begin_again(SequenceHandle handle) {
 void Claims::require_window(SequenceHandle handle, const Sequence& sequence, std::int64_t n) const {
     if (state_.grouping.windows().empty()) return;
     const std::int64_t least = sequence.written - state_.config.max_draft_tokens;
-    if (n < least) {
+    if (n < least && !state_.config.keep_windows) {
         throw std::invalid_argument(detail::concat(
             "cannot be truncated to ", n, " tokens, must be at least ", sequence.written,
             " - max_draft_tokens of ", state_.config.max_draft_tokens,
@@ -90,6 +91,26 @@ void Claims::require_window(SequenceHandle handle, const Sequence& sequence, std
     throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
                                                " tokens: a cached prefix ends behind that, "
                                                "of which windows hold no more than they read"));
+}
+
+std::int64_t Claims::leave_windows(SequenceHandle handle, std::int64_t n) {
+    Sequence& sequence = state_.sequences.at(handle);
+    const std::int64_t most = std::int64_t{sequence.pages.size()} * state_.config.page_size;
+    if (!state_.config.keep_windows) {
+        throw std::invalid_argument(
+            "leaves its windows when it is committed; make the manager with keep_windows");
+    }
+    if (n < 0 || n > most) {
+        throw std::invalid_argument(detail::concat("cannot leave what ", n,
+                                                   " tokens read no more, must be 0 .. ", most,
+                                                   ", what its pages hold"));
+    }
+    if (sequence.num_pending > 0) rules::refuse_pending(-1);
+    if (state_.grouping.windows().empty()) return std::numeric_limits<std::int64_t>::max();
+    if (state_.windows.view().passes(handle, n)) {
+        state_.windows.advance(state_.home_of(sequence), handle, sequence.pages, n);
+    }
+    return state_.windows.of(handle).passes_at;
 }
 
 // Copies into it that are under way write it still, and forks may have to read it.

@@ -19,6 +19,7 @@ class Claims {
     [[nodiscard]] bool release(SequenceHandle handle);
     void begin_again(SequenceHandle handle);
     void truncate(SequenceHandle handle, std::int64_t n, Transfers* transfers);
+    [[nodiscard]] std::int64_t leave_windows(SequenceHandle handle, std::int64_t n);
 
     /// The same of a sequence for which nothing is under way.
     void begin_again(Sequence& sequence, SequenceHandle handle) noexcept;

@@ -212,6 +212,7 @@ void Committer::find_new_pages(const RequestBatch& given) {
     const SequenceTable::Live sequences = state_.sequences.live();
     const WindowView windows = state_.windows.view();
     const bool may_owe = state_.flights.rules().is_selective();
+    const bool leaves = !state_.config.keep_windows;
     rows_.clear();
     passing_.clear();
     UndoLog<&Sequence::written> written(undo_, n);
@@ -225,7 +226,7 @@ void Committer::find_new_pages(const RequestBatch& given) {
         if (sequence.num_pending > 0) rules::refuse_pending(i);
         written.set(sequence, request.start);
         if constexpr (kHasWindows) {
-            if (windows.passes(request.sequence, request.start)) {
+            if (leaves && windows.passes(request.sequence, request.start)) {
                 passing_.push_back(i);
                 const std::int32_t first = windows.of(request.sequence).first[0];
                 if (first < pages) prefetch(sequence.pages.ids().data() + first);

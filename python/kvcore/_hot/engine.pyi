@@ -133,6 +133,34 @@ class StepEngine(ReservingEngine):
         ValueError
             `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
         """
+    def leave_windows(
+        self, request_id: Hashable, n_tokens: int, *, after: object = None
+    ) -> int:
+        """Give back the pages of windows that no token behind the first `n_tokens` reads.
+
+        For ``keep_windows=True``, where ``step`` gives back none: an engine that steps tokens when
+        it schedules them says here how many of them the steps that are done have computed.
+
+        Parameters
+        ----------
+        request_id : hashable
+        n_tokens : int
+            0 .. what its pages hold.
+        after : stream or event, optional
+            As for ``release``.
+
+        Returns
+        -------
+        int
+            With how many tokens there is more to give back; ``2**63 - 1`` without windows. The
+            call costs O(pages given back).
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `n_tokens` out of range, or a manager without ``keep_windows``.
+        """
     def shared_prefixes(self, batch: Iterable[_Context]) -> list[SharedPrefix]:
         """Find the rows of a batch that hold the same leading pages.
 

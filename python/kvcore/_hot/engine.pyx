@@ -172,6 +172,40 @@ cdef class StepEngine(ReservingEngine):
         forks.truncate(self._claims, self._settler, request_id, n)
         check(self)
 
+    def leave_windows(self, request_id, n_tokens, *, after=None):
+        """Give back the pages of windows that no token behind the first `n_tokens` reads.
+
+        For ``keep_windows=True``, where ``step`` gives back none: an engine that steps tokens when
+        it schedules them says here how many of them the steps that are done have computed.
+
+        Parameters
+        ----------
+        request_id : hashable
+        n_tokens : int
+            0 .. what its pages hold.
+        after : stream or event, optional
+            As for ``release``.
+
+        Returns
+        -------
+        int
+            With how many tokens there is more to give back; ``2**63 - 1`` without windows. The
+            call costs O(pages given back).
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `n_tokens` out of range, or a manager without ``keep_windows``.
+        """
+        cdef int64_t n = as_int(n_tokens, "n_tokens")
+        require_made(self)
+        if after is not None:
+            reuse_after(self, after)
+        cdef int64_t leaves_at = forks.leave_windows(self._claims, self._settler, request_id, n)
+        check(self)
+        return leaves_at
+
     def shared_prefixes(self, batch):
         """Find the rows of a batch that hold the same leading pages.
 

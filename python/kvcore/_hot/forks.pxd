@@ -10,4 +10,7 @@ cdef int fork(ClaimTable claims, Settler settler, object parent_id, tuple childr
 cdef int truncate(
     ClaimTable claims, Settler settler, object request_id, int64_t num_tokens
 ) except -1
+cdef int64_t leave_windows(
+    ClaimTable claims, Settler settler, object request_id, int64_t num_tokens
+) except -1
 cdef list shared_prefixes(BatchReader reader, object batch)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Requests with a common past: fork, truncate, shared_prefixes."""
+"""Requests with a common past, and what they leave of it: fork, truncate, windows."""
 
 cimport cython
 cimport numpy as cnp
@@ -258,19 +258,20 @@ cdef int fork(ClaimTable claims, Settler settler, object parent_id, tuple childr
     return 0
 
 
-cdef struct TruncateCall:
+cdef struct CutCall:
     Call call
     int64_t num_tokens
+    int64_t leaves_at
 
 
 cdef int truncate_once(Settler settler, Call* call, object request_id) except -1:
     settler.native.truncate(
-        call.waits_for, (<TruncateCall*>call).num_tokens, room_for_states(settler, &call.transfers)
+        call.waits_for, (<CutCall*>call).num_tokens, room_for_states(settler, &call.transfers)
     )
     return DONE
 
 
-cdef object name_truncated(object error, list contexts, Call* call, object request_id):
+cdef object name_cut(object error, list contexts, Call* call, object request_id):
     if isinstance(error, RequestNotFoundError):  # released while this one waited
         return not_found(request_id)
     return ValueError(f"request {request_id!r} {error}")
@@ -279,12 +280,29 @@ cdef object name_truncated(object error, list contexts, Call* call, object reque
 cdef int truncate(
     ClaimTable claims, Settler settler, object request_id, int64_t num_tokens
 ) except -1:
-    cdef TruncateCall truncate
-    begin_call(&truncate.call, name_truncated, NULL, 0, 0)
+    cdef CutCall truncate
+    begin_call(&truncate.call, name_cut, NULL, 0, 0)
     truncate.call.waits_for = claims.find(request_id)
     truncate.num_tokens = num_tokens
     settler.carry_out(truncate_once, &truncate.call, None, request_id)
     return 0
+
+
+cdef int leave_once(Settler settler, Call* call, object request_id) except -1:
+    cdef CutCall* leaving = <CutCall*>call
+    leaving.leaves_at = settler.native.leave_windows(call.waits_for, leaving.num_tokens)
+    return DONE
+
+
+cdef int64_t leave_windows(
+    ClaimTable claims, Settler settler, object request_id, int64_t num_tokens
+) except -1:
+    cdef CutCall leaving
+    begin_call(&leaving.call, name_cut, NULL, 0, 0)
+    leaving.call.waits_for = claims.find(request_id)
+    leaving.num_tokens = num_tokens
+    settler.carry_out(leave_once, &leaving.call, None, request_id)
+    return leaving.leaves_at
 
 
 cdef list shared_prefixes(BatchReader reader, object batch):
