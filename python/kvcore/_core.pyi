@@ -294,6 +294,8 @@ class CacheManager:
         Pages of which events wait to be taken, at most; 0 for no events.
     first_page : int
         Where page ids begin.
+    keep_windows : bool
+        ``step`` gives back no page that a window has passed; ``leave_windows`` does.
 
     Raises
     ------

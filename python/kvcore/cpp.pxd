@@ -444,15 +444,12 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         int64_t match(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
-            vector[BlockId]* pages
-        ) except +translate_exception
-        int64_t match(
-            int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
-            vector[BlockId]* pages, int32_t* partial_tokens
+            vector[BlockId]* pages, int32_t* partial_tokens, int32_t bundle
         ) except +translate_exception
         int64_t touch(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n,
-            vector[BlockId]* pages, int32_t* partial_tokens, int64_t most_pages
+            vector[BlockId]* pages, int32_t* partial_tokens, int64_t most_pages,
+            int32_t bundle
         ) except +translate_exception
         PinHandle pin(
             int32_t replica, string_view name_space, const TokenId* tokens, int64_t n

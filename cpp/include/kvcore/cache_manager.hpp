@@ -178,20 +178,23 @@ class CacheManager {
 
     /// Cached whole pages of a prefix of `tokens` [n]: their number and, if asked for, their ids,
     /// and how many of the tokens behind them, less than a page, a cached page has too: with groups
-    /// those that a hit could copy, with states none. Pure. Throws std::out_of_range for a replica
-    /// that does not exist. Costs comparing the tokens; for the tokens behind, O(log siblings)
-    /// more.
+    /// those that a hit could copy, with states none. Of a bundle the ids are those that a request
+    /// with this hit has, as `pages_of` lists them. Pure. Throws std::out_of_range for a replica or
+    /// a bundle that does not exist. Costs comparing the tokens; for the tokens behind, O(log
+    /// siblings) more.
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
                                      std::vector<BlockId>* pages = nullptr,
-                                     std::int32_t* partial_tokens = nullptr) const;
+                                     std::int32_t* partial_tokens = nullptr,
+                                     std::int32_t bundle = 0) const;
     /// The same, and a use of those pages: as a request that takes them and lets go of them at
-    /// once. Throws as `match`; with more pages than `most_pages` it is no use of any, and returns
-    /// their number all the same. The match plus O(runs).
+    /// once. Throws as `match`; with more ids than `most_pages` it is no use of any, and returns the
+    /// same number. The match plus O(runs).
     std::int64_t touch(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
                        std::int64_t n, std::vector<BlockId>* pages = nullptr,
                        std::int32_t* partial_tokens = nullptr,
-                       std::int64_t most_pages = std::numeric_limits<std::int64_t>::max());
+                       std::int64_t most_pages = std::numeric_limits<std::int64_t>::max(),
+                       std::int32_t bundle = 0);
     /// Keeps those pages from eviction until unpinned. The match plus O(1).
     [[nodiscard]] PinHandle pin(std::int32_t replica, std::string_view name_space,
                                 const TokenId* tokens, std::int64_t n);

@@ -192,18 +192,19 @@ std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batc
 
 std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
-                                 std::int32_t* partial_tokens) const {
+                                 std::int32_t* partial_tokens, std::int32_t bundle) const {
     const Lock lock(impl_->mutex);
     return look_up::match(impl_->state.replica_at(replica), name_space, tokens, n, pages,
-                          partial_tokens);
+                          partial_tokens, bundle);
 }
 
 std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
-                                 std::int32_t* partial_tokens, std::int64_t most_pages) {
+                                 std::int32_t* partial_tokens, std::int64_t most_pages,
+                                 std::int32_t bundle) {
     const Lock lock(impl_->mutex);
     return look_up::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages,
-                          partial_tokens, most_pages);
+                          partial_tokens, most_pages, bundle);
 }
 
 PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,

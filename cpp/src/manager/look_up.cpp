@@ -25,10 +25,46 @@ std::int32_t find_part(const Replica& replica, const TokenId* tokens, std::int64
     return part.at.depth == whole ? part.partial_tokens : 0;
 }
 
+[[noreturn]] void refuse_bundle(std::int32_t bundle, std::int32_t num_bundles) {
+    throw std::out_of_range(detail::concat("bundle ", bundle, " does not exist, there are ",
+                                           num_bundles, ", counted from 0"));
+}
+
+std::int32_t count_bundles(const Grouping& grouping) noexcept {
+    return grouping.is_plain() ? 1 : static_cast<std::int32_t>(grouping.bundles().size());
+}
+
+void require_bundle(const Replica& replica, std::int32_t bundle) {
+    const std::int32_t n =
+        replica.columns == nullptr ? 1 : count_bundles(replica.columns->grouping());
+    if (bundle < 0 || bundle >= n) refuse_bundle(bundle, n);
+}
+
+// With groups: the pages of a bundle in the columns of a hit, which are in `pages`.
+void choose_pages(const ColumnPages& all, std::int32_t bundle, std::vector<BlockId>& pages) {
+    const Grouping& grouping = all.grouping();
+    const Grouping::Bundle& asked = grouping.bundles()[static_cast<std::size_t>(bundle)];
+    const auto depth = static_cast<std::int64_t>(pages.size());
+    std::int32_t first_read = 0;
+    if (asked.window >= 0) {
+        const auto& window = grouping.windows()[static_cast<std::size_t>(asked.window)];
+        first_read = grouping.first_column(window, depth * grouping.column_tokens());
+    }
+    const std::int32_t per_column = asked.pages_per_column;
+    pages.resize(static_cast<std::size_t>(depth * per_column));
+    for (std::int64_t i = depth * per_column - 1; i >= 0; --i) {  // pages lie behind their column
+        const std::int64_t column = i / per_column;
+        const auto lane = static_cast<std::int32_t>(asked.first_lane + i % per_column);
+        BlockId& page = pages[static_cast<std::size_t>(i)];
+        page = column < first_read ? ColumnPages::kNoPage
+                                   : all.page(pages[static_cast<std::size_t>(column)], lane);
+    }
+}
+
 // depth 0, and no node where the namespace has no page. Inline: a match is as short as a call.
 inline TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
-                         std::int64_t n, std::vector<BlockId>* pages,
-                         std::int32_t* partial_tokens) {
+                         std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
+                         std::int32_t bundle) {
     TreeNode* root = replica.tree.find_namespace(name_space);
     PrefixMatch found;
     if (root != nullptr) found = replica.tree.match(root, tokens, n, partial_tokens != nullptr);
@@ -42,24 +78,25 @@ inline TreePosition find(const Replica& replica, std::string_view name_space, co
     if (pages == nullptr) return at;
     pages->resize(static_cast<std::size_t>(at.depth));
     if (at.depth > 0) replica.tree.copy_pages(at, 0, pages->data());
-    if (replica.columns != nullptr) {
-        for (BlockId& page : *pages) page = replica.columns->page(page, 0);
-    }
+    if (replica.columns != nullptr) choose_pages(*replica.columns, bundle, *pages);
     return at;
 }
 
 }  // namespace
 
 std::int64_t match(const Replica& replica, std::string_view name_space, const TokenId* tokens,
-                   std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens) {
-    return find(replica, name_space, tokens, n, pages, partial_tokens).depth;
+                   std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
+                   std::int32_t bundle) {
+    if (bundle != 0) require_bundle(replica, bundle);
+    return find(replica, name_space, tokens, n, pages, partial_tokens, bundle).depth;
 }
 
 std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId* tokens,
                    std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
-                   std::int64_t most_pages) {
-    const TreePosition at = find(replica, name_space, tokens, n, pages, partial_tokens);
-    if (at.depth > most_pages) return at.depth;
+                   std::int64_t most_pages, std::int32_t bundle) {
+    if (bundle != 0) require_bundle(replica, bundle);
+    const TreePosition at = find(replica, name_space, tokens, n, pages, partial_tokens, bundle);
+    if (pages != nullptr && static_cast<std::int64_t>(pages->size()) > most_pages) return at.depth;
     if (replica.columns != nullptr) {
         replica.columns->make_room_to_cache(0, 1);
         replica.columns->touch(at);
@@ -94,12 +131,8 @@ std::int32_t recommend_replica(const ManagerState& state, std::string_view name_
 std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle, std::int32_t bundle,
                               std::int64_t first) {
     const Sequence& sequence = state.sequences.at(handle);
-    const auto num_bundles =
-        state.grouping.is_plain() ? 1 : static_cast<std::int32_t>(state.grouping.bundles().size());
-    if (bundle < 0 || bundle >= num_bundles) {
-        throw std::out_of_range(detail::concat("bundle ", bundle, " does not exist, there are ",
-                                               num_bundles, ", counted from 0"));
-    }
+    const std::int32_t num_bundles = count_bundles(state.grouping);
+    if (bundle < 0 || bundle >= num_bundles) refuse_bundle(bundle, num_bundles);
     if (first < 0) {
         throw std::invalid_argument(detail::concat("first is ", first, ", must be at least 0"));
     }

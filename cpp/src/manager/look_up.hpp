@@ -13,10 +13,11 @@ namespace kvcore::look_up {
 /// Each is the verb of CacheManager of that name.
 [[nodiscard]] std::int64_t match(const Replica& replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
-                                 std::int32_t* partial_tokens);
+                                 std::int32_t* partial_tokens, std::int32_t bundle);
 [[nodiscard]] std::int64_t touch(Replica& replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
-                                 std::int32_t* partial_tokens, std::int64_t most_pages);
+                                 std::int32_t* partial_tokens, std::int64_t most_pages,
+                                 std::int32_t bundle);
 [[nodiscard]] std::int32_t recommend_replica(const ManagerState& state, std::string_view name_space,
                                              const TokenId* tokens, std::int64_t n);
 [[nodiscard]] std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,

@@ -138,28 +138,19 @@ class StepEngine(ReservingEngine):
     ) -> int:
         """Give back the pages of windows that no token behind the first `n_tokens` reads.
 
-        For ``keep_windows=True``, where ``step`` gives back none: an engine that steps tokens when
-        it schedules them says here how many of them the steps that are done have computed.
-
-        Parameters
-        ----------
-        request_id : hashable
-        n_tokens : int
-            0 .. what its pages hold.
-        after : stream or event, optional
-            As for ``release``.
+        For ``keep_windows=True``, where ``step`` gives back none: tells how many of the tokens that
+        were stepped are computed by now. `after` as for ``release``. Costs O(pages given back).
 
         Returns
         -------
         int
-            With how many tokens there is more to give back; ``2**63 - 1`` without windows. The
-            call costs O(pages given back).
+            With how many tokens there is more to give back; ``2**63 - 1`` without windows.
 
         Raises
         ------
         RequestNotFoundError
         ValueError
-            `n_tokens` out of range, or a manager without ``keep_windows``.
+            More tokens than its pages hold, or fewer than 0; a manager without ``keep_windows``.
         """
     def shared_prefixes(self, batch: Iterable[_Context]) -> list[SharedPrefix]:
         """Find the rows of a batch that hold the same leading pages.
@@ -262,6 +253,7 @@ class StepEngine(ReservingEngine):
         touch: bool = False,
         lookahead: Literal[0] = 0,
         out: None = None,
+        bundle: int = 0,
     ) -> int:
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
@@ -292,6 +284,7 @@ class StepEngine(ReservingEngine):
         touch: bool = False,
         lookahead: Literal[0] = 0,
         out: None = None,
+        bundle: int = 0,
     ) -> tuple[int, NDArray[np.int32]]:
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
@@ -322,6 +315,7 @@ class StepEngine(ReservingEngine):
         touch: bool = False,
         lookahead: Literal[0] = 0,
         out: NDArray[np.int32],
+        bundle: int = 0,
     ) -> tuple[int, NDArray[np.int32]]:
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
@@ -352,6 +346,7 @@ class StepEngine(ReservingEngine):
         touch: bool = False,
         lookahead: int,
         out: None = None,
+        bundle: int = 0,
     ) -> tuple[int, int]:
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
@@ -382,6 +377,7 @@ class StepEngine(ReservingEngine):
         touch: bool = False,
         lookahead: int,
         out: None = None,
+        bundle: int = 0,
     ) -> tuple[int, NDArray[np.int32], int]:
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
@@ -412,6 +408,7 @@ class StepEngine(ReservingEngine):
         touch: bool = False,
         lookahead: int,
         out: NDArray[np.int32],
+        bundle: int = 0,
     ) -> tuple[int, NDArray[np.int32], int]:
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 

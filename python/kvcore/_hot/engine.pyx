@@ -21,6 +21,8 @@ from kvcore.cpp cimport kFetch, kStep
 
 cnp.import_array()
 
+cdef object FIRST = 0  # what is passed mostly, and so not converted each time
+
 
 @cython.no_gc_clear  # what dies with a manager may still ask
 cdef class StepEngine(ReservingEngine):
@@ -121,9 +123,9 @@ cdef class StepEngine(ReservingEngine):
         -----
         O(pages returned).
         """
-        cdef int64_t index = as_int(bundle, "bundle")
         cdef int64_t begin = as_int(first, "first")
         require_made(self)
+        cdef int32_t index = self._maker.bundle_of(bundle)
         return self._maker.pages_of(self._native, self._claims.find(request_id), index, begin)
 
     # ---- requests with a common past ---------------------------------------------------------
@@ -175,28 +177,19 @@ cdef class StepEngine(ReservingEngine):
     def leave_windows(self, request_id, n_tokens, *, after=None):
         """Give back the pages of windows that no token behind the first `n_tokens` reads.
 
-        For ``keep_windows=True``, where ``step`` gives back none: an engine that steps tokens when
-        it schedules them says here how many of them the steps that are done have computed.
-
-        Parameters
-        ----------
-        request_id : hashable
-        n_tokens : int
-            0 .. what its pages hold.
-        after : stream or event, optional
-            As for ``release``.
+        For ``keep_windows=True``, where ``step`` gives back none: tells how many of the tokens that
+        were stepped are computed by now. `after` as for ``release``. Costs O(pages given back).
 
         Returns
         -------
         int
-            With how many tokens there is more to give back; ``2**63 - 1`` without windows. The
-            call costs O(pages given back).
+            With how many tokens there is more to give back; ``2**63 - 1`` without windows.
 
         Raises
         ------
         RequestNotFoundError
         ValueError
-            `n_tokens` out of range, or a manager without ``keep_windows``.
+            More tokens than its pages hold, or fewer than 0; a manager without ``keep_windows``.
         """
         cdef int64_t n = as_int(n_tokens, "n_tokens")
         require_made(self)
@@ -326,7 +319,7 @@ cdef class StepEngine(ReservingEngine):
     # ---- prefixes ----------------------------------------------------------------------------
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
                      extra_keys=None, bint return_pages=False, bint touch=False, lookahead=0,
-                     cnp.ndarray out=None):
+                     cnp.ndarray out=None, bundle=0):
         """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
 
         Parameters
@@ -344,6 +337,8 @@ cdef class StepEngine(ReservingEngine):
             O(log children) more.
         out : int32 [m], optional
             Where the ids go; contiguous. What is returned is its beginning, as of `return_pages`.
+        bundle : int
+            Whose ids, as ``get_req_blocks`` lists them of a request with this hit.
 
         Returns
         -------
@@ -362,11 +357,12 @@ cdef class StepEngine(ReservingEngine):
         cdef int32_t replica = self._claims.replica(replica_idx)
         source = shown_of(self._claims.trees, extra_keys, source)
         cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
+        cdef int32_t part = 0 if bundle is FIRST else self._maker.bundle_of(bundle)
         if ahead == 0 and out is None:
-            found = prefixes.match(self._native, replica, source, name, return_pages, touch)
+            found = prefixes.match(self._native, replica, source, name, return_pages, touch, part)
         else:
             found = prefixes.match_ahead(
-                self._native, replica, source, name, return_pages, touch, ahead, out, to
+                self._native, replica, source, name, return_pages, touch, ahead, out, to, part
             )
         return checked(self, found) if touch else found
 

@@ -39,11 +39,12 @@ cdef int32_t recommend_replica(ClaimTable claims, object context) except -1
 # Tokens as the prefix tree is shown them.
 cdef object match(
     CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
-    bint touches
+    bint touches, int32_t bundle
 )
 cdef object match_ahead(
     CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
-    bint touches, int64_t ahead, cnp.ndarray out, int32_t* to
+    bint touches, int64_t ahead, cnp.ndarray out, int32_t* to,
+    int32_t bundle
 )
 # Of both, and of a tree by itself.
 cdef PinnedPrefix pin(

@@ -57,7 +57,7 @@ cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:
 
 cdef object match(
     CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
-    bint touches
+    bint touches, int32_t bundle
 ):
     """The tokens of a prefix that are cached in whole pages, with the pages if asked for.
 
@@ -65,8 +65,8 @@ cdef object match(
     """
     cdef vector[BlockId] pages
     if not return_pages:
-        return find(native, replica, tokens, name, NULL, touches)
-    num_tokens = find(native, replica, tokens, name, &pages, touches)
+        return find(native, replica, tokens, name, NULL, touches, bundle)
+    num_tokens = find(native, replica, tokens, name, &pages, touches, bundle)
     ids = np.array(pages, dtype=np.int32)
     ids[ids < 0] = end_page(native)  # with groups: no layer of the bundle has a page
     return num_tokens, ids
@@ -74,20 +74,21 @@ cdef object match(
 
 cdef inline int64_t find(
     CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
-    vector[BlockId]* pages, bint touches
+    vector[BlockId]* pages, bint touches, int32_t bundle
 ) except -1:
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
     cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
     if touches:
-        n = native.touch(replica, name_view(name), data, n, pages, NULL, INT64_HIGH)
+        n = native.touch(replica, name_view(name), data, n, pages, NULL, INT64_HIGH, bundle)
     else:
-        n = native.match(replica, name_view(name), data, n, pages)
+        n = native.match(replica, name_view(name), data, n, pages, NULL, bundle)
     return n * native.config().page_size
 
 
 cdef object match_ahead(
     CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
-    bint touches, int64_t ahead, cnp.ndarray out, int32_t* to
+    bint touches, int64_t ahead, cnp.ndarray out, int32_t* to,
+    int32_t bundle
 ):
     """The same, with what is asked for of the tokens behind, and the ids in `out` [m], at `to`."""
     cdef vector[BlockId] pages
@@ -100,20 +101,20 @@ cdef object match_ahead(
     cdef int32_t* tail = &partial if ahead > 0 else NULL
     cdef int64_t i
     if touches:
-        n = native.touch(replica, name_view(name), data, n, ids, tail, room)
+        n = native.touch(replica, name_view(name), data, n, ids, tail, room, bundle)
     else:
-        n = native.match(replica, name_view(name), data, n, ids, tail)
-    if n > room:
-        raise ValueError(f"out has room for {room} ids, must have it for {n}")
-    cdef cnp.npy_intp size = n
+        n = native.match(replica, name_view(name), data, n, ids, tail, bundle)
+    cdef cnp.npy_intp size = <cnp.npy_intp>pages.size()
+    if size > room:
+        raise ValueError(f"out has room for {room} ids, must have it for {size}")
     if lists and out is None:
         out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
         to = <int32_t*>cnp.PyArray_DATA(out)
-    for i in range(<int64_t>pages.size()):
+    for i in range(size):
         to[i] = pages[i] if pages[i] >= 0 else end_page(native)
     cdef list found = [n * native.config().page_size]
     if lists:
-        found.append(out[:n])
+        found.append(out[:size])
     if ahead > 0:
         found.append(min(ahead, <int64_t>partial))
     return tuple(found)

@@ -27,8 +27,9 @@ cdef class InputMaker:
     cdef int choose_buffers(
         self, list taken, vector[FetchTarget]& targets, vector[LookupTable*]& more
     ) except -1
+    cdef int32_t bundle_of(self, object given) except -1
     cdef list pages_of(
-        self, CacheManager* native, SequenceHandle sequence, int64_t bundle, int64_t first
+        self, CacheManager* native, SequenceHandle sequence, int32_t bundle, int64_t first
     )
     cdef cnp.ndarray table(self, FetchBuffer buffer, const FetchTarget& target, int32_t bundle)
     cdef tuple more_tables(

@@ -9,7 +9,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
 
-from kvcore._hot.arguments cimport id_of
+from kvcore._hot.arguments cimport as_int, id_of
 from kvcore._hot.batches cimport Batch, BatchReader
 from kvcore._hot.below cimport bring_all
 from kvcore._hot.inputs cimport (
@@ -121,13 +121,18 @@ cdef class InputMaker:
                 targets[r].states = <int32_t*>cnp.PyArray_DATA(buffer.new_states())
         return 0
 
-    cdef list pages_of(
-        self, CacheManager* native, SequenceHandle sequence, int64_t bundle, int64_t first
-    ):
-        """The pages of a sequence in a bundle, none as tables show it."""
+    cdef int32_t bundle_of(self, object given) except -1:
+        """The index of a bundle, checked."""
+        cdef int64_t bundle = as_int(given, "bundle")
         if not 0 <= bundle < self.num_bundles:
             raise IndexError(f"bundle is {bundle}, must be 0 .. {self.num_bundles - 1}")
-        cdef list pages = native.pages_of(sequence, <int32_t>bundle, first)
+        return <int32_t>bundle
+
+    cdef list pages_of(
+        self, CacheManager* native, SequenceHandle sequence, int32_t bundle, int64_t first
+    ):
+        """The pages of a sequence in a bundle, none as tables show it."""
+        cdef list pages = native.pages_of(sequence, bundle, first)
         if self.layers is None:
             return pages
         return [page if page >= 0 else self.total_pages for page in pages]
