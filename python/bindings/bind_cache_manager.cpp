@@ -292,8 +292,7 @@ void bind_cache_manager(py::module_& module) {
              py::arg("write_threshold") = 2, py::arg("host_eviction") = "lru",
              py::arg("host_min_priority") = 0, py::arg("has_stores") = false,
              py::arg("key_seed") = py::bytes(), py::arg("stand_ins") = py::none(),
-             py::arg("event_pages") = 0, py::arg("first_page") = 0,
-             py::arg("keep_windows") = false)
+             py::arg("event_pages") = 0, py::arg("first_page") = 0, py::arg("keep_windows") = false)
         .def("claim", &CacheManager::claim, py::arg("replica") = 0, docs::kClaim)
         .def("contains", &CacheManager::contains, py::arg("sequence"), docs::kContains)
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)

@@ -188,8 +188,8 @@ class CacheManager {
                                      std::int32_t* partial_tokens = nullptr,
                                      std::int32_t bundle = 0) const;
     /// The same, and a use of those pages: as a request that takes them and lets go of them at
-    /// once. Throws as `match`; with more ids than `most_pages` it is no use of any, and returns the
-    /// same number. The match plus O(runs).
+    /// once. Throws as `match`; with more ids than `most_pages` it is no use of any, and returns
+    /// the same number. The match plus O(runs).
     std::int64_t touch(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
                        std::int64_t n, std::vector<BlockId>* pages = nullptr,
                        std::int32_t* partial_tokens = nullptr,

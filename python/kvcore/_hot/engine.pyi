@@ -133,9 +133,7 @@ class StepEngine(ReservingEngine):
         ValueError
             `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
         """
-    def leave_windows(
-        self, request_id: Hashable, n_tokens: int, *, after: object = None
-    ) -> int:
+    def leave_windows(self, request_id: Hashable, n_tokens: int, *, after: object = None) -> int:
         """Give back the pages of windows that no token behind the first `n_tokens` reads.
 
         For ``keep_windows=True``, where ``step`` gives back none: tells how many of the tokens that

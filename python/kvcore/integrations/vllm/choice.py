@@ -10,9 +10,10 @@ from typing import Any
 from vllm.v1.core.kv_cache_manager import KVCacheManager as OwnManager
 from vllm.v1.core.sched import scheduler
 from vllm.v1.engine import core
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupRole, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import KVCacheGroupRole
 
 from kvcore.integrations.vllm import hashes
+from kvcore.integrations.vllm.layers import unserved_layers
 from kvcore.integrations.vllm.manager import KVCoreManager
 
 logger = logging.getLogger("vllm.kvcore")
@@ -61,12 +62,15 @@ def unserved(
     groups = kv_cache_config.kv_cache_groups
     if kv_cache_config.num_blocks < 2:
         return "a cache without blocks"
-    if len(groups) != 1:
-        return f"{len(groups)} groups of layers"
-    if type(groups[0].kv_cache_spec) not in (FullAttentionSpec, MLAAttentionSpec):
-        return type(groups[0].kv_cache_spec).__name__
-    if groups[0].role is not KVCacheGroupRole.DEFAULT or groups[0].host_resident:
+    if not groups:
+        return "a model without groups of layers"
+    if any(each.role is not KVCacheGroupRole.DEFAULT or each.host_resident for each in groups):
         return "HiSparse"
+    if kv_cache_config.prefix_cache_retention_interval is not None:
+        return "windows that are kept at intervals"
+    reason = unserved_layers([group.kv_cache_spec for group in groups])
+    if reason is not None:
+        return reason
     if dcp_world_size > 1 or pcp_world_size > 1:
         return "context parallelism"
     if num_hash_lookahead_tokens:

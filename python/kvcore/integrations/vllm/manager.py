@@ -10,35 +10,40 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.request import RequestStatus
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
+from kvcore.integrations.vllm.layers import params_of
 from kvcore.integrations.vllm.pool import Kept, PageIds, Pool, Row, Rows
 from kvcore.integrations.vllm.request import RequestContext
 
 RUNNING = RequestStatus.RUNNING
 #: Requests that may have pages at a time; each has one at least.
 MOST_REQUESTS = 1 << 16
+NEVER = 2**63 - 1
 
 
 class KVCoreManager(KVCacheManager):
-    """vLLM's KVCacheManager on kvcore, for layers that keep every token."""
+    """vLLM's KVCacheManager on kvcore. A group of vLLM's is a bundle of kvcore's."""
 
     def __init__(self, kv_cache_config: Any, max_model_len: int, *args: Any, **kwargs: Any) -> None:
         small = dataclasses.replace(kv_cache_config, num_blocks=1)
         super().__init__(small, max_model_len, *args, **kwargs)
         self.kv_cache_config = kv_cache_config
         self.watermark_blocks = int(kwargs.get("watermark", 0.0) * kv_cache_config.num_blocks)
-        (self._single,) = self.coordinator.single_type_managers
-        self._page_size = self._single.block_size
+        self._groups = self.coordinator.single_type_managers
+        self._page_size = self._groups[0].block_size
         self._contexts: dict[str, RequestContext] = {}
-        self._make_core(kv_cache_config.num_blocks)
+        params = params_of([group.kv_cache_spec for group in self._groups], self.enable_caching)
+        self._has_windows = params.groups is not None
+        self._make_core(params, kv_cache_config.num_blocks)
         pool = Pool(self, self.coordinator.block_pool, kv_cache_config.num_blocks)
-        self.block_pool = self.coordinator.block_pool = self._single.block_pool = pool
-        self._single.req_to_blocks = Rows(self._contexts, lambda each: Row(self, each))
-        self._single.num_cached_block = Rows(self._contexts, self._num_published)
+        self.block_pool = self.coordinator.block_pool = pool
+        for index, group in enumerate(self._groups):
+            group.block_pool = pool
+            group.req_to_blocks = Rows(self._contexts, Row.of(self, index))
+            group.num_cached_block = Rows(self._contexts, self._num_published)
 
-    def _make_core(self, num_blocks: int) -> None:
-        caching = self.enable_caching
+    def _make_core(self, params: KVCacheParams, num_blocks: int) -> None:
         self.core: Any = PagedKVCacheManager(
-            KVCacheParams("float16", 1, 1, 1, self._page_size, enable_prefix_caching=caching),
+            params,
             min(num_blocks, MOST_REQUESTS),
             self.max_model_len,
             num_pages=num_blocks - 1,
@@ -47,10 +52,20 @@ class KVCoreManager(KVCacheManager):
             dedup=False,  # vLLM's tables only grow
             partial_page_reuse=False,
             reserve_chunks=True,
+            keep_windows=True,  # what is published may not have run yet
         )
 
     def _num_published(self, context: RequestContext) -> int:
         return int(context.start_idx // self._page_size)
+
+    def _pages(self, context: RequestContext, group: int, first: int = 0) -> list[int]:
+        """Return the ids of a request's pages in a group; windows have left those that are 0."""
+        ids: list[int] = self.core.get_req_blocks(context.request_id, group, first=first)
+        return self._shown(ids)
+
+    def _shown(self, ids: list[int]) -> list[int]:
+        end = self.block_pool.num_gpu_blocks
+        return [page if page < end else 0 for page in ids] if self._has_windows else ids
 
     def get_computed_blocks(
         self, request: Any, max_cache_hit_length: int | None = None
@@ -67,26 +82,36 @@ class KVCoreManager(KVCacheManager):
             self.coordinator.emit_cached_block_events(request, found.blocks)
         return found, hit, 0
 
-    def _match(self, context: RequestContext, length: int) -> tuple[list[int], int]:
-        if length < self._page_size:
-            return [], 0
+    def _match(self, context: RequestContext, length: int) -> tuple[tuple[list[int], ...], int]:
         context.read(length)
+        hit, pages = self._find(context, length, 0)
+        if hit and self.coordinator.drop_eagle_group_ids:
+            hit, pages = self._find(context, hit - self._page_size, 0)  # which has to run again
+        rest = (self._find(context, hit, group)[1] for group in range(1, len(self._groups)))
+        return (pages, *rest), hit
+
+    def _find(self, context: RequestContext, length: int, group: int) -> tuple[int, list[int]]:
+        if length < self._page_size:
+            return 0, []
         hit, pages = self.core.match_prefix(
             context.tokens[:length],
             context.extra_key,
             context.cache_salt,
             extra_keys=context.extra_keys,
             return_pages=True,
+            bundle=group,
         )
-        if hit and self.coordinator.drop_eagle_group_ids:
-            hit -= self._page_size  # its last token has to run again
-        return pages[: hit // self._page_size].tolist(), hit
+        return hit, self._shown(pages.tolist())
 
     def _context_of(self, request: Any) -> RequestContext:
         context = self._contexts.get(request.request_id)
         if context is None or (context.request is not request and not context.num_pages):
-            first = self._page_size if self.enable_caching else float("inf")
-            context = self._contexts[request.request_id] = RequestContext(request, first)
+            publishes = self.enable_caching or self._has_windows
+            context = self._contexts[request.request_id] = RequestContext(
+                request,
+                publish_at=self._page_size if publishes else NEVER,
+                leaves_at=0 if self._has_windows else NEVER,
+            )
         return context
 
     def allocate_slots(
@@ -113,7 +138,7 @@ class KVCoreManager(KVCacheManager):
             and is_running
             and num_new_tokens
             and end + num_lookahead_tokens <= context.room
-            and end < context.publish_at
+            and end < context.idle_until
         ):
             return self.empty_kv_cache_blocks
         if not num_new_tokens + num_new_computed_tokens + num_external_computed_tokens:
@@ -123,7 +148,9 @@ class KVCoreManager(KVCacheManager):
         computed = min(computed + num_external_computed_tokens, self.max_model_len)
         slots = min(computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
         held = context.num_pages
-        if not held:
+        if held:
+            self._leave(context, computed - request.num_in_flight_tokens)
+        else:
             context.hit = num_new_computed_tokens
         if slots > context.start_idx and (slots > context.room or not is_running):
             waits = has_scheduled_reqs and not is_running
@@ -132,21 +159,27 @@ class KVCoreManager(KVCacheManager):
             if not self._reserve(context, slots, keep_free, reserved_blocks, whole):
                 return None
         first = held or -(-computed // self._page_size)
-        zeroed = first if 0 in skip_zeroing_group_ids else 0
+        zeroed = dict.fromkeys(skip_zeroing_group_ids, first)
         cached = 0 if delay_cache_blocks else min(computed + num_new_tokens, request.num_tokens)
         return self._taken(request, context, held, first, zeroed, cached)
 
     def _taken(
-        self, request: Any, context: RequestContext, held: int, first: int, zeroed: int, cached: int
+        self,
+        request: Any,
+        context: RequestContext,
+        held: int,
+        first: int,
+        zeroed: dict[int, int],
+        cached: int,
     ) -> KVCacheBlocks:
         try:
-            ids = self._note_new(context, held, first, zeroed)
+            new = self._note_new(context, held, first, zeroed)
             self._publish(request, cached)
         except BaseException:
             if not held:
                 self.free(request)
             raise
-        return PageIds(self.block_pool, ids) if ids else self.empty_kv_cache_blocks
+        return PageIds(self.block_pool, new) if any(new) else self.empty_kv_cache_blocks
 
     def _reserve(
         self, context: RequestContext, slots: int, keep_free: int, reserved: int, whole: int
@@ -187,16 +220,22 @@ class KVCoreManager(KVCacheManager):
             self.core.release(context.request_id)
         context.start_idx = 0
 
-    def _note_new(self, context: RequestContext, held: int, first: int, zeroed: int) -> list[int]:
+    def _note_new(
+        self, context: RequestContext, held: int, first: int, zeroed: dict[int, int]
+    ) -> tuple[list[int], ...]:
         """Return the ids from `first` on, all of which are new from `held` or the hit on."""
         start = max(held, context.hit // self._page_size)
         if context.num_pages <= start:
-            return []
-        taken: list[int] = self.core.get_req_blocks(context.request_id, first=start)
-        self.block_pool.note_taken(taken)
-        if self._single.records_new_block_ids:
-            self._single.new_block_ids += taken[max(zeroed - start, 0) :]
-        return taken[first - start :]
+            return ()
+        new = []
+        for index, group in enumerate(self._groups):
+            taken = self._pages(context, index, start)
+            self.block_pool.note_taken(taken)
+            if group.records_new_block_ids:
+                clear = taken[max(zeroed.get(index, 0) - start, 0) :]
+                group.new_block_ids += [page for page in clear if page]
+            new.append(taken[first - start :])
+        return tuple(new)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish the full pages of the first `num_computed_tokens` tokens."""
@@ -215,14 +254,23 @@ class KVCoreManager(KVCacheManager):
         context.stand(n, n + 1)
         self.core.step([context])
         context.publish_at = (n // self._page_size + 1) * self._page_size
+        context.idle_until = min(context.publish_at, context.leaves_at)
         if self.enable_kv_cache_events or type(request.block_hashes) is list:
             self._note_hashes(request, context, first, n // self._page_size)
 
     def _note_hashes(self, request: Any, context: RequestContext, first: int, last: int) -> None:
-        ids = self.core.get_req_blocks(context.request_id, first=first)[: last - first]
         last = min(last, len(request.block_hashes))
-        pages = [self.block_pool.null_block] * first + [self.block_pool.blocks[i] for i in ids]
-        self.block_pool.cache_full_blocks(request, pages, first, last, self._page_size, 0)
+        for group in range(len(self._groups)):
+            ids = self._pages(context, group, first)[: last - first]
+            pages = [self.block_pool.null_block] * first + [self.block_pool.blocks[i] for i in ids]
+            self.block_pool.cache_full_blocks(request, pages, first, last, self._page_size, group)
+
+    def _leave(self, context: RequestContext, num_tokens: int) -> None:
+        """Give back what windows no longer read, of what has run and is published."""
+        n = min(num_tokens, context.start_idx)
+        if n >= context.leaves_at:
+            context.leaves_at = self.core.leave_windows(context.request_id, n)
+            context.idle_until = min(context.publish_at, context.leaves_at)
 
     def free(self, request: Any) -> None:
         """Let go of a request's pages; published ones stay cached."""
@@ -233,15 +281,24 @@ class KVCoreManager(KVCacheManager):
         context = self._contexts.pop(request.request_id, None)
         return [Kept(context.request_id)] if context is not None and context.num_pages else []
 
-    def remove_skipped_blocks(self, *_: object, **__: object) -> None:
-        """Nothing is skipped where layers keep every token."""
+    def remove_skipped_blocks(
+        self,
+        request_id: str,
+        processed_computed_tokens: int,
+        num_prompt_tokens: int | None = None,  # noqa: ARG002
+    ) -> None:
+        """Give back what windows no longer read of so many tokens that have run."""
+        context = self._contexts.get(request_id)
+        if context is not None and context.num_pages:
+            self._leave(context, processed_computed_tokens)
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """Return all pages of a request."""
         context = self._contexts.get(request_id)
         if context is None or not context.num_pages:
             return self.empty_kv_cache_blocks
-        return PageIds(self.block_pool, self.core.get_req_blocks(context.request_id))
+        groups = range(len(self._groups))
+        return PageIds(self.block_pool, tuple(self._pages(context, group) for group in groups))
 
     def estimate_cached_tokens(self, request: Any) -> int:
         """Return how many tokens of a request are in pages that are published."""
@@ -250,5 +307,6 @@ class KVCoreManager(KVCacheManager):
 
     def num_holders(self, block_id: int) -> int:
         """Count the requests that have a page: for tests, O(everything)."""
-        claims = [each.request_id for each in self._contexts.values() if each.num_pages]
-        return sum(block_id in self.core.get_req_blocks(claim) for claim in claims)
+        held = [each for each in self._contexts.values() if each.num_pages]
+        groups = range(len(self._groups))
+        return sum(block_id in self._pages(each, group) for each in held for group in groups)

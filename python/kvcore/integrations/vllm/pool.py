@@ -10,7 +10,7 @@ a pool of one block, with `Rows` for its tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
@@ -50,9 +50,9 @@ class Page(KVCacheBlock):
 
 
 class PageIds(KVCacheBlocks):
-    """Pages of the only group by their ids; objects for them are made for who wants those."""
+    """Pages of each group by their ids; objects for them are made for who wants those."""
 
-    def __init__(self, pool: Pool, ids: list[int]) -> None:
+    def __init__(self, pool: Pool, ids: tuple[list[int], ...]) -> None:
         self._pool = pool
         self._ids = ids
 
@@ -60,29 +60,36 @@ class PageIds(KVCacheBlocks):
     def blocks(self) -> tuple[Sequence[KVCacheBlock], ...]:
         """The blocks of each group."""
         pages = self._pool.blocks
-        return ([pages[block_id] for block_id in self._ids],)
+        return tuple([pages[block_id] for block_id in group] for group in self._ids)
 
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
         """Return the ids of each group, or of some; None for none where that is allowed."""
-        if allow_none and not self._ids:
+        if allow_none and not any(self._ids):
             return None
-        return (self._ids,) if group_ids is None else tuple(self._ids for _ in group_ids)
+        return self._ids if group_ids is None else tuple(self._ids[group] for group in group_ids)
 
 
 class Row(Sequence[KVCacheBlock]):
-    """The blocks of a request."""
+    """The blocks of a request in a group."""
 
-    def __init__(self, manager: Any, context: Any) -> None:
+    def __init__(self, manager: Any, group: int, context: Any) -> None:
         self._manager = manager
+        self._group = group
         self._context = context
+
+    @classmethod
+    def of(cls, manager: Any, group: int) -> Callable[[Any], Row]:
+        """Make what makes the rows of a group."""
+        return lambda context: cls(manager, group, context)
 
     def __len__(self) -> int:
         return int(self._context.num_pages)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._manager.get_blocks(self._context.request.request_id).blocks[0][index]
+        request_id = self._context.request.request_id
+        return self._manager.get_blocks(request_id).blocks[self._group][index]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == other

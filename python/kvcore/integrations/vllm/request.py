@@ -23,7 +23,9 @@ class RequestContext:
         "end_idx",
         "extra_key",
         "hit",
+        "idle_until",
         "keys",
+        "leaves_at",
         "num_pages",
         "num_tokens",
         "publish_at",
@@ -34,7 +36,7 @@ class RequestContext:
         "tokens",
     )
 
-    def __init__(self, request: Any, publish_at: float) -> None:
+    def __init__(self, request: Any, publish_at: int, leaves_at: int) -> None:
         self.request = request
         self.request_id = next(_names)  # not vLLM's: pages may be kept when a request is gone
         self.extra_key = request.lora_request.lora_name if request.lora_request else None
@@ -48,6 +50,8 @@ class RequestContext:
         self.num_pages = 0
         self.room = 0  # tokens that fit into its pages
         self.publish_at = publish_at  # computed tokens with which the next page is full
+        self.leaves_at = leaves_at  # and with which windows leave one
+        self.idle_until = min(publish_at, leaves_at)
 
     @property
     def extra_keys(self) -> list[tuple[int, int, bytes]] | None:
