@@ -347,6 +347,7 @@ class CacheManager:
         stand_ins: object = None,
         event_pages: int = 0,
         first_page: int = 0,
+        keep_windows: bool = False,
     ) -> None: ...
     def claim(self, replica: int = 0) -> SequenceHandle:
         """Register a sequence; takes no pages.
