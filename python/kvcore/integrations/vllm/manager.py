@@ -158,6 +158,8 @@ class KVCoreManager(KVCacheManager):
             whole = min(request.num_tokens, self.max_model_len) if full_sequence_must_fit else 0
             if not self._reserve(context, slots, keep_free, reserved_blocks, whole):
                 return None
+            if num_external_computed_tokens:
+                self._leave(context, computed)  # which is all that is loaded
         first = held or -(-computed // self._page_size)
         zeroed = dict.fromkeys(skip_zeroing_group_ids, first)
         cached = 0 if delay_cache_blocks else min(computed + num_new_tokens, request.num_tokens)
@@ -186,7 +188,9 @@ class KVCoreManager(KVCacheManager):
     ) -> bool:
         is_new = not context.num_pages
         done = False
-        context.stand(context.start_idx, slots)
+        published = context.start_idx
+        # Windows may have left what was loaded and is not published yet.
+        context.stand(max(published, min(context.left, slots - 1)), slots)
         try:
             if is_new:
                 self.core.claim(context.request_id)
@@ -198,12 +202,16 @@ class KVCoreManager(KVCacheManager):
                     keep_free=keep_free + reserved,
                     must_fit=whole if whole and not reserved else None,
                 )
-                and context.start_idx >= context.hit  # else some of it was evicted since
+                and (
+                    not is_new or context.start_idx >= context.hit
+                )  # else some of it was evicted since
             )
         except CapacityError:
             pass  # it never fits, which is no error to vLLM
         finally:
-            if not done and is_new:
+            if not is_new:
+                context.start_idx = published
+            elif not done:
                 self._unclaim(context)
         if done and slots > context.room:
             context.num_pages = -(-slots // self._page_size)
@@ -218,7 +226,7 @@ class KVCoreManager(KVCacheManager):
     def _unclaim(self, context: RequestContext) -> None:
         if self.core.contains(context.request_id):
             self.core.release(context.request_id)
-        context.start_idx = 0
+        context.start_idx = context.left = 0
 
     def _note_new(
         self, context: RequestContext, held: int, first: int, zeroed: dict[int, int]
@@ -266,9 +274,10 @@ class KVCoreManager(KVCacheManager):
             self.block_pool.cache_full_blocks(request, pages, first, last, self._page_size, group)
 
     def _leave(self, context: RequestContext, num_tokens: int) -> None:
-        """Give back what windows no longer read, of what has run and is published."""
-        n = min(num_tokens, context.start_idx)
+        """Give back what windows no longer read, with so many tokens computed."""
+        n = min(num_tokens, context.room)
         if n >= context.leaves_at:
+            context.left = n
             context.leaves_at = self.core.leave_windows(context.request_id, n)
             context.idle_until = min(context.publish_at, context.leaves_at)
 

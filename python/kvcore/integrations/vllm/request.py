@@ -26,6 +26,7 @@ class RequestContext:
         "idle_until",
         "keys",
         "leaves_at",
+        "left",
         "num_pages",
         "num_tokens",
         "publish_at",
@@ -51,6 +52,7 @@ class RequestContext:
         self.room = 0  # tokens that fit into its pages
         self.publish_at = publish_at  # computed tokens with which the next page is full
         self.leaves_at = leaves_at  # and with which windows leave one
+        self.left = 0  # computed tokens with which they left one last
         self.idle_until = min(publish_at, leaves_at)
 
     @property
