@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stores below the host memory of vLLM's chunks: asked, read and written in the background."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import sha256
+from time import monotonic
+from typing import Any, NamedTuple
+
+from kvcore.stores import StoreHandle
+from kvcore.tiers.adapters import DiskAdapter, StoreAdapter
+from kvcore.tiers.memory import Places
+
+__all__ = ["Below", "Done"]
+
+#: Seconds for which an answer of a store counts, and for which a page that failed is a miss.
+_FRESH = 5.0
+
+#: What is known of a chunk that no store has.
+NOWHERE = -1
+
+
+class Done(NamedTuple):
+    """A batch that is over.
+
+    Parameters
+    ----------
+    is_read : bool
+        Whether it read; else it wrote.
+    generation : int
+        How often `Below.forget` had been called when it began.
+    keys, slots : list
+        Of the batch; a page lies in the slot of its place.
+    served : int
+        Pages that were read, and checked: a prefix.
+    handle : StoreHandle, optional
+        Of a read that took too long: the slots are nobody else's before it is done.
+    """
+
+    is_read: bool
+    generation: int
+    keys: list[bytes]
+    slots: list[int]
+    served: int = 0
+    handle: StoreHandle | None = None
+
+
+class Below:
+    """Ask, read and write stores in two threads of its own.
+
+    Parameters
+    ----------
+    stores : list of StoreAdapter
+        In the order in which they are asked.
+    region : SharedOffloadRegion
+        Its rows are the slots.
+    fingerprint : bytes [32]
+
+    Notes
+    -----
+    For one thread, the scheduler's. No call waits for a store, and none raises because one fails.
+    """
+
+    def __init__(self, stores: Sequence[StoreAdapter], region: Any, fingerprint: bytes) -> None:
+        self._stores, self._fingerprint = stores, fingerprint
+        self._rows = region.base_tensor.numpy().view("uint8").reshape(region.num_chunks, -1)
+        self._is_local = all(isinstance(store, DiskAdapter) for store in stores)
+        self._reader = ThreadPoolExecutor(1, "kvcore tier reader")
+        self._writer = ThreadPoolExecutor(1, "kvcore tier writer")
+        self._cleared: Future[None] = Future()
+        self._cleared.set_result(None)
+        self._generation = 0
+        self._answers: deque[tuple[int, dict[bytes, int]]] = deque()
+        self._done: deque[Done] = deque()
+        self._known: dict[bytes, tuple[float, int]] = {}
+        self._asked: dict[bytes, bool] = {}  # whether the question is under way
+        self._writing = 0
+
+    @property
+    def generation(self) -> int:
+        """How often `forget` was called."""
+        return self._generation
+
+    def find(self, key: bytes) -> bool | None:
+        """Return whether a store has a chunk; None where that is not known yet."""
+        until, where = self._known.get(key, (0.0, NOWHERE))
+        if until > monotonic():
+            return where != NOWHERE
+        if not self._cleared.done():
+            return False
+        if self._is_local:
+            where = self._ask([key])[key]
+            self._know(key, where)
+            return where != NOWHERE
+        self._asked.setdefault(key, False)
+        return None
+
+    def ask(self) -> None:
+        """Begin to ask for what `find` did not know."""
+        keys = [key for key, is_under_way in self._asked.items() if not is_under_way]
+        if keys:
+            self._asked |= dict.fromkeys(keys, True)
+            self._reader.submit(self._answer, self._generation, keys, self._cleared)
+        now = monotonic()
+        while self._known and next(iter(self._known.values()))[0] < now:
+            del self._known[next(iter(self._known))]
+
+    def read(self, keys: list[bytes], slots: list[int]) -> None:
+        """Begin to read chunks that were found."""
+        by_store: dict[int, list[int]] = {}
+        for i, key in enumerate(keys):
+            _, where = self._known.get(key, (0.0, 0))  # it may be too old by now
+            by_store.setdefault(max(where, 0), []).append(i)
+        for store, at in by_store.items():
+            batch = [keys[i] for i in at], [slots[i] for i in at]
+            self._reader.submit(self._read, self._generation, store, *batch, self._cleared)
+
+    def write(self, keys: list[bytes], slots: list[int]) -> bool:
+        """Begin to write chunks; return False where too many wait to be written already."""
+        if self._writing + len(keys) > max(1, len(self._rows) // 2):
+            return False
+        self._writing += len(keys)
+        self._writer.submit(self._write, self._generation, keys, slots)
+        return True
+
+    def miss(self, key: bytes) -> None:
+        """Have a chunk be a miss for some time."""
+        self._know(key, NOWHERE)
+
+    def settled(self) -> list[Done]:
+        """Return the batches that are over."""
+        while self._answers:
+            generation, found = self._answers.popleft()
+            for key, where in found.items() if generation == self._generation else ():
+                self._asked.pop(key, None)
+                self._know(key, where)
+        over = [self._done.popleft() for _ in range(len(self._done))]
+        self._writing -= sum(len(done.keys) for done in over if not done.is_read)
+        return over
+
+    def forget(self) -> None:
+        """Begin to empty the stores; nothing that is in them now, or on its way, is found again."""
+        self._generation += 1
+        self._known.clear()
+        self._asked.clear()
+        self._cleared = self._writer.submit(self._clear)
+
+    def close(self) -> None:
+        """Finish what was begun, and close the stores."""
+        for thread in (self._reader, self._writer):
+            thread.shutdown()
+        for store in self._stores:
+            store.close(None)
+
+    def _know(self, key: bytes, where: int) -> None:
+        self._known.pop(key, None)  # the oldest come first
+        self._known[key] = monotonic() + _FRESH, where
+
+    def _names(self, keys: Sequence[bytes]) -> list[bytes]:
+        return [sha256(self._fingerprint + key).digest() for key in keys]
+
+    def _ask(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        names, found = self._names(keys), dict.fromkeys(keys, NOWHERE)
+        for where in reversed(range(len(self._stores))):
+            for key, parts in zip(keys, self._stores[where].parts_of(names), strict=True):
+                if parts:
+                    found[key] = where
+        return found
+
+    def _answer(self, generation: int, keys: list[bytes], cleared: Future[None]) -> None:
+        cleared.result()
+        found = dict.fromkeys(keys, NOWHERE)
+        with suppress(Exception):  # a miss
+            found = self._ask(keys)
+        self._answers.append((generation, found))
+
+    def _read(
+        self,
+        generation: int,
+        store: int,
+        keys: list[bytes],
+        slots: list[int],
+        cleared: Future[None],
+    ) -> None:
+        cleared.result()
+        begun: list[StoreHandle] = []
+        to, served = Places(self._rows, None, [[(0, slot)] for slot in slots]), 0
+        with suppress(Exception):  # a miss
+            served = self._stores[store].read(self._names(keys), to, begun.append).count(1)
+        late = next((handle for handle in begun if not handle.done()), None)
+        self._done.append(Done(True, generation, keys, slots, served, late))
+
+    def _write(self, generation: int, keys: list[bytes], slots: list[int]) -> None:
+        if generation == self._generation:
+            names, pages = self._names(keys), [{0: self._rows[slot]} for slot in slots]
+            waits: list[Callable[[], int]] = []
+            with suppress(Exception):  # not stored
+                for store in self._stores:
+                    waits.append(store.write(names, pages))  # noqa: PERF401 - those that were begun
+            for wait in waits:
+                with suppress(Exception):
+                    wait()
+        self._done.append(Done(False, generation, keys, slots))
+
+    def _clear(self) -> None:
+        for store in self._stores:
+            with suppress(Exception):
+                store.clear()

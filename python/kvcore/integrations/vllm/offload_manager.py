@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which chunks of vLLM's are in host memory, where, and what goes when it is full."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvcore import PrefixTree
+from kvcore._hot.prefix_handle import PrefixHandle
+from kvcore.integrations.vllm.offload_below import Below, Done
+from kvcore.stores import StoreHandle
+
+__all__ = ["KVCoreOffloadingManager"]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A slot that is taken.
+
+    Parameters
+    ----------
+    slot : int
+    handle : PrefixHandle, optional
+        In the tree; None until its bytes are there.
+    jobs : int
+        Of workers, that read or write it.
+    """
+
+    slot: int
+    handle: PrefixHandle | None = None
+    jobs: int = 0
+
+
+@dataclass
+class Held:
+    """What a request keeps from eviction until it ends.
+
+    Parameters
+    ----------
+    generation : int
+        How often the manager had been reset.
+    """
+
+    generation: int
+    chunks: dict[OffloadKey, PrefixHandle] = field(default_factory=dict)
+    is_over: bool = False
+
+
+class KVCoreOffloadingManager(OffloadingManager):  # type: ignore[misc]
+    """Decide about slots of host memory, each of one chunk.
+
+    A use of a chunk is a request that stores, offers or loads it. It keeps the chunk until it
+    ends; then its chunks are let go of from the deepest to the first.
+
+    Parameters
+    ----------
+    num_chunks : int
+        Slots.
+    eviction : str
+        What goes first, of what nobody keeps: a policy of `kvcore.PrefixTree`.
+    region : SharedOffloadRegion, optional
+        Let go by `shutdown`.
+    below : Below, optional
+        Stores: what is stored goes there too, and comes back from there before it counts as a hit.
+    enable_events : bool
+    info : mapping, optional
+        For vLLM's metric of facts.
+    """
+
+    def __init__(
+        self,
+        num_chunks: int,
+        eviction: str = "lru",
+        *,
+        region: Any = None,
+        below: Below | None = None,
+        enable_events: bool = False,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._num_chunks, self._eviction = num_chunks, eviction
+        self._region, self._below = region, below
+        self._info = {} if info is None else info
+        self._events: list[OffloadingEvent] | None = [] if enable_events else None
+        self._generation = 0
+        self._fenced: set[int] = set()  # that jobs from before a reset still use
+        self._below_slots: set[int] = set()  # that stores read or write
+        self._late: list[tuple[StoreHandle, list[int]]] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._tree = PrefixTree(1, self._eviction, token_dtype="int64")
+        self._chunks: dict[OffloadKey, Chunk] = {}
+        self._keys: list[OffloadKey] = [OffloadKey(b"")] * self._num_chunks
+        self._wanted: dict[OffloadKey, ReqContext] = {}
+        self._arriving: dict[OffloadKey, ReqContext] = {}
+        taken = self._fenced | self._below_slots
+        self._free = [slot for slot in reversed(range(self._num_chunks)) if slot not in taken]
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Expect uses by a request."""
+        self._held(req_context)
+        return RequestOffloadingContext()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Say whether a chunk is in host memory, on its way there, or may be in a store."""
+        if self._below is not None:
+            self._settle(self._below)
+        chunk = self._chunks.get(key)
+        if chunk is not None:
+            return LookupResult.HIT if chunk.handle is not None else LookupResult.HIT_PENDING
+        found = False if self._below is None else self._below.find(key)
+        if found:
+            self._wanted.setdefault(key, req_context)
+            return LookupResult.HIT_PENDING
+        return LookupResult.RETRY if found is None else LookupResult.MISS
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:  # noqa: ARG002
+        """Return host memory, from which all loads come."""
+        return CacheHitSource.HOST
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """Keep chunks until they are loaded.
+
+        Raises
+        ------
+        KeyError
+            One is not in host memory. Nothing has changed.
+        """
+        chunks = [self._ready(key) for key in keys]
+        for key, (chunk, handle) in zip(keys, chunks, strict=True):
+            self._tree.pin(handle)
+            chunk.jobs += 1
+            self._use(key, handle, req_context)
+        return CPULoadStoreSpec([chunk.slot for chunk, _ in chunks])
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
+        """Let chunks go that were loaded."""
+        for key in keys:
+            chunk, handle = self._ready(key)
+            chunk.jobs -= 1
+            self._tree.unpin(handle)
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
+        """Count a use of each chunk that is there."""
+        for key in keys:
+            self._tree.match([_token(key)], touch=True)
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """Take slots for the chunks that are not there; None where not all of them fit."""
+        if self._below is not None:
+            self._settle(self._below)
+        new = [key for key in dict.fromkeys(keys) if key not in self._chunks]
+        for key in keys:
+            chunk = self._chunks.get(key)
+            if chunk is not None and chunk.handle is not None:
+                self._use(key, chunk.handle, req_context)
+        evicted = self._make_room(len(new))
+        if evicted is None:
+            return None
+        slots = [self._take(key, jobs=1) for key in new]
+        return PrepareStoreOutput(new, CPULoadStoreSpec(slots), evicted)
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        """Have chunks be found that were stored, and forget those that were not."""
+        written = [key for key in self._deepest_first(keys, req_context) if self._is_written(key)]
+        stored = [key for key in written if success and self._publish(key, req_context)]
+        self._drop([key for key in written if self._chunks[key].handle is None])
+        self._tell(stored, removed=False)
+        if self._below is not None and stored:
+            self._write_below(self._below, stored[::-1])
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Let go of what a request used."""
+        held = self._held(req_context)
+        held.is_over = True
+        for key in self._deepest_first(held.chunks, req_context):
+            self._tree.unpin(held.chunks[key])
+        held.chunks.clear()
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
+        """Begin what this step's lookups want of stores."""
+        if self._below is None:
+            return
+        self._settle(self._below)
+        self._below.ask()
+        wanted = [key for key in self._wanted if key not in self._chunks]
+        fitting = wanted[: len(self._free) + self._tree.num_evictable]
+        self._make_room(len(fitting))
+        slots = [self._take(key, jobs=0) for key in fitting]
+        self._arriving.update((key, self._wanted[key]) for key in fitting)
+        self._below_slots.update(slots)
+        self._below.read(fitting, slots)
+        for key in wanted[len(fitting) :]:
+            self._below.miss(key)
+        self._wanted.clear()
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Return what was stored and evicted since the last call."""
+        events, self._events = self._events or [], None if self._events is None else []
+        for event in events:
+            if event.metadata_only:  # a second try may have stored them meanwhile
+                event = replace(event, keys=[k for k in event.keys if k not in self._chunks])
+            if event.keys:
+                yield event
+
+    def reset_cache(self) -> None:
+        """Forget all chunks; slots that jobs use are taken again once they are over."""
+        self._generation += 1
+        busy = (chunk.slot for chunk in self._chunks.values() if chunk.jobs)
+        self._fenced.update(busy)
+        if self._below is not None:
+            self._below.forget()
+        self._start()
+
+    def on_reset_flushed(self) -> None:
+        """Take the slots of jobs from before a reset again."""
+        self._free += self._fenced - self._below_slots
+        self._fenced.clear()
+
+    def config_info(self) -> Sequence[Mapping[str, Any]]:
+        """Return the size of the host memory."""
+        return [self._info]
+
+    def shutdown(self) -> None:
+        """Finish what stores do, close them, and let the memory go."""
+        if self._below is not None:
+            self._below.close()
+            self._below = None
+        if self._region is not None:
+            self._region.cleanup()
+            self._region = None
+
+    def _held(self, context: ReqContext) -> Held:
+        held = context.get_state(Held)
+        if held is None or held.generation != self._generation:
+            held = Held(self._generation, is_over=held is not None and held.is_over)
+            context.set_state(held)
+        return held
+
+    def _ready(self, key: OffloadKey) -> tuple[Chunk, PrefixHandle]:
+        chunk = self._chunks.get(key)
+        if chunk is None or chunk.handle is None:
+            raise KeyError(f"chunk {key!r} is not in host memory; look it up first")
+        return chunk, chunk.handle
+
+    def _use(self, key: OffloadKey, handle: PrefixHandle, context: ReqContext) -> None:
+        """Count a use by a request, and have it keep the chunk; once for each request."""
+        held = self._held(context)
+        if key in held.chunks:
+            return
+        self._tree.match([_token(key)], touch=True)
+        if not held.is_over:
+            self._tree.pin(handle)
+            held.chunks[key] = handle
+
+    def _make_room(self, n: int) -> list[OffloadKey] | None:
+        """Have `n` slots free; return what was evicted, None where there is no room."""
+        lack = n - len(self._free)
+        if lack <= 0:
+            return []
+        if lack > self._tree.num_evictable:
+            return None
+        slots = self._tree.evict(lack).tolist()
+        evicted = [self._keys[slot] for slot in slots]
+        for key in evicted:
+            del self._chunks[key]
+        self._free += slots
+        self._tell(evicted, removed=True)
+        return evicted
+
+    def _take(self, key: OffloadKey, jobs: int) -> int:
+        slot = self._free.pop()
+        self._chunks[key], self._keys[slot] = Chunk(slot, jobs=jobs), key
+        return slot
+
+    def _is_written(self, key: OffloadKey) -> bool:
+        """Return whether a job of workers has written a chunk that is not found yet."""
+        chunk = self._chunks.get(key)
+        return chunk is not None and chunk.handle is None and chunk.jobs == 1
+
+    def _publish(self, key: OffloadKey, context: ReqContext) -> bool:
+        """Have a chunk be found; False where another key looks the same to the tree."""
+        chunk, held = self._chunks[key], self._held(context)
+        found, _, handle = self._tree.insert(
+            [_token(key)], [chunk.slot], return_handle=True, pin=True
+        )
+        if found[0] != chunk.slot or held.is_over:
+            self._tree.unpin(handle)
+        if found[0] != chunk.slot:
+            return False
+        chunk.handle, chunk.jobs = handle, 0
+        if not held.is_over:
+            held.chunks[key] = handle
+        return True
+
+    def _drop(self, keys: Collection[OffloadKey], *, is_free: bool = True) -> None:
+        """Forget chunks whose bytes did not come."""
+        for key in keys:
+            chunk = self._chunks.pop(key)
+            if is_free:
+                self._free.append(chunk.slot)
+        self._tell(list(keys), removed=True, metadata_only=True)
+
+    def _tell(self, keys: list[OffloadKey], **what: bool) -> None:
+        if keys and self._events is not None:
+            self._events.append(OffloadingEvent(keys, Medium.CPU, **what))
+
+    def _write_below(self, below: Below, keys: list[OffloadKey]) -> None:
+        chunks = [self._ready(key) for key in keys]
+        slots = [chunk.slot for chunk, _ in chunks]
+        if below.write([*keys], slots):
+            self._below_slots.update(slots)
+            for _, handle in chunks:
+                self._tree.pin(handle)
+
+    def _settle(self, below: Below) -> None:
+        """Take note of what stores have done."""
+        if self._late:
+            late, self._late = self._late, []
+            for handle, slots in late:
+                self._release(handle, slots)
+        for done in below.settled():
+            if done.generation != below.generation:
+                self._release(done.handle, done.slots)
+            elif done.is_read:
+                self._arrived(below, done)
+            else:
+                self._below_slots.difference_update(done.slots)
+                for key in done.keys:
+                    self._tree.unpin(self._ready(OffloadKey(key))[1])
+
+    def _arrived(self, below: Below, done: Done) -> None:
+        """Have chunks be found that a store brought; the others are misses for some time."""
+        keys = [OffloadKey(key) for key in done.keys]
+        brought = keys[: done.served]
+        came = [key for key in brought if self._publish(key, self._arriving[key])]
+        lost = [key for key in keys if self._chunks[key].handle is None]
+        slots = [self._chunks[key].slot for key in lost]
+        self._drop(lost, is_free=False)
+        for key in keys:
+            del self._arriving[key]
+        for key in lost:
+            below.miss(key)
+        self._below_slots.difference_update(self._chunks[key].slot for key in came)
+        self._release(done.handle, slots)
+        self._tell(came, removed=False)
+
+    def _release(self, handle: StoreHandle | None, slots: list[int]) -> None:
+        """Take slots of a batch again, once nobody writes to them."""
+        if handle is not None and not handle.done():
+            self._late.append((handle, slots))
+            return
+        self._below_slots.difference_update(slots)
+        self._free += [slot for slot in slots if slot not in self._fenced]
+
+    @staticmethod
+    def _deepest_first(keys: Iterable[OffloadKey], context: ReqContext) -> list[OffloadKey]:
+        """Order keys by where they end in the request, those that came last first."""
+        at = {key: (context.get_offload_key_position(key) or 0, i) for i, key in enumerate(keys)}
+        return sorted(at, key=at.__getitem__, reverse=True)
+
+
+def _token(key: OffloadKey) -> int:
+    """Return 62 bits of a key: a hash, and its group in the last four bytes."""
+    return int.from_bytes(key[-12:-4], "big") >> 2 ^ key[-1] << 48
