@@ -164,19 +164,17 @@ class Below:
         return [sha256(self._fingerprint + key).digest() for key in keys]
 
     def _ask(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the first store that has each chunk; one that raises has none."""
         names, found = self._names(keys), dict.fromkeys(keys, NOWHERE)
         for where in reversed(range(len(self._stores))):
-            for key, parts in zip(keys, self._stores[where].parts_of(names), strict=True):
-                if parts:
-                    found[key] = where
+            with suppress(Exception):
+                for key, parts in zip(keys, self._stores[where].parts_of(names), strict=True):
+                    found[key] = where if parts else found[key]
         return found
 
     def _answer(self, generation: int, keys: list[bytes], cleared: Future[None]) -> None:
         cleared.result()
-        found = dict.fromkeys(keys, NOWHERE)
-        with suppress(Exception):  # a miss
-            found = self._ask(keys)
-        self._answers.append((generation, found))
+        self._answers.append((generation, self._ask(keys)))
 
     def _read(
         self,
@@ -200,7 +198,7 @@ class Below:
             waits: list[Callable[[], int]] = []
             with suppress(Exception):  # not stored
                 for store in self._stores:
-                    waits.append(store.write(names, pages))  # noqa: PERF401 - those that were begun
+                    waits.append(store.write(names, pages))
             for wait in waits:
                 with suppress(Exception):
                     wait()

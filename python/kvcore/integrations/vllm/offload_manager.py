@@ -63,7 +63,7 @@ class Held:
     is_over: bool = False
 
 
-class KVCoreOffloadingManager(OffloadingManager):  # type: ignore[misc]
+class KVCoreOffloadingManager(OffloadingManager):
     """Decide about slots of host memory, each of one chunk.
 
     A use of a chunk is a request that stores, offers or loads it. It keeps the chunk until it
@@ -252,7 +252,7 @@ class KVCoreOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._region = None
 
     def _held(self, context: ReqContext) -> Held:
-        held = context.get_state(Held)
+        held: Held | None = context.get_state(Held)
         if held is None or held.generation != self._generation:
             held = Held(self._generation, is_over=held is not None and held.is_over)
             context.set_state(held)
@@ -383,4 +383,5 @@ class KVCoreOffloadingManager(OffloadingManager):  # type: ignore[misc]
 
 def _token(key: OffloadKey) -> int:
     """Return 62 bits of a key: a hash, and its group in the last four bytes."""
-    return int.from_bytes(key[-12:-4], "big") >> 2 ^ key[-1] << 48
+    high: int = int.from_bytes(key[-12:-4], "big") >> 2
+    return high ^ int(key[-1]) << 48

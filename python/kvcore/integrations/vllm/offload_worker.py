@@ -30,7 +30,7 @@ class Run(NamedTuple):
     places: Any
 
 
-class CopyWorker(OffloadingWorker):  # type: ignore[misc]
+class CopyWorker(OffloadingWorker):
     """Copy in order of submission, with a thread for stores, one for loads, one for urgent loads.
 
     Parameters

@@ -37,7 +37,7 @@ __all__ = ["KVCoreOffloadingSpec"]
 POLICIES = ("arc", "fifo", "lfu", "lru", "slru")
 
 
-class KVCoreOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+class KVCoreOffloadingSpec(CPUOffloadingSpec):
     """Keep vLLM's chunks of KV cache in host memory, on disks and in shared stores.
 
     vLLM makes it, where ``kv_connector_extra_config`` has its name as ``spec_name`` and this
@@ -70,6 +70,8 @@ class KVCoreOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: OffloadingConfig) -> None:
         self._stores = _checked(config)
         super().__init__(config)
+        self._manager: OffloadingManager | None = None
+        self._worker: OffloadingWorker | None = None
         if not self.num_chunks:
             raise ValueError(
                 f"cpu_bytes_to_use is {self.extra_config['cpu_bytes_to_use']}, holds no chunk of "
