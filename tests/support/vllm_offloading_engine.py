@@ -51,7 +51,7 @@ def full(*layers: str, heads: int = 1, width: int = 3) -> KVCacheGroupSpec:
     return KVCacheGroupSpec(list(layers), spec)
 
 
-def window(*layers: str, tokens: int = 9) -> KVCacheGroupSpec:
+def window(*layers: str, tokens: int = 8) -> KVCacheGroupSpec:
     """Return a group of layers with a window."""
     spec = SlidingWindowSpec(
         block_size=PAGE, num_kv_heads=1, head_size=3, dtype=torch.float16, sliding_window=tokens
@@ -194,8 +194,9 @@ class Engine:
         """Schedule, load, check, compute, store."""
         output = self.scheduler.schedule()
         for worker in self.workers:
-            worker.connector.handle_preemptions(output.kv_connector_metadata)
-            worker.connector.bind_connector_metadata(output.kv_connector_metadata)
+            metadata = copy.deepcopy(output.kv_connector_metadata)  # a worker changes its own
+            worker.connector.handle_preemptions(metadata)
+            worker.connector.bind_connector_metadata(metadata)
             worker.connector.start_load_kv(ForwardContext({}, {}, {}))
         for name, count in output.num_scheduled_tokens.items():
             self.compute(self.scheduler.requests[name], count)

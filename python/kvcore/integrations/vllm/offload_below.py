@@ -119,13 +119,16 @@ class Below:
             batch = [keys[i] for i in at], [slots[i] for i in at]
             self._reader.submit(self._read, self._generation, store, *batch, self._cleared)
 
-    def write(self, keys: list[bytes], slots: list[int]) -> bool:
-        """Begin to write chunks; return False where too many wait to be written already."""
-        if self._writing + len(keys) > max(1, len(self._rows) // 2):
-            return False
-        self._writing += len(keys)
-        self._writer.submit(self._write, self._generation, keys, slots)
-        return True
+    def write(self, keys: list[bytes], slots: list[int]) -> int:
+        """Begin to write the first of these chunks; return of how many.
+
+        Not more than half of the slots wait: the tier goes on without a slow store.
+        """
+        n = max(0, min(len(keys), len(self._rows) // 2 - self._writing))
+        if n:
+            self._writing += n
+            self._writer.submit(self._write, self._generation, keys[:n], slots[:n])
+        return n
 
     def miss(self, key: bytes) -> None:
         """Have a chunk be a miss for some time."""

@@ -329,10 +329,10 @@ class KVCoreOffloadingManager(OffloadingManager):
     def _write_below(self, below: Below, keys: list[OffloadKey]) -> None:
         chunks = [self._ready(key) for key in keys]
         slots = [chunk.slot for chunk, _ in chunks]
-        if below.write([*keys], slots):
-            self._below_slots.update(slots)
-            for _, handle in chunks:
-                self._tree.pin(handle)
+        begun = below.write([*keys], slots)
+        self._below_slots.update(slots[:begun])
+        for _, handle in chunks[:begun]:
+            self._tree.pin(handle)
 
     def _settle(self, below: Below) -> None:
         """Take note of what stores have done."""
