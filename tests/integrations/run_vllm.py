@@ -62,7 +62,12 @@ PARTS = {
         "test_remote_decode_lifecycle.py",
         "test_remote_prefill_lifecycle.py",
     ],
-    "ours": ["vllm_checks_engine.py", "vllm_checks_faults.py", "vllm_checks_source.py"],
+    "ours": [
+        "vllm_checks_engine.py",
+        "vllm_checks_faults.py",
+        "vllm_checks_offloading.py",
+        "vllm_checks_source.py",
+    ],
 }
 FOLDERS = {
     "core": "tests/v1/core",

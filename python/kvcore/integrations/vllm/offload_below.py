@@ -94,7 +94,8 @@ class Below:
             return False
         if self._is_local:
             where = self._ask([key])[key]
-            self._know(key, where)
+            if where != NOWHERE:
+                self._know(key, where)
             return where != NOWHERE
         self._asked.setdefault(key, False)
         return None
@@ -126,6 +127,8 @@ class Below:
         """
         n = max(0, min(len(keys), len(self._rows) // 2 - self._writing))
         if n:
+            for key in keys[:n]:
+                self._known.pop(key, None)
             self._writing += n
             self._writer.submit(self._write, self._generation, keys[:n], slots[:n])
         return n
