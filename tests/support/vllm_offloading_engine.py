@@ -82,7 +82,7 @@ class Worker:
         for group in cache_config.kv_cache_groups:  # groups overlay each other
             spec = group.kv_cache_spec
             shape = cache_config.num_blocks, 2, PAGE, spec.num_kv_heads, spec.head_size
-            parts = memory.split(spec.page_size_bytes * cache_config.num_blocks)
+            parts = torch.split(memory, spec.page_size_bytes * cache_config.num_blocks)
             self.layers.append(
                 {
                     name: part.view(spec.dtype).view(shape)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask what the calls of an offloading manager cost: vLLM's for host memory, and kvcore's.
+
+CPU time of the thread, by turns, of a request of `CHUNKS` chunks whose tier is full: it stores and
+ends, which evicts as many; and another one looks up what is there, loads it and ends. Needs what
+``bench/engine_vllm.py`` needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from statistics import median
+from time import thread_time_ns
+from typing import Any
+
+from engine_vllm import prepare
+from harness import Row, main, make_row, undisturbed
+
+CHUNKS = 512
+SLOTS = 32_768
+
+
+class Side:
+    """A full tier, and how long each kind of call has taken, in us for each chunk."""
+
+    def __init__(self, who: str, slots: int) -> None:
+        from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+        from kvcore.integrations.vllm.offload_manager import KVCoreOffloadingManager
+
+        self.who = who
+        self.manager: Any = {"vLLM": CPUOffloadingManager, "kvcore": KVCoreOffloadingManager}[who](
+            slots
+        )
+        self.count = 0
+        self.spent: dict[str, float] = {}
+        for _ in range(slots // CHUNKS + 2):
+            self.run()
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        start = thread_time_ns()
+        yield
+        self.spent[what] = (thread_time_ns() - start) / 1e3 / CHUNKS
+
+    def begin(self, count: int) -> tuple[Any, list[Any]]:
+        """Return a request, and the keys of its chunks."""
+        from vllm.v1.kv_offload.base import ReqContext, make_offload_key
+
+        context = ReqContext(f"{count} {self.count}")
+        keys = [make_offload_key(sha256(b"%d %d" % (count, i)).digest(), 0) for i in range(CHUNKS)]
+        for i, key in enumerate(keys):
+            context.set_offload_key_position(key, 16 * (i + 1))
+        self.manager.on_new_request(context)
+        return context, keys
+
+    def run(self) -> dict[str, float]:
+        """Store a request that is new, then load it; return the times."""
+        self.count += 1
+        context, keys = self.begin(self.count)
+        with self.timed("miss"):
+            for key in keys:
+                self.manager.lookup(key, context)
+        with self.timed("store"):
+            taken = self.manager.prepare_store(keys, context)
+            self.manager.complete_store({*taken.keys_to_store}, context)
+            self.manager.on_request_finished(context)
+        context, keys = self.begin(self.count)
+        with self.timed("hit"):
+            for key in keys:
+                self.manager.lookup(key, context)
+        with self.timed("load"):
+            self.manager.prepare_load(keys, context)
+            self.manager.complete_load({*keys}, context)
+            self.manager.on_request_finished(context)
+        return dict(self.spent)
+
+
+WORK = {
+    "miss": "lookup of a chunk that is not there",
+    "hit": "lookup of a chunk that is there",
+    "store": "store and evict, of each chunk",
+    "load": "load, of each chunk",
+}
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure both sides by turns."""
+    prepare()
+    slots, rounds = (2048, 6) if options.quick else (SLOTS, 60)
+    sides = [Side(who, slots) for who in ("vLLM", "kvcore")]
+    parts = [lambda: [(side.who, side.run()) for side in sides]] * rounds
+    found = [*undisturbed(parts)]
+    rows: list[Row] = []
+    for key, work in WORK.items():
+        times = {
+            side.who: [spent[key] for who, spent in found if who == side.who] for side in sides
+        }
+        for who, each in times.items():
+            limit = {"limit": median(times["vLLM"]), "limit_name": "vLLM"} if who != "vLLM" else {}
+            rows.append(make_row(f"offload.{key}.{who.lower()}", f"{work}: {who}", each, **limit))
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(measure, __doc__))
