@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask what the calls of an offloading manager cost: vLLM's for host memory, and kvcore's.
 
-CPU time of the thread, by turns and with no sample left out, of a request of `CHUNKS` chunks whose tier is full: it stores and
-ends, which evicts as many; and another one looks up what is there, loads it and ends. Needs what
-``bench/engine_vllm.py`` needs.
+CPU time of the thread, by turns, with no sample left out. The tier is full. A request of `CHUNKS`
+chunks stores them and ends, which evicts as many; another one looks up what is there, loads it and
+ends. Needs what ``bench/engine_vllm.py`` needs.
 """
 
 from __future__ import annotations

@@ -187,9 +187,9 @@ def can_reset(engine: Engine, layout: str) -> bool:
 
 
 def is_loading(engine: Engine) -> bool:
-    """Return whether vLLM refuses to take blocks away from requests."""
+    """Return whether vLLM refuses to take blocks away: it does not from those that it loads for."""
     waits = RequestStatus.WAITING_FOR_REMOTE_KVS
-    return bool(engine.half._jobs) or any(
+    return bool(engine.half._jobs or len(engine.scheduler.kv_holding_waiting)) or any(
         request.status == waits for request in engine.scheduler.requests.values()
     )
 

@@ -298,6 +298,9 @@ class Engine:
         """Raise AssertionError where a slot is lost, or has two uses."""
         manager = self.manager
         check_slots(manager, at_rest=at_rest)
+        if at_rest:
+            pool = self.scheduler.kv_cache_manager.block_pool
+            assert pool.get_num_free_blocks() == self.scheduler.kv_cache_config.num_blocks - 1
 
     def close(self) -> None:
         """Let everything go."""
