@@ -7,15 +7,25 @@ Run by ``tests/integrations/run_vllm.py --part ours``.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadKey,
+    ReqContext,
+    ScheduleEndContext,
+    make_offload_key,
+)
 from vllm.v1.request import RequestStatus
 
+from kvcore.integrations.vllm.offload_below import Below
 from kvcore.integrations.vllm.offload_manager import KVCoreOffloadingManager
 from vllm_offloading_engine import PAGE, Engine, check_slots, full, window
 
@@ -328,6 +338,67 @@ def test_events_tell_of_chunks_in_order() -> None:
     told = [(event.keys[0][0], event.removed) for event in offer.manager.take_events()]
     assert told == [(1, False), (1, True), (2, False)]
     assert not [*offer.manager.take_events()]
+
+
+class Hanging:
+    """A store that has every chunk, and whose read goes on after its time is over."""
+
+    name = "hanging"
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def parts_of(self, keys: list[bytes]) -> list[int]:
+        return [1] * len(keys)
+
+    def read(self, keys: list[bytes], to: Any, begun: Any) -> list[int]:
+        begun(SimpleNamespace(done=lambda: self.is_over))
+        return []
+
+    def write(self, keys: list[bytes], pages: Any) -> Any:
+        return lambda: 0
+
+    def clear(self) -> None:
+        pass
+
+    def close(self, timeout: float | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_slots_of_a_read_that_hangs_are_nobody_elses(is_reset: bool) -> None:
+    store = Hanging()
+    region = SimpleNamespace(base_tensor=torch.zeros(3 * 4096, dtype=torch.int8), num_chunks=3)
+    offer = Offer(3, below=Below([store], region, bytes(32)))
+    manager = offer.manager
+    context, keys = offer.begin("a", 1, 2)
+    assert {manager.lookup(key, context) for key in keys} == {LookupResult.RETRY}
+    step = ScheduleEndContext((), ())
+    wait_until(manager, step, lambda: manager.lookup(keys[0], context) != LookupResult.RETRY)
+    assert {manager.lookup(key, context) for key in keys} == {LookupResult.HIT_PENDING}
+    manager.on_schedule_end(step)
+    wait_until(manager, step, lambda: manager.lookup(keys[0], context) == LookupResult.MISS)
+    if is_reset:
+        manager.reset_cache()
+        manager.on_reset_flushed()
+    check_slots(manager)
+    assert len(manager._free) == 1
+    store.is_over = True
+    wait_until(manager, step, lambda: not manager._below_slots)
+    assert len(manager._free) == 3
+    manager.on_request_finished(context)
+    check_slots(manager, at_rest=True)
+    manager.shutdown()
+
+
+def wait_until(manager: Any, step: ScheduleEndContext, is_so: Any) -> None:
+    """Run steps that do nothing, until something is so."""
+    for _ in range(2000):
+        manager.on_schedule_end(step)
+        if is_so():
+            return
+        time.sleep(0.001)
+    raise AssertionError("nothing happened")
 
 
 @pytest.mark.parametrize(
