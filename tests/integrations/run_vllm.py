@@ -65,6 +65,7 @@ PARTS = {
     "ours": [
         "vllm_checks_engine.py",
         "vllm_checks_faults.py",
+        "vllm_checks_offload_slots.py",
         "vllm_checks_offloading.py",
         "vllm_checks_source.py",
     ],
