@@ -100,7 +100,7 @@ def main() -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     wheel = options.wheel or sglang_sources.fetch(options.cache)
     sglang_sources.open_sources(wheel, options.cache)
-    for module in ("sglang_checks", "sglang_failures", "sglang_traffic"):
+    for module in ("sglang_checks", "sglang_failures", "sglang_retries", "sglang_traffic"):
         checks = importlib.import_module(module).CHECKS  # one list, to which each adds its own
 
     results: dict[str, list[str | None]] = {}

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,53 @@ def test_without_its_registry_the_plug_in_says_so(caplog: pytest.LogCaptureFixtu
         pytest.skip("SGLang is installed")
     sglang.register()
     assert "no --radix-cache-backend" in caplog.text
+
+
+def stub_modules(monkeypatch: pytest.MonkeyPatch, version: str, **registry: Any) -> None:
+    """An SGLang that has no more than its version and a registry of caches."""
+    modules: dict[str, dict[str, Any]] = {
+        "sglang": {},
+        "sglang.srt": {},
+        "sglang.srt.mem_cache": {},
+        "sglang.srt.mem_cache.registry": registry,
+        "sglang.version": {"__version__": version},
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.23.post1", "0.6.0", "1.0.0rc1"])
+def test_a_version_that_is_not_served_has_its_own_cache_and_a_line(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvcore.integrations import sglang
+
+    known: dict[str, Any] = {}
+    stub_modules(
+        monkeypatch,
+        version,
+        register_radix_cache_backend=known.__setitem__,
+        default_radix_cache_factory=lambda context: ("its own", context),
+    )
+    sglang.register()
+    context = SimpleNamespace(disable_radix_cache=False)
+    assert known["kvcore"](context) == ("its own", context)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"SGLang {version} uses its own cache" in caplog.text
+
+
+def test_a_version_without_a_cache_to_fall_back_to_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kvcore.integrations import sglang
+
+    known: dict[str, Any] = {}
+    stub_modules(monkeypatch, "0.7.0", register_radix_cache_backend=known.__setitem__)
+    sglang.register()
+    with pytest.raises(NotImplementedError, match="leave out --radix-cache-backend kvcore"):
+        known["kvcore"](SimpleNamespace(disable_radix_cache=False))
 
 
 @pytest.mark.parametrize(

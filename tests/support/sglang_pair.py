@@ -193,6 +193,8 @@ class Side:
         assert sorted(owned) == list(range(1, self.slots // self.page + 1)), (
             "a page is lost or twice"
         )
+        if isinstance(self.cache, KVCoreRadixCache):
+            self.cache.tree.check_integrity()
 
 
 def theirs_content(cache: Any) -> dict[Any, bool]:
@@ -375,7 +377,6 @@ class Pair:
         sides = (self.theirs, self.ours)
         for side in sides:
             side.check()
-        self.ours.cache.tree.check_integrity()
         text = f"{self.scene} after {len(self.said)} calls: {self.said[-3:]}"
         contents = theirs_content(self.theirs.cache), ours_content(self.ours.cache)
         only = [sorted(map(str, contents[i].keys() - contents[1 - i].keys())) for i in (0, 1)]

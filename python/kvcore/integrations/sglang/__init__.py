@@ -44,10 +44,17 @@ def make_cache(context: Any) -> Any:
     Raises
     ------
     NotImplementedError
-        What the model or the options need is not served; the text says what.
+        What the model or the options need is not served; the text says what. Or a version of SGLang
+        that is not served has no cache of its own where this one looks for it.
     """
-    from sglang.srt.mem_cache.registry import default_radix_cache_factory
-    from sglang.version import __version__
+    try:
+        from sglang.srt.mem_cache.registry import default_radix_cache_factory
+        from sglang.version import __version__
+    except ImportError as error:
+        raise NotImplementedError(
+            f"kvcore serves SGLang {SERVED_VERSIONS}, and finds no cache of this one's own "
+            f"({error}); leave out --radix-cache-backend kvcore"
+        ) from error
 
     if __version__ not in SERVED_VERSIONS or context.disable_radix_cache:
         _log.warning("SGLang %s uses its own cache: kvcore serves %s", __version__, SERVED_VERSIONS)

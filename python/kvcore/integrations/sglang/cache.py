@@ -48,8 +48,9 @@ class KVCoreRadixCache(base.BasePrefixCache):
     def reset(self) -> None:
         """Forget all; SGLang clears its allocator by itself."""
         shape: Any = {"token_dtype": np.int64, "paired": self.is_eagle}
-        self.tree = PrefixTree(self.page_size, self.eviction_policy, **shape)
-        self.root_node = self.tree.match(_NOTHING)[1]
+        tree = PrefixTree(self.page_size, self.eviction_policy, **shape)
+        root = tree.match(_NOTHING)[1]  # where it fails, nothing has changed
+        self.tree, self.root_node = tree, root
         self._unfreed = _NOTHING  # evicted, and not given back yet
         self.kv_events.record_all_cleared()
 
@@ -75,7 +76,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
         key, value = params.key.maybe_to_bigram_view(self.is_eagle, params.value)
         pages = self._pages(value[: len(key) // self.page_size * self.page_size])
         ids, known, handle = self._put(key, pages, params.priority or 0)
-        self._tell(key, ids, known)
+        self._tell(key, ids, known, _NOTHING)
         return base.InsertResult(known * self.page_size, last_device_node=handle)
 
     def _put(self, key: Any, pages: NDArray[Any], rank: int, after: Any = None, **how: Any) -> Any:
@@ -85,11 +86,10 @@ class KVCoreRadixCache(base.BasePrefixCache):
         how |= {"priority": min(max(50 + rank, 0), 100), "return_handle": True, "after": after}
         return self.tree.insert(tokens, pages, *name, **how)
 
-    def _tell(self, key: Any, ids: NDArray[Any], known: int, after: Any = None) -> None:
+    def _tell(self, key: Any, ids: NDArray[Any], known: int, front: NDArray[Any]) -> None:
         if self.kv_events.enabled and known < len(ids):
-            front = self.tree.pages_of(after) if after and not known else ids[:known]
             new = slice(known * self.page_size, len(ids) * self.page_size)
-            self.kv_events.stored(key[new], front, ids[known:])
+            self.kv_events.stored(key[new], ids[:known] if known else front, ids[known:])
 
     def checkpoint(self, req: Any, *, up_to: int, **_: Any) -> None:
         """Put in what a request has computed since it last did, and lock it."""
@@ -103,6 +103,8 @@ class KVCoreRadixCache(base.BasePrefixCache):
         first, after = (done, last) if goes_on else (0, None)
         key = self._key(req, first, end)
         pages = self._pages(self.req_to_token_pool.req_to_token[kv.req_pool_idx, first:end])
+        tells = self.kv_events.enabled and goes_on  # asked first: what fails here is told later
+        front = self.tree.pages_of(last, done // size - 1) if tells else _NOTHING
         ids, known, handle = self._put(key, pages, req.priority or 0, after, pin=True)
         kv.cache_protected_len, kv.cache_inserted_len = end, max(kv.cache_inserted_len, end)
         req.last_node = req.lock = handle
@@ -110,7 +112,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
         if (own != cached).any():
             self.req_to_token_pool.write((kv.req_pool_idx, slice(done, end)), self._slots(cached))
             self._free(own[own != cached])
-        self._tell(key, ids, known, after)
+        self._tell(key, ids, known, front)
         self.unlock(old)
         self._prefer_prompt(req, handle)
 
