@@ -27,6 +27,7 @@ using kvcore::python::Int32Arg;
 namespace {
 
 using Key = std::optional<std::string>;
+using Bound = std::optional<std::int64_t>;
 
 /// Kind, span in tokens, bundles, tokens of a page.
 using Group = std::tuple<std::string, std::int64_t, std::int32_t, std::int32_t>;
@@ -112,20 +113,42 @@ struct Request {
     RequestView view;
 };
 
+kvcore::ReserveOptions options_of(Bound max_hit, std::int64_t keep_free, Bound must_fit) {
+    kvcore::ReserveOptions options;
+    options.max_hit = max_hit.value_or(kvcore::ReserveOptions::kUnlimited);
+    options.keep_free = keep_free;
+    options.must_fit = must_fit.value_or(0);
+    return options;
+}
+
 py::tuple reserve(CacheManager& manager, SequenceHandle sequence, const py::object& tokens,
                   std::int64_t start, std::optional<std::int64_t> active, std::int64_t num_steps,
-                  const Key& extra_key, const Key& cache_salt) {
+                  const Key& extra_key, const Key& cache_salt, Bound max_hit,
+                  std::int64_t keep_free, Bound must_fit) {
     Request request(sequence, tokens, start, active, extra_key, cache_salt);
-    const bool fits = manager.reserve(request.view, num_steps) == kvcore::ReserveStatus::kOk;
+    const kvcore::ReserveOptions options = options_of(max_hit, keep_free, must_fit);
+    const bool fits =
+        manager.reserve(request.view, num_steps, nullptr, options) == kvcore::ReserveStatus::kOk;
     return py::make_tuple(fits, request.view.start, request.view.active);
 }
 
 kvcore::ReservePlan plan(const CacheManager& manager, SequenceHandle sequence,
                          const py::object& tokens, std::int64_t start,
                          std::optional<std::int64_t> active, std::int64_t num_steps,
-                         const Key& extra_key, const Key& cache_salt) {
+                         const Key& extra_key, const Key& cache_salt, Bound max_hit,
+                         std::int64_t keep_free, Bound must_fit) {
     const Request request(sequence, tokens, start, active, extra_key, cache_salt);
-    return manager.plan(request.view, num_steps);
+    return manager.plan(request.view, num_steps, options_of(max_hit, keep_free, must_fit));
+}
+
+std::int64_t forget(CacheManager& manager, const py::object& pages, std::int32_t replica) {
+    const Int32Arg ids(pages, "pages");
+    return manager.forget(replica, ids.data(), ids.size());
+}
+
+kvcore::HeldPages hold(CacheManager& manager, const py::object& pages, std::int32_t replica) {
+    const Int32Arg ids(pages, "pages");
+    return manager.hold(replica, ids.data(), ids.size());
 }
 
 py::array_t<std::int32_t> commit(CacheManager& manager, SequenceHandle sequence,
@@ -194,91 +217,12 @@ py::array_t<std::int32_t> take_state_copies(CacheManager& manager) {
     return out;
 }
 
-void bind_values(py::module_& module) {
-    py::class_<SequenceHandle>(module, "SequenceHandle",
-                               "A claimed sequence; stale once it is released.")
-        .def("__eq__", [](SequenceHandle a, SequenceHandle b) { return a == b; })
-        .def("__hash__", [](SequenceHandle handle) {
-            return (static_cast<std::uint64_t>(handle.generation) << 32) | handle.index;
-        });
-    py::class_<PinHandle>(module, "PinHandle", "A pinned prefix; its num_tokens are kept.")
-        .def_readonly("num_tokens", &PinHandle::num_tokens);
-    py::class_<kvcore::EvictionCounts>(module, "EvictionCounts",
-                                       "Cached pages of a tier that went, by why it was these.")
-        .def_readonly("policy", &kvcore::EvictionCounts::policy)
-        .def_readonly("window", &kvcore::EvictionCounts::window)
-        .def_readonly("unreachable", &kvcore::EvictionCounts::unreachable)
-        .def_readonly("reset", &kvcore::EvictionCounts::reset);
-    py::class_<kvcore::Metrics>(module, "Metrics", "Counters since construction or the last reset.")
-        .def_readonly("input_tokens", &kvcore::Metrics::input_tokens)
-        .def_readonly("cache_tokens", &kvcore::Metrics::cache_tokens)
-        .def_readonly("copied_tokens", &kvcore::Metrics::copied_tokens)
-        .def_readonly("evicted_pages", &kvcore::Metrics::evicted_pages)
-        .def_readonly("evicted", &kvcore::Metrics::evicted)
-        .def_readonly("host_evicted", &kvcore::Metrics::host_evicted)
-        .def_readonly("peak_used_pages", &kvcore::Metrics::peak_used_pages)
-        .def_readonly("stored_pages", &kvcore::Metrics::stored_pages)
-        .def_readonly("loaded_pages", &kvcore::Metrics::loaded_pages)
-        .def_readonly("loaded_tokens", &kvcore::Metrics::loaded_tokens);
-    py::class_<kvcore::PoolStats>(module, "PoolStats", "Pages of one replica at one moment.")
-        .def_readonly("total_pages", &kvcore::PoolStats::total_pages)
-        .def_readonly("free_pages", &kvcore::PoolStats::free_pages)
-        .def_readonly("cached_pages", &kvcore::PoolStats::cached_pages)
-        .def_readonly("evictable_pages", &kvcore::PoolStats::evictable_pages)
-        .def_readonly("num_sequences", &kvcore::PoolStats::num_sequences)
-        .def_readonly("host_pages", &kvcore::PoolStats::host_pages)
-        .def_readonly("host_cached_pages", &kvcore::PoolStats::host_cached_pages)
-        .def_property_readonly("available_pages", &kvcore::PoolStats::available_pages);
-    py::class_<kvcore::GroupStats>(module, "GroupStats",
-                                   "Pages of one group of layers in one replica at one moment.")
-        .def_readonly("held_pages", &kvcore::GroupStats::held_pages)
-        .def_readonly("cached_pages", &kvcore::GroupStats::cached_pages)
-        .def_readonly("holes", &kvcore::GroupStats::holes)
-        .def_readonly("given_back", &kvcore::GroupStats::given_back)
-        .def_readonly("filled", &kvcore::GroupStats::filled)
-        .def_readonly("stored_pages", &kvcore::GroupStats::stored_pages)
-        .def_readonly("loaded_pages", &kvcore::GroupStats::loaded_pages);
-    py::class_<kvcore::TenantStats>(module, "TenantStats",
-                                    "Pages of one tenant in one replica at one moment.")
-        .def_readonly("held_pages", &kvcore::TenantStats::held_pages)
-        .def_readonly("reserved_pages", &kvcore::TenantStats::reserved_pages)
-        .def_property_readonly("max_pages",
-                               [](const kvcore::TenantStats& stats) {
-                                   std::optional<std::int64_t> most = stats.max_pages;
-                                   if (most == kvcore::TenantQuota::kNoCeiling) most.reset();
-                                   return most;
-                               })
-        .def_readonly("refused", &kvcore::TenantStats::refused)
-        .def_readonly("input_tokens", &kvcore::TenantStats::input_tokens)
-        .def_readonly("cache_tokens", &kvcore::TenantStats::cache_tokens);
-    py::class_<kvcore::StateStats>(module, "StateStats",
-                                   "Slots of states of one replica at one moment.")
-        .def_readonly("total_slots", &kvcore::StateStats::total_slots)
-        .def_readonly("used_slots", &kvcore::StateStats::used_slots)
-        .def_readonly("checkpoints", &kvcore::StateStats::checkpoints)
-        .def_readonly("available_slots", &kvcore::StateStats::available_slots)
-        .def_readonly("checkpoint_hits", &kvcore::StateStats::checkpoint_hits)
-        .def_readonly("checkpoints_made", &kvcore::StateStats::checkpoints_made)
-        .def_readonly("host_slots", &kvcore::StateStats::host_slots)
-        .def_readonly("host_checkpoints", &kvcore::StateStats::host_checkpoints)
-        .def_readonly("stored_checkpoints", &kvcore::StateStats::stored_checkpoints)
-        .def_readonly("loaded_checkpoints", &kvcore::StateStats::loaded_checkpoints);
-    py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
-        .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
-        .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
-        .def_readonly("evicted_pages", &kvcore::ReservePlan::evicted_pages)
-        .def_readonly("copied_tokens", &kvcore::ReservePlan::copied_tokens)
-        .def_readonly("fits", &kvcore::ReservePlan::fits)
-        .def_readonly("active", &kvcore::ReservePlan::active)
-        .def_readonly("evictable_hit_pages", &kvcore::ReservePlan::evictable_hit_pages);
-}
-
 }  // namespace
 
 void bind_cache_manager(py::module_& module) {
     py::options options;
     options.disable_function_signatures();
-    bind_values(module);
+    bind_cache_values(module);
     py::class_<CacheManager>(module, "CacheManager", docs::kManager)
         .def(py::init(&make_manager), py::kw_only(), py::arg("num_blocks"), py::arg("page_size"),
              py::arg("max_sequences"), py::arg("max_seq_len"), py::arg("num_replicas") = 1,
@@ -298,17 +242,20 @@ void bind_cache_manager(py::module_& module) {
         .def("replica_of", &CacheManager::replica_of, py::arg("sequence"), docs::kReplicaOf)
         .def(
             "pages_of",
-            [](const CacheManager& manager, SequenceHandle sequence, std::int32_t bundle) {
-                return id_array(manager.pages_of(sequence, bundle));
-            },
-            py::arg("sequence"), py::arg("bundle") = 0, docs::kPagesOf)
+            [](const CacheManager& manager, SequenceHandle sequence, std::int32_t bundle,
+               std::int64_t first) { return id_array(manager.pages_of(sequence, bundle, first)); },
+            py::arg("sequence"), py::arg("bundle") = 0, py::arg("first") = 0, docs::kPagesOf)
         .def("release", &CacheManager::release, py::arg("sequence"), docs::kRelease)
         .def("reserve", &reserve, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
              py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
-             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kReserve)
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(),
+             py::arg("max_hit") = py::none(), py::arg("keep_free") = 0,
+             py::arg("must_fit") = py::none(), docs::kReserve)
         .def("plan", &plan, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
              py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
-             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kPlan)
+             py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(),
+             py::arg("max_hit") = py::none(), py::arg("keep_free") = 0,
+             py::arg("must_fit") = py::none(), docs::kPlan)
         .def("commit", &commit, py::arg("sequence"), py::arg("tokens"), py::arg("written"),
              docs::kCommit)
         .def("match", &match, py::arg("tokens"), py::arg("replica") = 0,
@@ -317,6 +264,9 @@ void bind_cache_manager(py::module_& module) {
         .def("pin", &pin, py::arg("tokens"), py::arg("replica") = 0,
              py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(), docs::kPin)
         .def("unpin", &CacheManager::unpin, py::arg("pin"), docs::kUnpin)
+        .def("forget", &forget, py::arg("pages"), py::arg("replica") = 0, docs::kForget)
+        .def("hold", &hold, py::arg("pages"), py::arg("replica") = 0, py::keep_alive<0, 1>(),
+             docs::kHold)
         .def("take_copies", &take_copies, docs::kTakeCopies)
         .def("take_state_copies", &take_state_copies, docs::kTakeStateCopies)
         .def("state_of", &CacheManager::state_of, py::arg("sequence"), docs::kStateOf)

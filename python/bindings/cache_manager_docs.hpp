@@ -113,12 +113,27 @@ constexpr const char* kReplicaOf = R"(replica_of(self, sequence)
 
 Return the index of a sequence's replica; RequestNotFoundError when it is not claimed.)";
 
-constexpr const char* kPagesOf = R"(pages_of(self, sequence, bundle=0)
+constexpr const char* kPagesOf = R"(pages_of(self, sequence, bundle=0, first=0)
 --
 
-Return a sequence's page ids in logical order, int32 [pages], of a bundle where there are groups:
--1 stands for a page that no layer of it reads any more, or that is not reserved yet.
-RequestNotFoundError when the sequence is not claimed.)";
+Return a sequence's page ids in logical order, of a bundle where there are groups.
+
+Parameters
+----------
+first : int
+    From this page on, as what a reservation has added.
+
+Returns
+-------
+int32 [pages - first]
+    Empty where there are no more. -1 stands for a page that no layer of the bundle reads any more,
+    or that is not reserved yet.
+
+Raises
+------
+ValueError
+    `first` is below 0.
+RequestNotFoundError, IndexError)";
 
 constexpr const char* kGroupStats = R"(group_stats(self, replica=0)
 --
@@ -141,7 +156,7 @@ constexpr const char* kRelease = R"(release(self, sequence)
 Forget a sequence: committed pages stay cached; RequestNotFoundError when it is not claimed.)";
 
 constexpr const char* kReserve =
-    R"(reserve(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None)
+    R"(reserve(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None, max_hit=None, keep_free=0, must_fit=None)
 --
 
 Reuse the cached prefix of a sequence and allocate the pages that its next steps need.
@@ -157,22 +172,31 @@ num_steps : int
     Steps before the next reservation.
 extra_key, cache_salt : str, optional
     Prefix-cache namespace.
+max_hit : int, optional
+    The sequence has so many tokens of the cache at most, or what it had before; 0: none.
+keep_free : int
+    Pages of the replica that are free or evictable afterwards.
+must_fit : int, optional
+    Beside `keep_free` there is room for the sequence with so many tokens, of which it gets no page
+    by that.
 
 Returns
 -------
 fits : bool
-    False when there are not enough pages; nothing has changed.
+    False when there are not enough pages; nothing has changed, and nothing was evicted.
 start, active : int
     Where the sequence stands now: behind the prefix found.
 
 Raises
 ------
 CapacityError
-    The sequence can never fit.
-RequestNotFoundError, ValueError)";
+    The sequence, or what must fit, can never fit.
+ValueError
+    An option below 0, and what else is wrong with the arguments.
+RequestNotFoundError)";
 
 constexpr const char* kPlan =
-    R"(plan(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None)
+    R"(plan(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None, max_hit=None, keep_free=0, must_fit=None)
 --
 
 Tell what ``reserve`` would do now; changes nothing.
@@ -235,6 +259,61 @@ constexpr const char* kUnpin = R"(unpin(self, pin)
 --
 
 Let pinned pages go; InvalidHandleError when that was done before.)";
+
+constexpr const char* kForget = R"(forget(self, pages, replica=0)
+--
+
+Take cached pages out of the cache whose contents are wrong, say of a load that failed.
+
+Parameters
+----------
+pages : list of int, or array int32 or int64 [n]
+    Ids, of any bundle. Those that are not cached are passed over.
+
+Returns
+-------
+int
+    Pages that left: these, and what was cached behind them. Sequences, pins and holds keep theirs;
+    a sequence commits nothing from the first of them on. Costs O(cached pages + sequences).
+
+Raises
+------
+InvalidHandleError
+    An id that is no page's; nothing has changed.
+IndexError, TypeError, ValueError)";
+
+constexpr const char* kHold = R"(hold(self, pages, replica=0)
+--
+
+Keep pages from being evicted, or handed out to anybody else, whoever releases them.
+
+Parameters
+----------
+pages : list of int, or array int32 or int64 [n]
+    Ids of pages that sequences hold or that are cached, with groups of any bundle: all pages of the
+    same tokens are held then.
+
+Returns
+-------
+HeldPages
+    Holds nest. Costs O(pages), and O(cached pages) to find them.
+
+Raises
+------
+InvalidHandleError
+    An id that is no page's, or a free page's; nothing has changed.
+CapacityError
+    The quotas of tenants leave no room for cached pages to be held.
+IndexError, TypeError, ValueError)";
+
+constexpr const char* kHeldPages = R"(Pages that CacheManager.hold keeps as they are.
+
+Dropping it lets them go.)";
+
+constexpr const char* kLetGo = R"(let_go(self)
+--
+
+Let the pages go; InvalidHandleError when that was done before.)";
 
 constexpr const char* kTakeCopies = R"(take_copies(self)
 --

@@ -4,6 +4,7 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from kvcore.policies import EvictionPolicy
 
@@ -236,6 +237,21 @@ class ReservePlan:
     @property
     def evictable_hit_pages(self) -> int: ...
 
+class HeldPages:
+    """Pages that CacheManager.hold keeps as they are.
+
+    Dropping it lets them go.
+    """
+
+    @property
+    def pages(self) -> _Ids:
+        """As they were asked for, int32 [n]; a copy."""
+    def let_go(self) -> None:
+        """Let the pages go; InvalidHandleError when that was done before."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *args: object) -> None: ...
+    def __len__(self) -> int: ...
+
 class CacheManager:
     """Keep the books of pages for sequences: ids only, one sequence per call.
 
@@ -368,10 +384,25 @@ class CacheManager:
         """Tell whether a sequence is claimed now."""
     def replica_of(self, sequence: SequenceHandle) -> int:
         """Return the index of a sequence's replica; RequestNotFoundError when it is not claimed."""
-    def pages_of(self, sequence: SequenceHandle, bundle: int = 0) -> _Ids:
-        """Return a sequence's page ids in logical order, int32 [pages], of a bundle where there are groups:
-        -1 stands for a page that no layer of it reads any more, or that is not reserved yet.
-        RequestNotFoundError when the sequence is not claimed.
+    def pages_of(self, sequence: SequenceHandle, bundle: int = 0, first: int = 0) -> _Ids:
+        """Return a sequence's page ids in logical order, of a bundle where there are groups.
+
+        Parameters
+        ----------
+        first : int
+            From this page on, as what a reservation has added.
+
+        Returns
+        -------
+        int32 [pages - first]
+            Empty where there are no more. -1 stands for a page that no layer of the bundle reads any more,
+            or that is not reserved yet.
+
+        Raises
+        ------
+        ValueError
+            `first` is below 0.
+        RequestNotFoundError, IndexError
         """
     def release(self, sequence: SequenceHandle) -> None:
         """Forget a sequence: committed pages stay cached; RequestNotFoundError when it is not claimed."""
@@ -385,6 +416,9 @@ class CacheManager:
         num_steps: int = 1,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        max_hit: int | None = None,
+        keep_free: int = 0,
+        must_fit: int | None = None,
     ) -> tuple[bool, int, int]:
         """Reuse the cached prefix of a sequence and allocate the pages that its next steps need.
 
@@ -399,19 +433,28 @@ class CacheManager:
             Steps before the next reservation.
         extra_key, cache_salt : str, optional
             Prefix-cache namespace.
+        max_hit : int, optional
+            The sequence has so many tokens of the cache at most, or what it had before; 0: none.
+        keep_free : int
+            Pages of the replica that are free or evictable afterwards.
+        must_fit : int, optional
+            Beside `keep_free` there is room for the sequence with so many tokens, of which it gets no page
+            by that.
 
         Returns
         -------
         fits : bool
-            False when there are not enough pages; nothing has changed.
+            False when there are not enough pages; nothing has changed, and nothing was evicted.
         start, active : int
             Where the sequence stands now: behind the prefix found.
 
         Raises
         ------
         CapacityError
-            The sequence can never fit.
-        RequestNotFoundError, ValueError
+            The sequence, or what must fit, can never fit.
+        ValueError
+            An option below 0, and what else is wrong with the arguments.
+        RequestNotFoundError
         """
     def plan(
         self,
@@ -423,6 +466,9 @@ class CacheManager:
         num_steps: int = 1,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        max_hit: int | None = None,
+        keep_free: int = 0,
+        must_fit: int | None = None,
     ) -> ReservePlan:
         """Tell what ``reserve`` would do now; changes nothing.
 
@@ -489,6 +535,48 @@ class CacheManager:
         """
     def unpin(self, pin: PinHandle) -> None:
         """Let pinned pages go; InvalidHandleError when that was done before."""
+    def forget(self, pages: _Ints, replica: int = 0) -> int:
+        """Take cached pages out of the cache whose contents are wrong, say of a load that failed.
+
+        Parameters
+        ----------
+        pages : list of int, or array int32 or int64 [n]
+            Ids, of any bundle. Those that are not cached are passed over.
+
+        Returns
+        -------
+        int
+            Pages that left: these, and what was cached behind them. Sequences, pins and holds keep theirs;
+            a sequence commits nothing from the first of them on. Costs O(cached pages + sequences).
+
+        Raises
+        ------
+        InvalidHandleError
+            An id that is no page's; nothing has changed.
+        IndexError, TypeError, ValueError
+        """
+    def hold(self, pages: _Ints, replica: int = 0) -> HeldPages:
+        """Keep pages from being evicted, or handed out to anybody else, whoever releases them.
+
+        Parameters
+        ----------
+        pages : list of int, or array int32 or int64 [n]
+            Ids of pages that sequences hold or that are cached, with groups of any bundle: all pages of the
+            same tokens are held then.
+
+        Returns
+        -------
+        HeldPages
+            Holds nest. Costs O(pages), and O(cached pages) to find them.
+
+        Raises
+        ------
+        InvalidHandleError
+            An id that is no page's, or a free page's; nothing has changed.
+        CapacityError
+            The quotas of tenants leave no room for cached pages to be held.
+        IndexError, TypeError, ValueError
+        """
     def take_copies(self) -> _Ids:
         """Hand out the page copies owed since the last call, to be done before the next kernels run.
 

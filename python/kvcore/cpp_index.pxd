@@ -99,6 +99,11 @@ cdef extern from "kvcore/name_space.hpp" namespace "kvcore" nogil:
     NamespaceParts read_namespace_name(string_view name)
 
 
+cdef extern from "kvcore/tree_listener.hpp" namespace "kvcore" nogil:
+    cdef cppclass ForgottenListener:
+        pass
+
+
 cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
     cdef cppclass TreeNode:
         pass
@@ -117,6 +122,9 @@ cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
     cdef cppclass DuplicatePage:
         int32_t index
         BlockId cached
+    cdef cppclass TreeBranches "kvcore::PrefixTree::Branches":
+        vector[TreeNode*] tops
+        vector[TreeNode*] runs
     cdef cppclass PrefixTree:
         PrefixTree(int32_t page_size) except +translate_exception
         PrefixTree(
@@ -162,6 +170,14 @@ cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
         int64_t evict(int64_t n, BlockId* out) except +translate_exception
         PrefixHandle handle(TreePosition at)
         TreePosition resolve(PrefixHandle handle) except +translate_exception
+        TreeBranches find_branches(const vector[TreePosition]& ends) except +translate_exception
+        void forget(const TreeBranches& branches)
+        int64_t num_forgotten()
+        void set_forgotten_listener(ForgottenListener* listener)
+
+        @staticmethod
+        TreePosition position(TreeNode* node, int32_t depth)
+
         void check_integrity() except +translate_exception
 
 

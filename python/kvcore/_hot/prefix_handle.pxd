@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from kvcore.cpp cimport PrefixHandle as CppPrefixHandle
 from kvcore.cpp cimport PrefixTree as CppPrefixTree
-from kvcore.cpp cimport TreeNode
+from kvcore.cpp cimport TreeNode, TreePosition
 
 
 cdef class PrefixHandle:
@@ -19,6 +19,7 @@ cdef class PrefixHandle:
     cdef int _unpin(self) except -1
     cdef void _take(self, TreeNode* end) noexcept
     cdef int check_own(self, object tree) except -1
+    cdef TreePosition position(self) except *
     cdef TreeNode* end_in(self, object tree) except NULL
 
 

@@ -67,6 +67,12 @@ cdef class PrefixHandle:
             )
         return 0
 
+    cdef TreePosition position(self) except *:
+        """Where it ends: of what is pinned and was forgotten too."""
+        if self._pins > 0:
+            return CppPrefixTree.position(self._node, self._handle.depth)
+        return self._native.resolve(self._handle)
+
     cdef TreeNode* end_in(self, object tree) except NULL:
         """The node that the prefix ends with, to go on behind it."""
         if self._handle.depth == 0:

@@ -7,12 +7,13 @@ from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Self
 
 from kvcore._hot.prefix_handle import PrefixHandle
+from kvcore._hot.tree_forget import ForgettingTree
 from kvcore.policies import EvictionPolicy
 from kvcore.prefix_runs import PrefixRun
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
-class PrefixTree:
+class PrefixTree(ForgettingTree):
     """Remember which pages hold which tokens: a radix tree over runs of whole pages.
 
     Page ids go in by ``insert`` and come out by ``evict``; the tree owns no page.

@@ -21,6 +21,7 @@ from kvcore._hot.arguments cimport (
 )
 from kvcore._hot.extra_keys cimport ExtraKeys, trees_of
 from kvcore._hot.prefix_handle cimport PrefixHandle, new_handle
+from kvcore._hot.tree_forget cimport ForgettingTree
 from kvcore._hot.tree_runs cimport runs_of
 from kvcore._hot.tree_tokens cimport (
     Words,
@@ -61,7 +62,7 @@ cdef int require_no_name(object extra_key, object cache_salt) except -1:
 
 
 @cython.no_gc_clear  # what dies with a tree may still ask
-cdef class PrefixTree:
+cdef class PrefixTree(ForgettingTree):
     """Remember which pages hold which tokens: a radix tree over runs of whole pages.
 
     Page ids go in by ``insert`` and come out by ``evict``; the tree owns no page.
@@ -316,7 +317,7 @@ cdef class PrefixTree:
         """
         cdef int64_t start = as_int(first, "first")
         handle.check_own(self)
-        cdef TreePosition at = self._native.resolve(handle._handle)
+        cdef TreePosition at = handle.position()
         if not 0 <= start <= at.depth:
             raise ValueError(f"first is {start}, must be 0 .. {at.depth} pages")
         cdef cnp.npy_intp size = at.depth - start
