@@ -98,10 +98,12 @@ void bind_cache_values(py::module_& module) {
             "pages", [](const HeldPages& held) { return kvcore::python::id_array(held.pages()); },
             "As they were asked for, int32 [n]; a copy.")
         .def("let_go", &HeldPages::let_go, docs::kLetGo)
-        .def("__enter__", [](HeldPages& held) -> HeldPages& { return held; },
-             py::return_value_policy::reference)
-        .def("__exit__", [](HeldPages& held, const py::args&) {
-            if (!held.pages().empty()) held.let_go();
-        })
+        .def(
+            "__enter__", [](HeldPages& held) -> HeldPages& { return held; },
+            py::return_value_policy::reference)
+        .def("__exit__",
+             [](HeldPages& held, const py::args&) {
+                 if (!held.pages().empty()) held.let_go();
+             })
         .def("__len__", [](const HeldPages& held) { return held.pages().size(); });
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "kvcore/errors.hpp"
@@ -67,6 +68,7 @@ class Engine {
         while (!live_.empty()) release();
         for (const kvcore::PinHandle& pin : pins_) manager_.unpin(pin);
         holds_.clear();
+        exports_.clear();
         manager_.check_integrity();
         manager_.reset_prefix_cache();
         manager_.check_integrity();
@@ -104,8 +106,23 @@ class Engine {
         if (dice < 850) return fork(*random_.pick(live_));
         if (dice < 880) return cut(*random_.pick(live_));
         if (dice < 930) return pin_or_unpin();
-        if (dice < 990) return hold_or_let_go();
+        if (dice < 970) return hold_or_let_go();
+        if (dice < 985) return export_or_end();
+        reset();
+    }
+
+    // What is only held or copied, forgotten or not, keeps nothing in front of it in the cache.
+    void reset() {
+        for (const kvcore::PinHandle& pin : pins_) manager_.unpin(pin);
+        pins_.clear();
         manager_.reset_prefix_cache();
+        manager_.check_integrity();
+        std::set<BlockId> held;
+        for (const auto& live : live_) {
+            const std::vector<BlockId> row = manager_.pages_of(live->request.sequence);
+            held.insert(row.begin(), row.end());
+        }
+        CHECK(manager_.stats(0).cached_pages <= static_cast<std::int64_t>(held.size()));
     }
 
     void claim() {
@@ -322,6 +339,18 @@ class Engine {
         while (!pages.empty() && random_.chance(70)) pages.pop_back();
         holds_.push_back(manager_.hold(0, pages.data(), count(pages)));
     }
+    void export_or_end() {
+        if (exports_.size() >= 2) return void(exports_.erase(exports_.begin()));
+        const std::vector<TokenId> tokens = prompt_like(prompts_, random_);
+        kvcore::ColumnSpan span;
+        span.num_resets = manager_.num_resets();
+        span.tokens = tokens.data();
+        span.n = count(tokens) / config_.page_size * config_.page_size;
+        span.first = static_cast<std::int32_t>(random_.below(2));
+        if (span.n > span.first * std::int64_t{config_.page_size}) {
+            exports_.push_back(manager_.export_columns(span));
+        }
+    }
 
     static constexpr Digest kBad = 1;
 
@@ -338,6 +367,7 @@ class Engine {
     std::vector<Owed> owed_;
     std::vector<kvcore::PinHandle> pins_;
     std::vector<kvcore::HeldPages> holds_;
+    std::vector<kvcore::CacheExport> exports_;
     std::int64_t num_bad_ = 0;
     std::int64_t num_late_ = 0;
     std::int64_t num_mended_ = 0;

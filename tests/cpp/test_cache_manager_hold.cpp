@@ -142,6 +142,73 @@ void held_pages_are_forgotten() {
     CHECK_EQ(m.available(), 16);
 }
 
+// Nor is a hold on a page that was forgotten any use of what is in front of it.
+void a_reset_forgets_what_is_in_front_of_forgotten_pages() {
+    ManagerFixture m(ManagerFixture::config(2, 16));
+    m.put(count_up(0, 16));
+    Ids ids;
+    m.match(count_up(0, 16), 0, "", &ids);
+    HeldPages held = hold(m, {ids[1], ids[5], ids[7], ids[5]});
+    CHECK_EQ(m.manager.forget(0, &ids[4], 1), 4);
+    CHECK_EQ(m.match(count_up(0, 16)), 4);
+    m.manager.reset_prefix_cache();
+    m.manager.check_integrity();
+    CHECK_EQ(m.match(count_up(0, 16)), 0);
+    CHECK_EQ(m.free(), 13);
+    held.let_go();
+    CHECK_EQ(m.free(), 16);
+}
+
+// The same of an export: of its first pages, which were not forgotten, too.
+void exported_pages_are_forgotten_and_reset() {
+    for (const BlockId bad : {0, 4}) {
+        ManagerFixture m(ManagerFixture::config(2, 16));
+        const std::vector<TokenId> tokens = count_up(0, 16);
+        m.put(tokens);
+        Ids ids;
+        m.match(tokens, 0, "", &ids);
+        kvcore::ColumnSpan span;
+        span.tokens = tokens.data();
+        span.n = 16;
+        span.first = 2;
+        kvcore::CacheExport copied = m.manager.export_columns(span);
+        CHECK_EQ(count(copied.pages()), 6);
+        CHECK_EQ(m.manager.forget(0, &ids[static_cast<std::size_t>(bad)], 1), 8 - bad);
+        m.manager.reset_prefix_cache();
+        m.manager.check_integrity();
+        CHECK_EQ(m.match(tokens), 0);
+        CHECK_EQ(m.free(), 10);
+        copied = kvcore::CacheExport();
+        m.manager.check_integrity();
+        CHECK_EQ(m.free(), 16);
+    }
+}
+
+// A request that has the same pages keeps its own, and those in front.
+void a_request_keeps_what_is_in_front_of_forgotten_pages() {
+    ManagerFixture m(ManagerFixture::config(2, 16));
+    Request request = m.claim(count_up(0, 9));
+    CHECK(m.reserve(request));
+    m.run(request, 9);
+    const Ids row = m.pages(request);
+    HeldPages held = hold(m, {row[3]});
+    CHECK_EQ(m.manager.forget(0, &row[2], 1), 2);
+    m.manager.reset_prefix_cache();
+    m.manager.check_integrity();
+    CHECK_EQ(m.match(count_up(0, 9)), 2);
+    HeldPages more = hold(m, {row[2], row[3]});
+    m.manager.release(request.sequence);
+    m.manager.check_integrity();
+    m.manager.reset_prefix_cache();
+    m.manager.check_integrity();
+    CHECK_EQ(m.match(count_up(0, 9)), 0);
+    CHECK_EQ(m.free(), 14);
+    more.let_go();
+    CHECK_EQ(m.free(), 15);
+    held.let_go();
+    CHECK_EQ(m.free(), 16);
+}
+
 void a_page_of_a_window_is_held_with_its_column() {
     kvcore::CacheConfig config = ManagerFixture::config(2, 64);
     config.groups = {{}, {kvcore::GroupKind::kSliding, 4, 1, 0}};
@@ -237,6 +304,9 @@ int main() {
     a_held_page_is_swapped_for_a_cached_one();
     a_reset_forgets_what_is_held();
     held_pages_are_forgotten();
+    a_reset_forgets_what_is_in_front_of_forgotten_pages();
+    exported_pages_are_forgotten_and_reset();
+    a_request_keeps_what_is_in_front_of_forgotten_pages();
     a_page_of_a_window_is_held_with_its_column();
     quotas_leave_room_or_not();
     ids_begin_at_the_first_page();

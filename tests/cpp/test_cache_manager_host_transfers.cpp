@@ -46,6 +46,59 @@ void pages_released_under_a_load_are_nobodys_until_it_ends() {
     }
 }
 
+// Nobody else gets them in between, whatever becomes of the load and of the request.
+void pages_are_held_while_they_are_loaded() {
+    for (const bool is_done : {true, false}) {
+        for (const bool is_reset : {true, false}) {
+            HostFixture m(6, 8);
+            m.put(count_up(0, 6));
+            Request request = m.claim(count_up(0, 8));
+            const Transfers loads = m.reserve(request);
+            const Ids row = m.manager.pages_of(request.sequence);
+            CHECK_EQ(loads.tier_moves.size(), 3);
+            kvcore::HeldPages held = m.manager.hold(0, row.data(), 2);
+            m.manager.check_integrity();
+            if (is_reset) m.manager.reset_prefix_cache();
+            m.manager.release(request.sequence);
+            m.manager.check_integrity();
+            m.finish(loads, is_done);
+            CHECK_EQ(m.manager.stats(0).available_pages(), 4);
+            Request other = m.claim(count_up(50, 7));
+            CHECK(m.reserve(other).empty());
+            CHECK(are_disjoint(m.manager.pages_of(other.sequence), {row[0], row[1]}));
+            held.let_go();
+            m.manager.check_integrity();
+            CHECK_EQ(m.manager.stats(0).available_pages(), 2);
+        }
+    }
+}
+
+// Held pages of a load stay the request's where that runs on.
+void a_request_goes_on_with_held_pages_that_were_loaded() {
+    HostFixture m(6, 8);
+    m.put(count_up(0, 6));
+    Request request = m.claim(count_up(0, 8));
+    const Transfers loads = m.reserve(request);
+    const Ids row = m.manager.pages_of(request.sequence);
+    kvcore::HeldPages held = m.manager.hold(0, row.data(), count(row));
+    m.finish(loads, false);
+    CHECK(m.manager.pages_of(request.sequence).empty());  // it has lost them
+    CHECK_EQ(m.manager.stats(0).available_pages(), 6 - count(row));
+    held.let_go();
+    CHECK_EQ(m.manager.stats(0).available_pages(), 6);
+    const Transfers again = m.reserve(request);
+    CHECK_EQ(again.tier_moves.size(), 3);
+    const Ids loaded = m.manager.pages_of(request.sequence);
+    held = m.manager.hold(0, loaded.data(), 1);
+    CHECK_EQ(m.manager.forget(0, loaded.data(), 1), 0);  // cached only once it is committed
+    m.finish(again);
+    CHECK_EQ(m.manager.pages_of(request.sequence), loaded);
+    m.manager.reset_prefix_cache();
+    m.manager.check_integrity();
+    m.manager.release(request.sequence);
+    CHECK_EQ(m.manager.stats(0).available_pages(), 5);
+}
+
 void a_loading_sequence_is_not_changed() {
     HostFixture m(8, 8);
     m.put(count_up(0, 6));
@@ -267,6 +320,8 @@ void pages_have_one_owner_where_another_commits_first(bool dedup) {
 
 int main() {
     pages_released_under_a_load_are_nobodys_until_it_ends();
+    pages_are_held_while_they_are_loaded();
+    a_request_goes_on_with_held_pages_that_were_loaded();
     a_loading_sequence_is_not_changed();
     loads_of_a_batch_fail_together();
     tickets_end_in_any_order();

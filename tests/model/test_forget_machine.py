@@ -131,6 +131,8 @@ class ForgetMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.manager.reset_prefix_cache()
+        rows = {page for context in self.live for page in self.row(context)}
+        assert self.manager.num_cached_blocks <= len(rows)
 
     @invariant()
     def held_pages_are_not_free(self) -> None:

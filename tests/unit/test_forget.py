@@ -12,6 +12,7 @@ import pytest
 
 import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
+from grouped_traffic import manager_of, params_of
 from kvcore.groups import FullAttention, SlidingWindow
 
 PROMPT = list(range(16))
@@ -265,3 +266,25 @@ def test_windows_of_a_twin_do_not_go_to_a_forgotten_page() -> None:
     manager.release(first)
     manager.check_integrity()
     assert (manager.num_cached_blocks, manager.num_free_blocks) == (0, 40)
+
+
+@pytest.mark.parametrize("groups", [None, [FullAttention([0]), SlidingWindow([1], 8)]])
+def test_a_reset_forgets_what_is_in_front_of_a_held_page_that_was_forgotten(groups: Any) -> None:
+    manager = make_manager(4, 64)
+    if groups is not None:
+        manager = manager_of(params_of(*groups, page_size=4), 64)
+    put_in_cache(manager, PROMPT)
+    pages = cached(manager, PROMPT)
+    free = manager.num_free_blocks
+    first, last = manager.hold(pages[:1]), manager.hold(pages[3:])
+    assert manager.forget([pages[2]]) > 0
+    assert manager.match_prefix(PROMPT) == 8
+    manager.reset_prefix_cache()
+    assert manager.match_prefix(PROMPT) == 0
+    assert manager.num_cached_blocks == 0
+    assert manager.num_free_blocks < free
+    put_in_cache(manager, PROMPT)
+    assert not {*cached(manager, PROMPT)} & {pages[0], pages[3]}
+    first.let_go()
+    last.let_go()
+    assert manager.num_free_blocks == free

@@ -34,7 +34,7 @@ class ColumnExport {
     [[nodiscard]] PathHold::Pages references() const noexcept { return path_.references(); }
 
     /// As those of PathHold.
-    void loosen() noexcept { path_.loosen(); }
+    void loosen() noexcept { path_.loosen(ids_.data(), static_cast<std::int64_t>(ids_.size())); }
     void fasten() noexcept { path_.fasten(ids_.data(), static_cast<std::int64_t>(ids_.size())); }
 
    private:

@@ -70,13 +70,20 @@ class PageHold {
     }
     /// Before the tree forgets what nobody uses: a copy alone is no use of a page. `fasten` has to
     /// follow, once all holds are loose: a page that is still protected stays the tree's; of others
-    /// the hold has a reference, which outlives their place in the tree. One that was forgotten has
-    /// no place to lose, and is gone with the last pin: it stays as it is.
+    /// the hold has a reference, which outlives their place in the tree. So it has of one that was
+    /// forgotten: a pin there would keep what is in front of it.
     void loosen() noexcept {
-        if (is_loosened()) home_->tree.unpin(at_.node, false);
+        if (at_.node == nullptr) return;
+        TreeNode* pinned = at_.node;
+        at_ = PrefixTree::position(pinned, at_.depth);
+        if (PrefixTree::is_forgotten(at_.node)) {
+            home_->pool.share(&page_, 1);
+            at_ = {};
+        }
+        home_->tree.unpin(pinned, false);
     }
     void fasten() noexcept {
-        if (!is_loosened()) return;
+        if (at_.node == nullptr) return;
         at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut behind it
         if (home_->tree.is_protected(at_)) {
             home_->tree.pin(at_.node);
@@ -89,9 +96,6 @@ class PageHold {
     }
 
    private:
-    [[nodiscard]] bool is_loosened() const noexcept {
-        return at_.node != nullptr && !PrefixTree::is_forgotten(at_.node);
-    }
     void become_pin(TreePosition at) noexcept {
         at_ = PrefixTree::position(at.node, at.depth);
         home_->tree.pin(at_.node);
@@ -172,21 +176,22 @@ class PathHold {
     }
     /// As those of PageHold. `pages` [n] are the last ones of the prefix; they have to stay where
     /// they are until the end.
-    void loosen() noexcept {
-        if (is_loosened()) tree_->unpin(node_, false);
+    void loosen(const BlockId* pages, std::int64_t n) noexcept {
+        if (node_ == nullptr) return;
+        TreeNode* pinned = node_;
+        node_ = PrefixTree::position(pinned, depth_).node;
+        if (PrefixTree::is_forgotten(node_)) {
+            refer_to_last(pages, n, depth_ - PrefixTree::findable_depth(node_));
+        }
+        tree_->unpin(pinned, false);
     }
     void fasten(const BlockId* pages, std::int64_t n) noexcept {
-        if (!is_loosened()) return;
-        const std::int64_t pinned = n - references_.n;
-        const std::int64_t loose = std::min(tree_->num_unprotected({node_, depth_}), pinned);
-        const BlockId* first = pages + (pinned - loose);
+        if (node_ == nullptr) return;
+        const std::int64_t gone = refer_to_last(pages, n, tree_->num_unprotected({node_, depth_}));
+        const BlockId* first = references_.ids;
         const auto uncache = [this](BlockId column) { columns_->uncache(column); };
-        if (loose > 0) pool_->share(first, loose);
-        if (columns_ != nullptr) std::for_each(first, first + loose, uncache);
-        if (states_ != nullptr) states_->forget_columns(first, loose);
-        references_ = {first, references_.n + loose};
-        depth_ -= static_cast<std::int32_t>(loose);
-        node_ = loose < pinned ? PrefixTree::position(node_, depth_).node : nullptr;
+        if (columns_ != nullptr) std::for_each(first, first + gone, uncache);
+        if (states_ != nullptr) states_->forget_columns(first, gone);
         if (node_ != nullptr) tree_->pin(node_);
     }
 
@@ -197,8 +202,16 @@ class PathHold {
     }
 
    private:
-    [[nodiscard]] bool is_loosened() const noexcept {
-        return node_ != nullptr && !PrefixTree::is_forgotten(node_);
+    // Has references to the last `gone` of its pages that are pinned, and looks at those in front.
+    // Returns how many there were.
+    std::int64_t refer_to_last(const BlockId* pages, std::int64_t n, std::int64_t gone) noexcept {
+        const std::int64_t pinned = n - references_.n;
+        gone = std::min(gone, pinned);
+        references_ = {pages + (pinned - gone), references_.n + gone};
+        if (gone > 0) pool_->share(references_.ids, gone);
+        depth_ -= static_cast<std::int32_t>(gone);
+        node_ = gone < pinned ? PrefixTree::position(node_, depth_).node : nullptr;
+        return gone;
     }
 
     BlockPool* pool_ = nullptr;

@@ -187,7 +187,9 @@ void StoreQueue::loosen() noexcept {
         num_dropped_ += each.depth - each.first;
     }
     waiting_.clear();
-    for (Taken& each : taken_) each.source.loosen();
+    for (Taken& each : taken_) {
+        each.source.loosen(each.records.data(), static_cast<std::int64_t>(each.records.size()));
+    }
 }
 
 void StoreQueue::fasten() noexcept {

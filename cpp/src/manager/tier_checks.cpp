@@ -62,8 +62,12 @@ void TierFlights::check_tier(std::int32_t index) const {
         on_their_way +=
             std::count_if(pages.begin(), pages.end(), [](BlockId id) { return id >= 0; });
     }
-    home_of(index).host->check_integrity(on_their_way +
-                                         static_cast<std::int64_t>(referenced.size()));
+    TierIndex& host = *home_of(index).host;
+    // Those that were forgotten may have a place there as well.
+    host.tree().for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) referenced.erase(ids[i]);
+    });
+    host.check_integrity(on_their_way + static_cast<std::int64_t>(referenced.size()));
 }
 
 void TierFlights::check_integrity() const {

@@ -63,6 +63,10 @@ struct TierFlight {
     StateHold stored_state;        // that of the tier
     std::int32_t state_depth = 0;  // stores: of the record that it belongs to
 
+    /// Those of `source`.
+    [[nodiscard]] const std::vector<BlockId>& read_pages() const noexcept {
+        return is_load ? host_pages : device_pages;
+    }
     /// It makes room: what it stores goes next.
     [[nodiscard]] bool is_spill() const noexcept { return held_back > 0; }
     /// Its sequence may not run before it is over.

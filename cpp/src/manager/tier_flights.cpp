@@ -339,7 +339,8 @@ void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
 
 void TierFlights::loosen() noexcept {
     for (TierFlight& flight : flights_) {
-        flight.source.loosen();
+        const std::vector<BlockId>& pages = flight.read_pages();
+        flight.source.loosen(pages.data(), static_cast<std::int64_t>(pages.size()));
         if (flight.is_load || owner_of(flight) != nullptr) continue;
         flight.is_wanted = false;
         flight.place.reset();
@@ -353,8 +354,7 @@ void TierFlights::loosen() noexcept {
 
 void TierFlights::fasten() noexcept {
     for (TierFlight& flight : flights_) {
-        const std::vector<BlockId>& pages =
-            flight.is_load ? flight.host_pages : flight.device_pages;
+        const std::vector<BlockId>& pages = flight.read_pages();
         flight.source.fasten(pages.data(), static_cast<std::int64_t>(pages.size()));
     }
 }

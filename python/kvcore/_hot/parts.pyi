@@ -115,8 +115,8 @@ class EngineParts:
         -----
         For who copies to or from them meanwhile. What is in front of a cached page is kept too. A
         request may go on writing into its own pages. ``reset_prefix_cache`` forgets held pages that
-        no request has: they are free once they are let go. But what is in front of a held page that
-        was forgotten can be found until then. Costs O(pages), and O(cached pages) to find them.
+        no request has: they are free once they are let go. Costs O(pages), and O(cached pages) to
+        find them.
         """
     def _reset_times(self) -> None: ...
     def _require_open(self) -> None: ...

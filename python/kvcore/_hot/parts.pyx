@@ -207,8 +207,8 @@ cdef class EngineParts:
         -----
         For who copies to or from them meanwhile. What is in front of a cached page is kept too. A
         request may go on writing into its own pages. ``reset_prefix_cache`` forgets held pages that
-        no request has: they are free once they are let go. But what is in front of a held page that
-        was forgotten can be found until then. Costs O(pages), and O(cached pages) to find them.
+        no request has: they are free once they are let go. Costs O(pages), and O(cached pages) to
+        find them.
         """
         cdef cnp.ndarray ids = prefixes.as_pages(pages)
         listen(self)
