@@ -223,6 +223,59 @@ def run_by_the_chunk(manager: PagedKVCacheManager, context: TextGenerationContex
         context.active_idx = min(context.start_idx + 3, context.end_idx)
 
 
+@pytest.mark.parametrize("keep_free", [0, 1])
+def test_window_pages_that_others_read_make_no_room_for_later_chunks(keep_free: int) -> None:
+    """A hit of 4 pages that another request reads: passing them gives nothing back."""
+    for pages in range(16, 26):
+        params = params_of(SlidingWindow([0], 9), page_size=1)
+        manager = manager_of(params, pages, reserve_chunks=True, partial_page_reuse=False)
+        first = claimed(manager, "first", PROMPT[:5])
+        assert manager.reserve(first)
+        manager.fetch([first])
+        first.update(7)
+        manager.step([first])
+        second = claimed(manager, "second", [*PROMPT[:4], *range(50, 84)], active_idx=14)
+        if not manager.reserve(second, must_fit=38, keep_free=keep_free):
+            assert pages < 5 + 8 + 10 + keep_free
+            continue
+        assert second.start_idx == 4
+        while second.active_idx < second.end_idx:
+            manager.fetch([second])
+            second.update(7)
+            manager.step([second])
+            second.active_idx = min(second.start_idx + 10, second.end_idx)
+            assert manager.reserve(second)
+            assert manager.num_free_blocks >= keep_free
+        assert pages >= 5 + 8 + 10 + keep_free
+
+
+def test_window_pages_of_another_tenant_make_no_room_in_a_quota() -> None:
+    for most in range(10, 22):
+        params = params_of(SlidingWindow([0], 9), page_size=1)
+        quotas = {"t": (0, most), "u": (0, None)}
+        manager = manager_of(params, 64, reserve_chunks=True, quotas=quotas)
+        first = claimed(manager, "first", PROMPT[:5], tenant="u")
+        assert manager.reserve(first)
+        manager.fetch([first])
+        first.update(7)
+        manager.step([first])
+        manager.release("first")
+        tokens = [*PROMPT[:4], *range(50, 84)]
+        second = claimed(manager, "second", tokens, active_idx=14, tenant="t")
+        try:
+            if not manager.reserve(second, must_fit=38):
+                continue
+        except CapacityError:
+            continue
+        assert most >= 8 + 10
+        while second.active_idx < second.end_idx:
+            manager.fetch([second])
+            second.update(7)
+            manager.step([second])
+            second.active_idx = min(second.start_idx + 10, second.end_idx)
+            assert manager.reserve(second)
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [

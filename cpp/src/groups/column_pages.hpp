@@ -110,6 +110,9 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
         return readers_[entry(column, window)] == 0 && has(column, window) &&
                is_cached_[static_cast<std::size_t>(column)];
     }
+    [[nodiscard]] std::uint32_t num_readers(BlockId column, std::size_t window) const noexcept {
+        return readers_[entry(column, window)];
+    }
     /// It is idle since a request passed it in the middle of a prompt.
     [[nodiscard]] bool is_passed(BlockId column, std::size_t window) const noexcept {
         return is_idle(column, window) && idle_.is_passed(entry(column, window));

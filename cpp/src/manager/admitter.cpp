@@ -197,13 +197,16 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     count_pages(admission, sequence, request, asked.num_steps);
     std::int64_t ahead = 0;
     if (asked.options.has_margin()) {
-        ahead = count_ahead(admission, sequence, request, asked);
+        ahead = count_ahead(admission, sequence, request, asked, nullptr);
         admission.kept = asked.options.keep_free + ahead;
     }
     count_available(admission, sequence);
     if (state_.home_of(sequence).owners != nullptr) {
         const Owner owner =
             Asked::is_claimed(request) ? state_.tenants.of(request.sequence) : asked.stranger;
+        if (ahead > 0 || asked.options.must_fit > 0) {
+            ahead = count_ahead(admission, sequence, request, asked, &owner);
+        }
         quotas::heed(state_.home_of(sequence), sequence, owner, ahead, admission);
     }
 }
@@ -289,9 +292,12 @@ std::int32_t Admitter::first_read(std::size_t window, const Admission& admission
 // Pages beyond those that the request has then, for which there is to be room: at most it holds so
 // many at a time until it has `must_fit` tokens, where no chunk is longer than this one. Of a
 // window, the columns that a chunk and what it reads in front of it can lie in, wherever they
-// begin.
+// begin. Of those that it has now, what others read as well is no room for later ones: it stays
+// where it is when the request has passed it. Nor does another tenant's page make room in the quota
+// of an `owner`.
 std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& sequence,
-                                   const RequestView& request, const Asked& asked) const {
+                                   const RequestView& request, const Asked& asked,
+                                   const Owner* owner) const {
     const PageRow& row = sequence.pages;
     const Grouping& grouping = state_.grouping;
     const std::int64_t column = state_.config.page_size;
@@ -310,11 +316,39 @@ std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& s
         if (has_more)
             end = std::max<std::int64_t>(end, state_.windows.of(request.sequence).reserved);
         const std::int64_t read = window.rule.span - 1 + state_.windows.kept_tokens() + chunk;
-        const std::int64_t most = std::min(wanted - first, (read + 2 * (column - 1)) / column);
-        pages += std::max<std::int64_t>(0, most - std::max<std::int64_t>(0, end - first)) *
-                 window.num_lanes;
+        const std::int64_t shared = count_shared(w, admission, sequence, request, owner);
+        const std::int64_t most =
+            std::min(wanted - first - shared, (read + 2 * (column - 1)) / column);
+        const std::int64_t own = std::max<std::int64_t>(0, end - first) - shared;
+        pages += std::max<std::int64_t>(0, most - own) * window.num_lanes;
     }
     return pages;
+}
+
+std::int64_t Admitter::count_shared(std::size_t window, const Admission& admission,
+                                    const Sequence& sequence, const RequestView& request,
+                                    const Owner* owner) const {
+    const Replica& home = state_.home_of(sequence);
+    const std::int32_t first = first_read(window, admission, request);
+    const std::int32_t lane = state_.grouping.windows()[window].first_lane;
+    const auto is_shared = [&](BlockId column, std::uint32_t own) {
+        if (home.columns->num_readers(column, window) > own) return true;
+        const BlockId page = home.columns->page(column, lane);
+        return owner != nullptr && page != ColumnPages::kNoPage &&
+               home.owners->owner(page) != *owner;
+    };
+    std::int64_t shared = 0;
+    if (admission.hit.is_taken()) {
+        home.columns->for_each_column(admission.hit.match.at, first, [&](BlockId column) {
+            shared += is_shared(column, 0) ? 1 : 0;
+        });
+        return shared;
+    }
+    const PageRow& row = sequence.pages;
+    for (std::int32_t c = first; c < std::min(row.size(), admission.needed); ++c) {
+        shared += is_shared(row[c], 1) ? 1 : 0;
+    }
+    return shared;
 }
 
 std::int64_t Admitter::count_adopted(const Replica& home, const FoundHit& hit) const {

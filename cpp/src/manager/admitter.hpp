@@ -62,7 +62,12 @@ class Admitter {
     void count_pages(Admission& admission, const Sequence& sequence, const RequestView& request,
                      std::int64_t num_steps) const;
     [[nodiscard]] std::int64_t count_ahead(const Admission& admission, const Sequence& sequence,
-                                           const RequestView& request, const Asked& asked) const;
+                                           const RequestView& request, const Asked& asked,
+                                           const Owner* owner) const;
+    // Columns that the request has in a window then, and others read too or are not the `owner`'s.
+    [[nodiscard]] std::int64_t count_shared(std::size_t window, const Admission& admission,
+                                            const Sequence& sequence, const RequestView& request,
+                                            const Owner* owner) const;
     [[nodiscard]] std::int32_t first_read(std::size_t window, const Admission& admission,
                                           const RequestView& request) const;
     void count_available(Admission& admission, const Sequence& sequence) const;
