@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import tarfile
 from pathlib import Path
+from typing import Any
 
 VERSION = "0.33.0"
 
@@ -19,7 +20,9 @@ def unpacked(folder: Path) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             fetch(archive)
         with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
+            # Older 3.10 and 3.11 have no filters.
+            rules: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            file.extractall(folder, **rules)
     return root
 
 
