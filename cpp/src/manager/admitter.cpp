@@ -339,7 +339,9 @@ std::int64_t Admitter::count_shared(std::size_t window, const Admission& admissi
     };
     std::int64_t shared = 0;
     if (admission.hit.is_taken()) {
-        home.columns->for_each_column(admission.hit.match.at, first, [&](BlockId column) {
+        const TreePosition at = admission.hit.match.at;
+        if (at.depth <= first) return 0;  // there is no node where a hit ends in its first page
+        home.columns->for_each_column(at, first, [&](BlockId column) {
             shared += is_shared(column, 0) ? 1 : 0;
         });
         return shared;
