@@ -341,9 +341,8 @@ std::int64_t Admitter::count_shared(std::size_t window, const Admission& admissi
     if (admission.hit.is_taken()) {
         const TreePosition at = admission.hit.match.at;
         if (at.depth <= first) return 0;  // there is no node where a hit ends in its first page
-        home.columns->for_each_column(at, first, [&](BlockId column) {
-            shared += is_shared(column, 0) ? 1 : 0;
-        });
+        home.columns->for_each_column(
+            at, first, [&](BlockId column) { shared += is_shared(column, 0) ? 1 : 0; });
         return shared;
     }
     const PageRow& row = sequence.pages;
