@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "a copy keeps a whole run at a reset",
         "cpp/src/manager/page_hold.hpp",
-        "        at_ = PrefixTree::position(at_.node, at_.depth);  "
+        "        at_ = PrefixTree::position(pinned, at_.depth);  "
         "// the run may have been cut behind it\n",
         "",
         "twins",

@@ -133,6 +133,34 @@ def test_whole_keys() -> None:
         assert (first.block_hashes, second.parent_block_hash) == (keys[:1], keys[0])
 
 
+def test_what_was_sent_before_the_subscription_arrived_is_asked_for() -> None:
+    mgr = manager_of()
+    with (
+        publisher_of(mgr) as publisher,
+        subscriber_of(publisher, replay_timeout=0.2) as subscriber,
+    ):
+        for at in subscriber._feeds:  # it does not arrive
+            at.disconnect(publisher.endpoints[0])
+        assert subscriber.receive(0.0) == []
+        for first in (0, 10):
+            run(mgr, [first, first + 1, first + 2])
+            assert publisher.flush(10.0)
+            (stored,) = receive(subscriber, 1)
+            assert stored.token_ids == [first, first + 1]
+        for at in subscriber._feeds:
+            at.connect(publisher.endpoints[0])
+        first = 10
+        events: list[Any] = []
+        while not events:
+            first += 10
+            run(mgr, [first, first + 1, first + 2])
+            assert publisher.flush(10.0)
+            events = [event for batch in subscriber.receive(0.01) for event in batch.events]
+        assert [event.token_ids for event in events] == [
+            [at, at + 1] for at in range(20, first + 1, 10)
+        ]
+
+
 def test_lost_messages_are_asked_for() -> None:
     mgr = manager_of()
     with publisher_of(mgr) as publisher, subscriber_of(publisher) as subscriber:

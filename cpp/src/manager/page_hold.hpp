@@ -75,7 +75,7 @@ class PageHold {
     void loosen() noexcept {
         if (at_.node == nullptr) return;
         TreeNode* pinned = at_.node;
-        at_ = PrefixTree::position(pinned, at_.depth);
+        at_ = PrefixTree::position(pinned, at_.depth);  // the run may have been cut behind it
         if (PrefixTree::is_forgotten(at_.node)) {
             home_->pool.share(&page_, 1);
             at_ = {};
@@ -84,7 +84,6 @@ class PageHold {
     }
     void fasten() noexcept {
         if (at_.node == nullptr) return;
-        at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut behind it
         if (home_->tree.is_protected(at_)) {
             home_->tree.pin(at_.node);
         } else {

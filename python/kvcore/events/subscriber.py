@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -107,16 +108,20 @@ class EventSubscriber:
         Notes
         -----
         What is missed is asked for in here: with a publisher that does not answer it takes up to
-        `replay_timeout` longer, also the first time.
+        `replay_timeout` longer, also the first time. Until a first message has come by itself,
+        it asks again now and then: what was published before the subscription had arrived there
+        is not sent.
         """
-        ends = None if timeout is None else time.monotonic() + timeout
+        ends = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            batches = [batch for feed in self._feeds.values() for batch in feed.begin()]
-            left = None if ends is None else max(0.0, ends - time.monotonic())
-            wait = 0 if batches else None if left is None else round(1000 * left)
-            for at, _ in self._poller.poll(wait):
+            feeds = self._feeds.values()
+            batches = [batch for feed in feeds for batch in feed.ask_before_live()]
+            now = time.monotonic()
+            until = min([ends, *(feed.asks_at for feed in feeds)])
+            wait = 0.0 if batches else max(0.0, until - now)
+            for at, _ in self._poller.poll(None if wait == math.inf else math.ceil(1000 * wait)):
                 batches += self._drain(at)
-            if batches or (ends is not None and time.monotonic() >= ends):
+            if batches or time.monotonic() >= ends:
                 return batches
 
     def __iter__(self) -> Iterator[KVEventBatch]:
@@ -157,23 +162,27 @@ class _Feed:
         self._next = 0  # sequence number of the batch that is expected
         self._live = -1  # the last one that was received, and not asked for
         self._last = b""  # payload in front of `_next`
-        self._is_new = True
+        self.asks_at = -math.inf if replay is not None else math.inf  # when nothing has come by then
 
-    def begin(self) -> list[KVEventBatch]:
-        """Ask for what was published before, once."""
-        if not self._is_new:
+    def ask_before_live(self) -> list[KVEventBatch]:
+        """Ask for what was published before, until messages come by themselves."""
+        if time.monotonic() < self.asks_at:
             return []
-        self._is_new = False
-        return [] if self._replay is None else self._read(self._ask(0))
+        begun = self._next > 0
+        found = self._ask(self._next - 1 if begun else 0)
+        if not begun:
+            return self._read(found)
+        return self._recover(found[-1][0] + 1) if found[1:] else []
 
     def take(self, number: int, payload: bytes) -> list[KVEventBatch]:
         """Return what a message brings, behind what was missed in front of it."""
         batches: list[KVEventBatch] = []
         if number <= self._live:
             batches += self._begin_again()
-        self._live = number
         if number > self._next:
             batches += self._recover(number)
+        self._live = number
+        self.asks_at = math.inf
         if number < self._next:  # it was replayed
             return batches
         return batches + self._read([(number, payload)])
@@ -195,7 +204,6 @@ class _Feed:
             found = found[1:]
         elif begun:
             batches += self._begin_again()
-            self._live = number
             found = self._ask(0)
         if found and found[0][0] == self._next:
             batches += self._read(found)
@@ -230,6 +238,7 @@ class _Feed:
             return []
         zmq = self._zmq
         found: list[tuple[int, bytes]] = []
+        waits = 10 * self._timeout  # for one that does not answer
         at = self._context.socket(zmq.DEALER)
         try:
             at.setsockopt(zmq.LINGER, 0)
@@ -239,8 +248,11 @@ class _Feed:
             while at.poll(round(1000 * self._timeout)):
                 *_, number, payload = at.recv_multipart()
                 if number == END:
+                    waits = self._timeout
                     break
                 found.append((int.from_bytes(number, "big"), payload))
         finally:
             at.close(linger=0)
+        if self._live < 0:
+            self.asks_at = time.monotonic() + waits
         return found
