@@ -70,11 +70,9 @@ class _HostPlace:
 
     # ---- verbs ---------------------------------------------------------------------------
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        return _core.digest_pages(pool, ids, threads)
-
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        return first + np.uint64(3) * second
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        first, *more = (_core.digest_pages(pool, ids, threads) for pool in pools)
+        return first + np.uint64(3) * more[0] if more else first
 
     def row_offsets(
         self,

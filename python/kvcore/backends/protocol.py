@@ -176,11 +176,11 @@ class Place(Protocol):
 
     # ---- verbs that hosts and devices are asked for in different ways ------------------------
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        """Return the digests of pages, uint64 [n]."""
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        """Return the digests of pages, uint64 [n].
 
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        """Return first + 3 * second, of uint64: arrays that changed places are noticed."""
+        Those of a second pool count three times: arrays that changed places are noticed.
+        """
 
     def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
         """Return where each row begins and the last one ends, and how many tokens that is."""
