@@ -30,7 +30,7 @@ def _located(
 ) -> tuple[Place, list[NDArray[Any]], Any]:
     """Return where a pool lies, its arrays, and page ids as kernels take them."""
     parts = _parts(blocks)
-    place = options.place({"blocks": parts})
+    place = options.place({"blocks": parts}, ids)
     return place, parts, place.index_array(integer_array(name, ids, columns), name)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvcore.backends.cuda.availability import cupy
 
-__all__ = ["current", "current_stream", "empty", "of_dlpack"]
+__all__ = ["current", "empty", "of_dlpack"]
 
 
 def current(device: int) -> Any:
@@ -21,11 +21,6 @@ def current(device: int) -> Any:
     library = cupy()
     with library.cuda.Device(device):
         return library.cuda.get_current_stream()
-
-
-def current_stream(device: int) -> int:
-    """Return the handle of cupy's current stream of a device."""
-    return int(current(device).ptr)
 
 
 class _Handle:

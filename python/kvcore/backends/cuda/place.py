@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from kvcore.arrays import address_of
 from kvcore.backends.cuda import driver
-from kvcore.backends.cuda.arrays import in_device_library_of
+from kvcore.backends.cuda.arrays import in_device_library_of, library_of, own_array
 from kvcore.backends.cuda.availability import kernels
 from kvcore.backends.cuda.pinned import is_pinned
-from kvcore.backends.cuda.streams import stream_handle
+from kvcore.backends.cuda.streams import current_stream, manager_stream, stream_handle
 from kvcore.backends.protocol import Tensor
 
-__all__ = ["DevicePlace", "device_place"]
+__all__ = ["DevicePlace", "ManagerPlace", "device_place"]
 
 
 class DevicePlace:
@@ -212,6 +212,22 @@ class DevicePlace:
         kernels().synchronize(self.device, self.stream)
 
 
+class ManagerPlace(DevicePlace):
+    """A device and the stream that a manager's work runs on now; its arrays are of no library.
+
+    Parameters
+    ----------
+    device : int
+    """
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device, manager_stream(device).handle)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Take memory out of cupy's pool."""
+        return own_array(super().empty(shape, dtype))
+
+
 def _addresses(tensor: Tensor) -> NDArray[np.uint64]:
     return np.array([address_of(array) for array in tensor], np.uint64)
 
@@ -221,13 +237,25 @@ def _last(offsets: NDArray[np.uint32]) -> int:
     return int(offsets[-1]) if offsets.ndim == 1 and offsets.size else 0
 
 
-def device_place(stream: Any, named: list[tuple[str, Any]]) -> DevicePlace:
+def device_place(
+    stream: Any, named: list[tuple[str, Any]], beside: tuple[Any, ...] = ()
+) -> DevicePlace:
     """Return the place of arrays of which one at least is on a GPU.
+
+    Parameters
+    ----------
+    stream : stream or None
+        None for the current one of the arrays' library.
+    named : list of (str, array)
+    beside : tuple
+        More of the call as the caller has it, arrays and tuples of them: of whatever library, and
+        anywhere.
 
     Raises
     ------
     ValueError
-        Arrays on several devices, or in host memory and on a GPU; a stream of another device.
+        Arrays on several devices, or in host memory and on a GPU; a stream of another device;
+        arrays of two libraries that have chosen different streams.
     """
     first, device = next(
         (name, array.data.device_id) for name, array in named if not isinstance(array, np.ndarray)
@@ -239,4 +267,10 @@ def device_place(stream: Any, named: list[tuple[str, Any]]) -> DevicePlace:
             raise ValueError(
                 f"{name} is {found}, must be on cuda:{device} as {first} is; copy it there"
             )
-    return DevicePlace(device, stream_handle(stream, device))
+    if stream is not None:
+        return DevicePlace(device, stream_handle(stream, device))
+    libraries = {library_of(array) for _, array in named}
+    for given in beside:
+        pair = given if isinstance(given, tuple) else (given,)
+        libraries.update(map(library_of, pair))
+    return DevicePlace(device, current_stream(device, libraries - {""}).handle)
