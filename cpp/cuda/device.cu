@@ -132,6 +132,15 @@ Status synchronize(Event event) noexcept {
     return told(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }
 
+Status fill(void* destination, std::byte value, std::int64_t bytes, Stream stream) noexcept {
+    if (bytes < 0) return kInvalidCall;
+    if (bytes == 0) return kSuccess;
+    return on_device(stream.device, [&] {
+        return cudaMemsetAsync(destination, std::to_integer<int>(value),
+                               static_cast<std::size_t>(bytes), handle_of(stream));
+    });
+}
+
 Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {
     if (bytes < 0) return kInvalidCall;
     if (bytes == 0) return kSuccess;

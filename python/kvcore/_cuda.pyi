@@ -73,6 +73,13 @@ def synchronize(device: int, stream: int) -> None:
 def synchronize_event(event: int) -> None:
     """Block the host until an event's work is done."""
 
+def fill(
+    destination: int,
+    value: int,
+    bytes: int,  # noqa: A002
+    device: int,
+    stream: int,
+) -> None: ...
 def copy(
     destination: int,
     source: int,
@@ -87,11 +94,15 @@ def copy_batch(
     device: int,
     stream: int,
 ) -> None: ...
+def copy_strided(source: _Device, destination: _Device, device: int, stream: int) -> None: ...
+def row_offsets(lengths: _Device, out: _Device, device: int, stream: int) -> None: ...
 def copy_pages(pools: list[_Device], pairs: _Numbers, device: int, stream: int) -> None: ...
 def fill_pages(
     pools: list[_Device], ids: _Numbers, value: int, device: int, stream: int
 ) -> None: ...
-def digest_pages(pool: _Device, ids: _Numbers, out: _Device, device: int, stream: int) -> None: ...
+def digest_pages(
+    pool: _Device, ids: _Numbers, out: _Device, weight: int, device: int, stream: int
+) -> None: ...
 def append_tokens(
     transfers: list[tuple[str, _Device, _Device | None, _Device | None, _Device]],
     table: _Device,

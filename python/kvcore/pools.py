@@ -86,7 +86,7 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], devic
     if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize:
         raise ValueError("blocks is strided along its last axis, must be contiguous there")
     require_own_memory(seen, "blocks")
-    return seen.view(dtype)
+    return backend_of(device.kind).own(seen.view(dtype))
 
 
 def _on_device(array: Any, device: Device) -> Any:

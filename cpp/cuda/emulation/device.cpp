@@ -132,6 +132,14 @@ Status synchronize(Event event) noexcept {
     return kSuccess;
 }
 
+Status fill(void* destination, std::byte value, std::int64_t bytes, Stream stream) noexcept {
+    if (bytes < 0) return kInvalidCall;
+    if (bytes == 0) return kSuccess;
+    return emulation::enqueue(stream, [destination, value, bytes] {
+        std::memset(destination, std::to_integer<int>(value), static_cast<std::size_t>(bytes));
+    });
+}
+
 Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {
     if (bytes < 0) return kInvalidCall;
     if (bytes == 0) return kSuccess;

@@ -68,6 +68,10 @@ Status destroy_event(Event event) noexcept;
 /// Blocks the host until an event's work is done.
 [[nodiscard]] Status synchronize(Event event) noexcept;
 
+/// Fills bytes of a device's memory in stream order.
+[[nodiscard]] Status fill(void* destination, std::byte value, std::int64_t bytes,
+                          Stream stream) noexcept;
+
 /// Copies bytes in stream order, between any two of host and devices. Host memory that is not
 /// pinned makes the host wait.
 [[nodiscard]] Status copy(void* destination, const void* source, std::int64_t bytes,

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+void bind_cuda_arrays(pybind11::module_& module);
 void bind_cuda_batch(pybind11::module_& module);
 void bind_cuda_conversions(pybind11::module_& module);
 void bind_cuda_emulation(pybind11::module_& module);

@@ -32,6 +32,7 @@ KVCORE_MODULE(_cuda, module) {
 #endif
     bind_cuda_memory(module);
     bind_cuda_streams(module);
+    bind_cuda_arrays(module);
     bind_cuda_pages(module);
     bind_cuda_batch(module);
     bind_cuda_rows(module);

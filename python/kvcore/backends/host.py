@@ -70,11 +70,9 @@ class _HostPlace:
 
     # ---- verbs ---------------------------------------------------------------------------
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        return _core.digest_pages(pool, ids, threads)
-
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        return first + np.uint64(3) * second
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        first, *more = (_core.digest_pages(pool, ids, threads) for pool in pools)
+        return first + np.uint64(3) * more[0] if more else first
 
     def row_offsets(
         self,
@@ -122,6 +120,9 @@ class _HostBackend:
     def array(self, value: Any, name: str) -> Any:
         return host_array(value, name)
 
+    def own(self, array: Any) -> Any:
+        return array
+
     def device_of(self, array: Any) -> Device:  # noqa: ARG002 - there is one
         return Device(self.kind)
 
@@ -136,7 +137,12 @@ class _HostBackend:
     def pinned_zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         return present_zeros(shape, dtype)
 
-    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
+    def place(
+        self,
+        stream: Any,
+        named: list[tuple[str, Any]],
+        beside: tuple[Any, ...] = (),  # noqa: ARG002 - of devices
+    ) -> Place:
         if stream is not None:
             raise ValueError("stream is given for arrays in host memory; it is for those on a GPU")
         for name, array in named:

@@ -93,6 +93,9 @@ class Backend(Protocol):
     def array(self, value: Any, name: str) -> Any:
         """See an array of any library, which lies on such a device, as one of kvcore's library."""
 
+    def own(self, array: Any) -> Any:
+        """See an array of ``array`` as one of a manager's, whose calls say where work runs."""
+
     def device_of(self, array: Any) -> Device:
         """Return where an array, as ``array`` returns it, lies."""
 
@@ -106,11 +109,16 @@ class Backend(Protocol):
 
     # ---- order ---------------------------------------------------------------------------
 
-    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
-        """Return the place of a call's arrays, of which one at least lies on such a device."""
+    def place(
+        self, stream: Any, named: list[tuple[str, Any]], beside: tuple[Any, ...] = ()
+    ) -> Place:
+        """Return the place of a call's arrays, of which one at least lies on such a device.
+
+        `beside` are more of them as the caller has them, which may lie anywhere.
+        """
 
     def current_place(self, index: int) -> Place:
-        """Return a device and its current stream."""
+        """Return a device and the stream that a manager's work runs on now."""
 
     # ---- pools of a manager --------------------------------------------------------------
 
@@ -176,11 +184,11 @@ class Place(Protocol):
 
     # ---- verbs that hosts and devices are asked for in different ways ------------------------
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        """Return the digests of pages, uint64 [n]."""
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        """Return the digests of pages, uint64 [n].
 
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        """Return first + 3 * second, of uint64: arrays that changed places are noticed."""
+        Those of a second pool count three times: arrays that changed places are noticed.
+        """
 
     def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
         """Return where each row begins and the last one ends, and how many tokens that is."""

@@ -74,8 +74,10 @@ class LayerPools(NamedTuple):
         v, rope = (None, second) if self.is_latent else (second, None)
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
 
-    def place(self, options: Options, named: Sequence[tuple[str, Any]] = ()) -> Place:
-        """Return where all arrays lie, those of the call included."""
+    def place(
+        self, options: Options, named: Sequence[tuple[str, Any]] = (), beside: Sequence[Any] = ()
+    ) -> Place:
+        """Return where all arrays lie, those of the call included; see ``place_of``."""
         if options.stream is None and are_numpy((self, named)):
             return HOST
         arrays = {
@@ -86,7 +88,7 @@ class LayerPools(NamedTuple):
             "cache_lengths": self.cache_lengths,
             **dict(named),
         }
-        return options.place(arrays)
+        return options.place(arrays, *beside)
 
     def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
         if self.factors is not None and i < len(self.factors):

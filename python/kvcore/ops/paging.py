@@ -177,7 +177,7 @@ def gather(
     """
     options = Options(stream, threads, out)
     pools = layer_pools(inputs, layer)
-    place = pools.place(options)
+    place = pools.place(options, beside=(lengths, out))
     taken = _lengths(pools, lengths)
     offsets, total = place.row_offsets(taken, has_room=out is not None)
     targets = _targets(pools, place, total, dtype, out)
@@ -234,7 +234,7 @@ def _write(
     options: Options,
 ) -> None:
     parts = _sources(pools, k, v)
-    place = pools.place(options, parts)
+    place = pools.place(options, parts, (row_offsets, scale))
     offsets = offsets_at(place, row_offsets)
     transfers = _transfers(pools, place, parts, scale)
     table = pools.lookup_table

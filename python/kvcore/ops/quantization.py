@@ -87,7 +87,7 @@ def quantize(
     """
     options = Options(stream, threads, out)
     given_x = any_array(x, "x")
-    place = options.place({"x": given_x})
+    place = options.place({"x": given_x}, out)
     source = place.contiguous(given_x)
     _typed("x", source, WIDE)
     narrow = _one_of("dtype", dtype, NARROW)
@@ -145,7 +145,7 @@ def dequantize(
     """
     options = Options(stream, threads, out)
     given = any_array(values, "values"), any_array(scales, "scales")
-    place = options.place({"values": given[0], "scales": given[1]})
+    place = options.place({"values": given[0], "scales": given[1]}, out)
     codes, factors = map(place.contiguous, given)
     _typed("values", codes, NARROW)
     wide = _one_of("dtype", dtype, WIDE)

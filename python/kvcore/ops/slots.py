@@ -71,7 +71,7 @@ def build_slots(
     """
     pools = layer_pools(inputs, layer)
     slots = None if out is None else _writable(out, "out")
-    place = pools.place(Options(stream), [("out", slots)])
+    place = pools.place(Options(stream), [("out", slots)], [row_offsets])
     offsets = offsets_at(place, row_offsets)
     tables = pools.lookup_table, pools.cache_lengths
     built = place.build_slots(pools.pools[0], *tables, offsets, slots)
@@ -131,7 +131,7 @@ def append_slots(
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
     options = Options(stream, threads)
-    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:])])
+    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:])], [slots])
     return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, options.threads)
 
 
@@ -174,7 +174,8 @@ def advance_lengths(
     before = any_array(lengths, "lengths")
     flags = None if active is None else any_array(active, "active")
     target = None if out is None else _writable(out, "out")
-    place = Options(stream).place({"lengths": before, "active": flags, "out": target})
+    named = {"lengths": before, "active": flags, "out": target}
+    place = Options(stream).place(named, row_offsets)
     offsets = offsets_at(place, row_offsets)
     if target is None:
         target = place.empty(before.shape, before.dtype)

@@ -14,7 +14,14 @@ from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
 from kvcore.dtypes import numpy_dtype
 
-__all__ = ["device_array", "in_device_library_of", "over_memory", "read_only"]
+__all__ = [
+    "device_array",
+    "in_device_library_of",
+    "library_of",
+    "over_memory",
+    "own_array",
+    "read_only",
+]
 
 _NO_DLPACK = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes
 _BITS = {1: "uint8", 2: "uint16"}
@@ -101,13 +108,7 @@ def over_memory(
     KVCacheError
         cupy is not installed.
     """
-    library = cupy()
-    size = math.prod(shape) * dtype.itemsize
-    if strides is not None and size:
-        reach = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
-        size = sum(r for r in reach if r > 0) + dtype.itemsize
-    memory = library.cuda.UnownedMemory(address, size, owner, device)
-    return library.ndarray(shape, dtype, library.cuda.MemoryPointer(memory, 0), strides=strides)
+    return _made(cupy().ndarray, address, shape, dtype, device, owner, strides)
 
 
 def read_only(array: Any) -> Any:
@@ -122,7 +123,44 @@ def read_only(array: Any) -> Any:
     cupy.ndarray
         The same memory; views of it are read-only as well. cupy itself writes to it all the same.
     """
-    return array.view(_read_only_class())
+    return array.view(_class_of("ReadOnlyArray", is_read_only=True))
+
+
+def own_array(array: Any) -> Any:
+    """See a cupy array as one that kvcore made, so that no library says where work on it runs.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+
+    Returns
+    -------
+    cupy.ndarray
+        The same memory; views of it are kvcore's as well.
+    """
+    return array.view(_class_of("OwnArray", library="kvcore"))
+
+
+def library_of(value: Any) -> str:
+    """Return the library whose current stream orders the work on an array.
+
+    Parameters
+    ----------
+    value : array
+        As a caller has it, or as ``device_array`` returns it.
+
+    Returns
+    -------
+    {"cupy", "torch", "kvcore", ""}
+        "" for what is not on a GPU; cupy also for libraries that have no current streams.
+    """
+    found = getattr(type(value), "library", None)
+    if found is not None:
+        return str(found)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "torch" if value.is_cuda else ""
+    return "cupy" if is_on_gpu(value) else ""
 
 
 def in_device_library_of(given: Any, result: Any) -> Any:
@@ -147,14 +185,33 @@ def in_device_library_of(given: Any, result: Any) -> Any:
 
 # ---- inside --------------------------------------------------------------------------------------
 
-_CLASSES: list[type] = []
+_CLASSES: dict[str, type] = {}
 
 
-def _read_only_class() -> type:
-    """Return a class of cupy arrays that the bindings take for read-only."""
-    if not _CLASSES:
-        _CLASSES.append(type("ReadOnlyArray", (cupy().ndarray,), {"is_read_only": True}))
-    return _CLASSES[0]
+def _class_of(name: str, **attributes: Any) -> type:
+    """Return a class of cupy arrays that says something about them, and about views of them."""
+    if name not in _CLASSES:
+        _CLASSES[name] = type(name, (cupy().ndarray,), attributes)
+    return _CLASSES[name]
+
+
+def _made(
+    kind: type,
+    address: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    device: int,
+    owner: object,
+    strides: tuple[int, ...] | None,
+) -> Any:
+    """Make an array of a class of cupy's."""
+    cuda = cupy().cuda
+    size = math.prod(shape) * dtype.itemsize
+    if strides is not None and size:
+        reach = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+        size = sum(r for r in reach if r > 0) + dtype.itemsize
+    memory = cuda.UnownedMemory(address, size, owner, device)
+    return kind(shape, dtype, cuda.MemoryPointer(memory, 0), strides=strides)
 
 
 def _dtype(name: str, text: str) -> np.dtype[Any]:
@@ -173,7 +230,8 @@ def _of_torch(value: Any, name: str) -> Any:
     dtype = _dtype(name, str(value.dtype).removeprefix("torch."))
     strides = tuple(step * dtype.itemsize for step in value.stride())
     address = _alive(value.data_ptr(), value.numel(), name)
-    return over_memory(address, tuple(value.shape), dtype, value.device.index, value, strides)
+    kind = _class_of("TorchArray", library="torch")
+    return _made(kind, address, tuple(value.shape), dtype, value.device.index, value, strides)
 
 
 def _of_jax(value: Any, name: str) -> Any:

@@ -6,9 +6,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.availability import kernels
-from kvcore.backends.cuda.streams import event_handle, stream_device, stream_handle
+from kvcore.backends.cuda.streams import (
+    CurrentStream,
+    event_handle,
+    manager_stream,
+    stream_device,
+    stream_handle,
+)
 
 __all__ = ["StreamOrder"]
 
@@ -32,17 +37,17 @@ class StreamOrder:
     def __init__(self, device: int) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._last: Any = None  # the stream entered last
+        self._last: CurrentStream | None = None  # the stream entered last
         self._turn = kernels().Event(device)
         self._before: list[tuple[int, Any]] = []  # events nobody has waited for, and their owners
 
     def enter(self) -> int:
         """Order the current stream behind everything that may use the pools; return its handle."""
-        stream = driver.current(self._device)
-        handle = int(stream.ptr)
+        stream = manager_stream(self._device)
+        handle = stream.handle
         with self._lock:
-            if self._last is not None and self._last.ptr != handle:
-                kernels().record(self._turn.ptr, self._device, self._last.ptr)
+            if self._last is not None and self._last.handle != handle:
+                kernels().record(self._turn.ptr, self._device, self._last.handle)
                 kernels().wait(self._turn.ptr, self._device, handle)
             for event, _ in self._before:
                 kernels().wait(event, self._device, handle)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from kvcore.arrays import address_of
 from kvcore.backends.cuda import driver
-from kvcore.backends.cuda.arrays import in_device_library_of
+from kvcore.backends.cuda.arrays import in_device_library_of, library_of, own_array
 from kvcore.backends.cuda.availability import kernels
 from kvcore.backends.cuda.pinned import is_pinned
-from kvcore.backends.cuda.streams import stream_handle
+from kvcore.backends.cuda.streams import current_stream, manager_stream, stream_handle
 from kvcore.backends.protocol import Tensor
 
-__all__ = ["DevicePlace", "device_place"]
+__all__ = ["DevicePlace", "ManagerPlace", "device_place"]
 
 
 class DevicePlace:
@@ -114,22 +114,21 @@ class DevicePlace:
         """Return an array in C order, itself where it is."""
         if array.flags.c_contiguous:
             return array
-        return driver.contiguous(array, self.device, self.stream)
+        target = self.empty(array.shape, array.dtype)
+        kernels().copy_strided(array, target, self.device, self.stream)
+        return target
 
     def in_library_of(self, given: Any, result: Any) -> Any:
         """Return a fresh array as one of the library that another one is of."""
         return in_device_library_of(given, result)
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        """Return the digests of pages, uint64 [n]."""
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        """Return the digests of pages, uint64 [n], those of the second pool three times."""
         count = len(ids[0] if isinstance(ids, tuple) else ids)
         digests = self.empty((count,), np.dtype(np.uint64))
-        kernels().digest_pages(pool, ids, digests, *self.launch_args(threads))
+        for pool, weight in zip(pools, (0, 3), strict=False):
+            kernels().digest_pages(pool, ids, digests, weight, *self.launch_args(threads))
         return digests
-
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        """Return first + 3 * second, of uint64."""
-        return driver.combined_digests(first, second, self.device, self.stream)
 
     def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
         """Return where each row begins and the last one ends, and how many tokens that is.
@@ -141,19 +140,26 @@ class DevicePlace:
             offsets = np.zeros(len(lengths) + 1, np.uint32)
             np.cumsum(lengths, out=offsets[1:])
             return (offsets, self.from_host(offsets)), int(offsets[-1])
-        self.checked(lengths, "lengths")
-        ends = driver.row_offsets(lengths, self.device, self.stream)
+        taken = self.contiguous(self.checked(lengths, "lengths"))
+        ends = self.empty((len(taken) + 1,), np.dtype(np.uint32))
+        kernels().row_offsets(taken, ends, self.device, self.stream)
         return ends, 0 if has_room else int(self.to_host(ends)[-1])
 
     def page_pairs(self, sources: Any, destinations: Any) -> Any:
         """Return int64 [n] twice as [n, 2], of the host with a copy."""
-        given = sources, destinations
-        if all(isinstance(ids, np.ndarray) for ids in given):
-            return self.index_array(np.stack(given, axis=1), "ids")
-        moved = [self.from_host(ids) if isinstance(ids, np.ndarray) else ids for ids in given]
-        first = self.checked(moved[0], "source_ids")
-        second = self.checked(moved[1], "destination_ids")
-        return driver.page_pairs(first, second, self.device, self.stream)
+        given = {"source_ids": sources, "destination_ids": destinations}
+        if all(isinstance(ids, np.ndarray) for ids in given.values()):
+            return self.index_array(np.stack([sources, destinations], axis=1), "ids")
+        for name, ids in given.items():
+            if ids.dtype != np.int64:
+                raise TypeError(f"{name} has dtype {ids.dtype}, must be int64 on a GPU")
+            if not isinstance(ids, np.ndarray):
+                self.checked(ids, name)
+        pairs = self.empty((len(sources), 2), np.dtype(np.int64))
+        for column, ids in enumerate(given.values()):
+            moved = self.from_host(ids) if isinstance(ids, np.ndarray) else ids
+            kernels().copy_strided(moved, pairs[:, column], self.device, self.stream)
+        return pairs
 
     def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         """Build the slots of a step."""
@@ -169,8 +175,9 @@ class DevicePlace:
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
         """Append by slots; return int32 [1], how many were beyond the pool."""
-        bad = driver.zeros((1,), np.dtype(np.int32), self.device, self.stream)
+        bad = self.empty((1,), np.dtype(np.int32))
         wanted = self.index_array(slots, "slots")
+        kernels().fill(bad.data.ptr, 0, bad.nbytes, self.device, self.stream)
         kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
         return bad
 
@@ -205,6 +212,22 @@ class DevicePlace:
         kernels().synchronize(self.device, self.stream)
 
 
+class ManagerPlace(DevicePlace):
+    """A device and the stream that a manager's work runs on now; its arrays are of no library.
+
+    Parameters
+    ----------
+    device : int
+    """
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device, manager_stream(device).handle)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Take memory out of cupy's pool."""
+        return own_array(super().empty(shape, dtype))
+
+
 def _addresses(tensor: Tensor) -> NDArray[np.uint64]:
     return np.array([address_of(array) for array in tensor], np.uint64)
 
@@ -214,13 +237,25 @@ def _last(offsets: NDArray[np.uint32]) -> int:
     return int(offsets[-1]) if offsets.ndim == 1 and offsets.size else 0
 
 
-def device_place(stream: Any, named: list[tuple[str, Any]]) -> DevicePlace:
+def device_place(
+    stream: Any, named: list[tuple[str, Any]], beside: tuple[Any, ...] = ()
+) -> DevicePlace:
     """Return the place of arrays of which one at least is on a GPU.
+
+    Parameters
+    ----------
+    stream : stream or None
+        None for the current one of the arrays' library.
+    named : list of (str, array)
+    beside : tuple
+        More of the call as the caller has it, arrays and tuples of them: of whatever library, and
+        anywhere.
 
     Raises
     ------
     ValueError
-        Arrays on several devices, or in host memory and on a GPU; a stream of another device.
+        Arrays on several devices, or in host memory and on a GPU; a stream of another device;
+        arrays of two libraries that have chosen different streams.
     """
     first, device = next(
         (name, array.data.device_id) for name, array in named if not isinstance(array, np.ndarray)
@@ -232,4 +267,10 @@ def device_place(stream: Any, named: list[tuple[str, Any]]) -> DevicePlace:
             raise ValueError(
                 f"{name} is {found}, must be on cuda:{device} as {first} is; copy it there"
             )
-    return DevicePlace(device, stream_handle(stream, device))
+    if stream is not None:
+        return DevicePlace(device, stream_handle(stream, device))
+    libraries = {library_of(array) for _, array in named}
+    for given in beside:
+        pair = given if isinstance(given, tuple) else (given,)
+        libraries.update(map(library_of, pair))
+    return DevicePlace(device, current_stream(device, libraries - {""}).handle)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.arrays import own_array
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
 from kvcore.backends.cuda.order import StreamOrder
 from kvcore.device import Device
@@ -31,7 +32,7 @@ class GpuPools:
     Notes
     -----
     Thread-safe. A fetch costs each device one copy of its table and lengths out of pinned memory,
-    on cupy's current stream of that device; the host waits for nothing. The device's arrays come
+    on the current stream of that device; the host waits for nothing. The device's arrays come
     out of cupy's memory pool, which uses memory again in the order of that stream.
     """
 
@@ -83,7 +84,7 @@ class GpuPools:
         rows = cupy().ndarray(
             table.shape, np.uint32, staged.data + (middle - begin), strides=table.strides
         )
-        return staged[: len(lengths)], rows
+        return own_array(staged[: len(lengths)]), own_array(rows)
 
     def _copy(
         self, target: Any, source: int, size: int, device: int, stream: int, held: Any
