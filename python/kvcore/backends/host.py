@@ -91,8 +91,11 @@ class _HostPlace:
     def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         return _core.build_slots(pool, table, lengths, offsets, out)
 
-    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
-        return _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
+        skipped = _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
+        if out is not None:
+            out[0] = skipped
+        return skipped
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         _core.advance_lengths(lengths, offsets, active, out)

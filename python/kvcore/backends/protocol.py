@@ -199,8 +199,8 @@ class Place(Protocol):
     def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         """Build the slots of a step."""
 
-    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
-        """Append by slots; return how many were beyond the pool."""
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
+        """Append by slots; return how many were beyond the pool, in `out` where that is given."""
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         """Write the lengths after a step to `out`."""

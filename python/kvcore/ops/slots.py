@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
@@ -86,6 +87,7 @@ def append_slots(
     v: Any,
     slots: Any,
     *,
+    out: Any = None,
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
@@ -105,10 +107,12 @@ def append_slots(
     slots : int64 or int32 [n]
         From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` returns
         them. Negative ones are padding: their tokens are not written.
+    out : int32 array [1], optional
+        Where the pool is: where the count goes.
 
     Returns
     -------
-    int, or int32 [1] on the GPU that the pool is on
+    int, or int32 [1] on the GPU that the pool is on, or `out`
         Tokens that were skipped because their slots are not below pages * page_size.
 
     Raises
@@ -131,8 +135,12 @@ def append_slots(
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
     options = Options(stream, threads)
-    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:])], [slots])
-    return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, options.threads)
+    count = None if out is None else _count_at(out)
+    named = [("k", tokens[0]), ("v", tokens[1:]), ("out", count)]
+    place = pools.place(options, named, [slots])
+    wanted = any_array(slots, "slots")
+    found = place.append_slots(pools.pools, wanted, tokens, count, options.threads)
+    return found if out is None else out
 
 
 @documents_options
@@ -187,6 +195,15 @@ def _writable(given: Any, name: str) -> Any:
     array = any_array(given, name)
     if not is_writable(array):
         raise ValueError(f"{name} is read-only, must be writable")
+    return array
+
+
+def _count_at(given: Any) -> Any:
+    array = _writable(given, "out")
+    if array.dtype != np.int32:
+        raise TypeError(f"out has dtype {array.dtype}, must be int32")
+    if array.shape != (1,):
+        raise ValueError(f"out has shape {array.shape}, must be (1,)")
     return array
 
 

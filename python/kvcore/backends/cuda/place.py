@@ -173,9 +173,9 @@ class DevicePlace:
         kernels().build_slots(pool, table, lengths, offsets, out, *self.launch_args(1))
         return out
 
-    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
         """Append by slots; return int32 [1], how many were beyond the pool."""
-        bad = self.empty((1,), np.dtype(np.int32))
+        bad = self.empty((1,), np.dtype(np.int32)) if out is None else out
         wanted = self.index_array(slots, "slots")
         kernels().fill(bad.data.ptr, 0, bad.nbytes, self.device, self.stream)
         kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
