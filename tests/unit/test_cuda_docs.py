@@ -49,7 +49,10 @@ def test_blocks_of_the_page_run_in_order() -> None:
         def bring(name: str, *rest: Any, **more: Any) -> Any:
             return cupy_of(machine) if name == "cupy" else builtins.__import__(name, *rest, **more)
 
-        names: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": bring}, "__name__": "gpu"}
+        names: dict[str, Any] = {
+            "__builtins__": {**vars(builtins), "__import__": bring},
+            "__name__": "gpu",
+        }
         exec(compile("\n".join(blocks), str(PAGE), "exec"), names)
         written = machine.host(names["keys"])
         assert written[2, 4, 0, 0] == written[7, 3, 0, 0] == 1
