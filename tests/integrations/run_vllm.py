@@ -63,6 +63,7 @@ PARTS = {
         "test_remote_prefill_lifecycle.py",
     ],
     "ours": [
+        "vllm_checks_core.py",
         "vllm_checks_engine.py",
         "vllm_checks_faults.py",
         "vllm_checks_offload_slots.py",

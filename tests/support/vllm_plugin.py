@@ -88,8 +88,9 @@ def caplog_vllm(
 class Results:
     """Writes a line of JSON for each test."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, root: Path) -> None:
         self._path = Path(path)
+        self._root = root
         self._managers: dict[str, Any] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -102,10 +103,12 @@ class Results:
 
     def _write(self, test: str, outcome: str, report: Any) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
+        if test.startswith("::"):  # of a file that is not below the root: pytest leaves it out
+            test = f"{(self._root / report.location[0]).resolve()}{test}"
         line = {
             "test": test,
             "outcome": outcome,
-            "managers": self._managers.get(test),
+            "managers": self._managers.get(report.nodeid),
             "where": f"{crash.path}:{crash.lineno}" if crash else "",
             "message": crash.message.partition("\n")[0] if crash else "",
         }
@@ -117,4 +120,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Write results from the process that hears of all tests."""
     path = os.environ.get("KVCORE_RESULTS")
     if path and not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Results(path), "kvcore-results")
+        session.config.pluginmanager.register(
+            Results(path, session.config.rootpath), "kvcore-results"
+        )
