@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put the kernels on a stream, or through Triton's interpreter where TRITON_INTERPRET is set.
+
+Triton is asked for the compiled kernel, with the device of the arrays as the current one, and that
+is launched on the stream of the call. Neither needs torch: of arrays Triton wants an address and
+the name of a dtype, of streams the handle.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from triton.runtime.jit import JITFunction
+
+__all__ = ["COMPILED", "is_interpreted", "launch", "processors"]
+
+#: What every kernel is compiled with: what Triton does by default changes with 3.10.
+COMPILED = {"enable_fp_fusion": True}
+
+_INTERPRETED_PROCESSORS = 8
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Tell whether a kernel runs in Triton's interpreter, on memory of the host."""
+    return not isinstance(kernel, JITFunction)
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    args: tuple[Any, ...],
+    place: tuple[int, int],
+    **options: int,
+) -> None:
+    """Run a kernel.
+
+    Parameters
+    ----------
+    kernel : Triton kernel
+    grid : (int, int, int)
+    args : tuple
+        All of its arguments, in order.
+    place : (int, int)
+        Device and handle of the stream.
+    **options
+        Of the compiler.
+    """
+    if is_interpreted(kernel):
+        with np.errstate(all="ignore"):  # GPUs do not warn
+            kernel[grid](*args)
+        return
+    device, stream = place
+    driver = _driver()
+    before = driver.get_current_device()
+    if before != device:
+        driver.set_current_device(device)
+    try:
+        compiled = kernel.run(*args, grid=grid, warmup=True, **COMPILED, **options)
+        compiled[grid](*args, stream=stream)
+    finally:
+        if before != device:
+            driver.set_current_device(before)
+
+
+def processors(kernel: Any, device: int) -> int:
+    """Return how many multiprocessors a device has."""
+    return _INTERPRETED_PROCESSORS if is_interpreted(kernel) else _processors(device)
+
+
+@cache
+def _processors(device: int) -> int:
+    return int(_driver().utils.get_device_properties(device)["multiprocessor_count"])
+
+
+def _driver() -> Any:
+    from triton.runtime import driver
+
+    return driver.active
