@@ -52,7 +52,7 @@ def call_of(case: str) -> Any:
     if scales == "latent_fp8":
         from kvcore.ops.latent import latent_fp8_parts
 
-        key, rest, ks = latent_fp8_parts(memory(pages, _PAGE, 656, dtype="uint8"))
+        key, rest, ks = latent_fp8_parts(np.empty((pages, _PAGE, 656), np.uint8))
     elif scales != "latent":
         value = memory(pages, _PAGE, heads, v_dim, dtype=dtype)
     if scales in ("tokens", "groups"):
@@ -117,8 +117,9 @@ def _output(*command: Any) -> str:
 
 
 def main(arch: int, case: str) -> None:
-    from kvcore.backends.cuda.attention.call import launches, planned, scratch_elements
+    from kvcore.backends.cuda.attention.call import launches, planned
     from kvcore.backends.cuda.attention.launch import COMPILED
+    from kvcore.backends.cuda.attention.plan import scratch_elements
 
     call = call_of(case)
     plan = planned(call, 4, 0)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import ml_dtypes
@@ -11,8 +10,10 @@ import numpy as np
 import pytest
 
 from conftest import require
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+from kvcore import PagedBatch
+from kvcore.backends.host import HOST
+from kvcore.backends.protocol import AttentionRequest
+from kvcore.ops.batch import layer_pools
 
 
 def require_interpreter() -> Any:
@@ -26,6 +27,31 @@ def require_interpreter() -> Any:
         InterpreterBuilder.create_dot = _dot
         InterpreterBuilder.create_fp_trunc = _rounded(InterpreterBuilder.cast_impl)
     return triton
+
+
+def attend_on_host(
+    batch: PagedBatch, q: Any, offsets: Any, *, splits: int | None = 1, **asked: Any
+) -> tuple[Any, Any]:
+    """What ``ops.attention`` does on a GPU, on arrays of the host: (o, lse)."""
+    from kvcore.backends.cuda.attention import verb
+
+    pools = layer_pools(batch, 0)
+    rule = ("scale", "causal", "window", "chunk", "soft_cap", "sinks")
+    request = AttentionRequest(
+        pools.parts(),
+        asked.pop("v_head_dim", None),
+        (pools.lookup_table, pools.cache_lengths, (offsets, offsets)),
+        q,
+        tuple(asked.pop(name, name == "causal" or None) for name in rule),
+        ((), 0),
+        asked.pop("out", None),
+        True,
+        1,
+        splits,
+        asked.pop("scratch", None),
+    )
+    assert not asked
+    return verb.run(HOST, request)
 
 
 def _dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:

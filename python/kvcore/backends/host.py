@@ -12,7 +12,15 @@ from kvcore import _core
 from kvcore._core import PageCopier
 from kvcore.arrays import host_array, in_library_of, kind_of, present_zeros
 from kvcore.backends.host_mover import HostMover
-from kvcore.backends.protocol import Backend, Copier, Mover, Place, Shard, Tensor
+from kvcore.backends.protocol import (
+    AttentionRequest,
+    Backend,
+    Copier,
+    Mover,
+    Place,
+    Shard,
+    Tensor,
+)
 from kvcore.backends.shards import tensors_of_shards
 from kvcore.device import Device
 
@@ -98,6 +106,12 @@ class _HostPlace:
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         _core.advance_lengths(lengths, offsets, active, out)
+
+    def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
+        asked = request.rule, *request.shared, request.out, request.return_lse
+        given = request.pools, request.v_head_dim, request.step, request.q
+        found: tuple[Any, Any] = _core.attention(*given, *asked, request.threads)
+        return found
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         _core.copy_partial(cache, copies, threads)

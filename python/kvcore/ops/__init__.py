@@ -9,6 +9,7 @@ from kvcore.ops.packing import Packed, pack
 from kvcore.ops.pages import checksum, copy_pages, fill_pages, zero_pages
 from kvcore.ops.paging import append, gather, scatter
 from kvcore.ops.quantization import dequantize, quantize
+from kvcore.ops.scratch import attention_scratch
 from kvcore.ops.slots import advance_lengths, append_slots, build_slots
 from kvcore.ops.transfer import copy_partial, transfer
 
@@ -19,6 +20,7 @@ __all__ = [
     "append",
     "append_slots",
     "attention",
+    "attention_scratch",
     "build_slots",
     "cascade_attention",
     "checksum",

@@ -15,12 +15,12 @@ from kvcore.backends.cuda.attention.plan import (
     Sizes,
     default_splits,
     make_plan,
-    power_of_two,
+    sizes_of,
 )
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
 from kvcore.backends.cuda.attention.settings import settings_for
 
-__all__ = ["Call", "Rule", "attend", "scratch_elements"]
+__all__ = ["Call", "Launch", "Rule", "attend", "launches", "planned", "product_dtype"]
 
 _KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
 _DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
@@ -70,21 +70,7 @@ class Call(NamedTuple):
     @property
     def sizes(self) -> Sizes:
         """The shapes of the call."""
-        tokens, q_heads, wide = self.q.shape
-        _, page_size, heads, dim = self.key.shape
-        # Rows of a latent cache that hold everything: values, and what only keys have.
-        main = self.v_dim if self.value is None and self.rest is None else dim
-        return Sizes(
-            tokens,
-            self.table.shape[0],
-            q_heads,
-            heads,
-            main,
-            wide - main,
-            self.v_dim,
-            page_size,
-            self.table.shape[1],
-        )
+        return sizes_of(self.q, (self.key, self.value, self.rest), self.table, self.v_dim)
 
 
 def product_dtype(call: Call) -> str:
@@ -96,7 +82,7 @@ def product_dtype(call: Call) -> str:
     return str(wanted)
 
 
-def planned(call: Call, splits: int | None, device: int) -> Plan:
+def planned(call: Call, splits: int | None, place: Any) -> Plan:
     """Return the plan of a call, with the number of splits that it has by default."""
     sizes = call.sizes
     settings = settings_for(
@@ -107,19 +93,12 @@ def planned(call: Call, splits: int | None, device: int) -> Plan:
     )
     if splits is None:
         plan = make_plan(sizes, settings, 1)
-        splits = default_splits(sizes, plan, processors(attend_kernel, device))
+        splits = default_splits(sizes, plan, processors(attend_kernel, place))
     return make_plan(sizes, settings, splits)
 
 
-def scratch_elements(sizes: Sizes, splits: int) -> int:
-    """Return how many float32 the states of splits take."""
-    if splits == 1:
-        return 0
-    return splits * sizes.tokens * sizes.q_heads * (sizes.v_dim + 1)
-
-
 def attend(
-    call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: tuple[int, int]
+    call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any
 ) -> None:
     """Write the result of a call, and its logarithms where `lse` is given.
 
@@ -131,8 +110,8 @@ def attend(
     lse : float32 array [tokens, q_heads], or None
     scratch : float32 array, or None
         Of ``scratch_elements``.
-    place : (int, int)
-        Device and stream.
+    place : Place
+        Of the arrays.
     """
     if not call.sizes.tokens or not call.sizes.rows:
         return

@@ -52,5 +52,5 @@ def join(
     o_at = token.to(tl.int64) * out_strides[0] + head.to(tl.int64) * out_strides[1]
     tl.store(out + o_at + d, acc.to(out.dtype.element_ty), mask=d < v_dim)
     if lse is not None:
-        value = tl.where(is_empty, float("-inf"), base + tl.log(total))
+        value = tl.where(is_empty, float("-inf"), base + tl.log(tl.where(is_empty, 1.0, total)))
         tl.store(lse + token.to(tl.int64) * q_heads + head, value)

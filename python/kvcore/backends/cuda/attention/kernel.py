@@ -207,10 +207,11 @@ def attend(
     if sinks is not None:
         sink = tl.load(sinks + q_head, mask=is_query, other=0.0).to(tl.float32) * log2e
         highest = tl.maximum(most, sink)
-        shrink = tl.exp2(most - highest)
-        total = total * shrink + tl.exp2(sink - highest)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink = tl.exp2(most - base)
+        total = total * shrink + tl.exp2(sink - base)
         acc = acc * shrink[:, None]
-        most = highest
+        most = base
     is_empty = total == 0.0
     acc = acc / tl.where(is_empty, 1.0, total)[:, None]
     split_token = tl.program_id(2).to(tl.int64) * num_tokens + token
@@ -219,5 +220,5 @@ def attend(
     o_mask = is_query[:, None] & (e_v < v_dim)[None, :]
     tl.store(out + o_at[:, None] + e_v[None, :], acc.to(out.dtype.element_ty), mask=o_mask)
     if lse is not None:
-        sums = tl.where(is_empty, float("-inf"), (most + tl.log2(total)) / log2e)
-        tl.store(lse + split_token * q_heads + q_head, sums, mask=is_query)
+        sums = tl.where(is_empty, float("-inf"), most + tl.log2(tl.where(is_empty, 1.0, total)))
+        tl.store(lse + split_token * q_heads + q_head, sums / log2e, mask=is_query)

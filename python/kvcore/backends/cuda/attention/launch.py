@@ -31,7 +31,7 @@ def launch(
     kernel: Any,
     grid: tuple[int, int, int],
     args: tuple[Any, ...],
-    place: tuple[int, int],
+    place: Any,
     **options: int,
 ) -> None:
     """Run a kernel.
@@ -42,16 +42,17 @@ def launch(
     grid : (int, int, int)
     args : tuple
         All of its arguments, in order.
-    place : (int, int)
-        Device and handle of the stream.
+    place : Place
+        Whose stream it is put on; the interpreter waits for what is on it.
     **options
         Of the compiler.
     """
     if is_interpreted(kernel):
+        place.wait()
         with np.errstate(all="ignore"):  # GPUs do not warn
             kernel[grid](*args)
         return
-    device, stream = place
+    device, stream = place.launch_args(1)
     driver = _driver()
     before = driver.get_current_device()
     if before != device:
@@ -64,9 +65,9 @@ def launch(
             driver.set_current_device(before)
 
 
-def processors(kernel: Any, device: int) -> int:
+def processors(kernel: Any, place: Any) -> int:
     """Return how many multiprocessors a device has."""
-    return _INTERPRETED_PROCESSORS if is_interpreted(kernel) else _processors(device)
+    return _INTERPRETED_PROCESSORS if is_interpreted(kernel) else _processors(place.device)
 
 
 @cache

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcore.backends.cuda.attention.settings import Settings
 
-__all__ = ["MOST_SPLITS", "Plan", "Sizes", "default_splits", "make_plan", "power_of_two"]
+__all__ = ["MOST_SPLITS", "Plan", "Sizes", "default_splits", "make_plan", "power_of_two", "scratch_elements", "sizes_of"]
 
 MOST_SPLITS = 64
 _LEAST_DIM = 16  # of a matrix product
@@ -83,3 +83,29 @@ def default_splits(sizes: Sizes, plan: Plan, processors: int) -> int:
     wanted = 2 * processors // max(1, programs)
     worth = sizes.columns * sizes.page_size // _TOKENS_OF_A_SPLIT
     return max(1, min(wanted, worth, MOST_SPLITS))
+
+
+def scratch_elements(sizes: Sizes, splits: int) -> int:
+    """Return how many float32 the states of splits take."""
+    if splits == 1:
+        return 0
+    return splits * sizes.tokens * sizes.q_heads * (sizes.v_dim + 1)
+
+
+def sizes_of(q: Any, pools: tuple[Any, Any, Any], table: Any, v_dim: int) -> Sizes:
+    """Return the shapes of a call.
+
+    Parameters
+    ----------
+    q : array [tokens, q_heads, dim]
+    pools : (array, array or None, array or None)
+        Keys, values and the ends of latent keys, [pages, page_size, heads, dim].
+    table : array [rows, columns]
+    v_dim : int
+    """
+    key, value, rest = pools
+    tokens, q_heads, wide = q.shape
+    _, page_size, heads, dim = key.shape
+    # Rows of a latent cache that hold everything: values, and what only keys have.
+    main = v_dim if value is None and rest is None else dim
+    return Sizes(tokens, table.shape[0], q_heads, heads, main, wide - main, v_dim, page_size, table.shape[1])
