@@ -32,6 +32,13 @@ CASES: dict[str, tuple[int, int, int, int, int, int, str, str, str]] = {
     "prompt_256": (4096, 2, 4, 16, 256, 256, "bfloat16", "bfloat16", ""),
     "decode_80": (64, 64, 8, 32, 80, 80, "float16", "float16", ""),
     "float32": (64, 64, 8, 32, 128, 128, "float32", "float32", ""),
+    "decode_group": (64, 64, 1, 64, 128, 128, "bfloat16", "bfloat16", ""),
+    "decode_group_fp8": (64, 64, 1, 64, 128, 128, "bfloat16", "float8_e5m2", "heads"),
+    "decode_64_fp8": (64, 64, 8, 64, 64, 64, "bfloat16", "float8_e4m3fn", "tokens"),
+    "prompt_64_int8": (4096, 2, 8, 64, 64, 64, "float16", "int8", "tokens"),
+    "decode_256_fp8": (64, 64, 4, 16, 256, 256, "bfloat16", "float8_e4m3fn", "tokens"),
+    "prompt_256_fp8": (4096, 2, 4, 16, 256, 256, "bfloat16", "float8_e4m3fn", "tokens"),
+    "prompt_latent": (4096, 2, 1, 128, 576, 512, "bfloat16", "bfloat16", "latent"),
     "latent": (64, 64, 1, 128, 576, 512, "bfloat16", "bfloat16", "latent"),
     "latent_fp8": (64, 64, 1, 128, 576, 512, "bfloat16", "float8_e4m3fn", "latent_fp8"),
 }
@@ -117,15 +124,16 @@ def _output(*command: Any) -> str:
 
 
 def main(arch: int, case: str) -> None:
-    from kvcore.backends.cuda.attention.call import launches, planned
+    from kvcore.backends.cuda.attention import call as calls
     from kvcore.backends.cuda.attention.launch import COMPILED
     from kvcore.backends.cuda.attention.plan import scratch_elements
 
+    calls.architecture = lambda *_: arch
     call = call_of(case)
-    plan = planned(call, 4, 0)
+    plan = calls.planned(call, 4, None)
     out = np.empty((*call.q.shape[:2], call.v_dim), call.q.dtype)
     scratch = np.empty(scratch_elements(call.sizes, 4), np.float32)
-    for each in launches(call, plan, out, None, scratch):
+    for each in calls.launches(call, plan, out, None, scratch):
         made = resources(compiled(each.kernel, arch, each.args, each.options | COMPILED))
         print(json.dumps({"case": case, "arch": arch, "kernel": each.kernel.__name__} | made))
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from kvcore.backends.cuda.attention.join import join as join_kernel
 from kvcore.backends.cuda.attention.kernel import attend as attend_kernel
-from kvcore.backends.cuda.attention.launch import launch, processors
+from kvcore.backends.cuda.attention.launch import architecture, launch, processors
 from kvcore.backends.cuda.attention.plan import (
     Plan,
     Sizes,
@@ -19,10 +19,12 @@ from kvcore.backends.cuda.attention.plan import (
 )
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
 from kvcore.backends.cuda.attention.settings import settings_for
+from kvcore.dtypes import NARROW
 
 __all__ = ["Call", "Launch", "Rule", "attend", "launches", "planned", "product_dtype"]
 
 _KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
+_FIRST_WITH_FP8 = 89  # architecture that turns e4m3 into float16 by itself
 _DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 _NO_STRIDES = (0, 0, 0)
 _JOIN_WARPS = 4
@@ -85,16 +87,19 @@ def product_dtype(call: Call) -> str:
 def planned(call: Call, splits: int | None, place: Any) -> Plan:
     """Return the plan of a call, with the number of splits that it has by default."""
     sizes = call.sizes
+    arch = architecture(attend_kernel, place)
     settings = settings_for(
+        arch,
         max(sizes.dim, sizes.v_dim),
-        sizes.group,
-        sizes.tokens / max(1, sizes.rows),
+        group=sizes.group,
+        tokens_per_row=sizes.tokens / max(1, sizes.rows),
+        has_codes=any(x is not None and x.dtype.name in NARROW for x in (call.key, call.value)),
         is_wide=product_dtype(call) == "float32",
     )
     if splits is None:
-        plan = make_plan(sizes, settings, 1)
+        plan = make_plan(sizes, settings, arch, 1)
         splits = default_splits(sizes, plan, processors(attend_kernel, place))
-    return make_plan(sizes, settings, splits)
+    return make_plan(sizes, settings, arch, splits)
 
 
 def attend(
@@ -212,8 +217,8 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
         plan.heads_per_block,
         plan.block_m,
         plan.block_n,
-        _KINDS.get(call.key.dtype.name, "plain"),
-        _KINDS.get(v_source.dtype.name, "plain"),
+        _kind(call.key, plan.arch),
+        _kind(v_source, plan.arch),
         k_group,
         k_group if value_pointer is None else _group(v_scales, v_source, is_wide=narrows),
         dtype,
@@ -222,6 +227,11 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
 
 def _strides(array: Any) -> tuple[int, ...]:
     return _NO_STRIDES if array is None else strides_of(array, 3)
+
+
+def _kind(pool: Any, arch: int) -> str:
+    kind = _KINDS.get(pool.dtype.name, "plain")
+    return "e4m3 natively" if kind == "e4m3" and arch >= _FIRST_WITH_FP8 else kind
 
 
 def _group(scales: Any, pool: Any, *, is_wide: bool) -> int:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from triton.runtime.jit import JITFunction
 
-__all__ = ["COMPILED", "is_interpreted", "launch", "processors"]
+from kvcore.errors import KVCacheError
+
+__all__ = ["COMPILED", "architecture", "is_interpreted", "launch", "processors"]
 
 #: What every kernel is compiled with: what Triton does by default changes with 3.10.
 COMPILED = {"enable_fp_fusion": True}
@@ -70,12 +72,36 @@ def processors(kernel: Any, place: Any) -> int:
     return _INTERPRETED_PROCESSORS if is_interpreted(kernel) else _processors(place.device)
 
 
+def architecture(kernel: Any, place: Any) -> int:
+    """Return the compute capability of a device, 90 for 9.0; 0 for what is interpreted."""
+    return 0 if is_interpreted(kernel) else _architecture(place.device)
+
+
 @cache
 def _processors(device: int) -> int:
     return int(_driver().utils.get_device_properties(device)["multiprocessor_count"])
 
 
+@cache
+def _architecture(device: int) -> int:
+    major, minor = _driver().utils.get_device_capability(device)
+    return int(10 * major + minor)
+
+
 def _driver() -> Any:
+    """Return Triton's driver.
+
+    Raises
+    ------
+    KVCacheError
+        Triton finds none: for example because torch was loaded, and is one for CPUs.
+    """
     from triton.runtime import driver
 
-    return driver.active
+    try:
+        return driver.active
+    except RuntimeError as error:
+        raise KVCacheError(
+            f"attention on GPUs unavailable: Triton finds no GPU, {error}; if torch is loaded, it "
+            f"must be one with CUDA"
+        ) from error

@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     block_v: int
     warps: int
     stages: int
+    arch: int
     grid: tuple[int, int, int]
 
 
@@ -55,7 +56,7 @@ def power_of_two(n: int, least: int = 1) -> int:
     return max(least, 1 << max(0, n - 1).bit_length())
 
 
-def make_plan(sizes: Sizes, settings: Settings, splits: int) -> Plan:
+def make_plan(sizes: Sizes, settings: Settings, arch: int, splits: int) -> Plan:
     """Cut a call into programs.
 
     The grid depends on the numbers of tokens, rows and heads alone, so that lengths may change
@@ -73,6 +74,7 @@ def make_plan(sizes: Sizes, settings: Settings, splits: int) -> Plan:
         power_of_two(sizes.v_dim, _LEAST_DIM),
         settings.warps,
         settings.stages,
+        arch,
         (sizes.tokens // tokens_per_block + sizes.rows, sizes.heads * parts, splits),
     )
 

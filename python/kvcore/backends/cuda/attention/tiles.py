@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles of pages: codes of narrow pools as numbers, their scales, and where tokens lie.
 
-fp8 is taken apart by its bits: the same on every architecture, those without fp8 included.
+fp8 is taken apart by its bits where the architecture has no instruction for it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ def row_of_program(offsets, num_rows, program, tokens_per_block: tl.constexpr):
 @triton.jit
 def _numbers(codes, kind: tl.constexpr, dtype: tl.constexpr):
     """Turn stored codes into the numbers that they stand for."""
-    if kind == "e4m3":
-        # As the bits of a float16 with half the bias: 256 times too small. 0x7f is NaN there.
-        low = codes & 0x7F
-        bits = ((codes & 0x80).to(tl.uint16) << 8) | (low.to(tl.uint16) << 7)
-        half = bits.to(tl.float16, bitcast=True) * 256.0
-        numbers = tl.where(low == 0x7F, float("nan"), half.to(tl.float32)).to(dtype)
+    if kind == "e4m3" and dtype == tl.float16:
+        # As the bits of a float16, whose exponent has another bias. 0x7f is NaN.
+        low = (codes & 0x7F).to(tl.uint16)
+        bits = ((codes & 0x80).to(tl.uint16) << 8) | tl.where(low == 0x7F, 0x7E00, low << 7)
+        numbers = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+    elif kind == "e4m3":  # likewise, of a float32
+        low = (codes & 0x7F).to(tl.uint32)
+        bits = ((codes & 0x80).to(tl.uint32) << 24) | tl.where(low == 0x7F, 0x7FC00000, low << 20)
+        numbers = (bits.to(tl.uint32).to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
+    elif kind == "e4m3 natively":
+        numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(dtype)
     elif kind == "e5m2":
         numbers = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)
     elif kind == "int8":
@@ -74,9 +79,16 @@ def load_tile(
     codes = tl.load(pool + at[:, None] + (first + d)[None, :], mask=mask, other=0)
     if group == 0:
         tile = _numbers(codes, kind, dtype)
+    elif group & (group - 1) == 0 and block % group == 0 and first % group == 0:
+        g = tl.arange(0, block // group)
+        g_mask = has[:, None] & (g * group < dim)[None, :]
+        g_at = scale_at[:, None] + (first // group + g)[None, :]
+        factor = tl.load(scales + g_at, mask=g_mask, other=0.0)
+        parts = _numbers(codes, kind, tl.float32).reshape(has.shape[0], block // group, group)
+        tile = (parts * factor[:, :, None]).reshape(has.shape[0], block).to(dtype)
     else:
-        scale_at = scale_at[:, None] + ((first + d) // group)[None, :]
-        factor = tl.load(scales + scale_at, mask=mask, other=0.0)
+        d_at = scale_at[:, None] + ((first + d) // group)[None, :]
+        factor = tl.load(scales + d_at, mask=mask, other=0.0)
         tile = (_numbers(codes, kind, tl.float32) * factor).to(dtype)
     return tile
 
