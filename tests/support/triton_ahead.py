@@ -19,7 +19,7 @@ import numpy as np
 
 from kvcore.dtypes import numpy_dtype
 
-#: Tokens and rows, heads of K and of q, elements of K, of V, dtype of q, of the pools, kind of scales.
+#: Tokens, rows, heads of K and of q, elements of K and of V, dtype of q and of pools, scales.
 CASES: dict[str, tuple[int, int, int, int, int, int, str, str, str]] = {
     "decode": (64, 64, 8, 32, 128, 128, "bfloat16", "bfloat16", ""),
     "decode_fp8": (64, 64, 8, 32, 128, 128, "bfloat16", "float8_e4m3fn", "tokens"),
@@ -86,7 +86,8 @@ def call_of(case: str) -> Any:
 def compiled(kernel: Any, arch: int, args: tuple[Any, ...], options: dict[str, int]) -> Any:
     """What a launch with these arguments compiles, by the steps that Triton itself takes."""
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile, make_backend
+    from triton.compiler import ASTSource, make_backend
+    from triton.compiler import compile as compile_source
     from triton.runtime.jit import create_function_from_signature
 
     target = GPUTarget("cuda", arch, 32)
@@ -95,7 +96,7 @@ def compiled(kernel: Any, arch: int, args: tuple[Any, ...], options: dict[str, i
     bound, special, rest = bind(*args, **options)
     given, signature, constants, attrs = kernel._pack_args(backend, options, bound, special, rest)
     source = ASTSource(kernel, signature, constants, attrs)
-    return compile(source, target=target, options=given.__dict__)
+    return compile_source(source, target=target, options=given.__dict__)
 
 
 def resources(kernel: Any) -> dict[str, int]:
@@ -128,7 +129,7 @@ def main(arch: int, case: str) -> None:
     from kvcore.backends.cuda.attention.launch import COMPILED
     from kvcore.backends.cuda.attention.plan import scratch_elements
 
-    calls.architecture = lambda *_: arch
+    vars(calls)["architecture"] = lambda *_: arch
     call = call_of(case)
     plan = calls.planned(call, 4, None)
     out = np.empty((*call.q.shape[:2], call.v_dim), call.q.dtype)

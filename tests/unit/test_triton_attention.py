@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,8 @@ def test_codes_of_fp8_that_stand_for_no_number() -> None:
 )
 def test_rules(rule: dict[str, Any]) -> None:
     for splits in (1, 3):
-        check(Scene(cached=[40, 0, 15], new=[2, 20, 1], heads=1, page=3, seed=splits), splits, **rule)
+        scene = Scene(cached=[40, 0, 15], new=[2, 20, 1], heads=1, page=3, seed=splits)
+        check(scene, splits, **rule)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -154,10 +156,8 @@ def test_a_token_that_sees_nothing_answers_zeros(splits: int) -> None:
     """Its own page is not there, nor any other."""
     scene = Scene(cached=[20], new=[1], heads=1)
     scene.table[...] = 2**32 - 1
-    for sinks, sums in ((None, -np.inf), (np.float32([1.5, -np.inf]), [1.5, -np.inf])):
-        o, lse = attend_on_host(
-            scene.batch, scene.q, scene.offsets, splits=splits, sinks=sinks
-        )
+    for sinks, sums in ((None, -np.inf), (np.array([1.5, -np.inf], np.float32), [1.5, -np.inf])):
+        o, lse = attend_on_host(scene.batch, scene.q, scene.offsets, splits=splits, sinks=sinks)
         assert not o.any()
         assert np.array_equal(lse[0], np.broadcast_to(sums, 2).astype(np.float32))
 
@@ -254,8 +254,8 @@ def test_quantised_latent_rows(dtype: str, kind: str, q_dtype: str) -> None:
     """Ends of keys in an array of their own have no scales; in the same row they have."""
     latent = Latent(20, 3)
     latent.q = latent.q.astype(numpy_dtype(q_dtype))
-    group: int | str = {"groups": 16, "number": "tensor"}.get(kind, 80)
-    whole, scales = ops.quantize(np.nan_to_num(latent.pool), dtype, group)
+    groups: dict[str, int | str] = {"groups": 16, "number": "tensor", "tokens": 80}
+    whole, scales = ops.quantize(np.nan_to_num(latent.pool), dtype, groups[kind])
     given = float(scales[0]) if kind == "number" else scales
     batch = kvcore.PagedBatch(whole, None, latent.table, latent.cached, "MLA", key_scales=given)
     spread = scales if kind == "number" else scales.repeat(80 // scales.shape[-1], axis=-1)

@@ -38,20 +38,22 @@ def machine() -> Iterator[Machine]:
 def on_device(machine: Machine, scene: Scene) -> tuple[PagedBatch, Any]:
     """The scene's batch and queries on device 1; the queries are still cut out of a fused QKV."""
     batch = scene.batch
-    arrays = [
-        machine.array(x, 1) if isinstance(x, np.ndarray) else x
-        for x in (
-            batch.key_pool,
-            batch.value_pool,
-            scene.table,
-            batch.cache_lengths,
-            batch.key_scales,
-            batch.value_scales,
-        )
-    ]
+
+    def put(array: Any) -> Any:
+        return machine.array(array, 1) if isinstance(array, np.ndarray) else array
+
     fused = machine.array(scene.q.base, 1)
     q = fused[:, 1 : 1 + scene.q_heads, 2 : 2 + scene.dim]
-    return PagedBatch(*arrays[:4], batch.layout, *arrays[4:]), q
+    moved = PagedBatch(
+        put(batch.key_pool),
+        put(batch.value_pool),
+        put(scene.table),
+        put(batch.cache_lengths),
+        batch.layout,
+        put(batch.key_scales),
+        put(batch.value_scales),
+    )
+    return moved, q
 
 
 @pytest.mark.parametrize(
@@ -195,8 +197,8 @@ def test_arrays_elsewhere_are_named(machine: Machine) -> None:
         ops.attention(batch, 0, scene.q, scene.offsets)
     with pytest.raises(ValueError, match="out is on cuda:0, must be on cuda:1"):
         ops.attention(batch, 0, q, scene.offsets, out=machine.memory(q.shape, q.dtype, 0))
+    dense = machine.array(np.ascontiguousarray(scene.q), 1)
     with pytest.raises(ValueError, match="out overlaps what is read"):
-        dense = machine.array(np.ascontiguousarray(scene.q), 1)
         ops.attention(batch, 0, dense, scene.offsets, out=dense)
     with pytest.raises(ValueError, match="stream is given for arrays in host memory"):
         ops.attention(scene.batch, 0, scene.q, scene.offsets, stream=0)
@@ -226,13 +228,13 @@ def test_triton_that_is_missing_is_named(machine: Machine, monkeypatch: pytest.M
 # ---- pools of a manager --------------------------------------------------------------------------
 def test_layers_of_a_manager_with_their_windows(machine: Machine) -> None:
     """Pages behind a window are given back: their entries name none."""
-    params = KVCacheParams(
-        "float32", 2, 16, num_layers=2, page_size=4, groups=(FullAttention([0]), SlidingWindow([1], 6))
-    )
+    groups = FullAttention([0]), SlidingWindow([1], 6)
+    params = KVCacheParams("float32", 2, 16, num_layers=2, page_size=4, groups=groups)
     rng = np.random.default_rng(1)
     k, v = (rng.normal(size=(21, 2, 2, 16)).astype(np.float32) for _ in range(2))
     managers = [
-        PagedKVCacheManager(params, 2, 64, devices=[name], num_pages=40) for name in ("cpu", "cuda:0")
+        PagedKVCacheManager(params, 2, 64, devices=[name], num_pages=40)
+        for name in ("cpu", "cuda:0")
     ]
     for manager in managers:
         manager.claim("a")
@@ -245,7 +247,8 @@ def test_layers_of_a_manager_with_their_windows(machine: Machine) -> None:
             (inputs,) = manager.fetch([context])
             offsets = u32(0, end - begin)
             for layer in range(2):
-                ops.append(inputs, layer, put(k[begin:end, layer]), put(v[begin:end, layer]), offsets)
+                new_k, new_v = (put(x[begin:end, layer]) for x in (k, v))
+                ops.append(inputs, layer, new_k, new_v, offsets)
             q = put(np.concatenate([k[begin:end, 0], v[begin:end, 0]], axis=1))
             results.append([ops.attention(inputs, layer, q, offsets) for layer in range(2)])
             context.update(1)
@@ -255,3 +258,38 @@ def test_layers_of_a_manager_with_their_windows(machine: Machine) -> None:
         begin = end
     with pytest.raises(ValueError, match="window is 7, layer 1 keeps 6"):
         ops.attention(inputs, 1, q, offsets, window=7)
+
+
+# ---- lists of pages ------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(3))
+def test_lists_of_pages_are_those_of_the_cpu(machine: Machine, seed: int) -> None:
+    """Of more rows than one block of a sum, and rows of more pages than one of the lists."""
+    rng = np.random.default_rng(seed)
+    rows, columns, page = ((600, 3, 3), (2, 300, 1), (0, 4, 2))[seed]
+    table = rng.integers(0, 60, (rows, columns)).astype(np.uint32)
+    lengths = rng.integers(0, columns * page - 1, rows).astype(np.uint32)
+    offsets = np.arange(rows + 1, dtype=np.uint32)
+    pool = np.zeros((50, page, 1, 8), np.float16)
+    host = PagedBatch(pool, None, table, lengths)
+    moved = [machine.array(array) for array in (pool, table, lengths)]
+    device = PagedBatch(moved[0], None, *moved[1:])
+    expected = ops.page_indices(host, offsets)
+    stream = machine.kernels.Stream(0)
+    found = ops.page_indices(device, offsets, stream=stream)
+    room = [len(array) + (i == 1) * 5 for i, array in enumerate(expected)]
+    fixed = [machine.array(np.full(n, 7, np.int32)) for n in room]
+    again = ops.page_indices(device, machine.array(offsets), out=fixed, stream=stream)
+    total = int(expected.indptr[-1])
+    for i, (one, two, wanted) in enumerate(zip(found, again, expected, strict=True)):
+        size = total if i == 1 else len(wanted)
+        assert np.array_equal(machine.host(one)[:size], wanted[:size])
+        assert np.array_equal(machine.host(two)[:size], wanted[:size])
+        assert (machine.host(two)[size:] == 7).all()
+
+
+def test_rows_that_are_longer_than_their_columns_are_cut(machine: Machine) -> None:
+    table = machine.array(np.array([[4, 3]], np.uint32))
+    pool = machine.memory((9, 2, 1, 8), np.float16)
+    batch = PagedBatch(pool, None, table, machine.array(u32(7)))
+    found = [machine.host(x).tolist() for x in ops.page_indices(batch, u32(0, 1))]
+    assert found == [[0, 2], [4, 3], [2], [4]]

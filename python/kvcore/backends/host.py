@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from kvcore import _core
 from kvcore._core import PageCopier
 from kvcore.arrays import host_array, in_library_of, kind_of, present_zeros
+from kvcore.backends.host_indices import write_page_indices
 from kvcore.backends.host_mover import HostMover
 from kvcore.backends.protocol import (
     AttentionRequest,
     Backend,
     Copier,
+    IndexRequest,
     Mover,
     Place,
     Shard,
@@ -112,6 +114,9 @@ class _HostPlace:
         given = request.pools, request.v_head_dim, request.step, request.q
         found: tuple[Any, Any] = _core.attention(*given, *asked, request.threads)
         return found
+
+    def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
+        write_page_indices(request, offsets, out)
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         _core.copy_partial(cache, copies, threads)

@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from kvcore.device import Device
 
-__all__ = ["STORE", "AttentionRequest", "Backend", "Copier", "DevicePools", "Mover", "Place", "Shard", "Tensor"]
+__all__ = [
+    "STORE",
+    "AttentionRequest",
+    "Backend",
+    "Copier",
+    "DevicePools",
+    "IndexRequest",
+    "Mover",
+    "Place",
+    "Shard",
+    "Tensor",
+]
 
 #: One device's part of a replica: ``(blocks, kv_scales)`` as RaggedKVCacheInputs hands them out.
 Shard = tuple[Any, Any]
@@ -53,6 +64,15 @@ class AttentionRequest(NamedTuple):
     threads: int
     splits: Any
     scratch: Any
+
+
+class IndexRequest(NamedTuple):
+    """Hold a batch whose pages are to be listed, and the sizes of its pool."""
+
+    table: Any
+    lengths: Any
+    page_size: int
+    num_pages: int
 
 
 class Copier(Protocol):
@@ -231,6 +251,9 @@ class Place(Protocol):
 
     def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
         """Attend over pages; return the result, and its logarithms or None."""
+
+    def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
+        """Write the pages of a batch, row behind row; see ``ops.page_indices``."""
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         """Copy the first tokens of pages: source, destination and tokens of each."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kvcore.ops.attention import attention, cascade_attention, merge_states
+from kvcore.ops.indices import PageIndices, page_indices
 from kvcore.ops.layouts import PoolLayout
 from kvcore.ops.packing import Packed, pack
 from kvcore.ops.pages import checksum, copy_pages, fill_pages, zero_pages
@@ -15,6 +16,7 @@ from kvcore.ops.transfer import copy_partial, transfer
 
 __all__ = [
     "Packed",
+    "PageIndices",
     "PoolLayout",
     "advance_lengths",
     "append",
@@ -31,6 +33,7 @@ __all__ = [
     "gather",
     "merge_states",
     "pack",
+    "page_indices",
     "quantize",
     "scatter",
     "transfer",

@@ -15,7 +15,7 @@ from kvcore.backends.cuda.arrays import in_device_library_of
 from kvcore.backends.cuda.availability import attention_kernels, kernels
 from kvcore.backends.cuda.pinned import is_pinned
 from kvcore.backends.cuda.streams import stream_handle
-from kvcore.backends.protocol import AttentionRequest, Tensor
+from kvcore.backends.protocol import AttentionRequest, IndexRequest, Tensor
 
 __all__ = ["DevicePlace", "device_place"]
 
@@ -182,6 +182,11 @@ class DevicePlace:
         """Attend over pages."""
         found: tuple[Any, Any] = attention_kernels().run(self, request)
         return found
+
+    def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
+        """Write the pages of a batch, row behind row."""
+        there = offsets[1] if isinstance(offsets, tuple) else offsets
+        attention_kernels().write_page_indices(request, there, out, self)
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         """Copy the first tokens of pages."""

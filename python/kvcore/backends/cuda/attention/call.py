@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
+from kvcore.arrays import address_of
 from kvcore.backends.cuda.attention.join import join as join_kernel
 from kvcore.backends.cuda.attention.kernel import attend as attend_kernel
 from kvcore.backends.cuda.attention.launch import architecture, launch, processors
@@ -102,9 +103,7 @@ def planned(call: Call, splits: int | None, place: Any) -> Plan:
     return make_plan(sizes, settings, arch, splits)
 
 
-def attend(
-    call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any
-) -> None:
+def attend(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any) -> None:
     """Write the result of a call, and its logarithms where `lse` is given.
 
     Parameters
@@ -141,9 +140,9 @@ def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[L
     if splits == 1:
         args = _arguments(call, plan, result, call.rule.sinks)
         return [Launch(attend_kernel, plan.grid, args, options)]
-    parts = pointer_to(scratch)
+    parts = Pointer(address_of(scratch), "float32")
     states = splits * sizes.tokens * sizes.q_heads
-    sums = Pointer(parts.data_ptr() + 4 * states * sizes.v_dim, "float32")
+    sums = Pointer(parts.address + 4 * states * sizes.v_dim, "float32")
     target = parts, (sizes.q_heads * sizes.v_dim, sizes.v_dim), sums
     merged = (
         parts,

@@ -50,7 +50,9 @@ def checked_call(
     _check_queries(q, key, rest)
     offsets = _checked_offsets(offsets, table.shape[0], q.shape[0])
     rules = _checked_rule(rule, q, table.shape[1] * key.shape[1])
-    call = Call(q, key, value, rest, key_scales, value_scales, table, lengths, offsets, rules, v_dim)
+    call = Call(
+        q, key, value, rest, key_scales, value_scales, table, lengths, offsets, rules, v_dim
+    )
     sizes = call.sizes
     if max(sizes.dim, sizes.rest, sizes.v_dim) > MOST_DIM:
         raise ValueError(

@@ -20,6 +20,12 @@ _VARY = ["num_rows", "num_tokens", "num_pages", "columns", "table_stride", "wind
 
 
 @triton.jit
+def _offset(strides, page, in_page, head):
+    """Return where the rows of tokens begin, in elements: 64 bits from the page on."""
+    return page * strides[0] + in_page * strides[1] + head.to(tl.int64) * strides[2]
+
+
+@triton.jit
 def _range_of_block(cached, length, begin, last, window, chunk, causal: tl.constexpr):
     """Return the first position that a token of a block sees, and the one behind the last."""
     low = 0
@@ -37,14 +43,25 @@ def _range_of_block(cached, length, begin, last, window, chunk, causal: tl.const
 @triton.jit
 def _is_seen(position, at, window, chunk, causal: tl.constexpr):
     """Tell which tokens [n] those at `position` [m] see: [m, n]."""
-    seen = (position[:, None] >= 0) & (at[None, :] >= 0)
     if causal:
-        seen = seen & (at[None, :] <= position[:, None])
+        seen = at[None, :] <= position[:, None]
+    else:
+        seen = (at[None, :] >= 0) & (position[:, None] >= 0)  # all of them
     if window is not None:
         seen = seen & (at[None, :] > position[:, None] - window)
     if chunk is not None:
         seen = seen & (at[None, :] // chunk == position[:, None] // chunk)
     return seen
+
+
+@triton.jit
+def _with_sinks(sinks, mask, most, total, acc):
+    """Let a score of each head take weight."""
+    sink = tl.load(sinks, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
+    highest = tl.maximum(most, sink)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    shrink = tl.exp2(most - base)
+    return base, total * shrink + tl.exp2(sink - base), acc * shrink[:, None]
 
 
 @triton.jit(do_not_specialize=_VARY)
@@ -98,6 +115,7 @@ def attend(
     dtype: tl.constexpr,  # that products are taken in
 ):
     """Write the state of one split of a block of queries."""
+    # Exponentials are of base 2, logarithms natural.
     log2e: tl.constexpr = 1.4426950408889634
     tokens_per_block: tl.constexpr = block_m // heads_per_block
     parts: tl.constexpr = (group + heads_per_block - 1) // heads_per_block
@@ -151,11 +169,8 @@ def attend(
         has = has & (page < num_pages)  # others are not pages: nobody may read there
         in_page = (at % page_size).to(tl.int64)
 
-        k_at = page * k_strides[0] + in_page * k_strides[1] + head.to(tl.int64) * k_strides[2]
-        s_at = k_at
-        if k_scales is not None:
-            s_at = page * k_scale_strides[0] + in_page * k_scale_strides[1]
-            s_at = s_at + head.to(tl.int64) * k_scale_strides[2]
+        k_at = _offset(k_strides, page, in_page, head)
+        s_at = _offset(k_scale_strides, page, in_page, head)
         keys = load_tile(k, k_at, has, k_scales, s_at, k_kind, dtype, 0, dim, block_dim, k_group)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         if k_scales is not None and k_group == 0:
@@ -166,8 +181,7 @@ def attend(
                     k, k_at, has, k_scales, s_at, k_kind, dtype, dim, rest_dim, block_rest, k_group
                 )
             else:
-                r_at = page * rest_strides[0] + in_page * rest_strides[1]
-                r_at = r_at + head.to(tl.int64) * rest_strides[2]
+                r_at = _offset(rest_strides, page, in_page, head)
                 more = load_tile(
                     rest, r_at, has, None, r_at, "plain", dtype, 0, rest_dim, block_rest, 0
                 )
@@ -191,11 +205,8 @@ def attend(
             values = keys
             t_at = s_at
         else:
-            v_at = page * v_strides[0] + in_page * v_strides[1] + head.to(tl.int64) * v_strides[2]
-            t_at = v_at
-            if v_scales is not None:
-                t_at = page * v_scale_strides[0] + in_page * v_scale_strides[1]
-                t_at = t_at + head.to(tl.int64) * v_scale_strides[2]
+            v_at = _offset(v_strides, page, in_page, head)
+            t_at = _offset(v_scale_strides, page, in_page, head)
             values = load_tile(
                 v, v_at, has, v_scales, t_at, v_kind, dtype, 0, v_dim, block_v, v_group
             )
@@ -203,22 +214,16 @@ def attend(
             weights = weights * load_scales(v_scales, t_at, has)[None, :]
         acc = tl.dot(weights.to(dtype), values, acc, input_precision="ieee")
 
-    # ---- the state
     if sinks is not None:
-        sink = tl.load(sinks + q_head, mask=is_query, other=0.0).to(tl.float32) * log2e
-        highest = tl.maximum(most, sink)
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        shrink = tl.exp2(most - base)
-        total = total * shrink + tl.exp2(sink - base)
-        acc = acc * shrink[:, None]
-        most = base
+        most, total, acc = _with_sinks(sinks + q_head, is_query, most, total, acc)
     is_empty = total == 0.0
-    acc = acc / tl.where(is_empty, 1.0, total)[:, None]
     split_token = tl.program_id(2).to(tl.int64) * num_tokens + token
     o_at = split_token * out_strides[0] + q_head.to(tl.int64) * out_strides[1]
     e_v = tl.arange(0, block_v)
     o_mask = is_query[:, None] & (e_v < v_dim)[None, :]
-    tl.store(out + o_at[:, None] + e_v[None, :], acc.to(out.dtype.element_ty), mask=o_mask)
+    values = acc / tl.where(is_empty, 1.0, total)[:, None]
+    tl.store(out + o_at[:, None] + e_v[None, :], values.to(out.dtype.element_ty), mask=o_mask)
     if lse is not None:
-        sums = tl.where(is_empty, float("-inf"), most + tl.log2(tl.where(is_empty, 1.0, total)))
-        tl.store(lse + split_token * q_heads + q_head, sums / log2e, mask=is_query)
+        sums = (most + tl.log2(tl.where(is_empty, 1.0, total))) / log2e
+        sums = tl.where(is_empty, float("-inf"), sums)
+        tl.store(lse + split_token * q_heads + q_head, sums, mask=is_query)

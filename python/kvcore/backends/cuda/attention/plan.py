@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 
 from kvcore.backends.cuda.attention.settings import Settings
 
-__all__ = ["MOST_SPLITS", "Plan", "Sizes", "default_splits", "make_plan", "power_of_two", "scratch_elements", "sizes_of"]
+__all__ = [
+    "MOST_SPLITS",
+    "Plan",
+    "Sizes",
+    "default_splits",
+    "make_plan",
+    "power_of_two",
+    "scratch_elements",
+    "sizes_of",
+]
 
 MOST_SPLITS = 64
 _LEAST_DIM = 16  # of a matrix product
@@ -110,4 +119,6 @@ def sizes_of(q: Any, pools: tuple[Any, Any, Any], table: Any, v_dim: int) -> Siz
     _, page_size, heads, dim = key.shape
     # Rows of a latent cache that hold everything: values, and what only keys have.
     main = v_dim if value is None and rest is None else dim
-    return Sizes(tokens, table.shape[0], q_heads, heads, main, wide - main, v_dim, page_size, table.shape[1])
+    return Sizes(
+        tokens, table.shape[0], q_heads, heads, main, wide - main, v_dim, page_size, table.shape[1]
+    )

@@ -72,10 +72,7 @@ def load_tile(
     `group` elements share a scale; 0 leaves the codes as they are.
     """
     d = tl.arange(0, block)
-    if dim == block:
-        mask = has[:, None]
-    else:
-        mask = has[:, None] & (d < dim)[None, :]
+    mask = has[:, None] if dim == block else has[:, None] & (d < dim)[None, :]
     codes = tl.load(pool + at[:, None] + (first + d)[None, :], mask=mask, other=0)
     if group == 0:
         tile = _numbers(codes, kind, dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ops.attention`` on a GPU: checks, memory for results, and the kernels."""
+"""What ``ops`` asks for on a GPU: attention with its checks and memory, and lists of pages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 from kvcore.arguments import flag, integer
 from kvcore.backends.cuda.attention.call import Call, attend, planned
 from kvcore.backends.cuda.attention.checks import checked_call, checked_out, checked_scratch
+from kvcore.backends.cuda.attention.indices import write_page_indices
 from kvcore.backends.cuda.attention.plan import MOST_SPLITS, Plan, scratch_elements
 from kvcore.backends.protocol import AttentionRequest, Place
 
-__all__ = ["run"]
+__all__ = ["run", "write_page_indices"]
 
 _FLOAT32 = np.dtype(np.float32)
 
