@@ -6,6 +6,8 @@ Environment:
 ``KVCORE_REQUIRE``
     Comma-separated modules and programs that must be there: a test that would be skipped for want
     of one fails.
+``TRITON_INTERPRET``
+    0 compiles Triton's kernels, for a GPU (tests/gpu); by default they are interpreted.
 ``HYPOTHESIS_PROFILE``
     ``random`` (the default), ``ci`` (the same examples at each run) or ``deep`` (ten times as many
     as ``random``).
@@ -22,6 +24,7 @@ from types import ModuleType
 import hypothesis
 import pytest
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
 REQUIRED = frozenset(filter(None, os.environ.get("KVCORE_REQUIRE", "").split(",")))
 
 RANDOM = hypothesis.settings(max_examples=100, deadline=None, print_blob=True)

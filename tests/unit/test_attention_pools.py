@@ -18,40 +18,10 @@ from attention_scenes import DTYPES, Scene
 from builders import make_context, make_params
 from kvcore import ops
 from kvcore.dtypes import NARROW, numpy_dtype
+from latent_rows import Latent
 
 
 # -- latent rows ---------------------------------------------------------------------------------
-class Latent:
-    """Latent rows of `rank` + `rope` elements in scattered pages, poison everywhere else."""
-
-    def __init__(
-        self,
-        cached: int,
-        new: int,
-        *,
-        page: int = 16,
-        rank: int = 64,
-        rope: int = 16,
-        heads: int = 16,
-    ) -> None:
-        rng = np.random.default_rng(cached + new)
-        length = cached + new
-        columns = -(-length // page)
-        self.table = rng.permutation(columns + 2)[None, :columns].astype(np.uint32)
-        self.rows = rng.normal(size=(length, rank + rope)).astype(np.float32)
-        self.pool = np.full((columns + 2, page, rank + rope), np.nan, np.float32)
-        at = np.arange(length)
-        self.pool[self.table[0, at // page], at % page] = self.rows
-        self.cached = np.array([cached], np.uint32)
-        self.offsets = np.array([0, new], np.uint32)
-        self.q = rng.normal(size=(new, heads, rank + rope)).astype(np.float32)
-        self.rank, self.page = rank, page
-
-    def expected(self, rows: Any = None, **rule: Any) -> Any:
-        keys = (self.rows if rows is None else rows)[:, None].astype(float)
-        return attend(self.q, [keys], [keys[..., : self.rank]], self.offsets, **rule)
-
-
 @pytest.mark.parametrize(("rank", "rope"), [(64, 16), (512, 64), (59, 7)])
 @pytest.mark.parametrize(("cached", "new", "heads"), [(100, 1, 16), (20, 30, 3), (0, 1, 1)])
 def test_joint_and_split_latent_rows(

@@ -351,14 +351,6 @@ def test_a_stream_is_for_arrays_on_a_gpu() -> None:
         ops.zero_pages(np.zeros((2, 3)), [0], stream=0)
 
 
-def test_attention_takes_host_memory_and_says_so(machine: Machine) -> None:
-    given = arguments()
-    _, device = batches(machine, given)
-    q = machine.array(drawn((6, 2, 8), "float32"), 1)
-    with pytest.raises(TypeError, match="attention takes arrays in host memory"):
-        ops.attention(device, 0, q, given["offsets"])
-
-
 def test_shapes_are_checked_as_on_the_cpu(machine: Machine) -> None:
     given = arguments()
     host, device = batches(machine, given)

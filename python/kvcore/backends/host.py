@@ -11,8 +11,18 @@ from numpy.typing import NDArray
 from kvcore import _core
 from kvcore._core import PageCopier
 from kvcore.arrays import host_array, in_library_of, kind_of, present_zeros
+from kvcore.backends.host_indices import write_page_indices
 from kvcore.backends.host_mover import HostMover
-from kvcore.backends.protocol import Backend, Copier, Mover, Place, Shard, Tensor
+from kvcore.backends.protocol import (
+    AttentionRequest,
+    Backend,
+    Copier,
+    IndexRequest,
+    Mover,
+    Place,
+    Shard,
+    Tensor,
+)
 from kvcore.backends.shards import tensors_of_shards
 from kvcore.device import Device
 
@@ -99,6 +109,15 @@ class _HostPlace:
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         _core.advance_lengths(lengths, offsets, active, out)
+
+    def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
+        asked = request.rule, *request.shared, request.out, request.return_lse
+        given = request.pools, request.v_head_dim, request.step, request.q
+        found: tuple[Any, Any] = _core.attention(*given, *asked, request.threads)
+        return found
+
+    def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
+        write_page_indices(request, offsets, out)
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         _core.copy_partial(cache, copies, threads)

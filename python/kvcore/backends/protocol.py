@@ -4,14 +4,25 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.device import Device
 
-__all__ = ["STORE", "Backend", "Copier", "DevicePools", "Mover", "Place", "Shard", "Tensor"]
+__all__ = [
+    "STORE",
+    "AttentionRequest",
+    "Backend",
+    "Copier",
+    "DevicePools",
+    "IndexRequest",
+    "Mover",
+    "Place",
+    "Shard",
+    "Tensor",
+]
 
 #: One device's part of a replica: ``(blocks, kv_scales)`` as RaggedKVCacheInputs hands them out.
 Shard = tuple[Any, Any]
@@ -21,6 +32,47 @@ Tensor = list[NDArray[Any]]
 
 #: Direction of an order: from the device to the host tier.
 STORE = 0
+
+
+class AttentionRequest(NamedTuple):
+    """Hold what attention is asked for, arrays as they are where the call runs.
+
+    Attributes
+    ----------
+    pools : tuple of array or None
+        Keys, values, ends of keys, scales of keys and of values.
+    v_head_dim : int or None
+    step : (array, array, array)
+        Table, lengths and row offsets.
+    q : array
+    rule : tuple
+        Scale, causal, window, chunk, soft cap and sinks.
+    shared : (sequence of SharedPrefix, int)
+        Groups of rows, and the replica that the rows are of.
+    out, return_lse, threads, splits, scratch
+        Of each see ``ops.attention``.
+    """
+
+    pools: tuple[Any, ...]
+    v_head_dim: Any
+    step: tuple[Any, Any, Any]
+    q: Any
+    rule: tuple[Any, ...]
+    shared: tuple[Any, Any]
+    out: Any
+    return_lse: Any
+    threads: int
+    splits: Any
+    scratch: Any
+
+
+class IndexRequest(NamedTuple):
+    """Hold a batch whose pages are to be listed, and the sizes of its pool."""
+
+    table: Any
+    lengths: Any
+    page_size: int
+    num_pages: int
 
 
 class Copier(Protocol):
@@ -204,6 +256,12 @@ class Place(Protocol):
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         """Write the lengths after a step to `out`."""
+
+    def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
+        """Attend over pages; return the result, and its logarithms or None."""
+
+    def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
+        """Write the pages of a batch, row behind row; see ``ops.page_indices``."""
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         """Copy the first tokens of pages: source, destination and tokens of each."""

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, SupportsIndex
 
-from kvcore import _core
+import numpy as np
+
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import integer, pair_of
-from kvcore.arrays import host_array, in_library_of
+from kvcore.arrays import host_array
 from kvcore.backends.host import HOST
+from kvcore.backends.protocol import AttentionRequest, Place
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
@@ -35,6 +38,9 @@ def attention(
     return_lse: bool = False,
     out: Any = None,
     v_head_dim: SupportsIndex | None = None,
+    splits: SupportsIndex | None = None,
+    scratch: Any = None,
+    stream: Any = None,
     threads: int = 1,
 ) -> Any:
     """Attend over the cached and the new tokens of each row, where they lie.
@@ -46,8 +52,8 @@ def attention(
         pages already (``append``).
     layer : int
     q : array float32, float16 or bfloat16 [tokens, q_heads, head_dim]
-        In host memory, any library with DLPack; axes but the last may be strided, as those of a
-        fused QKV are. ``q_heads`` is a multiple of the pool's heads; head h reads K and V of head
+        Of any library with DLPack, where the pool is; axes but the last may be strided, as those of
+        a fused QKV are. ``q_heads`` is a multiple of the pool's heads; head h reads K and V of head
         ``h // (q_heads // heads)``.
     row_offsets : integers [B + 1]
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; the j-th stands at position
@@ -76,6 +82,12 @@ def attention(
     v_head_dim : int, optional
         Elements of a value to use, the first ones; all by default. DeepSeek's latent rows of 576
         elements have values of 512.
+    splits : int, optional
+        On GPUs: parts of up to 64 that the tokens of a row are read in side by side. By default as
+        many as the GPU has room for, if rows have room for enough tokens. The same number gives the
+        same bytes.
+    scratch : array float32, optional
+        On GPUs: memory for the results of splits; see ``attention_scratch``.
 
     Returns
     -------
@@ -93,12 +105,17 @@ def attention(
         that is not above 0, a scale or sink that is not finite, an `out` that is read-only or
         overlaps what is read.
     TypeError
-        Another dtype, or an array on a GPU.
+        Another dtype.
+    KVCacheError
+        Arrays on a GPU, and no Triton: "attention on GPUs unavailable: " and why.
 
     Notes
     -----
     Everything is checked before `out` is written. Scores, weights and sums are float32, and the
-    result is the same for every number of threads. Costs reading the K and V that a row's tokens
+    result is the same for every number of threads. On a GPU weights have the dtype of `q`, what
+    lies there is not read back to be checked, a position without a page is skipped, and rows may
+    end before `q` does: what is behind them is not written. With `out` and, where there are splits,
+    `scratch` given nothing is allocated there. Costs reading the K and V that a row's tokens
     see once or, where many query heads share them, their multiplications. What no token of a row
     sees is neither read nor looked up: there the table may hold anything, as behind a window.
 
@@ -112,9 +129,9 @@ def attention(
     ...               np.array([0, 1], np.uint32)).tolist()
     [[[2.0, 3.0]]]
     """
-    options = Options(threads=threads, out=out)
-    rule = _Rule(scale, causal, window, chunk, soft_cap, _sinks(sinks))
-    wanted = v_head_dim, return_lse
+    options = Options(stream, threads, out)
+    rule = _Rule(scale, causal, window, chunk, soft_cap, sinks)
+    wanted = _Wanted(v_head_dim, return_lse, splits, scratch)
     return _attend(inputs, layer, q, row_offsets, rule, ((), 0), wanted, options)
 
 
@@ -135,6 +152,9 @@ def cascade_attention(
     return_lse: bool = False,
     out: Any = None,
     v_head_dim: SupportsIndex | None = None,
+    splits: SupportsIndex | None = None,
+    scratch: Any = None,
+    stream: Any = None,
     threads: int = 1,
 ) -> Any:
     """Attend as ``attention`` does, reading what rows share once for all of them.
@@ -148,7 +168,8 @@ def cascade_attention(
         lie in each other.
     replica : int
         The replica that `inputs` are of: groups of others are left out.
-    scale, causal, window, chunk, soft_cap, sinks, return_lse, out, v_head_dim, threads
+    scale, causal, window, chunk, soft_cap, sinks, return_lse, out, v_head_dim
+    splits, scratch, stream, threads
         As for ``attention``.
 
     Returns
@@ -171,9 +192,9 @@ def cascade_attention(
     Checking the groups costs comparing their rows of the table. With a window or chunks, rows share
     what both of them see: the row that is not as long reads it for the others.
     """
-    options = Options(threads=threads, out=out)
-    rule = _Rule(scale, causal, window, chunk, soft_cap, _sinks(sinks))
-    wanted = v_head_dim, return_lse
+    options = Options(stream, threads, out)
+    rule = _Rule(scale, causal, window, chunk, soft_cap, sinks)
+    wanted = _Wanted(v_head_dim, return_lse, splits, scratch)
     return _attend(inputs, layer, q, row_offsets, rule, (shared, replica), wanted, options)
 
 
@@ -272,11 +293,21 @@ class _Rule(NamedTuple):
         return self._replace(window=window, chunk=chunk)
 
 
-_IN_HOST_MEMORY = Options()
+class _Wanted(NamedTuple):
+    """What is to be returned, and how a GPU gets there."""
+
+    v_head_dim: Any
+    return_lse: Any
+    splits: Any
+    scratch: Any
 
 
-def _sinks(sinks: Any) -> Any:
-    return None if sinks is None else host_array(sinks, "sinks")
+def _small(place: Place, given: Any, name: str) -> Any:
+    """See an array that may come from the host wherever the call runs."""
+    if place is HOST:
+        return host_array(given, name)
+    array = any_array(given, name)
+    return array if isinstance(array, np.ndarray) else place.checked(array, name)
 
 
 def _attend(
@@ -286,17 +317,26 @@ def _attend(
     row_offsets: Any,
     rule: _Rule,
     groups: tuple[Any, Any],
-    wanted: tuple[Any, Any],
+    wanted: _Wanted,
     options: Options,
 ) -> Any:
-    v_head_dim, return_lse = wanted
     pools = layer_pools(inputs, layer)
-    if pools.place(_IN_HOST_MEMORY) is not HOST:
-        raise TypeError("the pool is on a GPU, attention takes arrays in host memory")
-    step = pools.lookup_table, pools.cache_lengths, offsets_at(HOST, row_offsets)
-    queries = host_array(q, "q")
-    target = None if options.out is None else host_array(options.out, "out")
-    asked = rule.of(pools, layer), *groups, target, return_lse
-    o, lse = _core.attention(pools.parts(), v_head_dim, step, queries, *asked, options.threads)
-    result = in_library_of(q, o) if options.out is None else options.out
-    return result if lse is None else (result, in_library_of(q, lse))
+    place = pools.place(options)
+    see = host_array if place is HOST else partial(array_at, place)
+    sinks = None if rule.sinks is None else _small(place, rule.sinks, "sinks")
+    request = AttentionRequest(
+        pools.parts(),
+        wanted.v_head_dim,
+        (pools.lookup_table, pools.cache_lengths, offsets_at(place, row_offsets)),
+        see(q, "q"),
+        rule.of(pools, layer)._replace(sinks=sinks),
+        groups,
+        None if options.out is None else see(options.out, "out"),
+        wanted.return_lse,
+        options.threads,
+        wanted.splits,
+        None if wanted.scratch is None or place is HOST else see(wanted.scratch, "scratch"),
+    )
+    o, lse = place.attention(request)
+    result = place.in_library_of(q, o) if options.out is None else options.out
+    return result if lse is None else (result, place.in_library_of(q, lse))

@@ -9,9 +9,10 @@ from types import ModuleType
 
 from kvcore.errors import KVCacheError
 
-__all__ = ["cupy", "is_built", "kernels", "require_devices", "why_unavailable"]
+__all__ = ["attention_kernels", "cupy", "is_built", "kernels", "require_devices", "why_unavailable"]
 
 _NOT_BUILT = "kvcore was built without nvcc; install a CUDA toolkit and build it again"
+_NO_TRITON = "triton is not installed; pip install 'kvcore[attention]'"
 _NO_CUPY = "cupy is not installed; pip install 'kvcore[cuda13]'"
 
 
@@ -54,6 +55,22 @@ def cupy() -> ModuleType:
         return _imported("cupy")
     except ImportError as error:
         raise KVCacheError(f"CUDA unavailable: {_NO_CUPY}") from error
+
+
+def attention_kernels() -> ModuleType:
+    """Return the module of attention on GPUs.
+
+    Raises
+    ------
+    KVCacheError
+        Triton, which compiles it, is not installed.
+    """
+    try:
+        return _imported("kvcore.backends.cuda.attention.verb")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        raise KVCacheError(f"attention on GPUs unavailable: {_NO_TRITON}") from error
 
 
 def why_unavailable() -> str:

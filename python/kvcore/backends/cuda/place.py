@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from kvcore.arrays import address_of
 from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.arrays import in_device_library_of, library_of, own_array
-from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.availability import attention_kernels, kernels
 from kvcore.backends.cuda.pinned import is_pinned
 from kvcore.backends.cuda.streams import current_stream, manager_stream, stream_handle
-from kvcore.backends.protocol import Tensor
+from kvcore.backends.protocol import AttentionRequest, IndexRequest, Tensor
 
 __all__ = ["DevicePlace", "ManagerPlace", "device_place"]
 
@@ -184,6 +184,16 @@ class DevicePlace:
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         """Write the lengths after a step to `out`."""
         kernels().advance_lengths(lengths, offsets, active, out, *self.launch_args(1))
+
+    def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
+        """Attend over pages."""
+        found: tuple[Any, Any] = attention_kernels().run(self, request)
+        return found
+
+    def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
+        """Write the pages of a batch, row behind row."""
+        there = offsets[1] if isinstance(offsets, tuple) else offsets
+        attention_kernels().write_page_indices(request, there, out, self)
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         """Copy the first tokens of pages."""

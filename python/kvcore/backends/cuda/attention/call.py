@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arrays of a call to the arguments of the kernels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.language as tl
+
+from kvcore.arrays import address_of
+from kvcore.backends.cuda.attention.join import join as join_kernel
+from kvcore.backends.cuda.attention.kernel import attend as attend_kernel
+from kvcore.backends.cuda.attention.launch import architecture, launch, processors
+from kvcore.backends.cuda.attention.plan import (
+    Plan,
+    Sizes,
+    default_splits,
+    make_plan,
+    sizes_of,
+)
+from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
+from kvcore.backends.cuda.attention.settings import settings_for
+from kvcore.dtypes import NARROW
+
+__all__ = ["Call", "Launch", "Rule", "attend", "launches", "planned", "product_dtype"]
+
+_KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
+_FIRST_WITH_FP8 = 89  # architecture that turns e4m3 into float16 by itself
+_DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
+_NO_STRIDES = (0, 0, 0)
+_JOIN_WARPS = 4
+
+
+class Rule(NamedTuple):
+    """What a token sees, and how scores become weights; of each see ``ops.attention``."""
+
+    scale: float
+    causal: bool
+    window: int | None
+    chunk: int | None
+    soft_cap: float | None
+    sinks: Any
+
+
+class Call(NamedTuple):
+    """Hold the arrays of a call, all of them checked and on the device.
+
+    Attributes
+    ----------
+    q : array [tokens, q_heads, dim]
+    key, value, rest : array [pages, page_size, heads, dim]
+        Value is None for latent rows; `rest` are the ends of latent keys where they lie apart.
+    key_scales, value_scales : float32 array [pages, page_size, heads, groups], or None
+    table : uint32 [rows, columns]
+    lengths, offsets : uint32 [rows], [rows + 1]
+    rule : Rule
+    v_dim : int
+        Elements of a value to use.
+    """
+
+    q: Any
+    key: Any
+    value: Any
+    rest: Any
+    key_scales: Any
+    value_scales: Any
+    table: Any
+    lengths: Any
+    offsets: Any
+    rule: Rule
+    v_dim: int
+
+    @property
+    def sizes(self) -> Sizes:
+        """The shapes of the call."""
+        return sizes_of(self.q, (self.key, self.value, self.rest), self.table, self.v_dim)
+
+
+def product_dtype(call: Call) -> str:
+    """Return the dtype that products are taken in: q's, if that holds what the pools do."""
+    wanted = call.q.dtype.name
+    for pool in (call.key, call.value, call.rest):
+        if pool is not None and pool.dtype.name in _DTYPES and pool.dtype.name != wanted:
+            return "float32"
+    return str(wanted)
+
+
+def planned(call: Call, splits: int | None, place: Any) -> Plan:
+    """Return the plan of a call, with the number of splits that it has by default."""
+    sizes = call.sizes
+    arch = architecture(attend_kernel, place)
+    settings = settings_for(
+        arch,
+        max(sizes.dim, sizes.v_dim),
+        group=sizes.group,
+        tokens_per_row=sizes.tokens / max(1, sizes.rows),
+        has_codes=any(x is not None and x.dtype.name in NARROW for x in (call.key, call.value)),
+        is_wide=product_dtype(call) == "float32",
+    )
+    if splits is None:
+        plan = make_plan(sizes, settings, arch, 1)
+        splits = default_splits(sizes, plan, processors(attend_kernel, place))
+    return make_plan(sizes, settings, arch, splits)
+
+
+def attend(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any) -> None:
+    """Write the result of a call, and its logarithms where `lse` is given.
+
+    Parameters
+    ----------
+    call : Call
+    plan : Plan
+    out : array [tokens, q_heads, v_dim]
+    lse : float32 array [tokens, q_heads], or None
+    scratch : float32 array, or None
+        Of ``scratch_elements``.
+    place : Place
+        Of the arrays.
+    """
+    if not call.sizes.tokens or not call.sizes.rows:
+        return
+    for each in launches(call, plan, out, lse, scratch):
+        launch(each.kernel, each.grid, each.args, place, **each.options)
+
+
+class Launch(NamedTuple):
+    """Hold a kernel, how many programs of it run, its arguments, and what is compiled."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    args: tuple[Any, ...]
+    options: dict[str, int]
+
+
+def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[Launch]:
+    """Return what is to be run, in order; of each argument see ``attend``."""
+    sizes, splits = call.sizes, plan.grid[2]
+    options = {"num_warps": plan.warps, "num_stages": plan.stages}
+    result = pointer_to(out), strides_of(out, 2), pointer_to(lse)
+    if splits == 1:
+        args = _arguments(call, plan, result, call.rule.sinks)
+        return [Launch(attend_kernel, plan.grid, args, options)]
+    parts = Pointer(address_of(scratch), "float32")
+    states = splits * sizes.tokens * sizes.q_heads
+    sums = Pointer(parts.address + 4 * states * sizes.v_dim, "float32")
+    target = parts, (sizes.q_heads * sizes.v_dim, sizes.v_dim), sums
+    merged = (
+        parts,
+        sums,
+        pointer_to(call.offsets),
+        pointer_to(call.rule.sinks),
+        *result,
+        sizes.rows,
+        sizes.tokens,
+        splits,
+        sizes.q_heads,
+        sizes.v_dim,
+        plan.block_v,
+    )
+    return [
+        Launch(attend_kernel, plan.grid, _arguments(call, plan, target, None), options),
+        Launch(join_kernel, (sizes.tokens, sizes.q_heads, 1), merged, {"num_warps": _JOIN_WARPS}),
+    ]
+
+
+def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> tuple[Any, ...]:
+    sizes, rule = call.sizes, call.rule
+    key, value, rest = pointer_to(call.key), call.value, call.rest
+    value_pointer, value_strides = pointer_to(value), _strides(value)
+    if value is None and sizes.v_dim != sizes.dim:  # fewer elements than there are
+        value_pointer, value_strides = key, _strides(call.key)
+    dtype = _DTYPES[product_dtype(call)]
+    narrows = dtype == tl.float16  # weights times small scales would be 0
+    joined = sizes.rest and rest is None
+    v_source, k_scales = call.key if value is None else value, call.key_scales
+    v_scales = k_scales if value is None else call.value_scales
+    k_group = _group(k_scales, call.key, is_wide=value is None and bool(narrows or joined))
+    return (
+        pointer_to(call.q),
+        strides_of(call.q, 2),
+        key,
+        _strides(call.key),
+        value_pointer,
+        value_strides,
+        pointer_to(rest),
+        _strides(rest),
+        pointer_to(k_scales),
+        _strides(k_scales),
+        pointer_to(v_scales),
+        _strides(v_scales),
+        pointer_to(call.table),
+        strides_of(call.table, 1)[0],
+        pointer_to(call.lengths),
+        strides_of(call.lengths, 1)[0],
+        pointer_to(call.offsets),
+        pointer_to(sinks),
+        *target,
+        sizes.rows,
+        sizes.tokens,
+        call.key.shape[0],
+        sizes.columns,
+        rule.scale,
+        rule.soft_cap,
+        rule.window,
+        rule.chunk,
+        rule.causal,
+        sizes.dim,
+        plan.block_dim,
+        sizes.rest,
+        plan.block_rest,
+        sizes.v_dim,
+        plan.block_v,
+        sizes.page_size,
+        sizes.q_heads,
+        sizes.group,
+        plan.heads_per_block,
+        plan.block_m,
+        plan.block_n,
+        _kind(call.key, plan.arch),
+        _kind(v_source, plan.arch),
+        k_group,
+        k_group if value_pointer is None else _group(v_scales, v_source, is_wide=narrows),
+        dtype,
+    )
+
+
+def _strides(array: Any) -> tuple[int, ...]:
+    return _NO_STRIDES if array is None else strides_of(array, 3)
+
+
+def _kind(pool: Any, arch: int) -> str:
+    kind = _KINDS.get(pool.dtype.name, "plain")
+    return "e4m3 natively" if kind == "e4m3" and arch >= _FIRST_WITH_FP8 else kind
+
+
+def _group(scales: Any, pool: Any, *, is_wide: bool) -> int:
+    """Return how many elements share a scale that is taken with them.
+
+    0 where there is none, or where weights and scores are scaled instead. `is_wide`: where those
+    must not be.
+    """
+    if scales is None or (scales.shape[3] == 1 and not is_wide):
+        return 0
+    return int(pool.shape[3]) // int(scales.shape[3])

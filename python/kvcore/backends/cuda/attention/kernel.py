@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over pages: one kernel for decoding, for checking drafts and for ragged prompts.
+
+A program has some tokens of a row and the query heads that share a head of K and V: together they
+are the rows of its matrices. It walks over its split of the tokens that those may see, and writes
+the state of that split: the output, and the logarithm of the sum of exponentials.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvcore.backends.cuda.attention.tiles import load_scales, load_tile, row_of_program
+
+__all__ = ["attend"]
+
+# Lengths, which change at every step, must not make the compiler start again.
+_VARY = ["num_rows", "num_tokens", "num_pages", "columns", "table_stride", "window", "chunk"]
+
+
+@triton.jit
+def _offset(strides, page, in_page, head):
+    """Return where the rows of tokens begin, in elements: 64 bits from the page on."""
+    return page * strides[0] + in_page * strides[1] + head.to(tl.int64) * strides[2]
+
+
+@triton.jit
+def _range_of_block(cached, length, begin, last, window, chunk, causal: tl.constexpr):
+    """Return the first position that a token of a block sees, and the one behind the last."""
+    low = 0
+    high = length
+    if causal:
+        high = cached + last + 1
+    if window is not None:
+        low = tl.maximum(cached + begin + 1 - window, 0)
+    if chunk is not None:
+        low = tl.maximum(low, (cached + begin) // chunk * chunk)
+        high = tl.minimum(high, ((cached + last) // chunk + 1) * chunk)
+    return low, high
+
+
+@triton.jit
+def _is_seen(position, at, window, chunk, causal: tl.constexpr):
+    """Tell which tokens [n] those at `position` [m] see: [m, n]."""
+    if causal:
+        seen = at[None, :] <= position[:, None]
+    else:
+        seen = (at[None, :] >= 0) & (position[:, None] >= 0)  # all of them
+    if window is not None:
+        seen = seen & (at[None, :] > position[:, None] - window)
+    if chunk is not None:
+        seen = seen & (at[None, :] // chunk == position[:, None] // chunk)
+    return seen
+
+
+@triton.jit
+def _with_sinks(sinks, mask, most, total, acc):
+    """Let a score of each head take weight."""
+    sink = tl.load(sinks, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
+    highest = tl.maximum(most, sink)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    shrink = tl.exp2(most - base)
+    return base, total * shrink + tl.exp2(sink - base), acc * shrink[:, None]
+
+
+@triton.jit(do_not_specialize=_VARY)
+def attend(
+    q,  # [tokens, q_heads, dim + rest]
+    q_strides,  # of a token and a head; these and all others in elements
+    k,  # [pages, page_size, heads, dim]
+    k_strides,  # of a page, a token and a head
+    v,  # likewise; None: the tile of K
+    v_strides,
+    rest,  # the ends of K, [pages, page_size, heads, rest]; None: they are in the rows of K
+    rest_strides,
+    k_scales,  # [pages, page_size, heads, groups], or None
+    k_scale_strides,
+    v_scales,
+    v_scale_strides,
+    table,  # uint32 [rows, columns]
+    table_stride,
+    lengths,  # uint32 [rows]
+    lengths_stride,
+    offsets,  # uint32 [rows + 1]
+    sinks,  # [q_heads], or None
+    out,  # [splits, tokens, q_heads, v_dim]
+    out_strides,  # of a token and a head
+    lse,  # float32 [splits, tokens, q_heads], or None
+    num_rows,
+    num_tokens,
+    num_pages,
+    columns,
+    scale,
+    soft_cap,
+    window,
+    chunk,
+    causal: tl.constexpr,
+    dim: tl.constexpr,
+    block_dim: tl.constexpr,
+    rest_dim: tl.constexpr,
+    block_rest: tl.constexpr,
+    v_dim: tl.constexpr,
+    block_v: tl.constexpr,
+    page_size: tl.constexpr,
+    q_heads: tl.constexpr,
+    group: tl.constexpr,  # query heads of a head
+    heads_per_block: tl.constexpr,  # of them, what a program has
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    k_kind: tl.constexpr,
+    v_kind: tl.constexpr,
+    k_group: tl.constexpr,  # elements that share a scale, 0: all of a token's
+    v_group: tl.constexpr,
+    dtype: tl.constexpr,  # that products are taken in
+):
+    """Write the state of one split of a block of queries."""
+    # Exponentials are of base 2, logarithms natural.
+    log2e: tl.constexpr = 1.4426950408889634
+    tokens_per_block: tl.constexpr = block_m // heads_per_block
+    parts: tl.constexpr = (group + heads_per_block - 1) // heads_per_block
+
+    # ---- which queries
+    row = row_of_program(offsets, num_rows, tl.program_id(0), tokens_per_block)
+    first = tl.load(offsets + row).to(tl.int32)
+    new = tl.load(offsets + row + 1).to(tl.int32) - first
+    begin = (tl.program_id(0) - first // tokens_per_block - row) * tokens_per_block
+    if begin >= new:
+        return
+    head = tl.program_id(1) // parts
+    m = tl.arange(0, block_m)
+    of_row = begin + m // heads_per_block
+    of_group = tl.program_id(1) % parts * heads_per_block + m % heads_per_block
+    token = first + of_row
+    is_query = (of_row < new) & (m < tokens_per_block * heads_per_block)
+    is_query = is_query & (of_group < group) & (token < num_tokens)
+    q_head = head * group + of_group
+    cached = tl.load(lengths + row * lengths_stride).to(tl.int32)
+    position = cached + of_row
+
+    # ---- their elements
+    d = tl.arange(0, block_dim)
+    q_at = token.to(tl.int64) * q_strides[0] + q_head * q_strides[1]
+    q_mask = is_query[:, None] & (d < dim)[None, :]
+    queries = tl.load(q + q_at[:, None] + d[None, :], mask=q_mask, other=0.0).to(dtype)
+    if rest_dim > 0:
+        e = tl.arange(0, block_rest)
+        e_mask = is_query[:, None] & (e < rest_dim)[None, :]
+        ends = tl.load(q + q_at[:, None] + (dim + e)[None, :], mask=e_mask, other=0.0).to(dtype)
+
+    # ---- which tokens of the row
+    last = tl.minimum(begin + tokens_per_block, new) - 1
+    low, high = _range_of_block(cached, cached + new, begin, last, window, chunk, causal)
+    tiles = tl.cdiv(high - low, block_n)
+    per_split = tl.cdiv(tiles, tl.num_programs(2))
+    tile = tl.program_id(2) * per_split
+    end = tl.minimum(tile + per_split, tiles)
+
+    most = tl.full([block_m], float("-inf"), tl.float32)
+    total = tl.zeros([block_m], tl.float32)
+    acc = tl.zeros([block_m, block_v], tl.float32)
+    n = tl.arange(0, block_n)
+    for i in tl.range(tile, end):
+        at = low + i * block_n + n
+        column = at // page_size
+        has = (at < high) & (column < columns)
+        entry = table + row.to(tl.int64) * table_stride + column
+        page = tl.load(entry, mask=has, other=0xFFFFFFFF).to(tl.int64)
+        has = has & (page < num_pages)  # others are not pages: nobody may read there
+        in_page = (at % page_size).to(tl.int64)
+
+        k_at = _offset(k_strides, page, in_page, head)
+        s_at = _offset(k_scale_strides, page, in_page, head)
+        keys = load_tile(k, k_at, has, k_scales, s_at, k_kind, dtype, 0, dim, block_dim, k_group)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if k_scales is not None and k_group == 0:
+            scores = scores * load_scales(k_scales, s_at, has)[None, :]
+        if rest_dim > 0:
+            if rest is None:
+                more = load_tile(
+                    k, k_at, has, k_scales, s_at, k_kind, dtype, dim, rest_dim, block_rest, k_group
+                )
+            else:
+                r_at = _offset(rest_strides, page, in_page, head)
+                more = load_tile(
+                    rest, r_at, has, None, r_at, "plain", dtype, 0, rest_dim, block_rest, 0
+                )
+            scores = tl.dot(ends, tl.trans(more), scores, input_precision="ieee")
+        scores = scores * scale
+        if soft_cap is not None:
+            # tanh by what every processor has; exp2 overflows to the right end of it.
+            power = tl.exp2(scores * (2.0 * log2e / soft_cap))
+            scores = soft_cap * (1.0 - 2.0 / (power + 1.0))
+        seen = _is_seen(position, at, window, chunk, causal) & has[None, :]
+        scores = tl.where(seen, scores * log2e, float("-inf"))
+
+        highest = tl.maximum(most, tl.max(scores, 1))
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(most - base)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        most = highest
+        if v is None:
+            values = keys
+            t_at = s_at
+        else:
+            v_at = _offset(v_strides, page, in_page, head)
+            t_at = _offset(v_scale_strides, page, in_page, head)
+            values = load_tile(
+                v, v_at, has, v_scales, t_at, v_kind, dtype, 0, v_dim, block_v, v_group
+            )
+        if v_scales is not None and v_group == 0:
+            weights = weights * load_scales(v_scales, t_at, has)[None, :]
+        acc = tl.dot(weights.to(dtype), values, acc, input_precision="ieee")
+
+    if sinks is not None:
+        most, total, acc = _with_sinks(sinks + q_head, is_query, most, total, acc)
+    is_empty = total == 0.0
+    split_token = tl.program_id(2).to(tl.int64) * num_tokens + token
+    o_at = split_token * out_strides[0] + q_head.to(tl.int64) * out_strides[1]
+    e_v = tl.arange(0, block_v)
+    o_mask = is_query[:, None] & (e_v < v_dim)[None, :]
+    values = acc / tl.where(is_empty, 1.0, total)[:, None]
+    tl.store(out + o_at[:, None] + e_v[None, :], values.to(out.dtype.element_ty), mask=o_mask)
+    if lse is not None:
+        sums = (most + tl.log2(tl.where(is_empty, 1.0, total))) / log2e
+        sums = tl.where(is_empty, float("-inf"), sums)
+        tl.store(lse + split_token * q_heads + q_head, sums, mask=is_query)

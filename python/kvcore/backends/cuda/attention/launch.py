@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put the kernels on a stream, or through Triton's interpreter where TRITON_INTERPRET is set.
+
+Triton is asked for the compiled kernel, with the device of the arrays as the current one, and that
+is launched on the stream of the call. Neither needs torch: of arrays Triton wants an address and
+the name of a dtype, of streams the handle.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from triton.runtime.jit import JITFunction
+
+from kvcore.errors import KVCacheError
+
+__all__ = ["COMPILED", "architecture", "is_interpreted", "launch", "processors"]
+
+#: What every kernel is compiled with: what Triton does by default changes with 3.10.
+COMPILED = {"enable_fp_fusion": True}
+
+_INTERPRETED_PROCESSORS = 8
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Tell whether a kernel runs in Triton's interpreter, on memory of the host."""
+    return not isinstance(kernel, JITFunction)
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    args: tuple[Any, ...],
+    place: Any,
+    **options: int,
+) -> None:
+    """Run a kernel.
+
+    Parameters
+    ----------
+    kernel : Triton kernel
+    grid : (int, int, int)
+    args : tuple
+        All of its arguments, in order.
+    place : Place
+        Whose stream it is put on; the interpreter waits for what is on it.
+    **options
+        Of the compiler.
+    """
+    if is_interpreted(kernel):
+        place.wait()
+        with np.errstate(all="ignore"):  # GPUs do not warn
+            kernel[grid](*args)
+        return
+    device, stream = place.launch_args(1)
+    driver = _driver()
+    before = driver.get_current_device()
+    if before != device:
+        driver.set_current_device(device)
+    try:
+        compiled = kernel.run(*args, grid=grid, warmup=True, **COMPILED, **options)
+        compiled[grid](*args, stream=stream)
+    finally:
+        if before != device:
+            driver.set_current_device(before)
+
+
+def processors(kernel: Any, place: Any) -> int:
+    """Return how many multiprocessors a device has."""
+    return _INTERPRETED_PROCESSORS if is_interpreted(kernel) else _processors(place.device)
+
+
+def architecture(kernel: Any, place: Any) -> int:
+    """Return the compute capability of a device, 90 for 9.0; 0 for what is interpreted."""
+    return 0 if is_interpreted(kernel) else _architecture(place.device)
+
+
+@cache
+def _processors(device: int) -> int:
+    return int(_driver().utils.get_device_properties(device)["multiprocessor_count"])
+
+
+@cache
+def _architecture(device: int) -> int:
+    major, minor = _driver().utils.get_device_capability(device)
+    return int(10 * major + minor)
+
+
+def _driver() -> Any:
+    """Return Triton's driver.
+
+    Raises
+    ------
+    KVCacheError
+        Triton finds none: for example because torch was loaded, and is one for CPUs.
+    """
+    from triton.runtime import driver
+
+    try:
+        return driver.active
+    except RuntimeError as error:
+        raise KVCacheError(
+            f"attention on GPUs unavailable: Triton finds no GPU, {error}; if torch is loaded, it "
+            f"must be one with CUDA"
+        ) from error

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a call is cut into programs: tiles by what is known on the host, shapes alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvcore.backends.cuda.attention.settings import Settings
+
+__all__ = [
+    "MOST_SPLITS",
+    "Plan",
+    "Sizes",
+    "default_splits",
+    "make_plan",
+    "power_of_two",
+    "scratch_elements",
+    "sizes_of",
+]
+
+MOST_SPLITS = 64
+_LEAST_DIM = 16  # of a matrix product
+_TOKENS_OF_A_SPLIT = 256  # fewer are not worth a program and the join
+
+
+class Sizes(NamedTuple):
+    """Hold the shapes that a call is planned by.
+
+    `dim`, `rest` and `v_dim` are elements of K, of the ends of latent K and of V.
+    """
+
+    tokens: int
+    rows: int
+    q_heads: int
+    heads: int
+    dim: int
+    rest: int
+    v_dim: int
+    page_size: int
+    columns: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a head of K and V."""
+        return self.q_heads // self.heads
+
+
+class Plan(NamedTuple):
+    """Say what the kernel is compiled for and how many programs there are."""
+
+    heads_per_block: int
+    block_m: int
+    block_n: int
+    block_dim: int
+    block_rest: int
+    block_v: int
+    warps: int
+    stages: int
+    arch: int
+    grid: tuple[int, int, int]
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """Return the smallest power of two from `n` and `least` on."""
+    return max(least, 1 << max(0, n - 1).bit_length())
+
+
+def make_plan(sizes: Sizes, settings: Settings, arch: int, splits: int) -> Plan:
+    """Cut a call into programs.
+
+    The grid depends on the numbers of tokens, rows and heads alone, so that lengths may change
+    between the replays of a captured graph.
+    """
+    heads_per_block = min(sizes.group, settings.block_m)
+    tokens_per_block = settings.block_m // heads_per_block
+    parts = -(-sizes.group // heads_per_block)
+    return Plan(
+        heads_per_block,
+        settings.block_m,
+        settings.block_n,
+        power_of_two(sizes.dim, _LEAST_DIM),
+        power_of_two(sizes.rest, _LEAST_DIM) if sizes.rest else 0,
+        power_of_two(sizes.v_dim, _LEAST_DIM),
+        settings.warps,
+        settings.stages,
+        arch,
+        (sizes.tokens // tokens_per_block + sizes.rows, sizes.heads * parts, splits),
+    )
+
+
+def default_splits(sizes: Sizes, plan: Plan, processors: int) -> int:
+    """Return into how many parts the tokens of a row are cut, so that no processor is idle."""
+    programs = plan.grid[0] * plan.grid[1]
+    wanted = 2 * processors // max(1, programs)
+    worth = sizes.columns * sizes.page_size // _TOKENS_OF_A_SPLIT
+    return max(1, min(wanted, worth, MOST_SPLITS))
+
+
+def scratch_elements(sizes: Sizes, splits: int) -> int:
+    """Return how many float32 the states of splits take."""
+    if splits == 1:
+        return 0
+    return splits * sizes.tokens * sizes.q_heads * (sizes.v_dim + 1)
+
+
+def sizes_of(q: Any, pools: tuple[Any, Any, Any], table: Any, v_dim: int) -> Sizes:
+    """Return the shapes of a call.
+
+    Parameters
+    ----------
+    q : array [tokens, q_heads, dim]
+    pools : (array, array or None, array or None)
+        Keys, values and the ends of latent keys, [pages, page_size, heads, dim].
+    table : array [rows, columns]
+    v_dim : int
+    """
+    key, value, rest = pools
+    tokens, q_heads, wide = q.shape
+    _, page_size, heads, dim = key.shape
+    # Rows of a latent cache that hold everything: values, and what only keys have.
+    main = v_dim if value is None and rest is None else dim
+    return Sizes(
+        tokens, table.shape[0], q_heads, heads, main, wide - main, v_dim, page_size, table.shape[1]
+    )

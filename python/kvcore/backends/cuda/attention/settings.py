@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of tiles by architecture, head size, kind of pool and phase, in one table."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+__all__ = ["MOST_DRAFT", "TABLE", "Row", "Settings", "settings_for"]
+
+MOST_DRAFT = 8  # new tokens of a row, on average, that are no prompt
+_LEAST_M = 16  # rows of a matrix product
+
+
+class Settings(NamedTuple):
+    """Hold the sizes of a program.
+
+    `block_m` query rows (tokens times heads) at most, `block_n` tokens of a row at a time, so many
+    warps, and so many tiles in flight.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+class Row(NamedTuple):
+    """Hold the settings for architectures from `arch` on and at most `dim` elements of a head.
+
+    `has_codes`: of pools of float8 or int8, whose tiles take registers to be made numbers.
+    `decode` also serves drafts; `prompt` is for more than `MOST_DRAFT` tokens a row.
+    """
+
+    arch: int
+    dim: int
+    has_codes: bool
+    decode: Settings
+    prompt: Settings
+
+
+#: What compiles without spilling registers on each architecture; not measured on any yet.
+TABLE: tuple[Row, ...] = (
+    Row(80, 64, False, Settings(64, 64, 4, 3), Settings(128, 64, 8, 2)),
+    Row(80, 64, True, Settings(64, 64, 4, 3), Settings(64, 64, 8, 2)),
+    Row(80, 128, False, Settings(64, 64, 4, 3), Settings(64, 64, 8, 2)),
+    Row(80, 128, True, Settings(64, 64, 4, 2), Settings(64, 32, 8, 2)),
+    Row(80, 256, False, Settings(32, 32, 4, 2), Settings(64, 32, 8, 2)),
+    Row(80, 256, True, Settings(32, 32, 8, 2), Settings(32, 32, 8, 2)),
+    Row(80, 512, False, Settings(32, 32, 8, 2), Settings(32, 32, 8, 2)),
+    Row(80, 512, True, Settings(16, 32, 8, 1), Settings(16, 32, 8, 1)),
+    Row(90, 128, False, Settings(64, 64, 4, 3), Settings(128, 64, 8, 2)),
+    Row(90, 128, True, Settings(64, 64, 4, 2), Settings(64, 64, 8, 2)),
+)
+_WIDE = Settings(16, 16, 4, 1)  # products in float32, for exactness and not for speed
+
+
+def settings_for(
+    arch: int, dim: int, *, group: int, tokens_per_row: float, has_codes: bool, is_wide: bool
+) -> Settings:
+    """Return the sizes of a program.
+
+    Parameters
+    ----------
+    arch : int
+        Compute capability, 90 for 9.0.
+    dim : int
+        Elements of K, or of V where those are more.
+    group : int
+        Query heads that share a head of K and V.
+    tokens_per_row : float
+        New tokens of a row, on average.
+    has_codes : bool
+        Whether pools are float8 or int8.
+    is_wide : bool
+        Whether products are taken in float32.
+
+    Returns
+    -------
+    Settings
+        No more query rows than there are in a row of the batch.
+    """
+    if is_wide:
+        return _WIDE
+    fitting = [row for row in TABLE if row.dim >= dim and row.has_codes == has_codes]
+    narrow = min(row.dim for row in fitting)
+    rows = [row for row in fitting if row.dim == narrow]
+    row = max((row for row in rows if row.arch <= arch), default=rows[0])
+    found = row.prompt if tokens_per_row > MOST_DRAFT else row.decode
+    needed = math.ceil(tokens_per_row) * group
+    block_m = min(found.block_m, 1 << max(_LEAST_M - 1, needed - 1).bit_length())
+    return found._replace(block_m=block_m)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles of pages: codes of narrow pools as numbers, their scales, and where tokens lie.
+
+fp8 is taken apart by its bits where the architecture has no instruction for it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["load_scales", "load_tile", "row_of_program"]
+
+
+@triton.jit
+def row_of_program(offsets, num_rows, program, tokens_per_block: tl.constexpr):
+    """Find the row that a program works for.
+
+    Row b has the programs from ``offsets[b] // tokens_per_block + b`` on: enough for its tokens
+    wherever they begin, so that the grid depends on the number of tokens and rows alone.
+    """
+    low = 0
+    high = num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        begin = tl.load(offsets + middle).to(tl.int32) // tokens_per_block + middle
+        is_before = begin <= program
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    return low
+
+
+@triton.jit
+def _numbers(codes, kind: tl.constexpr, dtype: tl.constexpr):
+    """Turn stored codes into the numbers that they stand for."""
+    if kind == "e4m3" and dtype == tl.float16:
+        # As the bits of a float16, whose exponent has another bias. 0x7f is NaN.
+        low = (codes & 0x7F).to(tl.uint16)
+        bits = ((codes & 0x80).to(tl.uint16) << 8) | tl.where(low == 0x7F, 0x7E00, low << 7)
+        numbers = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+    elif kind == "e4m3":  # likewise, of a float32
+        low = (codes & 0x7F).to(tl.uint32)
+        bits = ((codes & 0x80).to(tl.uint32) << 24) | tl.where(low == 0x7F, 0x7FC00000, low << 20)
+        numbers = (bits.to(tl.uint32).to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
+    elif kind == "e4m3 natively":
+        numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(dtype)
+    elif kind == "e5m2":
+        numbers = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)
+    elif kind == "int8":
+        numbers = codes.to(tl.float32).to(dtype)
+    else:
+        numbers = codes.to(dtype)
+    return numbers
+
+
+@triton.jit
+def load_tile(
+    pool,
+    at,
+    has,
+    scales,
+    scale_at,
+    kind: tl.constexpr,
+    dtype: tl.constexpr,
+    first: tl.constexpr,
+    dim: tl.constexpr,
+    block: tl.constexpr,
+    group: tl.constexpr,
+):
+    """Load `dim` elements of rows from `first` on, [tokens, block]: zeros where there is none.
+
+    `group` elements share a scale; 0 leaves the codes as they are.
+    """
+    d = tl.arange(0, block)
+    mask = has[:, None] if dim == block else has[:, None] & (d < dim)[None, :]
+    codes = tl.load(pool + at[:, None] + (first + d)[None, :], mask=mask, other=0)
+    if group == 0:
+        tile = _numbers(codes, kind, dtype)
+    elif group & (group - 1) == 0 and block % group == 0 and first % group == 0:
+        g = tl.arange(0, block // group)
+        g_mask = has[:, None] & (g * group < dim)[None, :]
+        g_at = scale_at[:, None] + (first // group + g)[None, :]
+        factor = tl.load(scales + g_at, mask=g_mask, other=0.0)
+        parts = _numbers(codes, kind, tl.float32).reshape(has.shape[0], block // group, group)
+        tile = (parts * factor[:, :, None]).reshape(has.shape[0], block).to(dtype)
+    else:
+        d_at = scale_at[:, None] + ((first + d) // group)[None, :]
+        factor = tl.load(scales + d_at, mask=mask, other=0.0)
+        tile = (_numbers(codes, kind, tl.float32) * factor).to(dtype)
+    return tile
+
+
+@triton.jit
+def load_scales(scales, scale_at, has):
+    """Load the scale of each token, [tokens]."""
+    return tl.load(scales + scale_at, mask=has, other=0.0)

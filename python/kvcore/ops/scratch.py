@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory attention on a GPU needs beside its arguments."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.arguments import integer
+from kvcore.backends.selection import any_array
+from kvcore.ops.batch import PagedBatch, layer_pools
+
+__all__ = ["attention_scratch"]
+
+
+def attention_scratch(
+    inputs: RaggedKVCacheInputs | PagedBatch,
+    q: Any,
+    splits: SupportsIndex,
+    *,
+    layer: SupportsIndex = 0,
+    v_head_dim: SupportsIndex | None = None,
+) -> int:
+    """Return how many float32 the `scratch` of ``attention`` must hold.
+
+    Parameters
+    ----------
+    inputs : RaggedKVCacheInputs or PagedBatch
+    q : array [tokens, q_heads, head_dim]
+        Of the shape that the calls have.
+    splits : int
+        As of ``attention``.
+    layer : int
+        Any layer with heads of the same size.
+    v_head_dim : int, optional
+        As of ``attention``.
+
+    Returns
+    -------
+    int
+        Elements: ``splits * tokens * q_heads * (v_head_dim + 1)``, and 0 for one split.
+
+    Raises
+    ------
+    IndexError
+        A layer that does not exist.
+    ValueError
+        Fewer than one split, a `q` without three axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import PagedBatch, ops
+    >>> pool = np.zeros((3, 16, 2, 64), np.float16)
+    >>> batch = PagedBatch(pool, pool, np.zeros((1, 2), np.uint32), np.zeros(1, np.uint32))
+    >>> ops.attention_scratch(batch, np.zeros((5, 4, 64), np.float16), 8)
+    10400
+    """
+    count = integer("splits", splits, 1)
+    shape = any_array(q, "q").shape
+    if len(shape) != 3:
+        raise ValueError(f"q has shape {shape}, must be (tokens, q_heads, head_dim)")
+    k, v, *_ = layer_pools(inputs, layer).parts()
+    most = int((k if v is None else v).shape[3])  # type: ignore[union-attr]
+    dim = most if v_head_dim is None else integer("v_head_dim", v_head_dim, 1, most)
+    return count * shape[0] * shape[1] * (dim + 1) if count > 1 else 0

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention kernels compile for GPUs that are not here, and stay within their registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triton_ahead
+from triton_interpreter import require_interpreter
+
+require_interpreter()
+
+ARCHITECTURES = (80, 90, 100)
+#: Bytes of stack: what some conversions of bytes take; registers that are spilled take more.
+_STACK = 16
+#: Bytes of shared memory that a block may have.
+_SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+
+def compiled(folder: Path, arch: int, *cases: str) -> list[dict[str, Any]]:
+    """What the kernels of some cases take, found in a process that does not interpret them."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", triton_ahead.__file__, str(arch), *cases],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def check(made: dict[str, Any]) -> None:
+    assert made["reg"] <= 255, made
+    assert made["stack"] <= _STACK, made
+    assert made["local"] == 0, made
+    assert made["shared"] <= _SHARED[made["arch"]], made
+
+
+def test_a_decoding_kernel_loads_16_bytes_at_a_time_and_multiplies_matrices(tmp_path: Path) -> None:
+    attend, join = compiled(tmp_path, 90, "decode")
+    check(attend)
+    check(join)
+    assert attend["mma"] > 0
+    assert attend["async_16"] >= 16
+    assert attend["reg"] <= 168  # three blocks of 4 warps on a multiprocessor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("case", triton_ahead.CASES)
+def test_kernels_spill_no_registers(tmp_path: Path, arch: int, case: str) -> None:
+    found = compiled(tmp_path, arch, case)
+    assert [made["kernel"] for made in found] == ["attend", "join"]
+    for made in found:
+        check(made)
+    assert found[0]["mma"] > 0 or case == "float32"

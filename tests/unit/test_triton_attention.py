@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU's attention kernels, interpreted, against the oracle in every shape of pool and batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvcore
+from attention_oracle import assert_close, assert_lse
+from attention_scenes import DTYPES, Scene
+from kvcore import ops
+from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from latent_rows import Latent
+from triton_interpreter import attend_on_host, require_interpreter
+
+require_interpreter()
+
+#: K of 16-bit products is rounded where elements have scales of their own: absolute, of logarithms.
+_ROUNDED = {"bfloat16": 2e-2, "float16": 2e-3, "float32": 1e-3}
+
+
+def check(scene: Scene, splits: int = 1, **rule: Any) -> tuple[Any, Any]:
+    """Attend and compare; tables hold no page where nobody looks."""
+    expected, sums = scene.expected(**rule)
+    scene.leave_behind(rule.get("window"), rule.get("chunk"))
+    o, lse = attend_on_host(scene.batch, scene.q, scene.offsets, splits=splits, **rule)
+    assert_close(o, expected, scene.q_dtype)
+    if scene.scales == "tokens":
+        np.testing.assert_allclose(lse, sums, atol=_ROUNDED[scene.q_dtype], rtol=1e-5)
+    else:
+        assert_lse(lse, sums)
+    return o, lse
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(a.tobytes() == b.tobytes())
+
+
+# ---- shapes --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("page", "dim", "group"),
+    [(1, 59, 1), (3, 80, 5), (16, 64, 2), (24, 112, 3), (48, 96, 7), (256, 128, 16), (16, 256, 8)],
+)
+def test_pages_heads_and_groups_of_any_size(page: int, dim: int, group: int) -> None:
+    scene = Scene(
+        cached=[37, 0, page - 1, 4],
+        new=[1, 0, 2, 5],
+        page=page,
+        dim=dim,
+        group=group,
+        heads=2 if dim < 100 else 1,
+        v_dim=33 if dim == 96 else None,
+        q_dtype="float16",
+        dtype="float16",
+        layout="HND" if page == 24 else "NHD",
+    )
+    check(scene, splits=2 if page < 16 else 1)
+
+
+@pytest.mark.parametrize("q_dtype", WIDE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_of_queries_and_pools(q_dtype: str, dtype: str) -> None:
+    kinds = {"int8": "number", "float8_e4m3fn": "none", "float8_e5m2": "heads"}
+    scene = Scene(
+        cached=[20, 3],
+        new=[1, 6],
+        page=3,
+        heads=1,
+        dtype=dtype,
+        q_dtype=q_dtype,
+        scales=kinds.get(dtype, "none"),
+    )
+    check(scene)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("scales", ["number", "heads", "tokens"])
+@pytest.mark.parametrize("dim", [7, 16])  # one scale for a token and head, or two
+def test_scales_of_every_kind(dtype: str, scales: str, dim: int) -> None:
+    for q_dtype in WIDE:
+        scene = Scene(
+            cached=[18], new=[2], dtype=dtype, scales=scales, dim=dim, q_dtype=q_dtype, seed=dim
+        )
+        check(scene)
+
+
+def test_small_scales_do_not_make_weights_of_float16_vanish() -> None:
+    """One scale for each token, of values that are far below 1 / 127."""
+    scene = Scene(cached=[60], new=[1], dtype="int8", scales="tokens", dim=7, q_dtype="float16")
+    small = np.float32(1e-6)
+    batch = scene.batch
+    shrunk = kvcore.PagedBatch(
+        batch.key_pool,
+        batch.value_pool,
+        scene.table,
+        batch.cache_lengths,
+        key_scales=batch.key_scales,
+        value_scales=batch.value_scales * small,
+    )
+    o, _ = attend_on_host(shrunk, scene.q, scene.offsets)
+    expected = scene.expected()[0] * small
+    np.testing.assert_allclose(o.astype(float), expected, rtol=0.02, atol=1.2e-7)
+
+
+def test_codes_of_fp8_that_stand_for_no_number() -> None:
+    """NaN stays NaN, infinities of e5m2 infinite; 448 and the smallest ones are numbers."""
+    for name, codes in (("float8_e4m3fn", [0x7F, 0xFF, 0x7E, 1, 0x81]), ("float8_e5m2", [0x7F, 1])):
+        kind = numpy_dtype(name)
+        for code in codes:
+            value = np.full(1, code, np.uint8).view(kind)
+            pool = np.full((1, 1, 1, 16), value, kind)
+            batch = kvcore.PagedBatch(
+                np.zeros_like(pool), pool, np.zeros((1, 1), np.uint32), np.zeros(1, np.uint32)
+            )
+            q = np.zeros((1, 1, 16), np.float32)
+            o, _ = attend_on_host(batch, q, np.array([0, 1], np.uint32))
+            assert np.array_equal(o[0, 0, :1], value.astype(np.float32), equal_nan=True)
+
+
+# ---- what a token sees ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"causal": False},
+        {"window": 1},
+        {"window": 20},
+        {"window": 5, "causal": False},
+        {"chunk": 8},
+        {"chunk": 24, "causal": False},
+        {"chunk": 16, "window": 9},
+        {"soft_cap": 0.5},
+        {"soft_cap": 30.0, "scale": 0.3, "window": 10**9, "chunk": 10**9},
+    ],
+)
+def test_rules(rule: dict[str, Any]) -> None:
+    for splits in (1, 3):
+        scene = Scene(cached=[40, 0, 15], new=[2, 20, 1], heads=1, page=3, seed=splits)
+        check(scene, splits, **rule)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_sinks(splits: int) -> None:
+    scene = Scene(cached=[9], new=[2], heads=1, group=4)
+    for dtype in WIDE:
+        sinks = np.array([-2, 0, -np.inf, 5]).astype(numpy_dtype(dtype))
+        check(scene, splits, sinks=sinks)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_token_that_sees_nothing_answers_zeros(splits: int) -> None:
+    """Its own page is not there, nor any other."""
+    scene = Scene(cached=[20], new=[1], heads=1)
+    scene.table[...] = 2**32 - 1
+    for sinks, sums in ((None, -np.inf), (np.array([1.5, -np.inf], np.float32), [1.5, -np.inf])):
+        o, lse = attend_on_host(scene.batch, scene.q, scene.offsets, splits=splits, sinks=sinks)
+        assert not o.any()
+        assert np.array_equal(lse[0], np.broadcast_to(sums, 2).astype(np.float32))
+
+
+def test_entries_without_a_page_are_skipped() -> None:
+    """A hole, and columns that the table has not got."""
+    scene = Scene(cached=[60], new=[1], heads=1)
+    whole, rows = scene.table.copy(), [scene._rows(pool)[0] for pool in (scene.keys, scene.values)]
+    scene.table[0, 1] = scene.num_pages
+    for table, tokens in ((scene.table, [*range(16), *range(32, 61)]), (whole[:, :2], range(32))):
+        batch = scene.batch.with_tables(table, scene.batch.cache_lengths)
+        o, _ = attend_on_host(batch, scene.q, scene.offsets, causal=False)
+        keys, values = (of[list(tokens)] for of in rows)
+        scores = np.exp(scene.q[0].astype(float) @ keys[:, 0].T / 4)
+        expected = scores / scores.sum(axis=1, keepdims=True) @ values[:, 0]
+        assert_close(o[0], expected, "float32")
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", WIDE)
+def test_large_scores_choose_their_value(dtype: str) -> None:
+    scene = Scene(cached=[40], new=[3], dim=64, q_dtype=dtype, heads=1)
+    q = (scene.q.astype(np.float32) * 1000).astype(numpy_dtype(dtype))
+    expected, sums = scene.expected(q)
+    assert np.abs(sums).max() > 1e3
+    o, lse = attend_on_host(scene.batch, q, scene.offsets, splits=2)
+    np.testing.assert_allclose(o.astype(np.float64), expected, atol=2e-2, rtol=1e-2)
+    np.testing.assert_allclose(lse, sums, rtol=1e-5)
+
+
+def test_scores_far_below_zero_and_far_apart() -> None:
+    scene = Scene(cached=[70], new=[2], heads=1, group=1, dim=1, page=3)
+    pool, at = scene.batch.key_pool, np.arange(72)
+    pool[scene.table[0, at // 3], at % 3, 0, 0] = np.linspace(-3e4, -100, 72)
+    q = np.ones((2, 1, 1), np.float32)
+    for splits in (1, 5):
+        o, lse = attend_on_host(scene.batch, q, scene.offsets, scale=1.0, splits=splits)
+        last = scene.values[scene.table[0, at // 3], at % 3, 0, 0][-2:]
+        np.testing.assert_allclose(o[:, 0, 0], last, rtol=1e-6)
+        np.testing.assert_allclose(lse[:, 0], np.linspace(-3e4, -100, 72)[-2:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_splits_agree_and_repeat_their_bytes(dtype: str) -> None:
+    scene = Scene(cached=[130, 5], new=[1, 3], heads=1, dtype=dtype, q_dtype=dtype)
+    largest = max(np.abs(rows).max() for rows in scene._rows(scene.values))
+    one, _ = check(scene)
+    kind = numpy_dtype(dtype)
+    for splits in (2, 3, 7, 16):
+        o, lse = check(scene, splits)
+        again = attend_on_host(scene.batch, scene.q, scene.offsets, splits=splits)
+        assert same(again[0], o)
+        assert same(again[1], lse)
+        off = np.abs(o.astype(np.float64) - one.astype(np.float64))
+        if dtype == "float32":
+            assert off.max() <= 1e-5 * largest
+        else:
+            eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+            ulp = np.maximum(np.exp2(np.floor(np.log2(np.abs(one.astype(float)) + 1e-30))) * eps, 0)
+            # Of what is near zero: 2 ulp of the values that it is the difference of.
+            assert (off <= 2 * np.maximum(ulp, eps / 8)).all()
+        assert o.dtype == kind
+
+
+# ---- latent rows ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(("rank", "rope", "heads"), [(64, 16, 3), (512, 64, 16), (59, 7, 1)])
+def test_joint_and_split_latent_rows(rank: int, rope: int, heads: int) -> None:
+    latent = Latent(20, 3, rank=rank, rope=rope, heads=heads)
+    expected, sums = latent.expected(scale=0.07)
+    joint = kvcore.PagedBatch(latent.pool, None, latent.table, latent.cached, "MLA")
+    split = kvcore.PagedBatch(
+        latent.pool[..., :rank], latent.pool[..., rank:].copy(), latent.table, latent.cached, "MLA"
+    )
+    for batch, v_dim, splits in ((joint, rank, 1), (split, None, 2), (split, 5, 1)):
+        o, lse = attend_on_host(
+            batch, latent.q, latent.offsets, scale=0.07, v_head_dim=v_dim, splits=splits
+        )
+        assert_close(o, expected[..., :v_dim], "float32")
+        assert_lse(lse, sums)
+
+
+def test_values_of_joint_rows_are_whole_keys_by_default() -> None:
+    latent = Latent(20, 2)
+    batch = kvcore.PagedBatch(latent.pool, None, latent.table, latent.cached, "MLA")
+    latent.rank += 16
+    o, _ = attend_on_host(batch, latent.q, latent.offsets)
+    assert_close(o, latent.expected()[0], "float32")
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("kind", ["groups", "tokens", "number"])
+@pytest.mark.parametrize("q_dtype", WIDE)
+def test_quantised_latent_rows(dtype: str, kind: str, q_dtype: str) -> None:
+    """Ends of keys in an array of their own have no scales; in the same row they have."""
+    latent = Latent(20, 3)
+    latent.q = latent.q.astype(numpy_dtype(q_dtype))
+    groups: dict[str, int | str] = {"groups": 16, "number": "tensor", "tokens": 80}
+    whole, scales = ops.quantize(np.nan_to_num(latent.pool), dtype, groups[kind])
+    given = float(scales[0]) if kind == "number" else scales
+    batch = kvcore.PagedBatch(whole, None, latent.table, latent.cached, "MLA", key_scales=given)
+    spread = scales if kind == "number" else scales.repeat(80 // scales.shape[-1], axis=-1)
+    at = np.arange(23)
+    rows = (whole.astype(float) * spread)[latent.table[0, at // 16], at % 16]
+    o, _ = attend_on_host(batch, latent.q, latent.offsets, v_head_dim=64)
+    assert_close(o, latent.expected(rows)[0], q_dtype)
+
+    ends = latent.pool[..., 64:].astype(np.float16)
+    scales = scales if kind == "number" else scales[..., : max(1, scales.shape[-1] - 1)]
+    given = float(scales[0]) if kind == "number" else np.ascontiguousarray(scales)
+    codes = whole[..., :64]
+    batch = kvcore.PagedBatch(codes, ends, latent.table, latent.cached, "MLA", key_scales=given)
+    rows[:, 64:] = ends[latent.table[0, at // 16], at % 16]
+    o, _ = attend_on_host(batch, latent.q, latent.offsets)
+    assert_close(o, latent.expected(rows)[0], q_dtype)
+
+
+@pytest.mark.parametrize("heads", [1, 128])
+def test_rows_of_656_bytes(heads: int) -> None:
+    latent = Latent(10, 2, rank=512, rope=64, page=3, heads=heads)
+    latent.q = latent.q.astype(numpy_dtype("bfloat16"))
+    rows = np.full((*latent.pool.shape[:2], 656), 0xFF, np.uint8)
+    batch = kvcore.PagedBatch(rows, None, latent.table, np.zeros(1, np.uint32), "MLA_FP8")
+    ops.append(batch, 0, latent.rows[:, None], None, np.array([0, 12], np.uint32))
+    stored, _, _ = ops.gather(batch, 0, lengths=np.array([12], np.uint32))
+    batch = kvcore.PagedBatch(rows, None, latent.table, latent.cached, "MLA_FP8")
+    o, _ = attend_on_host(batch, latent.q, latent.offsets, scale=0.06)
+    assert_close(o, latent.expected(stored[:, 0], scale=0.06)[0], "bfloat16")
+
+
+# ---- memory --------------------------------------------------------------------------------------
+def test_pages_beyond_two_to_the_33_bytes() -> None:
+    """A sparse mapping: only what is written becomes memory."""
+    pool = np.zeros((70_000, 16, 4, 512), np.float32)  # 9 GB of address space, pages of 128 KiB
+    scene = Scene(cached=[33], new=[1], heads=4, dim=512, group=1, seed=3)
+    table = np.array([[69_999, 3, 40_000]], np.uint32)
+    pool[table[0]] = scene.batch.key_pool[scene.table[0, :3]]
+    pool[table[0, 2], 2:] = np.nan
+    batch = kvcore.PagedBatch(pool, pool, table, scene.batch.cache_lengths)
+    scene.values = scene.keys
+    o, _ = attend_on_host(batch, scene.q, scene.offsets)
+    assert_close(o, scene.expected()[0], "float32")
+
+
+def test_out_is_written_in_its_rows_and_nothing_beside_it() -> None:
+    """Nor behind the last row, where a graph has room for more tokens."""
+    scene = Scene(cached=[5, 3], new=[2, 3])
+    expected, _ = scene.expected()
+    q = np.concatenate([scene.q, np.full((4, *scene.q.shape[1:]), np.nan, np.float32)])
+    for splits in (1, 3):
+        memory = np.full((9, 6, 32), 7, np.float32)
+        scratch = np.full(1000 + 3 * 9 * 4 * 17, 7, np.float32)
+        out = memory[:, 1:5, 3:19]
+        found, _ = attend_on_host(
+            scene.batch, q, scene.offsets, out=out, splits=splits, scratch=scratch
+        )
+        assert found is out
+        assert_close(out[:5], expected, "float32")
+        out[:5] = 7
+        assert (memory == 7).all()
+        assert (scratch[-1000:] == 7).all()
+
+
+def test_tables_and_lengths_lie_anywhere() -> None:
+    scene = Scene(cached=[50, 20, 7], new=[1, 2, 1], page=3)
+    wide = np.full((6, scene.table.shape[1] + 5), 2**32 - 1, np.uint32)
+    table = wide[::2, 3 : 3 + scene.table.shape[1]]
+    table[...] = scene.table
+    lengths = np.full(6, 2**31, np.uint32)
+    lengths[::2] = scene.cached
+    batch = scene.batch.with_tables(table, lengths[::2])
+    o, _ = attend_on_host(batch, scene.q, scene.offsets)
+    assert_close(o, scene.expected()[0], "float32")
+
+
+def test_batches_of_nothing() -> None:
+    for cached, new in (([], []), ([3], [0]), ([0, 4], [0, 0])):
+        scene = Scene(cached=cached, new=new)
+        o, lse = attend_on_host(scene.batch, scene.q, scene.offsets, splits=2)
+        assert o.shape == (0, 4, 16)
+        assert lse.shape == (0, 4)
+
+
+# ---- searched ------------------------------------------------------------------------------------
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    page = draw(st.sampled_from([1, 3, 16, 24, 48, 256]))
+    rows = draw(st.integers(0, 3))
+    dtype = draw(st.sampled_from(DTYPES))
+    kinds = ["number", "heads", "tokens"] if dtype == "int8" else ["none", "heads", "tokens"]
+    most = 2 * min(page, 40) + 2
+    return Scene(
+        cached=draw(st.lists(st.integers(0, most), min_size=rows, max_size=rows)),
+        new=draw(st.lists(st.sampled_from([0, 1, 1, 2, 5, 17]), min_size=rows, max_size=rows)),
+        page=page,
+        heads=draw(st.integers(1, 3)),
+        group=draw(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 16])),
+        dim=draw(st.sampled_from([1, 7, 16, 59, 64, 80, 96, 112, 128])),
+        v_dim=draw(st.sampled_from([None, None, 5, 33, 128])),
+        dtype=dtype,
+        q_dtype=draw(st.sampled_from(WIDE)),
+        layout=draw(st.sampled_from(["NHD", "HND"])),
+        scales=draw(st.sampled_from(kinds)) if dtype in NARROW else "none",
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> dict[str, Any]:
+    options = {
+        "scale": st.sampled_from([0.05, 0.3]),
+        "causal": st.booleans(),
+        "window": st.integers(1, 60),
+        "chunk": st.integers(1, 60),
+        "soft_cap": st.sampled_from([0.5, 5.0, 50.0]),
+    }
+    return {name: draw(values) for name, values in options.items() if draw(st.booleans())}
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(scenes(), rules(), st.booleans(), st.sampled_from([1, 1, 2, 3, 16]))
+def test_agrees_with_the_oracle(scene: Scene, rule: Any, sinks: bool, splits: int) -> None:
+    if sinks:
+        rule["sinks"] = scene.rng.normal(size=scene.q_heads).astype(np.float32)
+    before = scene.pool_bytes()
+    check(scene, splits, **rule)
+    assert scene.pool_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("group", [1, 2, 6, 16, 48, 128])
+def test_groups_up_to_more_than_a_program_has(heads: int, group: int) -> None:
+    for new in ([1, 1], [9, 30]):
+        check(Scene(cached=[30, 2], new=new, heads=heads, group=group, q_dtype="bfloat16"))
