@@ -50,9 +50,8 @@ class Model:
         self.machine, self.params, self.tokens, self.splits = machine, params, tokens, splits
         self.k = [self._memory(layer) for layer in range(params.num_layers)]
         self.out = [self._memory(layer) for layer in range(params.num_layers)]
-        self.scratch = machine.memory(
-            (splits * tokens * 5 * max(1, params.n_kv_heads),), np.float32
-        )
+        heads = max(wide(layer, params) for layer in range(params.num_layers))
+        self.scratch = machine.memory((splits * tokens * heads * 5,), np.float32)
         self.skipped = machine.memory((1,), np.int32)
 
     def _memory(self, layer: int) -> Any:

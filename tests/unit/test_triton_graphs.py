@@ -15,7 +15,7 @@ from triton_interpreter import require_interpreter
 require_interpreter()
 require_emulation()
 
-from graph_steps import ROWS, SHAPES, Model, Run, nothing_from_outside  # noqa: E402
+from graph_steps import SHAPES, Model, Run, nothing_from_outside  # noqa: E402
 from kvcore.cuda import GraphBatch  # noqa: E402
 
 
@@ -25,13 +25,17 @@ def machine() -> Iterator[Machine]:
         yield made
 
 
-@pytest.mark.parametrize(("shape", "steps"), [("plain", 8), ("windows", 64), ("other pages", 8)])
-def test_replays_attend_as_each_step_would(machine: Machine, shape: str, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "rows", "steps"), [("plain", 5, 8), ("windows", 2, 64), ("other pages", 5, 8)]
+)
+def test_replays_attend_as_each_step_would(
+    machine: Machine, shape: str, rows: int, steps: int
+) -> None:
     params = SHAPES[shape]
     runs = Run(params), Run(params)
     (first,) = runs[0].manager.fetch([])
-    models = [Model(machine, params, 4 * ROWS, splits=2) for _ in runs]
-    batch = GraphBatch(first, ROWS, 100, tokens_per_row=4)
+    models = [Model(machine, params, 4 * rows, splits=2) for _ in runs]
+    batch = GraphBatch(first, rows, 100, tokens_per_row=4)
 
     def replay(inputs: RaggedKVCacheInputs) -> None:
         batch.load(inputs)
@@ -40,9 +44,9 @@ def test_replays_attend_as_each_step_would(machine: Machine, shape: str, steps: 
 
     for turn in range(steps):
         for run, model, how in zip(runs, models, (replay, models[1].eager), strict=True):
-            if turn % 5 == 0:
+            if turn % 9 == 0:
                 run.end(turn % 3)
-                run.begin(min(1 + turn % 4, ROWS - len(run.contexts)), seed=turn, most=4)
+                run.begin(min(1 + turn % 4, rows - len(run.contexts)), seed=turn, most=4)
             run.step(model, how)
         for ours, theirs in zip(*(model.out for model in models), strict=True):
             found = machine.host(ours)
