@@ -177,6 +177,9 @@ GOALS = (
         )
     ),
     Goal("gpu.graph.append.*", 6.0),
+    Goal("gpu.attention.decode.*.copy", 0.0, per_limit=1 / 0.75),
+    Goal("gpu.attention.*.torch", 0.0, per_limit=1.0),
+    Goal("gpu.attention.*.flashinfer", 0.0, per_limit=1.1),
     *(
         Goal(f"gpu.{way}.{piece}", 0.0, per_limit=1 / share)
         for way in ("d2h", "h2d")
