@@ -31,6 +31,8 @@ const char* status_text(Status status) noexcept {
             return "CUDA driver version is insufficient for CUDA runtime version (code 35)";
         case emulation::kInvalidDevice:
             return "invalid device ordinal (code 101)";
+        case emulation::kCaptured:
+            return "operation not permitted when stream is capturing (code 900)";
         default:
             return "invalid resource handle (code 400)";
     }
@@ -85,6 +87,12 @@ Status create_stream(int device, Stream* stream) noexcept {
 Status destroy_stream(Stream stream) noexcept {
     const Lock lock(machine().mutex);
     return machine().destroy_stream(stream);
+}
+
+Status is_capturing(Stream stream, bool* answer) noexcept {
+    const Lock lock(machine().mutex);
+    *answer = machine().is_captured(stream);
+    return machine().check(stream);
 }
 
 Status synchronize(Stream stream) noexcept {
@@ -152,6 +160,11 @@ Status copy(void* destination, const void* source, std::int64_t bytes, Stream st
         is_written_now = !machine().knows(destination);
     }
     // Of memory that it knows nothing of the driver reads a copy made now, or waits to write it.
+    // But a graph reads it at every replay.
+    bool is_captured = false;
+    const Status asked = is_capturing(stream, &is_captured);
+    if (asked != kSuccess) return asked;
+    is_read_now = is_read_now && !is_captured;
     std::vector<std::byte> staged(is_read_now ? size : 0);
     if (is_read_now) std::memcpy(staged.data(), source, size);
     const Status status = emulation::enqueue(stream, [destination, source, size, staged] {

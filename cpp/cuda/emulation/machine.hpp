@@ -24,6 +24,7 @@ inline constexpr Status kOutOfMemory = 2;
 inline constexpr Status kNoDriver = 35;
 inline constexpr Status kInvalidDevice = 101;
 inline constexpr Status kInvalidHandle = 400;
+inline constexpr Status kCaptured = 900;
 inline constexpr std::size_t kAlignment = 256;
 
 struct Marker {
@@ -49,6 +50,8 @@ struct Task {
 struct Queue {
     int device;
     std::deque<Task> tasks;
+    bool is_captured = false;
+    std::vector<Task> graph = {};  // what is captured
 };
 
 struct Block {
@@ -68,7 +71,8 @@ class Machine {
         old_events_.merge(events_);
         pinned_.clear();
         defaults_.clear();
-        for (int device = 0; device < devices; ++device) defaults_.push_back({device, {}});
+        graphs_.clear();
+        for (int device = 0; device < devices; ++device) defaults_.push_back(Queue{device, {}});
         free_.assign(static_cast<std::size_t>(devices), bytes);
         total_ = bytes;
         order_ = Order::kAtOnce;
@@ -89,6 +93,11 @@ class Machine {
         if (status != kSuccess) return status;
         Queue* queue = queue_of(stream);
         if (queue == nullptr) return kInvalidHandle;
+        if (queue->is_captured) {
+            if (task.marker != nullptr) return kCaptured;  // of streams that are not
+            queue->graph.push_back(std::move(task));
+            return kSuccess;
+        }
         queue->tasks.push_back(std::move(task));
         if (order_ == Order::kAtOnce) run_all();
         return kSuccess;
@@ -98,7 +107,33 @@ class Machine {
         if (status != kSuccess) return status;
         const Queue* queue = queue_of(stream);
         if (queue == nullptr) return kInvalidHandle;
+        if (queue->is_captured) return kCaptured;
         while (!queue->tasks.empty()) run_one();
+        return kSuccess;
+    }
+    [[nodiscard]] Status check(Stream stream) {
+        const Status status = check(stream.device);
+        return status == kSuccess && queue_of(stream) == nullptr ? kInvalidHandle : status;
+    }
+    [[nodiscard]] bool is_captured(Stream stream) {
+        return check(stream) == kSuccess && queue_of(stream)->is_captured;
+    }
+    void begin_capture(Stream stream) {
+        if (check(stream) == kSuccess) queue_of(stream)->is_captured = true;
+    }
+    [[nodiscard]] std::int64_t end_capture(Stream stream) {
+        if (!is_captured(stream)) return -1;
+        Queue& queue = *queue_of(stream);
+        graphs_.push_back(std::exchange(queue.graph, {}));
+        queue.is_captured = false;
+        return static_cast<std::int64_t>(graphs_.size()) - 1;
+    }
+    [[nodiscard]] Status replay(std::int64_t graph, Stream stream) {
+        if (graph < 0 || graph >= static_cast<std::int64_t>(graphs_.size())) return kInvalidHandle;
+        for (const Task& task : graphs_[static_cast<std::size_t>(graph)]) {
+            const Status status = give(stream, task);
+            if (status != kSuccess) return status;
+        }
         return kSuccess;
     }
     void finish(const Marker& marker) {
@@ -256,6 +291,7 @@ class Machine {
     std::map<void*, std::unique_ptr<Queue>> old_streams_;
     std::map<Event, std::shared_ptr<Marker>> old_events_;
     std::deque<Queue> defaults_;
+    std::vector<std::vector<Task>> graphs_;
     std::vector<std::int64_t> free_;
     std::int64_t total_ = 0;
     Order order_ = Order::kAtOnce;

@@ -45,6 +45,11 @@ class StreamOrder:
         """Order the current stream behind everything that may use the pools; return its handle."""
         stream = manager_stream(self._device)
         handle = stream.handle
+        if kernels().is_capturing(self._device, handle):
+            raise ValueError(
+                f"the current stream of cuda:{self._device} is captured into a graph, which calls "
+                f"of a manager cannot be part of; call it before the capture"
+            )
         with self._lock:
             if self._last is not None and self._last.handle != handle:
                 kernels().record(self._turn.ptr, self._device, self._last.handle)
