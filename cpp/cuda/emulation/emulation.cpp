@@ -28,6 +28,11 @@ Status enqueue(Stream stream, std::function<void()> task) noexcept {
     return machine().give(stream, {std::move(task)});
 }
 
+std::int64_t faults() {
+    const Lock lock(machine().mutex);
+    return machine().faults();
+}
+
 void begin_capture(Stream stream) {
     const Lock lock(machine().mutex);
     machine().begin_capture(stream);

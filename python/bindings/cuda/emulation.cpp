@@ -45,6 +45,8 @@ void bind_cuda_emulation(py::module_& module) {
                                          "replaying graph ", graph);
         },
         py::arg("graph"), py::arg("device"), py::arg("stream"), "Give a graph to a stream.");
+    part.def("faults", &emulation::faults,
+             "Count pinned memory that was given back while copies of it waited.");
     part.def("num_waiting", &emulation::num_waiting, "Tasks that were given and have not run.");
     part.def(
         "alive",
