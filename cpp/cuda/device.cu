@@ -94,6 +94,17 @@ Status destroy_stream(Stream stream) noexcept {
     return on_device(stream.device, [&] { return cudaStreamDestroy(handle_of(stream)); });
 }
 
+Status is_capturing(Stream stream, bool* answer) noexcept {
+    *answer = false;
+    cudaStream_t handle = handle_of(stream);
+    // Nothing captures the legacy default stream; to ask about it while others are captured fails.
+    if (handle == nullptr || handle == cudaStreamLegacy) return kSuccess;
+    cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+    const Status status = told(cudaStreamIsCapturing(handle, &found));
+    *answer = found != cudaStreamCaptureStatusNone;
+    return status;
+}
+
 Status synchronize(Stream stream) noexcept {
     return on_device(stream.device, [&] { return cudaStreamSynchronize(handle_of(stream)); });
 }

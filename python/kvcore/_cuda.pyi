@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 _Device: TypeAlias = Any
 _Numbers: TypeAlias = Any
-_Cache: TypeAlias = tuple[list[list[Any]], list[Any]]
+_Cache: TypeAlias = list[list[Any]]
 
 is_emulated: bool
 
@@ -66,6 +66,9 @@ def wait(event: int, device: int, stream: int) -> None:
 
 def query(event: int) -> bool:
     """Tell whether an event's work is done."""
+
+def is_capturing(device: int, stream: int) -> bool:
+    """Tell whether what a stream is given now goes into a graph."""
 
 def synchronize(device: int, stream: int) -> None:
     """Block the host until a stream's work is done."""

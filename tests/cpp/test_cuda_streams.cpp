@@ -115,6 +115,10 @@ struct Calls {
                                       cache(), pairs.data(), n, {0, 1}, 0, s);
             },
             [this](N n, S s) {
+                return cuda::transfer({1, 2, 1, {rows.data(), nullptr, 32, 0, 16, 0, 16}, {}},
+                                      cache(), ids.data(), ids.data(), n, {0, 1}, 0, s);
+            },
+            [this](N n, S s) {
                 return cuda::build_slots({table.data(), 1, 1, 1}, {nullptr, offsets.data()}, 2, 4,
                                          slots.data(), n, s);
             },

@@ -102,4 +102,6 @@ def emulated(devices: int = 2) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(availability, "_imported", imported)
         yield machine
+    faults = machine.kernels.emulation.faults()
     machine.kernels.emulation.reset(0)
+    assert not faults, "pinned memory was given back while copies of it waited"

@@ -62,6 +62,11 @@ struct DeviceBatch {
                                   const DeviceBatch& batch,
                                   const TokenRows<const std::byte>& source, DType wide,
                                   Scales scales, std::int32_t* bad, Stream stream) noexcept;
+/// The same into a narrow pool without scales, with one that all its codes have.
+[[nodiscard]] Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool,
+                                  const DeviceBatch& batch,
+                                  const TokenRows<const std::byte>& source, DType wide, float scale,
+                                  std::int32_t* bad, Stream stream) noexcept;
 [[nodiscard]] Status gather_batch(PageShape shape, const PagedTensor<const std::byte>& pool,
                                   const DeviceBatch& batch, const TokenRows<std::byte>& destination,
                                   DType wide, std::int32_t* bad, Stream stream) noexcept;
@@ -91,11 +96,18 @@ struct DeviceBatch {
 /// As kvcore::copy_partial; `copies` [n] on the device.
 [[nodiscard]] Status copy_partial(const CacheView<std::byte>& pool, const PageStart* copies,
                                   std::int64_t n, Stream stream) noexcept;
-/// As kvcore::transfer; `pairs` [n] on the device, and so are the `layers` of a view that has them.
+/// As kvcore::transfer; `pairs` [n] on the device. The `layers` of a view that has them are the
+/// host's and are read before the call returns, here as in `copy_partial`.
 /// Either cache may lie in pinned host memory. At most `max_blocks` thread blocks are used, so that
 /// a model can run beside the copy; 0: as many as are of use.
 [[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
                               const CacheView<std::byte>& destination, const PagePair* pairs,
+                              std::int64_t n, LayerRange layers, std::int64_t max_blocks,
+                              Stream stream) noexcept;
+/// The same by two lists [n] on the device.
+[[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
+                              const CacheView<std::byte>& destination,
+                              const std::int64_t* source_ids, const std::int64_t* destination_ids,
                               std::int64_t n, LayerRange layers, std::int64_t max_blocks,
                               Stream stream) noexcept;
 

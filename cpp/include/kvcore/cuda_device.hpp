@@ -54,6 +54,8 @@ Status unpin_memory(void* pointer) noexcept;
 /// A stream that does not wait for the legacy default stream.
 [[nodiscard]] Status create_stream(int device, Stream* stream) noexcept;
 Status destroy_stream(Stream stream) noexcept;
+/// Whether what is given to the stream now goes into a graph that is being captured.
+[[nodiscard]] Status is_capturing(Stream stream, bool* answer) noexcept;
 /// Blocks the host until the stream's work is done.
 [[nodiscard]] Status synchronize(Stream stream) noexcept;
 

@@ -56,23 +56,39 @@ class _HostPlace:
     def reaches(self, array: Any) -> bool:
         return isinstance(array, np.ndarray)
 
-    def from_host(self, array: NDArray[Any]) -> Any:
+    def from_host(self, array: NDArray[Any], name: str = "") -> Any:  # noqa: ARG002 - of devices
         return array
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+    def factors(
+        self,
+        values: NDArray[np.float32],
+        heads: int,
+        name: str,  # noqa: ARG002 - of devices
+    ) -> Any:
+        return np.ascontiguousarray(np.broadcast_to(values, (heads,)))
+
+    def to_host(self, array: Any, name: str = "") -> NDArray[Any]:  # noqa: ARG002 - of devices
         found: NDArray[Any] = self.checked(array, "the array")
         return found
 
     def copy_into(self, target: Any, array: NDArray[Any]) -> None:
         target[...] = array
 
+    def copy_over(self, target: Any, array: Any) -> None:
+        target[...] = array
+
     def copy_of(self, array: Any) -> Any:
         return array.copy()
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        name: str = "",  # noqa: ARG002 - of devices
+    ) -> Any:
         return np.empty(shape, dtype)
 
-    def contiguous(self, array: Any) -> Any:
+    def contiguous(self, array: Any, name: str = "") -> Any:  # noqa: ARG002 - of devices
         return np.asarray(array, order="C")
 
     def in_library_of(self, given: Any, result: Any) -> Any:
@@ -89,6 +105,7 @@ class _HostPlace:
         lengths: Any,
         *,
         has_room: bool,  # noqa: ARG002 - of other places
+        out: Any,  # noqa: ARG002
     ) -> tuple[Any, int]:
         offsets = np.zeros(len(lengths) + 1, np.uint32)
         np.cumsum(self.index_array(lengths, "lengths"), out=offsets[1:])
@@ -102,10 +119,11 @@ class _HostPlace:
         return _core.build_slots(pool, table, lengths, offsets, out)
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
-        skipped = _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
-        if out is not None:
-            out[0] = skipped
-        return skipped
+        bad = _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
+        if out is None:
+            return bad
+        out[0] = bad
+        return out
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         _core.advance_lengths(lengths, offsets, active, out)

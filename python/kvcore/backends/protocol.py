@@ -213,22 +213,31 @@ class Place(Protocol):
     def reaches(self, array: Any) -> bool:
         """Tell whether kernels there read and write an array, pinned host memory included."""
 
-    def from_host(self, array: NDArray[Any]) -> Any:
-        """Return an array of the host's, or a copy of it on the device."""
+    def from_host(self, array: NDArray[Any], name: str = "an array") -> Any:
+        """Return an array of the host's, or a copy of it on the device.
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+        Places that are captured into graphs refuse it by its name.
+        """
+
+    def factors(self, values: NDArray[np.float32], heads: int, name: str) -> Any:
+        """Return scales of the host's, one or one for each head, as kernels take them."""
+
+    def to_host(self, array: Any, name: str = "an array") -> NDArray[Any]:
         """Return an array as numpy's: itself, or a copy for which the host waits."""
 
     def copy_into(self, target: Any, array: NDArray[Any]) -> None:
         """Copy an array of the host's, which may change right after, over one that lies there."""
 
+    def copy_over(self, target: Any, array: Any) -> None:
+        """Copy an array that lies there over another one of its size, if it is not that one."""
+
     def copy_of(self, array: Any) -> Any:
         """Copy an array that lies there."""
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a fresh array."""
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
+        """Return a fresh array; `name` is what it is in texts of errors."""
 
-    def contiguous(self, array: Any) -> Any:
+    def contiguous(self, array: Any, name: str = "an array") -> Any:
         """Return an array in C order, itself where it is."""
 
     def in_library_of(self, given: Any, result: Any) -> Any:
@@ -242,8 +251,11 @@ class Place(Protocol):
         Those of a second pool count three times: arrays that changed places are noticed.
         """
 
-    def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
-        """Return where each row begins and the last one ends, and how many tokens that is."""
+    def row_offsets(self, lengths: Any, *, has_room: bool, out: Any) -> tuple[Any, int]:
+        """Return where each row begins and the last one ends, and how many tokens that is.
+
+        `out` is where they may be, and are copied by ``copy_over`` once the call is done.
+        """
 
     def page_pairs(self, sources: Any, destinations: Any) -> Any:
         """Return int64 [n] twice as [n, 2], as kernels take them."""
@@ -252,7 +264,7 @@ class Place(Protocol):
         """Build the slots of a step."""
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
-        """Append by slots; return how many were beyond the pool, in `out` where that is given."""
+        """Append by slots; return how many were beyond the pool, as `out` if there is one."""
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         """Write the lengths after a step to `out`."""

@@ -194,7 +194,7 @@ def _where_pool_is(pool: Any, factors: NDArray[np.float32]) -> Any:
     if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
         return factors
     place = place_of(None, {"pool": pool})
-    copied = place.from_host(factors)
+    copied = place.from_host(factors, "key_scales or value_scales")
     place.wait()
     return copied
 

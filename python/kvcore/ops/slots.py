@@ -108,7 +108,7 @@ def append_slots(
         From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` returns
         them. Negative ones are padding: their tokens are not written.
     out : int32 array [1], optional
-        Where the pool is: where the count goes.
+        Where the number goes; for calls that are captured into a graph.
 
     Returns
     -------
@@ -135,11 +135,10 @@ def append_slots(
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
     options = Options(stream, threads)
-    count = None if out is None else _count_at(out)
-    named = [("k", tokens[0]), ("v", tokens[1:]), ("out", count)]
-    place = pools.place(options, named, [slots])
-    wanted = any_array(slots, "slots")
-    found = place.append_slots(pools.pools, wanted, tokens, count, options.threads)
+    count = None if out is None else _counter(out)
+    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:]), ("out", count)], [slots])
+    given = any_array(slots, "slots")
+    found = place.append_slots(pools.pools, given, tokens, count, options.threads)
     return found if out is None else out
 
 
@@ -186,7 +185,7 @@ def advance_lengths(
     place = Options(stream).place(named, row_offsets)
     offsets = offsets_at(place, row_offsets)
     if target is None:
-        target = place.empty(before.shape, before.dtype)
+        target = place.empty(before.shape, before.dtype, "the lengths")
     place.advance_lengths(before, offsets, flags, target)
     return target if out is None else out
 
@@ -198,12 +197,13 @@ def _writable(given: Any, name: str) -> Any:
     return array
 
 
-def _count_at(given: Any) -> Any:
+def _counter(given: Any) -> Any:
     array = _writable(given, "out")
-    if array.dtype != np.int32:
-        raise TypeError(f"out has dtype {array.dtype}, must be int32")
-    if array.shape != (1,):
-        raise ValueError(f"out has shape {array.shape}, must be (1,)")
+    if array.shape != (1,) or array.dtype != np.int32:
+        raise ValueError(
+            f"out has shape {array.shape} and dtype {array.dtype}, must be int32 (1,): the number "
+            f"of tokens that were skipped"
+        )
     return array
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvcore.backends.cuda.pools import GpuPools
 from kvcore.backends.protocol import STORE, Shard
 from kvcore.backends.shards import arrays_of, tensors_of
 from kvcore.device import Device
+from kvcore.errors import KVCacheError
 
 __all__ = ["GpuMover"]
 
@@ -41,6 +43,7 @@ class _Lane:
         self.device = device
         self.stream = kernels().Stream(device)
         self.done = kernels().Event(device)
+        self._synchronize = kernels().synchronize  # a last call may come when modules are gone
         kernels().record(self.done.ptr, device, self.stream.ptr)
 
     def wait(self, event: Any) -> None:
@@ -69,6 +72,10 @@ class _Lane:
     def finish(self) -> None:
         """Let `done` stand for the copies given so far."""
         kernels().record(self.done.ptr, self.device, self.stream.ptr)
+
+    def wait_for_all(self) -> None:
+        """Block until the copies given so far are done."""
+        self._synchronize(self.device, self.stream.ptr)
 
 
 class GpuMover:
@@ -107,6 +114,7 @@ class GpuMover:
         gpus: GpuPools,
     ) -> None:
         self._gpus = gpus
+        self._lanes: list[_Lane] = []
         per_replica = len(devices) // len(shards)
         made = [
             _make_parts(replica, devices[i * per_replica :], num_pages)
@@ -117,7 +125,14 @@ class GpuMover:
         indices = sorted({each.index for each in devices})
         self._stores = {index: _Lane(index) for index in indices}
         self._loads = {index: _Lane(index) for index in indices}
+        self._lanes = [*self._stores.values(), *self._loads.values()]
         self._ready = {index: kernels().Event(index) for index in indices}
+
+    def __del__(self) -> None:
+        """Wait for copies of pinned memory, which would go before they are done."""
+        for lane in self._lanes:
+            with suppress(KVCacheError):  # of a device that is lost
+                lane.wait_for_all()
 
     def memory(self, replica: int) -> NDArray[np.uint8]:
         """Return the host pages of a replica, [num_pages, page_bytes], pinned."""
@@ -126,8 +141,8 @@ class GpuMover:
     def wait(self, replica: int) -> None:
         """Block until the copies of a replica's pages given so far are done."""
         for device in sorted({part.device for part in self._parts[replica]}):
-            for lane in (self._stores[device], self._loads[device]):
-                kernels().synchronize(device, lane.stream.ptr)
+            self._stores[device].wait_for_all()
+            self._loads[device].wait_for_all()
 
     def expect(self, replica: int, last: int) -> None:
         """Return at once: pinned memory is present."""
@@ -154,7 +169,7 @@ class GpuMover:
             for part in (each for each in parts if each.device == device):
                 lane.copy(part.pool, part.host, pages)
             lane.finish()
-            self._gpus.orders[device].put_after(lane.done.ptr, lane.done)
+            self._gpus.orders[device].put_after(lane.done.ptr)
 
     def _load(self, parts: list[_Part], pages: NDArray[np.int32]) -> None:
         for device in sorted({part.device for part in parts}):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import address_of
 from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.arrays import in_device_library_of, library_of, own_array
 from kvcore.backends.cuda.availability import attention_kernels, kernels
@@ -63,7 +62,7 @@ class DevicePlace:
     def index_array(self, array: Any, name: str) -> Any:
         """Return an array of the device, or one of the host's together with a copy there."""
         is_host = isinstance(array, np.ndarray)
-        return (array, self.from_host(array)) if is_host else self.checked(array, name)
+        return (array, self.from_host(array, name)) if is_host else self.checked(array, name)
 
     def reaches(self, array: Any) -> bool:
         """Tell whether an array lies on the device, or in memory of ``pinned_zeros``."""
@@ -71,33 +70,56 @@ class DevicePlace:
             return is_pinned(array)
         return bool(array.data.device_id == self.device)
 
-    def from_host(self, array: NDArray[Any]) -> Any:
+    def from_host(self, array: NDArray[Any], name: str = "an array") -> Any:
         """Copy an array of the host's, which the caller may change right after."""
+        self._refuse_host(name)
         target = self.empty(array.shape, array.dtype)
-        self.copy_into(target, array)
+        self._send(target, array)
         return target
 
     def copy_into(self, target: Any, array: NDArray[Any]) -> None:
         """Copy an array of the host's, which may change right after, over one of the device."""
+        self._refuse_host("an array")
         if not target.flags.c_contiguous:
             raise ValueError("an array that is updated in place is strided, must be in C order")
+        self._send(target, array)
+
+    def _send(self, target: Any, array: NDArray[Any]) -> None:
         source = np.ascontiguousarray(array)
         address = source.__array_interface__["data"][0]
         if source.nbytes:
             kernels().copy(target.data.ptr, address, source.nbytes, self.device, self.stream)
+
+    def factors(self, values: NDArray[np.float32], heads: int, name: str) -> Any:
+        """Return scales of the host's, one or one for each head, as kernels take them.
+
+        One for all is an argument of the kernel.
+        """
+        if (values == values.reshape(-1)[0]).all():
+            return float(values.reshape(-1)[0])
+        return self.from_host(np.ascontiguousarray(np.broadcast_to(values, (heads,))), name)
+
+    def copy_over(self, target: Any, array: Any) -> None:
+        """Copy an array of the device over another one in C order, if it is not that one."""
+        if target is not array:
+            addresses = target.data.ptr, array.data.ptr
+            kernels().copy(*addresses, target.nbytes, self.device, self.stream)
 
     def copy_of(self, array: Any) -> Any:
         """Copy an array of the device."""
         if not array.flags.c_contiguous:
             return self.contiguous(array)
         target = self.empty(array.shape, array.dtype)
-        if target.nbytes:
-            addresses = target.data.ptr, array.data.ptr
-            kernels().copy(*addresses, target.nbytes, self.device, self.stream)
+        self.copy_over(target, array)
         return target
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+    def to_host(self, array: Any, name: str = "an array") -> NDArray[Any]:
         """Read an array back, waiting for the stream."""
+        if self._is_captured():
+            raise ValueError(
+                f"{name} on cuda:{self.device} is to be read back, while the stream is captured "
+                f"into a graph; pass it in host memory, or call outside of the capture"
+            )
         source = self.contiguous(array)
         target: NDArray[Any] = np.empty(source.shape, source.dtype)
         address = target.__array_interface__["data"][0]
@@ -106,15 +128,33 @@ class DevicePlace:
         self.wait()
         return target
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
         """Take memory out of cupy's pool."""
+        if self._is_captured():
+            raise ValueError(
+                f"{name} would be new memory, while the stream is captured into a graph, whose "
+                f"replays would write to memory that is somebody else's; pass out=, or call "
+                f"outside of the capture"
+            )
         return driver.empty(shape, dtype, self.device, self.stream)
 
-    def contiguous(self, array: Any) -> Any:
+    def _is_captured(self) -> bool:
+        return bool(kernels().is_capturing(self.device, self.stream))
+
+    def _refuse_host(self, name: str) -> None:
+        """Raise ValueError for an array of the host's where a graph would read a copy of it."""
+        if self._is_captured():
+            raise ValueError(
+                f"{name} is in host memory, while the stream is captured into a graph, whose "
+                f"replays would read a copy that is gone; pass it as an array on "
+                f"cuda:{self.device}"
+            )
+
+    def contiguous(self, array: Any, name: str = "an array") -> Any:
         """Return an array in C order, itself where it is."""
         if array.flags.c_contiguous:
             return array
-        target = self.empty(array.shape, array.dtype)
+        target = self.empty(array.shape, array.dtype, f"a copy of {name}, which is not in C order,")
         kernels().copy_strided(array, target, self.device, self.stream)
         return target
 
@@ -125,28 +165,31 @@ class DevicePlace:
     def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
         """Return the digests of pages, uint64 [n], those of the second pool three times."""
         count = len(ids[0] if isinstance(ids, tuple) else ids)
-        digests = self.empty((count,), np.dtype(np.uint64))
+        digests = self.empty((count,), np.dtype(np.uint64), "the digests")
         for pool, weight in zip(pools, (0, 3), strict=False):
             kernels().digest_pages(pool, ids, digests, weight, *self.launch_args(threads))
         return digests
 
-    def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
+    def row_offsets(self, lengths: Any, *, has_room: bool, out: Any) -> tuple[Any, int]:
         """Return where each row begins and the last one ends, and how many tokens that is.
 
         Lengths of the host's give both; of others the sum is read back, with a wait, unless there
-        is room for the tokens already.
+        is room for the tokens already. A graph that is captured has them in `out`, other calls in
+        memory of their own: no call that fails later has written to `out`.
         """
         if isinstance(lengths, np.ndarray):
             offsets = np.zeros(len(lengths) + 1, np.uint32)
             np.cumsum(lengths, out=offsets[1:])
-            return (offsets, self.from_host(offsets)), int(offsets[-1])
-        taken = self.contiguous(self.checked(lengths, "lengths"))
-        ends = self.empty((len(taken) + 1,), np.dtype(np.uint32))
+            return (offsets, self.from_host(offsets, "lengths")), int(offsets[-1])
+        taken = self.contiguous(self.checked(lengths, "lengths"), "lengths")
+        ends = out
+        if ends is None or not self._is_captured():
+            ends = self.empty((len(taken) + 1,), np.dtype(np.uint32), "out[2], the row offsets,")
         kernels().row_offsets(taken, ends, self.device, self.stream)
-        return ends, 0 if has_room else int(self.to_host(ends)[-1])
+        return ends, 0 if has_room else int(self.to_host(ends, "lengths")[-1])
 
     def page_pairs(self, sources: Any, destinations: Any) -> Any:
-        """Return int64 [n] twice as [n, 2], of the host with a copy."""
+        """Return int64 [n] twice as [n, 2] with a copy, or as two arrays where one is here."""
         given = {"source_ids": sources, "destination_ids": destinations}
         if all(isinstance(ids, np.ndarray) for ids in given.values()):
             return self.index_array(np.stack([sources, destinations], axis=1), "ids")
@@ -155,11 +198,10 @@ class DevicePlace:
                 raise TypeError(f"{name} has dtype {ids.dtype}, must be int64 on a GPU")
             if not isinstance(ids, np.ndarray):
                 self.checked(ids, name)
-        pairs = self.empty((len(sources), 2), np.dtype(np.int64))
-        for column, ids in enumerate(given.values()):
-            moved = self.from_host(ids) if isinstance(ids, np.ndarray) else ids
-            kernels().copy_strided(moved, pairs[:, column], self.device, self.stream)
-        return pairs
+        return [
+            self.from_host(ids, name) if isinstance(ids, np.ndarray) else self.contiguous(ids, name)
+            for name, ids in given.items()
+        ]
 
     def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         """Build the slots of a step."""
@@ -169,13 +211,13 @@ class DevicePlace:
                     "row_offsets are on a GPU and are not read back; pass out for the slots, or "
                     "row_offsets from the host"
                 )
-            out = self.empty((_last(offsets[0]),), np.dtype(np.int64))
+            out = self.empty((_last(offsets[0]),), np.dtype(np.int64), "the slots")
         kernels().build_slots(pool, table, lengths, offsets, out, *self.launch_args(1))
         return out
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
         """Append by slots; return int32 [1], how many were beyond the pool."""
-        bad = self.empty((1,), np.dtype(np.int32)) if out is None else out
+        bad = self.empty((1,), np.dtype(np.int32), "the count") if out is None else out
         wanted = self.index_array(slots, "slots")
         kernels().fill(bad.data.ptr, 0, bad.nbytes, self.device, self.stream)
         kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
@@ -197,7 +239,7 @@ class DevicePlace:
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         """Copy the first tokens of pages."""
-        kernels().copy_partial(self._with_tables(cache), copies, *self.launch_args(threads))
+        kernels().copy_partial(cache, copies, *self.launch_args(threads))
 
     def transfer(
         self,
@@ -209,13 +251,8 @@ class DevicePlace:
         threads: int,
     ) -> None:
         """Copy pages between caches, neither of which is packed as vLLM's."""
-        caches = self._with_tables(source[0]), self._with_tables(destination[0])
-        last = self.launch_args(threads)
-        kernels().transfer(*caches, pairs, *layers, most_blocks, *last)
-
-    def _with_tables(self, cache: list[Tensor]) -> tuple[list[Tensor], list[Any]]:
-        """Return a cache with the addresses of its layers where kernels can read them."""
-        return cache, [self.from_host(_addresses(t)) if len(t) > 1 else None for t in cache]
+        caches = source[0], destination[0]
+        kernels().transfer(*caches, pairs, *layers, most_blocks, *self.launch_args(threads))
 
     def wait(self) -> None:
         """Block the host until the stream's work is done."""
@@ -233,13 +270,9 @@ class ManagerPlace(DevicePlace):
     def __init__(self, device: int) -> None:
         super().__init__(device, manager_stream(device).handle)
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
         """Take memory out of cupy's pool."""
-        return own_array(super().empty(shape, dtype))
-
-
-def _addresses(tensor: Tensor) -> NDArray[np.uint64]:
-    return np.array([address_of(array) for array in tensor], np.uint64)
+        return own_array(super().empty(shape, dtype, name))
 
 
 def _last(offsets: NDArray[np.uint32]) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from kvcore.backends.cuda.arrays import own_array
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
 from kvcore.backends.cuda.order import StreamOrder
 from kvcore.device import Device
+from kvcore.errors import KVCacheError
 
 __all__ = ["GpuPools", "make_gpu_pools"]
 
@@ -37,11 +39,18 @@ class GpuPools:
     """
 
     def __init__(self, devices: tuple[Device, ...], shards_per_replica: int) -> None:
+        self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
+        self._synchronize = kernels().synchronize_event  # a last call may come when modules go
         self._devices = [each.index for each in devices]
         self._per_replica = shards_per_replica
         self.orders = {index: StreamOrder(index) for index in self._devices}
         self._lock = threading.Lock()
-        self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
+
+    def __del__(self) -> None:
+        """Wait for copies out of pinned memory, which would go before they are done."""
+        for event, *_ in self._in_flight:
+            with suppress(KVCacheError):  # of a device that is lost
+                self._synchronize(event.ptr)
 
     def pinned(self, entries: int) -> NDArray[np.uint32]:
         """Allocate uint32 [entries] of pinned memory, as an array that all views of it hold.

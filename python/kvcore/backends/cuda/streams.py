@@ -56,7 +56,7 @@ def current_stream(device: int, libraries: Iterable[str]) -> CurrentStream:
     named = set(libraries)
     if named == {"kvcore"}:
         return manager_stream(device)
-    found = _streams(device, {"cupy", "torch"} if "kvcore" in named else named)
+    found = _streams(device, _all_libraries() if "kvcore" in named else named)
     chosen = {name: stream for name, stream in found.items() if stream.is_chosen}
     if len({stream.handle for stream in chosen.values()}) > 1:
         both = " and ".join(f"{stream.handle:#x} of {name}" for name, stream in chosen.items())
@@ -69,10 +69,16 @@ def current_stream(device: int, libraries: Iterable[str]) -> CurrentStream:
 
 def manager_stream(device: int) -> CurrentStream:
     """Return the stream that a manager's work runs on: cupy's, or torch's if it alone chose one."""
-    found = _streams(device, {"cupy", "torch"})
-    if found["cupy"].is_chosen or not found["torch"].is_chosen:
-        return found["cupy"]
-    return found["torch"]
+    found = _streams(device, _all_libraries())
+    mine = found["cupy"]
+    theirs = found.get("torch", mine)
+    return theirs if theirs.is_chosen and not mine.is_chosen else mine
+
+
+def _all_libraries() -> set[str]:
+    """Return the libraries that have current streams: torch if it was imported and uses GPUs."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return {"cupy"} if cuda is None or not cuda.is_initialized() else {"cupy", "torch"}
 
 
 def _streams(device: int, libraries: Iterable[str]) -> dict[str, CurrentStream]:
@@ -85,11 +91,7 @@ def _of_cupy(device: int) -> CurrentStream:
 
 
 def _of_torch(device: int) -> CurrentStream:
-    """Return torch's current stream, where torch was imported and uses GPUs."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return CurrentStream(0, None)
-    stream = cuda.current_stream(device)
+    stream = sys.modules["torch"].cuda.current_stream(device)
     return CurrentStream(int(stream.cuda_stream), stream)
 
 
