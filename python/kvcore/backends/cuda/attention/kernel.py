@@ -83,6 +83,7 @@ def attend(
     lengths,  # uint32 [rows]
     lengths_stride,
     offsets,  # uint32 [rows + 1]
+    stack,  # int32, see ``cascade.Stack``: rows are stacked; or None
     sinks,  # [q_heads], or None
     out,  # [splits, tokens, q_heads, v_dim]
     out_strides,  # of a token and a head
@@ -131,16 +132,34 @@ def attend(
     m = tl.arange(0, block_m)
     of_row = begin + m // heads_per_block
     of_group = tl.program_id(1) % parts * heads_per_block + m % heads_per_block
-    token = first + of_row
+    state = first + of_row
     is_query = (of_row < new) & (m < tokens_per_block * heads_per_block)
-    is_query = is_query & (of_group < group) & (token < num_tokens)
+    is_query = is_query & (of_group < group) & (state < num_tokens)
     q_head = head * group + of_group
-    cached = tl.load(lengths + row * lengths_stride).to(tl.int32)
-    position = cached + of_row
+    if stack is None:
+        token = state
+        cached = tl.load(lengths + row * lengths_stride).to(tl.int32)
+        position = cached + of_row
+        last = tl.minimum(begin + tokens_per_block, new) - 1
+        low, high = _range_of_block(cached, cached + new, begin, last, window, chunk, causal)
+    else:
+        numbers = stack + state
+        token = tl.load(numbers, mask=is_query, other=0)
+        own = tl.load(numbers + num_tokens, mask=is_query, other=0)
+        ahead = tl.load(numbers + 2 * num_tokens, mask=is_query, other=0)
+        own_length = tl.load(lengths + own * lengths_stride, mask=is_query, other=0)
+        position = own_length.to(tl.int32) + ahead
+        numbers = stack + 3 * num_tokens + row
+        row = tl.load(numbers)
+        low = tl.load(numbers + num_rows)
+        cached = tl.load(lengths + row * lengths_stride).to(tl.int32)
+        high = tl.minimum(tl.load(numbers + 2 * num_rows), cached + new)
+        if causal:
+            high = tl.minimum(high, tl.max(tl.where(is_query, position, 0), 0) + 1)
 
     # ---- their elements
     d = tl.arange(0, block_dim)
-    q_at = token.to(tl.int64) * q_strides[0] + q_head * q_strides[1]
+    q_at = token.to(tl.int64) * q_strides[0] + q_head.to(tl.int64) * q_strides[1]
     q_mask = is_query[:, None] & (d < dim)[None, :]
     queries = tl.load(q + q_at[:, None] + d[None, :], mask=q_mask, other=0.0).to(dtype)
     if rest_dim > 0:
@@ -148,9 +167,7 @@ def attend(
         e_mask = is_query[:, None] & (e < rest_dim)[None, :]
         ends = tl.load(q + q_at[:, None] + (dim + e)[None, :], mask=e_mask, other=0.0).to(dtype)
 
-    # ---- which tokens of the row
-    last = tl.minimum(begin + tokens_per_block, new) - 1
-    low, high = _range_of_block(cached, cached + new, begin, last, window, chunk, causal)
+    # ---- which of the tokens that they see
     tiles = tl.cdiv(high - low, block_n)
     per_split = tl.cdiv(tiles, tl.num_programs(2))
     tile = tl.program_id(2) * per_split
@@ -217,8 +234,8 @@ def attend(
     if sinks is not None:
         most, total, acc = _with_sinks(sinks + q_head, is_query, most, total, acc)
     is_empty = total == 0.0
-    split_token = tl.program_id(2).to(tl.int64) * num_tokens + token
-    o_at = split_token * out_strides[0] + q_head.to(tl.int64) * out_strides[1]
+    of_split = tl.program_id(2).to(tl.int64) * num_tokens + state
+    o_at = of_split * out_strides[0] + q_head.to(tl.int64) * out_strides[1]
     e_v = tl.arange(0, block_v)
     o_mask = is_query[:, None] & (e_v < v_dim)[None, :]
     values = acc / tl.where(is_empty, 1.0, total)[:, None]
@@ -226,4 +243,4 @@ def attend(
     if lse is not None:
         sums = (most + tl.log2(tl.where(is_empty, 1.0, total))) / log2e
         sums = tl.where(is_empty, float("-inf"), sums)
-        tl.store(lse + split_token * q_heads + q_head, sums, mask=is_query)
+        tl.store(lse + of_split * q_heads + q_head, sums, mask=is_query)
