@@ -35,7 +35,11 @@ def scene_of(shared: Any, new: list[int], page: int = 3, **options: Any) -> Scen
 @pytest.mark.parametrize("splits", [1, 2])
 def test_agrees_with_the_oracle(shared: Any, new: list[int], splits: int) -> None:
     scene = scene_of(shared, new, dtype="float16", q_dtype="bfloat16" if splits > 1 else "float32")
-    for rule in ({}, {"causal": False, "soft_cap": 5.0, "sinks": np.array([0.5, 2], np.float32)}):
+    rules: list[dict[str, Any]] = [
+        {},
+        {"causal": False, "soft_cap": 5.0, "sinks": np.array([0.5, 2], np.float32)},
+    ]
+    for rule in rules:
         expected, sums = scene.expected(**rule)
         o, lse = attend_on_host(
             scene.batch, scene.q, scene.offsets, shared=scene.groups(), splits=splits, **rule

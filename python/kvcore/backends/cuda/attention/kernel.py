@@ -55,6 +55,46 @@ def _is_seen(position, at, window, chunk, causal: tl.constexpr):
 
 
 @triton.jit
+def _capped(scores, soft_cap):
+    """Bend scores to what is below a cap."""
+    if soft_cap is not None:
+        # tanh by what every processor has; exp2 overflows to the right end of it.
+        power = tl.exp2(scores * (2.0 * 1.4426950408889634 / soft_cap))
+        scores = soft_cap * (1.0 - 2.0 / (power + 1.0))
+    return scores
+
+
+@triton.jit
+def _of_stack(
+    stack,
+    num_states,
+    num_rows,
+    state,
+    is_query,
+    row,
+    lengths,
+    lengths_stride,
+    new,
+    causal: tl.constexpr,
+):
+    """Return tokens of q, their positions, the row of the table, and the range of a stacked row."""
+    numbers = stack + state
+    token = tl.load(numbers, mask=is_query, other=0)
+    own = tl.load(numbers + num_states, mask=is_query, other=0)
+    ahead = tl.load(numbers + 2 * num_states, mask=is_query, other=0)
+    cached = tl.load(lengths + own * lengths_stride, mask=is_query, other=0).to(tl.int32)
+    position = cached + ahead
+    numbers = stack + 3 * num_states + row
+    row = tl.load(numbers)
+    low = tl.load(numbers + num_rows)
+    length = tl.load(lengths + row * lengths_stride).to(tl.int32) + new
+    high = tl.minimum(tl.load(numbers + 2 * num_rows), length)
+    if causal:
+        high = tl.minimum(high, tl.max(tl.where(is_query, position, 0), 0) + 1)
+    return token, position, row, low, high
+
+
+@triton.jit
 def _with_sinks(sinks, mask, most, total, acc):
     """Let a score of each head take weight."""
     sink = tl.load(sinks, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -143,19 +183,9 @@ def attend(
         last = tl.minimum(begin + tokens_per_block, new) - 1
         low, high = _range_of_block(cached, cached + new, begin, last, window, chunk, causal)
     else:
-        numbers = stack + state
-        token = tl.load(numbers, mask=is_query, other=0)
-        own = tl.load(numbers + num_tokens, mask=is_query, other=0)
-        ahead = tl.load(numbers + 2 * num_tokens, mask=is_query, other=0)
-        own_length = tl.load(lengths + own * lengths_stride, mask=is_query, other=0)
-        position = own_length.to(tl.int32) + ahead
-        numbers = stack + 3 * num_tokens + row
-        row = tl.load(numbers)
-        low = tl.load(numbers + num_rows)
-        cached = tl.load(lengths + row * lengths_stride).to(tl.int32)
-        high = tl.minimum(tl.load(numbers + 2 * num_rows), cached + new)
-        if causal:
-            high = tl.minimum(high, tl.max(tl.where(is_query, position, 0), 0) + 1)
+        token, position, row, low, high = _of_stack(
+            stack, num_tokens, num_rows, state, is_query, row, lengths, lengths_stride, new, causal
+        )
 
     # ---- their elements
     d = tl.arange(0, block_dim)
@@ -203,11 +233,7 @@ def attend(
                     rest, r_at, has, None, r_at, "plain", dtype, 0, rest_dim, block_rest, 0
                 )
             scores = tl.dot(ends, tl.trans(more), scores, input_precision="ieee")
-        scores = scores * scale
-        if soft_cap is not None:
-            # tanh by what every processor has; exp2 overflows to the right end of it.
-            power = tl.exp2(scores * (2.0 * log2e / soft_cap))
-            scores = soft_cap * (1.0 - 2.0 / (power + 1.0))
+        scores = _capped(scores * scale, soft_cap)
         seen = _is_seen(position, at, window, chunk, causal) & has[None, :]
         scores = tl.where(seen, scores * log2e, float("-inf"))
 
