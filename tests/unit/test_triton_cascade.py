@@ -31,8 +31,7 @@ def scene_of(shared: Any, new: list[int], page: int = 3, **options: Any) -> Scen
 
 
 @pytest.mark.parametrize("shared", GROUPS)
-@pytest.mark.parametrize("new", [[1, 1, 1, 1, 1], [4, 0, 1, 2, 7]])
-@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(("new", "splits"), [([1, 1, 1, 1, 1], 2), ([4, 0, 1, 2, 7], 1)])
 def test_agrees_with_the_oracle(shared: Any, new: list[int], splits: int) -> None:
     scene = scene_of(shared, new, dtype="float16", q_dtype="bfloat16" if splits > 1 else "float32")
     rules: list[dict[str, Any]] = [

@@ -68,12 +68,12 @@ def on_device(machine: Machine, scene: Scene) -> tuple[PagedBatch, Any]:
 def test_results_are_those_of_the_cpu(
     machine: Machine, options: dict[str, Any], splits: int | None
 ) -> None:
-    scene = Scene(cached=[20, 0, 3], new=[1, 5, 9], page=3, **options)
+    scene = Scene(cached=[20, 0, 3], new=[1, 5, 2], page=3, **options)
     batch, q = on_device(machine, scene)
     rule: dict[str, Any] = {"window": 9, "soft_cap": 20.0, "scale": 0.2}
     sinks = np.linspace(-1, 1, scene.q_heads).astype(np.float32)
     expected, sums = scene.expected(sinks=sinks, **rule)
-    for offsets in (scene.offsets, scene.offsets.tolist(), machine.array(scene.offsets, 1)):
+    for offsets in (scene.offsets.tolist(), machine.array(scene.offsets, 1)):
         o, lse = ops.attention(
             batch, 0, q, offsets, sinks=sinks, return_lse=True, splits=splits, **rule
         )
