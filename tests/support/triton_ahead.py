@@ -39,6 +39,7 @@ CASES: dict[str, tuple[int, int, int, int, int, int, str, str, str]] = {
     "decode_256_fp8": (64, 64, 4, 16, 256, 256, "bfloat16", "float8_e4m3fn", "tokens"),
     "prompt_256_fp8": (4096, 2, 4, 16, 256, 256, "bfloat16", "float8_e4m3fn", "tokens"),
     "prompt_latent": (4096, 2, 1, 128, 576, 512, "bfloat16", "bfloat16", "latent"),
+    "stacked": (64, 64, 8, 32, 128, 128, "bfloat16", "bfloat16", "stacked"),
     "latent": (64, 64, 1, 128, 576, 512, "bfloat16", "bfloat16", "latent"),
     "latent_fp8": (64, 64, 1, 128, 576, 512, "bfloat16", "float8_e4m3fn", "latent_fp8"),
 }
@@ -68,6 +69,12 @@ def call_of(case: str) -> Any:
     elif scales == "heads":
         each = memory(heads, 1, dtype="float32")
         ks = vs = np.broadcast_to(each, (pages, _PAGE, heads, 1))
+    stack = None
+    if scales == "stacked":
+        from kvcore.backends.cuda.attention.cascade import Group, make_stack
+
+        made = make_stack([Group((0, 1), 32)], np.arange(rows + 1, dtype=np.uint32))
+        stack = made, made.numbers
     return Call(
         memory(tokens, q_heads, dim, dtype=q_dtype),
         key,
@@ -80,6 +87,7 @@ def call_of(case: str) -> Any:
         np.empty(rows + 1, np.uint32),
         Rule(0.1, True, None, None, None, None),
         v_dim,
+        stack,
     )
 
 
@@ -133,7 +141,7 @@ def main(arch: int, case: str) -> None:
     call = call_of(case)
     plan = calls.planned(call, 4, None)
     out = np.empty((*call.q.shape[:2], call.v_dim), call.q.dtype)
-    scratch = np.empty(scratch_elements(call.sizes, 4), np.float32)
+    scratch = np.empty(scratch_elements(call.sizes, 4, is_stacked=True), np.float32)
     for each in calls.launches(call, plan, out, None, scratch):
         made = resources(compiled(each.kernel, arch, each.args, each.options | COMPILED))
         print(json.dumps({"case": case, "arch": arch, "kernel": each.kernel.__name__} | made))

@@ -43,7 +43,7 @@ def attend_on_host(
         (pools.lookup_table, pools.cache_lengths, (offsets, offsets)),
         q,
         tuple(asked.pop(name, name == "causal" or None) for name in rule),
-        ((), 0),
+        (asked.pop("shared", ()), 0),
         asked.pop("out", None),
         True,
         1,

@@ -68,12 +68,12 @@ def on_device(machine: Machine, scene: Scene) -> tuple[PagedBatch, Any]:
 def test_results_are_those_of_the_cpu(
     machine: Machine, options: dict[str, Any], splits: int | None
 ) -> None:
-    scene = Scene(cached=[20, 0, 3], new=[1, 5, 9], page=3, **options)
+    scene = Scene(cached=[20, 0, 3], new=[1, 5, 2], page=3, **options)
     batch, q = on_device(machine, scene)
     rule: dict[str, Any] = {"window": 9, "soft_cap": 20.0, "scale": 0.2}
     sinks = np.linspace(-1, 1, scene.q_heads).astype(np.float32)
     expected, sums = scene.expected(sinks=sinks, **rule)
-    for offsets in (scene.offsets, scene.offsets.tolist(), machine.array(scene.offsets, 1)):
+    for offsets in (scene.offsets.tolist(), machine.array(scene.offsets, 1)):
         o, lse = ops.attention(
             batch, 0, q, offsets, sinks=sinks, return_lse=True, splits=splits, **rule
         )
@@ -293,3 +293,26 @@ def test_rows_that_are_longer_than_their_columns_are_cut(machine: Machine) -> No
     batch = PagedBatch(pool, None, table, machine.array(u32(7)))
     found = [machine.host(x).tolist() for x in ops.page_indices(batch, u32(0, 1))]
     assert found == [[0, 2], [4, 3], [2], [4]]
+
+
+# ---- shared prefixes -----------------------------------------------------------------------------
+@pytest.mark.parametrize("offsets_from", ["host", "device"])
+def test_shared_prefixes_of_a_batch_on_a_device(machine: Machine, offsets_from: str) -> None:
+    """Offsets of the device are not read back: then each row reads for itself."""
+    scene = Scene(
+        cached=[9, 11, 9], new=[1, 2, 0], page=3, heads=1, shared=[([0, 1, 2], 2), ([0, 1], 3)]
+    )
+    batch, q = on_device(machine, scene)
+    stacks = offsets_from == "host"
+    offsets = scene.offsets if stacks else machine.array(scene.offsets, 1)
+    stream = machine.kernels.Stream(1)
+    o, lse = ops.cascade_attention(
+        batch, 0, q, offsets, scene.groups(), return_lse=True, splits=2, stream=stream
+    )
+    expected, sums = scene.expected()
+    assert_close(machine.host(o), expected, "float32")
+    assert_lse(machine.host(lse), sums)
+    needed = 2 * (3 + 3 * stacks + 3 * stacks) * 2 * 17
+    scratch = machine.memory((needed - 1,), np.float32, 1)
+    with pytest.raises(ValueError, match=f"scratch has {needed - 1} elements, must have {needed}"):
+        ops.cascade_attention(batch, 0, q, offsets, scene.groups(), splits=2, scratch=scratch)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from kvcore.arrays import address_of
+from kvcore.backends.cuda.attention.cascade import Stack
 from kvcore.backends.cuda.attention.join import join as join_kernel
 from kvcore.backends.cuda.attention.kernel import attend as attend_kernel
 from kvcore.backends.cuda.attention.launch import architecture, launch, processors
@@ -56,6 +57,8 @@ class Call(NamedTuple):
     rule : Rule
     v_dim : int
         Elements of a value to use.
+    stack : (Stack, int32 array), or None
+        Rows that are stacked, and their numbers on the device.
     """
 
     q: Any
@@ -69,11 +72,15 @@ class Call(NamedTuple):
     offsets: Any
     rule: Rule
     v_dim: int
+    stack: tuple[Stack, Any] | None = None
 
     @property
     def sizes(self) -> Sizes:
-        """The shapes of the call."""
-        return sizes_of(self.q, (self.key, self.value, self.rest), self.table, self.v_dim)
+        """The shapes of the call: of stacked rows, and of states in place of tokens."""
+        found = sizes_of(self.q, (self.key, self.value, self.rest), self.table, self.v_dim)
+        if self.stack is None:
+            return found
+        return found._replace(tokens=self.stack[0].states, rows=self.stack[0].rows)
 
 
 def product_dtype(call: Call) -> str:
@@ -133,25 +140,31 @@ class Launch(NamedTuple):
 
 
 def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[Launch]:
-    """Return what is to be run, in order; of each argument see ``attend``."""
+    """Return what is to be run, in order; of each argument see ``attend``.
+
+    The states of splits and of stacked rows go through scratch, all others to the result.
+    """
     sizes, splits = call.sizes, plan.grid[2]
     options = {"num_warps": plan.warps, "num_stages": plan.stages}
     result = pointer_to(out), strides_of(out, 2), pointer_to(lse)
-    if splits == 1:
+    if splits == 1 and call.stack is None:
         args = _arguments(call, plan, result, call.rule.sinks)
         return [Launch(attend_kernel, plan.grid, args, options)]
     parts = Pointer(address_of(scratch), "float32")
     states = splits * sizes.tokens * sizes.q_heads
     sums = Pointer(parts.address + 4 * states * sizes.v_dim, "float32")
     target = parts, (sizes.q_heads * sizes.v_dim, sizes.v_dim), sums
+    stacked = None if call.stack is None else call.stack[0]
     merged = (
         parts,
         sums,
+        None if stacked is None else _numbers(call, stacked.chains_at, "int32"),
         pointer_to(call.offsets),
         pointer_to(call.rule.sinks),
         *result,
-        sizes.rows,
+        call.table.shape[0],
         sizes.tokens,
+        1 if stacked is None else stacked.depth,
         splits,
         sizes.q_heads,
         sizes.v_dim,
@@ -159,7 +172,9 @@ def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[L
     )
     return [
         Launch(attend_kernel, plan.grid, _arguments(call, plan, target, None), options),
-        Launch(join_kernel, (sizes.tokens, sizes.q_heads, 1), merged, {"num_warps": _JOIN_WARPS}),
+        Launch(
+            join_kernel, (call.q.shape[0], sizes.q_heads, 1), merged, {"num_warps": _JOIN_WARPS}
+        ),
     ]
 
 
@@ -192,7 +207,7 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
         strides_of(call.table, 1)[0],
         pointer_to(call.lengths),
         strides_of(call.lengths, 1)[0],
-        pointer_to(call.offsets),
+        *_rows(call),
         pointer_to(sinks),
         *target,
         sizes.rows,
@@ -222,6 +237,18 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
         k_group if value_pointer is None else _group(v_scales, v_source, is_wide=narrows),
         dtype,
     )
+
+
+def _rows(call: Call) -> tuple[Any, Any]:
+    """Return where rows begin, and the numbers of stacked ones."""
+    if call.stack is None:
+        return pointer_to(call.offsets), None
+    return _numbers(call, call.stack[0].offsets_at, "uint32"), pointer_to(call.stack[1])
+
+
+def _numbers(call: Call, at: int, dtype: str) -> Pointer:
+    """Return the pointer to some of the numbers of stacked rows, 4 bytes each."""
+    return Pointer(address_of(call.stack[1]) + 4 * at, dtype)  # type: ignore[index]
 
 
 def _strides(array: Any) -> tuple[int, ...]:

@@ -55,6 +55,46 @@ def _is_seen(position, at, window, chunk, causal: tl.constexpr):
 
 
 @triton.jit
+def _capped(scores, soft_cap):
+    """Bend scores to what is below a cap."""
+    if soft_cap is not None:
+        # tanh by what every processor has; exp2 overflows to the right end of it.
+        power = tl.exp2(scores * (2.0 * 1.4426950408889634 / soft_cap))
+        scores = soft_cap * (1.0 - 2.0 / (power + 1.0))
+    return scores
+
+
+@triton.jit
+def _of_stack(
+    stack,
+    num_states,
+    num_rows,
+    state,
+    is_query,
+    row,
+    lengths,
+    lengths_stride,
+    new,
+    causal: tl.constexpr,
+):
+    """Return tokens of q, their positions, the row of the table, and the range of a stacked row."""
+    numbers = stack + state
+    token = tl.load(numbers, mask=is_query, other=0)
+    own = tl.load(numbers + num_states, mask=is_query, other=0)
+    ahead = tl.load(numbers + 2 * num_states, mask=is_query, other=0)
+    cached = tl.load(lengths + own * lengths_stride, mask=is_query, other=0).to(tl.int32)
+    position = cached + ahead
+    numbers = stack + 3 * num_states + row
+    row = tl.load(numbers)
+    low = tl.load(numbers + num_rows)
+    length = tl.load(lengths + row * lengths_stride).to(tl.int32) + new
+    high = tl.minimum(tl.load(numbers + 2 * num_rows), length)
+    if causal:
+        high = tl.minimum(high, tl.max(tl.where(is_query, position, 0), 0) + 1)
+    return token, position, row, low, high
+
+
+@triton.jit
 def _with_sinks(sinks, mask, most, total, acc):
     """Let a score of each head take weight."""
     sink = tl.load(sinks, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -83,6 +123,7 @@ def attend(
     lengths,  # uint32 [rows]
     lengths_stride,
     offsets,  # uint32 [rows + 1]
+    stack,  # int32, see ``cascade.Stack``: rows are stacked; or None
     sinks,  # [q_heads], or None
     out,  # [splits, tokens, q_heads, v_dim]
     out_strides,  # of a token and a head
@@ -131,16 +172,24 @@ def attend(
     m = tl.arange(0, block_m)
     of_row = begin + m // heads_per_block
     of_group = tl.program_id(1) % parts * heads_per_block + m % heads_per_block
-    token = first + of_row
+    state = first + of_row
     is_query = (of_row < new) & (m < tokens_per_block * heads_per_block)
-    is_query = is_query & (of_group < group) & (token < num_tokens)
+    is_query = is_query & (of_group < group) & (state < num_tokens)
     q_head = head * group + of_group
-    cached = tl.load(lengths + row * lengths_stride).to(tl.int32)
-    position = cached + of_row
+    if stack is None:
+        token = state
+        cached = tl.load(lengths + row * lengths_stride).to(tl.int32)
+        position = cached + of_row
+        last = tl.minimum(begin + tokens_per_block, new) - 1
+        low, high = _range_of_block(cached, cached + new, begin, last, window, chunk, causal)
+    else:
+        token, position, row, low, high = _of_stack(
+            stack, num_tokens, num_rows, state, is_query, row, lengths, lengths_stride, new, causal
+        )
 
     # ---- their elements
     d = tl.arange(0, block_dim)
-    q_at = token.to(tl.int64) * q_strides[0] + q_head * q_strides[1]
+    q_at = token.to(tl.int64) * q_strides[0] + q_head.to(tl.int64) * q_strides[1]
     q_mask = is_query[:, None] & (d < dim)[None, :]
     queries = tl.load(q + q_at[:, None] + d[None, :], mask=q_mask, other=0.0).to(dtype)
     if rest_dim > 0:
@@ -148,9 +197,7 @@ def attend(
         e_mask = is_query[:, None] & (e < rest_dim)[None, :]
         ends = tl.load(q + q_at[:, None] + (dim + e)[None, :], mask=e_mask, other=0.0).to(dtype)
 
-    # ---- which tokens of the row
-    last = tl.minimum(begin + tokens_per_block, new) - 1
-    low, high = _range_of_block(cached, cached + new, begin, last, window, chunk, causal)
+    # ---- which of the tokens that they see
     tiles = tl.cdiv(high - low, block_n)
     per_split = tl.cdiv(tiles, tl.num_programs(2))
     tile = tl.program_id(2) * per_split
@@ -186,11 +233,7 @@ def attend(
                     rest, r_at, has, None, r_at, "plain", dtype, 0, rest_dim, block_rest, 0
                 )
             scores = tl.dot(ends, tl.trans(more), scores, input_precision="ieee")
-        scores = scores * scale
-        if soft_cap is not None:
-            # tanh by what every processor has; exp2 overflows to the right end of it.
-            power = tl.exp2(scores * (2.0 * log2e / soft_cap))
-            scores = soft_cap * (1.0 - 2.0 / (power + 1.0))
+        scores = _capped(scores * scale, soft_cap)
         seen = _is_seen(position, at, window, chunk, causal) & has[None, :]
         scores = tl.where(seen, scores * log2e, float("-inf"))
 
@@ -217,8 +260,8 @@ def attend(
     if sinks is not None:
         most, total, acc = _with_sinks(sinks + q_head, is_query, most, total, acc)
     is_empty = total == 0.0
-    split_token = tl.program_id(2).to(tl.int64) * num_tokens + token
-    o_at = split_token * out_strides[0] + q_head.to(tl.int64) * out_strides[1]
+    of_split = tl.program_id(2).to(tl.int64) * num_tokens + state
+    o_at = of_split * out_strides[0] + q_head.to(tl.int64) * out_strides[1]
     e_v = tl.arange(0, block_v)
     o_mask = is_query[:, None] & (e_v < v_dim)[None, :]
     values = acc / tl.where(is_empty, 1.0, total)[:, None]
@@ -226,4 +269,4 @@ def attend(
     if lse is not None:
         sums = (most + tl.log2(tl.where(is_empty, 1.0, total))) / log2e
         sums = tl.where(is_empty, float("-inf"), sums)
-        tl.store(lse + split_token * q_heads + q_head, sums, mask=is_query)
+        tl.store(lse + of_split * q_heads + q_head, sums, mask=is_query)

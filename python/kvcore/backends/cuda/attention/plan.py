@@ -96,9 +96,9 @@ def default_splits(sizes: Sizes, plan: Plan, processors: int) -> int:
     return max(1, min(wanted, worth, MOST_SPLITS))
 
 
-def scratch_elements(sizes: Sizes, splits: int) -> int:
-    """Return how many float32 the states of splits take."""
-    if splits == 1:
+def scratch_elements(sizes: Sizes, splits: int, *, is_stacked: bool = False) -> int:
+    """Return how many float32 the states of splits take, and of stacked rows."""
+    if splits == 1 and not is_stacked:
         return 0
     return splits * sizes.tokens * sizes.q_heads * (sizes.v_dim + 1)
 

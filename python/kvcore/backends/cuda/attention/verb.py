@@ -9,6 +9,7 @@ import numpy as np
 
 from kvcore.arguments import flag, integer
 from kvcore.backends.cuda.attention.call import Call, attend, planned
+from kvcore.backends.cuda.attention.cascade import checked_groups, make_stack
 from kvcore.backends.cuda.attention.checks import checked_call, checked_out, checked_scratch
 from kvcore.backends.cuda.attention.indices import write_page_indices
 from kvcore.backends.cuda.attention.plan import MOST_SPLITS, Plan, scratch_elements
@@ -30,7 +31,7 @@ def run(place: Place, request: AttentionRequest) -> tuple[Any, Any]:
     has_lse = flag("return_lse", request.return_lse)
     rule = (*request.rule[:5], _sinks(place, request.rule[5]))
     pools, step = request.pools, request.step
-    call = checked_call(pools, request.v_head_dim, step, request.q, rule)
+    call = _stacked(checked_call(pools, request.v_head_dim, step, request.q, rule), request, place)
     given_out = None if request.out is None else checked_out(call, request.out)
     plan = _planned(call, request, place)
     scratch = _scratch(call, plan, request, place)
@@ -39,6 +40,21 @@ def run(place: Place, request: AttentionRequest) -> tuple[Any, Any]:
     lse = place.empty(shape[:2], _FLOAT32) if has_lse else None
     attend(call, plan, out, lse, scratch, place)
     return out, lse
+
+
+def _stacked(call: Call, request: AttentionRequest, place: Place) -> Call:
+    """Stack the rows that share pages.
+
+    Not where the rows' tokens are not known, as their offsets lie on the device, nor where a window
+    or chunks let rows see different parts of what they share: there each row reads for itself.
+    """
+    groups = checked_groups(*request.shared, call.table.shape[0])
+    offsets = request.step[2]
+    is_plain = call.rule.window is None and call.rule.chunk is None
+    if not groups or not is_plain or not isinstance(offsets, tuple):
+        return call
+    stack = make_stack(groups, offsets[0])
+    return call._replace(stack=(stack, place.from_host(stack.numbers)))
 
 
 def _sinks(place: Place, given: Any) -> Any:
@@ -55,13 +71,13 @@ def _planned(call: Call, request: AttentionRequest, place: Place) -> Plan:
     plan = planned(call, None, place)
     if request.scratch is None:
         return plan
-    one = scratch_elements(call.sizes, 2) // 2
+    one = scratch_elements(call.sizes, 1, is_stacked=True)
     most = max(1, request.scratch.size // max(1, one))
     return planned(call, min(plan.grid[2], most), place)
 
 
 def _scratch(call: Call, plan: Plan, request: AttentionRequest, place: Place) -> Any:
-    needed = scratch_elements(call.sizes, plan.grid[2])
+    needed = scratch_elements(call.sizes, plan.grid[2], is_stacked=call.stack is not None)
     if request.scratch is not None:
         return checked_scratch(request.scratch, needed)
     return place.empty((needed,), _FLOAT32) if needed else None
