@@ -143,6 +143,10 @@ void calls_enqueue_and_touch_nothing() {
     emulation::set_order(emulation::Order::kAny, 1);
     Calls calls;
     const Bytes before = calls.memory;
+    // Copies of memory that the driver does not know would be made at once.
+    for (Bytes* bytes : {&calls.memory, &calls.rows}) {
+        CHECK_EQ(cuda::pin_memory(bytes->data(), cuda_scene::size_of(*bytes)), cuda::kSuccess);
+    }
     for (const auto& call : calls.all()) {
         const std::int64_t waiting = emulation::num_waiting();
         CHECK_EQ(call(0, kDefault), cuda::kSuccess);
@@ -155,6 +159,9 @@ void calls_enqueue_and_touch_nothing() {
     CHECK_EQ(emulation::alive().allocations, 0);
     CHECK_EQ(cuda::synchronize(kDefault), cuda::kSuccess);
     CHECK(calls.memory != before);
+    for (Bytes* bytes : {&calls.memory, &calls.rows}) {
+        CHECK_EQ(cuda::unpin_memory(bytes->data()), cuda::kSuccess);
+    }
 }
 
 void wrong_calls_answer_a_status() {

@@ -10,6 +10,7 @@ void bind_cuda_emulation(pybind11::module_& module);
 void bind_cuda_memory(pybind11::module_& module);
 void bind_cuda_pages(pybind11::module_& module);
 void bind_cuda_rows(pybind11::module_& module);
+void bind_cuda_simulation(pybind11::module_& module);
 void bind_cuda_slots(pybind11::module_& module);
 void bind_cuda_streams(pybind11::module_& module);
 void bind_cuda_transfer(pybind11::module_& module);

@@ -27,6 +27,9 @@ KVCORE_MODULE(_cuda, module) {
 #if defined(KVCORE_CUDA_EMULATED)
     module.attr("is_emulated") = true;
     bind_cuda_emulation(module);
+#if defined(KVCORE_CUDA_SIMULATED)
+    bind_cuda_simulation(module);
+#endif
 #else
     module.attr("is_emulated") = false;
 #endif
