@@ -15,6 +15,7 @@ import pytest
 from conftest import REQUIRED, require
 from kvcore.backends.cuda import availability
 from kvcore.backends.cuda.arrays import over_memory
+from kvcore.backends.cuda.staging import staging_of
 
 BYTES = 1 << 28
 
@@ -102,6 +103,7 @@ def emulated(devices: int = 2) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(availability, "_imported", imported)
         yield machine
+        staging_of.cache_clear()
     faults = machine.kernels.emulation.faults()
     machine.kernels.emulation.reset(0)
     assert not faults, "pinned memory was given back while copies of it waited"

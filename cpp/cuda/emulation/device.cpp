@@ -21,6 +21,8 @@ using emulation::Range;
 
 namespace {
 
+constexpr std::size_t kStaged = 64 << 10;  // bytes that a driver has room for beside a stream
+
 Status give(Stream stream, std::function<void()> work, std::vector<Range> touched) noexcept {
     const Lock lock(machine().mutex);
     return machine().give(stream, {std::move(work), nullptr, false, std::move(touched)});
@@ -172,12 +174,16 @@ Status copy(void* destination, const void* source, std::int64_t bytes, Stream st
         is_read_now = !machine().knows(source);
         is_written_now = !machine().knows(destination);
     }
-    // Of memory that it knows nothing of the driver reads a copy made now, or waits to write it.
-    // But a graph reads it at every replay.
+    // Of memory that it knows nothing of the driver reads a copy made now, for which it waits where
+    // that is long, or waits to write it. But a graph reads it at every replay.
     bool is_captured = false;
     const Status asked = is_capturing(stream, &is_captured);
     if (asked != kSuccess) return asked;
     is_read_now = is_read_now && !is_captured;
+    if (is_read_now && size > kStaged) {
+        const Status waited = synchronize(stream);
+        if (waited != kSuccess) return waited;
+    }
     std::vector<std::byte> staged(is_read_now ? size : 0);
     if (is_read_now) std::memcpy(staged.data(), source, size);
     const auto move = [destination, source, size, staged] {

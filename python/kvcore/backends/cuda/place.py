@@ -13,6 +13,7 @@ from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.arrays import in_device_library_of, library_of, own_array
 from kvcore.backends.cuda.availability import attention_kernels, kernels
 from kvcore.backends.cuda.pinned import is_pinned
+from kvcore.backends.cuda.staging import staging_of
 from kvcore.backends.cuda.streams import current_stream, manager_stream, stream_handle
 from kvcore.backends.protocol import AttentionRequest, IndexRequest, Tensor
 
@@ -85,10 +86,9 @@ class DevicePlace:
         self._send(target, array)
 
     def _send(self, target: Any, array: NDArray[Any]) -> None:
-        source = np.ascontiguousarray(array)
-        address = source.__array_interface__["data"][0]
-        if source.nbytes:
-            kernels().copy(target.data.ptr, address, source.nbytes, self.device, self.stream)
+        if array.nbytes:
+            source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            staging_of(self.device).copy(target.data.ptr, source, self.stream)
 
     def factors(self, values: NDArray[np.float32], heads: int, name: str) -> Any:
         """Return scales of the host's, one or one for each head, as kernels take them.
