@@ -170,7 +170,10 @@ class GraphBatch:
         if is_on_gpu(given):
             raise ValueError("row_offsets are on a GPU, must be in host memory to be checked")
         offsets = self._padded(integers("row_offsets", given, 0, MOST_UINT32), rows)
-        self._write(_place_of(stream, inputs), offsets, inputs, rows)
+        place = _place_of(stream, inputs)
+        if inputs._loads is not None:  # noqa: SLF001 - a graph cannot wait for its layers
+            inputs._loads.wait_for_all(place.stream)  # noqa: SLF001
+        self._write(place, offsets, inputs, rows)
 
     def build_slots(self, *, stream: Any = None) -> None:
         """Write the slots of the batch's tokens, those of each bundle of layers; to be captured."""

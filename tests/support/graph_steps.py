@@ -104,6 +104,18 @@ def nothing_from_outside(machine: Machine) -> Iterator[None]:
         yield
 
 
+def captured(machine: Machine, step: Callable[[], None]) -> Callable[[], None]:
+    """Capture a step on a stream that is device 0's current one from now on; return its replay."""
+    side = machine.kernels.Stream(0)
+    machine.streams[0] = side.ptr
+    emulation = machine.kernels.emulation
+    emulation.begin_capture(0, side.ptr)
+    with nothing_from_outside(machine):
+        step()
+    graph = emulation.end_capture(0, side.ptr)
+    return lambda: emulation.replay(graph, 0, side.ptr)
+
+
 class Run:
     """A manager, and requests that come and go; each step by `run`."""
 

@@ -196,6 +196,7 @@ class _HostBackend:
         self,
         devices: tuple[Device, ...],  # noqa: ARG002 - all are the host
         shards_per_replica: int,  # noqa: ARG002
+        places: int,  # noqa: ARG002 - what is loaded is there when the call returns
     ) -> None:
         return None
 
@@ -208,6 +209,8 @@ class _HostBackend:
         devices: tuple[Device, ...],  # noqa: ARG002 - all are the host
         num_pages: int,
         pools: Any,  # noqa: ARG002 - None
+        *,
+        is_whole: bool = False,  # noqa: ARG002 - all there is
     ) -> Mover:
         return HostMover(shards, num_pages)
 

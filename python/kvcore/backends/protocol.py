@@ -129,6 +129,9 @@ class DevicePools(Protocol):
     ) -> tuple[Any, Any]:
         """Return lengths and table, which lie behind each other in ``pinned``, on a device."""
 
+    def arriving(self, shard: int) -> Any:
+        """Return what the layers of a shard wait for, None for nothing."""
+
     def reuse_after(self, after: Any) -> None:
         """Let pages be written again only when a stream's work, or an event, is done."""
 
@@ -174,16 +177,30 @@ class Backend(Protocol):
 
     # ---- pools of a manager --------------------------------------------------------------
 
-    def pools(self, devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools | None:
-        """Check the devices; return what a fetch needs there, None where it needs nothing."""
+    def pools(
+        self, devices: tuple[Device, ...], shards_per_replica: int, places: int
+    ) -> DevicePools | None:
+        """Check the devices; return what a fetch needs there, None where it needs nothing.
+
+        `places` of layers in a page, where loads arrive layer by layer, else 0.
+        """
 
     def copier(self, shards: list[list[Shard]], pools: Any) -> Copier:
         """Return what copies pages within pools by replica and device; `pools` as of ``pools``."""
 
     def mover(
-        self, shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+        self,
+        shards: list[list[Shard]],
+        devices: tuple[Device, ...],
+        num_pages: int,
+        pools: Any,
+        *,
+        is_whole: bool = False,
     ) -> Mover:
-        """Return what moves pages to and from a host tier of `num_pages` pages a replica."""
+        """Return what moves pages to and from a host tier of `num_pages` pages a replica.
+
+        Layer by layer where `pools` does so and pages are not loaded whole.
+        """
 
 
 class Place(Protocol):

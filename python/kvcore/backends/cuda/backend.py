@@ -49,16 +49,24 @@ class _CudaBackend:
     def current_place(self, index: int) -> Place:
         return ManagerPlace(index)
 
-    def pools(self, devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools:
-        return make_gpu_pools(devices, shards_per_replica)
+    def pools(
+        self, devices: tuple[Device, ...], shards_per_replica: int, places: int
+    ) -> DevicePools:
+        return make_gpu_pools(devices, shards_per_replica, places)
 
     def copier(self, shards: list[list[Shard]], pools: Any) -> Copier:
         return GpuCopier(shards, pools)
 
     def mover(
-        self, shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+        self,
+        shards: list[list[Shard]],
+        devices: tuple[Device, ...],
+        num_pages: int,
+        pools: Any,
+        *,
+        is_whole: bool = False,
     ) -> Mover:
-        return GpuMover(shards, devices, num_pages, pools)
+        return GpuMover(shards, devices, num_pages, pools, is_whole=is_whole)
 
 
 BACKEND: Backend = _CudaBackend()

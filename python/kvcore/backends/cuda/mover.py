@@ -34,6 +34,11 @@ class _Part:
     device: int
     pool: Any  # uint8 [pages, 1, 1, 1, 1, bytes], axes as of a pool
     host: Any  # uint8 [host pages, 1, 1, 1, 1, bytes], pinned
+    shape: tuple[int, int]  # K and V, places of layers
+
+    def by_layer(self) -> tuple[Any, Any]:
+        """Return host and pool as uint8 [pages, kv, places, 1, 1, bytes of a layer]."""
+        return _split(self.host, self.shape), _split(self.pool, self.shape)
 
 
 class _Lane:
@@ -64,10 +69,18 @@ class _Lane:
         kernels().copy_batch(*ends, sizes, self.device, self.stream.ptr)
 
     def _copy_by_kernel(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
+        self.copy_layer(source, target, self.indices(pairs), 0)
+
+    def indices(self, pairs: NDArray[np.int32]) -> Any:
+        """Return pairs of pages where kernels read them."""
         place = DevicePlace(self.device, self.stream.ptr)
-        wanted = place.index_array(pairs.astype(np.int64, order="C"), "pairs")
+        return place.index_array(pairs.astype(np.int64, order="C"), "pairs")
+
+    def copy_layer(self, source: Any, target: Any, pairs: Any, layer: int) -> None:
+        """Copy a layer's part of pages by a kernel."""
         caches = (tensors_of(source), False), (tensors_of(target), False)
-        place.transfer(*caches, wanted, layers=(0, 1), most_blocks=0, threads=1)
+        place = DevicePlace(self.device, self.stream.ptr)
+        place.transfer(*caches, pairs, layers=(layer, 1), most_blocks=0, threads=1)
 
     def finish(self) -> None:
         """Let `done` stand for the copies given so far."""
@@ -90,7 +103,9 @@ class GpuMover:
     num_pages : int
         Host pages of each replica, at least 1.
     gpus : GpuPools
-        Knows the streams that use the pools.
+        Knows the streams that use the pools, and whether loads arrive layer by layer.
+    is_whole : bool
+        What is loaded arrives at once all the same.
 
     Raises
     ------
@@ -103,7 +118,8 @@ class GpuMover:
     -----
     ``run`` makes the host wait for nothing. A store reads the page after the work of the current
     stream, and whoever is handed the page later writes it after the store. A load writes after
-    everything that may still read the page, and the current stream goes on after the load.
+    everything that may still read the page, and the current stream goes on after the load: where
+    pages are loaded layer by layer, only what works on a layer waits for that one.
     """
 
     def __init__(
@@ -112,8 +128,11 @@ class GpuMover:
         devices: tuple[Device, ...],
         num_pages: int,
         gpus: GpuPools,
+        *,
+        is_whole: bool = False,
     ) -> None:
         self._gpus = gpus
+        self._by_layer = bool(gpus.loads) and not is_whole
         self._lanes: list[_Lane] = []
         per_replica = len(devices) // len(shards)
         made = [
@@ -155,7 +174,7 @@ class GpuMover:
 
     def _behind_current(self, lane: _Lane, other: _Lane) -> int:
         """Put a lane behind the current stream and the other direction; return the stream."""
-        stream = self._gpus.orders[lane.device].enter()
+        stream = self._gpus.orders[lane.device].enter(by_layer=bool(self._gpus.loads))
         ready = self._ready[lane.device]
         kernels().record(ready.ptr, lane.device, stream)
         lane.wait(ready)
@@ -175,26 +194,41 @@ class GpuMover:
         for device in sorted({part.device for part in parts}):
             lane = self._loads[device]
             stream = self._behind_current(lane, self._stores[device])
-            for part in (each for each in parts if each.device == device):
+            own = [each for each in parts if each.device == device]
+            if self._by_layer:
+                self._load_by_layer(lane, own, pages[:, ::-1])
+                continue
+            for part in own:
                 lane.copy(part.host, part.pool, pages[:, ::-1])
             lane.finish()
             kernels().wait(lane.done.ptr, device, stream)
+
+    def _load_by_layer(self, lane: _Lane, parts: list[_Part], pairs: NDArray[np.int32]) -> None:
+        """Have nobody wait yet: whoever works on a layer does so then."""
+        wanted = lane.indices(pairs)
+        views = [part.by_layer() for part in parts]
+        for layer in range(parts[0].shape[1]):
+            for host, pool in views:
+                lane.copy_layer(host, pool, wanted, layer)
+            self._gpus.loads[lane.device].arrived(layer, lane.stream.ptr)
+        lane.finish()
+        self._gpus.orders[lane.device].put_after_loads(lane.done)
 
 
 def _make_parts(
     replica: list[Shard], devices: tuple[Device, ...], num_pages: int
 ) -> tuple[list[_Part], NDArray[np.uint8]]:
     """Lay the parts of a replica's pages out one behind the other in pinned memory; return both."""
-    pools: list[tuple[int, Any]] = []
+    pools: list[tuple[int, Any, tuple[int, int]]] = []
     for shard, device in zip(replica, devices, strict=False):
-        pools += [(device.index, _as_rows(array)) for array in arrays_of(shard)]
-    page_bytes = sum(pool.shape[-1] for _, pool in pools)
+        pools += [(device.index, _as_rows(each), each.shape[1:3]) for each in arrays_of(shard)]
+    page_bytes = sum(pool.shape[-1] for _, pool, _ in pools)
     memory = kernels().PinnedMemory(num_pages * page_bytes)
     parts = []
     address = memory.ptr
-    for index, pool in pools:
+    for index, pool, shape in pools:
         host = _rows(address, num_pages, page_bytes, pool.shape[-1], index, memory)
-        parts.append(_Part(index, pool, host))
+        parts.append(_Part(index, pool, host, shape))
         address += pool.shape[-1]
     pages = np.frombuffer(memory, np.uint8, num_pages * page_bytes)
     return parts, pages.reshape(num_pages, page_bytes)
@@ -209,6 +243,20 @@ def _as_rows(pool: Any) -> Any:
             f"bytes each, which a host tier needs; pass pools in C order"
         )
     return _rows(pool.data.ptr, len(pool), pool.strides[0], size, pool.data.device_id, pool)
+
+
+def _split(rows: Any, shape: tuple[int, int]) -> Any:
+    """See pages [n, 1, 1, 1, 1, bytes] as [n, kv, places, 1, 1, bytes of a layer]."""
+    kv, places = shape
+    size = rows.shape[-1] // (kv * places)
+    return over_memory(
+        rows.data.ptr,
+        (len(rows), kv, places, 1, 1, size),
+        rows.dtype,
+        rows.data.device_id,
+        rows,
+        (rows.strides[0], places * size, size, size, size, 1),
+    )
 
 
 def _rows(address: int, count: int, stride: int, size: int, device: int, owner: Any) -> Any:

@@ -46,9 +46,12 @@ class StreamOrder:
         self._gate = kernels().Stream(device)
         self._opens = kernels().Event(device)
         self._is_open = True
+        self._loaded: Any = None  # the event of loads that no stream has waited for yet
 
-    def enter(self) -> int:
+    def enter(self, *, by_layer: bool = False) -> int:
         """Order the current stream behind everything that may use the pools; return its handle.
+
+        Not behind loads where it waits for each layer of them by itself.
 
         Raises
         ------
@@ -72,6 +75,9 @@ class StreamOrder:
                 kernels().record(self._opens.ptr, self._device, self._gate.ptr)
                 kernels().wait(self._opens.ptr, self._device, handle)
                 self._is_open = True
+            if self._loaded is not None and not by_layer:
+                kernels().wait(self._loaded.ptr, self._device, handle)
+                self._loaded = None
             self._last = stream, thread
         return handle
 
@@ -99,6 +105,11 @@ class StreamOrder:
         with self._lock:
             kernels().wait(event, self._device, self._gate.ptr)
             self._is_open = False
+
+    def put_after_loads(self, done: Any) -> None:
+        """Order every stream behind loads that enters later and does not wait by layer."""
+        with self._lock:
+            self._loaded = done
 
     def put_after_work(self, given: Any) -> None:
         """Do so with the event that is given, or with what a stream has to do now.
