@@ -26,6 +26,10 @@ __all__ = ["GpuMover"]
 # moves about as many bytes. Not measured yet.
 _ENGINE_BYTES = 64 << 10
 
+# Thread blocks of that kernel, each of which has 16 KiB under way: more than a bus needs, and few
+# of the multiprocessors that the model runs on. Not measured yet.
+_MOST_BLOCKS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -56,18 +60,17 @@ class _Lane:
         if size < _ENGINE_BYTES:
             self._copy_by_kernel(source, target, pairs)
             return
-        ends = (
+        ends = [
             array.data.ptr + ids.astype(np.uint64) * np.uint64(array.strides[0])
             for array, ids in ((target, pairs[:, 1]), (source, pairs[:, 0]))
-        )
-        sizes = np.full(len(pairs), size, np.int64)
-        kernels().copy_batch(*ends, sizes, self.device, self.stream.ptr)
+        ]
+        kernels().copy_batch(*_runs(*ends, size), self.device, self.stream.ptr)
 
     def _copy_by_kernel(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
         place = DevicePlace(self.device, self.stream.ptr)
         wanted = place.index_array(pairs.astype(np.int64, order="C"), "pairs")
         caches = (tensors_of(source), False), (tensors_of(target), False)
-        place.transfer(*caches, wanted, layers=(0, 1), most_blocks=0, threads=1)
+        place.transfer(*caches, wanted, layers=(0, 1), most_blocks=_MOST_BLOCKS, threads=1)
 
     def finish(self) -> None:
         """Let `done` stand for the copies given so far."""
@@ -179,6 +182,19 @@ class GpuMover:
                 lane.copy(part.host, part.pool, pages[:, ::-1])
             lane.finish()
             kernels().wait(lane.done.ptr, device, stream)
+
+
+def _runs(
+    targets: NDArray[np.uint64], sources: NDArray[np.uint64], size: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Join copies of `size` bytes where one goes on behind the other on both sides.
+
+    All pages of a side are of one allocation; what neighbours are of two is no run.
+    """
+    begins = np.ones(len(targets), bool)
+    begins[1:] = (np.diff(targets) != size) | (np.diff(sources) != size)
+    first = np.flatnonzero(begins)
+    return targets[first], sources[first], np.diff(first, append=len(targets)) * size
 
 
 def _make_parts(
