@@ -64,7 +64,7 @@ class _Lane:
             array.data.ptr + ids.astype(np.uint64) * np.uint64(array.strides[0])
             for array, ids in ((target, pairs[:, 1]), (source, pairs[:, 0]))
         ]
-        kernels().copy_batch(*_runs(*ends, size), self.device, self.stream.ptr)
+        kernels().copy_batch(*_runs(ends[0], ends[1], size), self.device, self.stream.ptr)
 
     def _copy_by_kernel(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
         place = DevicePlace(self.device, self.stream.ptr)
