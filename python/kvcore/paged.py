@@ -54,7 +54,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Re-derive `params` where given.
     devices : sequence of str or Device
         "cpu", "cuda:0", ...: as many as ``params.n_devices``, replica-major. On GPUs pools, tables
-        and lengths are cupy arrays; what a call does there it does on cupy's current stream.
+        and lengths are cupy arrays; what a call does there it does on the current stream.
     session
         Accepted for call compatibility, not used.
     available_cache_memory : int, optional

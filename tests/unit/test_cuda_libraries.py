@@ -189,6 +189,51 @@ def test_two_libraries_that_chose_the_same_stream_agree(machine: Machine, torch:
     assert streams.used() == {"torch"}
 
 
+# ---- DLPack --------------------------------------------------------------------------------------
+class Exchanged:
+    """An array of a library that writes to it on a stream of its own, and speaks DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.stream = KERNELS.Stream(0)
+
+    def copy_from(self, other: Any) -> None:
+        addresses = self._array.data.ptr, other.data.ptr
+        KERNELS.copy(*addresses, other.nbytes, 0, self.stream.ptr)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: int) -> Any:
+        event = KERNELS.Event(0)
+        KERNELS.record(event.ptr, 0, self.stream.ptr)
+        KERNELS.wait(event.ptr, 0, stream)
+        return self._array
+
+
+@pytest.mark.parametrize("chosen", ["named", "torch", "cupy"])
+@pytest.mark.parametrize("seed", range(10))
+def test_what_dlpack_hands_over_is_waited_for_on_every_stream(
+    machine: Machine, torch: FakeTorch, seed: int, chosen: str
+) -> None:
+    k = Exchanged(machine.array(np.zeros((3, 1, 4), np.int8)))
+    offsets = Exchanged(machine.array(np.zeros(2, "u4")))
+    contents = machine.array(np.full((3, 1, 4), 7, np.int8)), machine.array(np.array([0, 3], "u4"))
+    pool = torch.Tensor(machine.array(np.zeros((3, 2, 1, 4), np.int8)))
+    table, lengths = machine.array(np.array([[1, 2]], np.uint32)), machine.array(np.zeros(1, "u4"))
+    batch = PagedBatch(pool, None, table, lengths)
+    stream = KERNELS.Stream(0)
+    if chosen == "torch":
+        torch.streams[0] = stream
+    elif chosen == "cupy":
+        machine.streams[0] = stream.ptr
+    machine.in_any_order(seed)
+    k.copy_from(contents[0])
+    offsets.copy_from(contents[1])
+    ops.append(batch, 0, k, None, offsets, stream=stream if chosen == "named" else None)
+    assert machine.host(pool.array)[1:].ravel().tolist() == [7] * 12 + [0] * 4
+
+
 # ---- managers ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("owner", ["manager", "torch"])
 def test_a_manager_below_torch_works_on_torch_s_stream(

@@ -81,8 +81,8 @@ Status destroy_event(Event event) noexcept;
 
 /// Copies destinations[i] = sources[i], bytes[i] of them (host arrays [n], read before the call
 /// returns), in any order, by the copy engines: the destinations share no byte with each other nor
-/// with a source. Runs that are neighbours on both sides become one copy. Where the driver takes
-/// batches (CUDA 12.8) and the stream is not the legacy default one, that is one call to it.
+/// with a source, and each run lies in one allocation. Where the driver takes batches (CUDA 12.8)
+/// and the stream is not the legacy default one, that is one call to it for 512 runs.
 [[nodiscard]] Status copy_batch(void* const* destinations, const void* const* sources,
                                 const std::int64_t* bytes, std::int64_t n, Stream stream) noexcept;
 

@@ -78,6 +78,11 @@ class PinnedMemory {
                                                    .c_str());
             throw py::error_already_set();
         }
+#if defined(MADV_DONTFORK)
+        // A child of this process gets no copy: the one that writes to a page first would get
+        // another one, and the device would go on with the old.
+        (void)madvise(pointer_, mapped_, MADV_DONTFORK);
+#endif
         cuda::Status status = cuda::kSuccess;
         {
             const py::gil_scoped_release unlocked;

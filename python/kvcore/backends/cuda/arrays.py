@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def device_array(value: Any, name: str) -> Any:
     if hasattr(value, "__cuda_array_interface__"):
         return _of_interface(value, name)
     if is_on_gpu(value):
-        return driver.of_dlpack(value)
+        return _of_dlpack(value)
     raise TypeError(
         f"{name} is a {type(value).__name__} in host memory, must be an array on a GPU as the "
         f"others of the call are; copy it there"
@@ -123,7 +124,7 @@ def read_only(array: Any) -> Any:
     cupy.ndarray
         The same memory; views of it are read-only as well. cupy itself writes to it all the same.
     """
-    return array.view(_class_of("ReadOnlyArray", is_read_only=True))
+    return _marked(array, is_read_only=True)
 
 
 def own_array(array: Any) -> Any:
@@ -138,7 +139,7 @@ def own_array(array: Any) -> Any:
     cupy.ndarray
         The same memory; views of it are kvcore's as well.
     """
-    return array.view(_class_of("OwnArray", library="kvcore"))
+    return _marked(array, library="kvcore")
 
 
 def library_of(value: Any) -> str:
@@ -185,14 +186,20 @@ def in_device_library_of(given: Any, result: Any) -> Any:
 
 # ---- inside --------------------------------------------------------------------------------------
 
-_CLASSES: dict[str, type] = {}
+# What is known of an array is said by its class, so that views of it say the same.
+_MARKS = ("is_exchanged", "is_read_only", "library")
 
 
-def _class_of(name: str, **attributes: Any) -> type:
-    """Return a class of cupy arrays that says something about them, and about views of them."""
-    if name not in _CLASSES:
-        _CLASSES[name] = type(name, (cupy().ndarray,), attributes)
-    return _CLASSES[name]
+@cache
+def _class_of(marks: tuple[tuple[str, Any], ...]) -> type:
+    return type("MarkedArray", (cupy().ndarray,), dict(marks))
+
+
+def _marked(array: Any, **marks: Any) -> Any:
+    """See a cupy array as one that has these marks beside those that it has."""
+    kind = type(array)
+    known = {name: getattr(kind, name) for name in _MARKS if hasattr(kind, name)}
+    return array.view(_class_of(tuple(sorted((known | marks).items()))))
 
 
 def _made(
@@ -230,18 +237,23 @@ def _of_torch(value: Any, name: str) -> Any:
     dtype = _dtype(name, str(value.dtype).removeprefix("torch."))
     strides = tuple(step * dtype.itemsize for step in value.stride())
     address = _alive(value.data_ptr(), value.numel(), name)
-    kind = _class_of("TorchArray", library="torch")
+    kind = _class_of((("library", "torch"),))
     return _made(kind, address, tuple(value.shape), dtype, value.device.index, value, strides)
 
 
 def _of_jax(value: Any, name: str) -> Any:
     dtype = str(value.dtype)
     if dtype not in _NO_DLPACK:
-        return driver.of_dlpack(value)
+        return _of_dlpack(value)
     value.block_until_ready()
     address = _alive(value.unsafe_buffer_pointer(), value.size, name)
     device = kernels().device_of(address)
     return over_memory(address, value.shape, _dtype(name, dtype), device, value)
+
+
+def _of_dlpack(value: Any) -> Any:
+    """See an array of another library as cupy's, whose current stream is now behind its work."""
+    return _marked(driver.of_dlpack(value), is_exchanged=True)
 
 
 def _of_interface(value: Any, name: str) -> Any:

@@ -26,6 +26,10 @@ __all__ = ["GpuMover"]
 # moves about as many bytes. Not measured yet.
 _ENGINE_BYTES = 64 << 10
 
+# Thread blocks of that kernel, each of which has 16 KiB under way: more than a bus needs, and few
+# of the multiprocessors that the model runs on. Not measured yet.
+_MOST_BLOCKS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -61,12 +65,11 @@ class _Lane:
         if size < _ENGINE_BYTES:
             self._copy_by_kernel(source, target, pairs)
             return
-        ends = (
+        ends = [
             array.data.ptr + ids.astype(np.uint64) * np.uint64(array.strides[0])
             for array, ids in ((target, pairs[:, 1]), (source, pairs[:, 0]))
-        )
-        sizes = np.full(len(pairs), size, np.int64)
-        kernels().copy_batch(*ends, sizes, self.device, self.stream.ptr)
+        ]
+        kernels().copy_batch(*_runs(ends[0], ends[1], size), self.device, self.stream.ptr)
 
     def _copy_by_kernel(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
         self.copy_layer(source, target, self.indices(pairs), 0)
@@ -80,7 +83,7 @@ class _Lane:
         """Copy a layer's part of pages by a kernel."""
         caches = (tensors_of(source), False), (tensors_of(target), False)
         place = DevicePlace(self.device, self.stream.ptr)
-        place.transfer(*caches, pairs, layers=(layer, 1), most_blocks=0, threads=1)
+        place.transfer(*caches, pairs, layers=(layer, 1), most_blocks=_MOST_BLOCKS, threads=1)
 
     def finish(self) -> None:
         """Let `done` stand for the copies given so far."""
@@ -213,6 +216,19 @@ class GpuMover:
             self._gpus.loads[lane.device].arrived(layer, lane.stream.ptr)
         lane.finish()
         self._gpus.orders[lane.device].put_after_loads(lane.done)
+
+
+def _runs(
+    targets: NDArray[np.uint64], sources: NDArray[np.uint64], size: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Join copies of `size` bytes where one goes on behind the other on both sides.
+
+    All pages of a side are of one allocation; what neighbours are of two is no run.
+    """
+    begins = np.ones(len(targets), bool)
+    begins[1:] = (np.diff(targets) != size) | (np.diff(sources) != size)
+    first = np.flatnonzero(begins)
+    return targets[first], sources[first], np.diff(first, append=len(targets)) * size
 
 
 def _make_parts(

@@ -53,6 +53,7 @@ class DevicePlace:
         """
         is_host = isinstance(array, np.ndarray)
         if not is_host and array.data.device_id == self.device:
+            self.take_over([array])
             return array
         found = "in host memory" if is_host else f"on cuda:{array.data.device_id}"
         raise ValueError(
@@ -254,6 +255,16 @@ class DevicePlace:
         caches = source[0], destination[0]
         kernels().transfer(*caches, pairs, *layers, most_blocks, *self.launch_args(threads))
 
+    def take_over(self, arrays: list[Any]) -> None:
+        """Put the stream behind cupy's current one where that is behind what DLPack handed over."""
+        if not any(getattr(type(array), "is_exchanged", False) for array in arrays):
+            return
+        current = driver.current(self.device).ptr
+        if current != self.stream and not self._is_captured():
+            event = kernels().Event(self.device)
+            kernels().record(event.ptr, self.device, current)
+            kernels().wait(event.ptr, self.device, self.stream)
+
     def wait(self) -> None:
         """Block the host until the stream's work is done."""
         kernels().synchronize(self.device, self.stream)
@@ -310,10 +321,17 @@ def device_place(
             raise ValueError(
                 f"{name} is {found}, must be on cuda:{device} as {first} is; copy it there"
             )
+    place = DevicePlace(device, _handle(stream, device, named, beside))
+    place.take_over([array for _, array in named])
+    return place
+
+
+def _handle(stream: Any, device: int, named: list[tuple[str, Any]], beside: tuple[Any, ...]) -> int:
+    """Return the handle of a stream, or of the current one of the arrays' library."""
     if stream is not None:
-        return DevicePlace(device, stream_handle(stream, device))
+        return stream_handle(stream, device)
     libraries = {library_of(array) for _, array in named}
     for given in beside:
         pair = given if isinstance(given, tuple) else (given,)
         libraries.update(map(library_of, pair))
-    return DevicePlace(device, current_stream(device, libraries - {""}).handle)
+    return current_stream(device, libraries - {""}).handle
