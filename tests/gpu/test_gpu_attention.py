@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention that Triton compiled for this GPU, against the oracle; run with TRITON_INTERPRET=0."""
+"""Attention that Triton compiles for this GPU, against the oracle.
+
+``TRITON_INTERPRET=0 python -m pytest tests/gpu/test_gpu_attention.py``: some minutes, most of them
+spent on compiling.
+"""
 
 from __future__ import annotations
 
@@ -50,37 +54,48 @@ def check(scene: Scene, splits: int | None = None, **rule: Any) -> None:
         assert_lse(to_host(lse), sums)
 
 
-@pytest.mark.parametrize("q_dtype", WIDE)
+# Each case compiles a kernel or two, in seconds: so there are pairs here, and not all combinations.
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [59, 64, 128])
-def test_every_dtype(q_dtype: str, dtype: str, dim: int) -> None:
-    for scales in ("none", "heads", "tokens") if dtype in NARROW else ("none",):
-        kind = "number" if scales == "none" and dtype == "int8" else scales
-        for new in ([1, 1, 1], [40, 1, 300]):
-            scene = Scene(
-                cached=[700, 0, 45],
+@pytest.mark.parametrize("turn", range(2))
+def test_every_dtype(dtype: str, turn: int) -> None:
+    i = DTYPES.index(dtype)
+    kinds = ("number", "heads", "tokens") if dtype == "int8" else ("none", "heads", "tokens")
+    for new in ([1, 1, 1], [40, 1, 300]):
+        scene = Scene(
+            cached=[700, 0, 45],
+            new=new,
+            dim=128,
+            group=4,
+            dtype=dtype,
+            q_dtype=WIDE[(i + turn) % 3],
+            scales=kinds[(i + 2 * turn) % 3] if dtype in NARROW else "none",
+        )
+        check(scene)
+
+
+@pytest.mark.parametrize(
+    ("page", "group", "dim", "rule"),
+    [
+        (1, 1, 59, {}),
+        (3, 3, 64, {"window": 30}),
+        (64, 8, 80, {"chunk": 64, "soft_cap": 20.0}),
+        (256, 64, 128, {"causal": False, "splits": 7}),
+    ],
+)
+def test_pages_groups_and_rules(page: int, group: int, dim: int, rule: dict[str, Any]) -> None:
+    for new in ([2, 1], [2, 70]):
+        check(
+            Scene(
+                cached=[500, 3],
                 new=new,
+                page=page,
+                group=group,
                 dim=dim,
-                group=4,
-                dtype=dtype,
-                q_dtype=q_dtype,
-                scales=kind,
-            )
-            check(scene)
-
-
-@pytest.mark.parametrize("page", [1, 3, 16, 64, 256])
-@pytest.mark.parametrize("group", [1, 3, 8, 64])
-def test_pages_groups_and_rules(page: int, group: int) -> None:
-    rules: list[dict[str, Any]] = [
-        {},
-        {"window": 30},
-        {"chunk": 64, "soft_cap": 20.0},
-        {"causal": False, "splits": 7},
-    ]
-    for rule in rules:
-        scene = Scene(cached=[500, 3], new=[2, 70], page=page, group=group, q_dtype="bfloat16")
-        check(scene, **rule)
+                dtype="bfloat16",
+                q_dtype="bfloat16",
+            ),
+            **rule,
+        )
 
 
 @pytest.mark.parametrize("dim", [96, 256, 512])
