@@ -56,7 +56,7 @@ def test_a_decoding_kernel_loads_16_bytes_at_a_time_and_multiplies_matrices(tmp_
     check(join)
     assert attend["mma"] > 0
     assert attend["async_16"] >= 16
-    assert attend["reg"] <= 168  # three blocks of 4 warps on a multiprocessor
+    assert 2 * 128 * attend["reg"] <= 65536  # two blocks of 4 warps on a multiprocessor, at least
 
 
 def test_launches_go_to_the_call_s_stream_and_compile_once(tmp_path: Path) -> None:
