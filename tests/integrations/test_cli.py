@@ -13,6 +13,7 @@ import pytest
 
 import kvcore
 from cli_runs import refused, shown, told
+from kvcore.backends.cuda import availability
 from kvcore.byte_sizes import format_size, parse_size
 from kvcore.cli.machine import isa_level, x86_64_level
 from kvcore.cli.presets import PRESETS, model_params
@@ -60,9 +61,23 @@ def test_without_the_extra_one_line_says_how_to_get_it(missing: str, arguments: 
     assert done.stderr == line
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["replay"], ["plan"], ["info"]])
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["replay"], ["plan"], ["info"], ["tune-attention"]]
+)
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert f"Example: kvcore {' '.join(command)}" in shown(capsys, *command, "--help")
+
+
+@pytest.mark.skipif(availability.why_unavailable() == "", reason="there is a GPU")
+def test_attention_is_tuned_on_a_gpu_only(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "tune-attention", code=1)
+    assert line == f"kvcore: error: CUDA unavailable: {availability.why_unavailable()}\n"
+    assert "expected a multiple of the 8 --heads" in refused(
+        capsys, "tune-attention", "--q-heads", 12
+    )
+    assert "--dtype is float32, expected one of float16, bfloat16" in refused(
+        capsys, "tune-attention", "--dtype", "float32"
+    )
 
 
 def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:

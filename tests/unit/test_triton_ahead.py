@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import triton_ahead
+import triton_launches
 from triton_interpreter import require_interpreter
 
 require_interpreter()
@@ -25,9 +26,14 @@ _SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 
 def compiled(folder: Path, arch: int, *cases: str) -> list[dict[str, Any]]:
-    """What the kernels of some cases take, found in a process that does not interpret them."""
+    """What the kernels of some cases take."""
+    return uninterpreted(folder, triton_ahead.__file__, str(arch), *cases)
+
+
+def uninterpreted(folder: Path, program: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run a program in a process that does not interpret kernels; return its JSON, line by line."""
     run = subprocess.run(
-        [sys.executable, "-W", "error", triton_ahead.__file__, str(arch), *cases],
+        [sys.executable, "-W", "error", program, *arguments],
         env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)},
         capture_output=True,
         text=True,
@@ -50,7 +56,25 @@ def test_a_decoding_kernel_loads_16_bytes_at_a_time_and_multiplies_matrices(tmp_
     check(join)
     assert attend["mma"] > 0
     assert attend["async_16"] >= 16
-    assert attend["reg"] <= 168  # three blocks of 4 warps on a multiprocessor
+    assert 2 * 128 * attend["reg"] <= 65536  # two blocks of 4 warps on a multiprocessor, at least
+
+
+def test_launches_go_to_the_call_s_stream_and_compile_once(tmp_path: Path) -> None:
+    """Without torch, on the device of the arrays, for any lengths, tables, pools and windows."""
+    (found,) = uninterpreted(tmp_path, triton_launches.__file__)
+    assert not found["torch"]
+    assert found["after"] == triton_launches.OTHER
+    assert [call["compiled"] for call in found["calls"]] == [3] * 4
+    for call in found["calls"]:
+        names = [each["function"].split()[-1] for each in call["launches"]]
+        assert names == ["attend", "attend", "join"]
+        for each in call["launches"]:
+            assert (each["device"], each["stream"]) == (
+                triton_launches.BUSY,
+                triton_launches.STREAM,
+            )
+    grids = [each["grid"] for each in found["calls"][0]["launches"]]
+    assert grids == [[5, 2, 1], [5, 2, 4], [4, 8, 1]]
 
 
 @pytest.mark.slow

@@ -229,6 +229,25 @@ def test_splits_agree_and_repeat_their_bytes(dtype: str) -> None:
     assert same(again[1], lse)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("rule", [{}, {"window": 12}, {"chunk": 13}])
+def test_nan_of_a_token_reaches_those_that_see_it_only(value: float, rule: Any) -> None:
+    """Also where the tile that it lies in is read for tokens in front of it, and far behind it."""
+    scene = Scene(cached=[10], new=[30], group=2, heads=1, dim=64, q_dtype="bfloat16")
+    expected, _ = scene.expected(**rule)
+    scene.batch.value_pool[scene.table[0, 20 // 16], 20 % 16] = value
+    o, lse = attend_on_host(scene.batch, scene.q, scene.offsets, **rule)
+    at = np.arange(10, 40)
+    sees = at >= 20
+    if "window" in rule:
+        sees &= at < 20 + 12
+    if "chunk" in rule:
+        sees &= at // 13 == 20 // 13
+    assert_close(o[~sees], expected[~sees], "bfloat16")
+    assert not np.isfinite(o[sees].astype(np.float32)).any()
+    assert np.isfinite(lse).all()
+
+
 # ---- latent rows ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(("rank", "rope", "heads"), [(64, 16, 3), (512, 64, 16), (59, 7, 1)])
 def test_joint_and_split_latent_rows(rank: int, rope: int, heads: int) -> None:

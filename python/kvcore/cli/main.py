@@ -15,6 +15,7 @@ from kvcore.cli.info import info
 from kvcore.cli.plan import plan
 from kvcore.cli.replay import replay
 from kvcore.cli.streams import finish, open_streams, tell
+from kvcore.cli.tune_attention import tune_attention
 
 BAD_INPUT = 2
 
@@ -32,6 +33,7 @@ app.command()(replay)
 app.command()(plan)
 app.command()(generate)
 app.command()(info)
+app.command("tune-attention")(tune_attention)
 app.add_typer(tier.app, name="tier")
 
 

@@ -20,10 +20,11 @@ from kvcore.backends.cuda.attention.plan import (
     sizes_of,
 )
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
-from kvcore.backends.cuda.attention.settings import settings_for
+from kvcore.backends.cuda.attention.settings import Settings, settings_for
+from kvcore.backends.cuda.attention.settings_file import measured_rows
 from kvcore.dtypes import NARROW
 
-__all__ = ["Call", "Launch", "Rule", "attend", "launches", "planned", "product_dtype"]
+__all__ = ["Call", "Launch", "Rule", "attend", "launches", "plan_with", "planned", "product_dtype"]
 
 _KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
 _FIRST_WITH_FP8 = 89  # architecture that turns e4m3 into float16 by itself
@@ -95,19 +96,24 @@ def product_dtype(call: Call) -> str:
 def planned(call: Call, splits: int | None, place: Any) -> Plan:
     """Return the plan of a call, with the number of splits that it has by default."""
     sizes = call.sizes
-    arch = architecture(attend_kernel, place)
     settings = settings_for(
-        arch,
+        architecture(attend_kernel, place),
         max(sizes.dim, sizes.v_dim),
         group=sizes.group,
         tokens_per_row=sizes.tokens / max(1, sizes.rows),
         has_codes=any(x is not None and x.dtype.name in NARROW for x in (call.key, call.value)),
         is_wide=product_dtype(call) == "float32",
+        measured=measured_rows(),
     )
     if splits is None:
-        plan = make_plan(sizes, settings, arch, 1)
+        plan = plan_with(call, settings, 1, place)
         splits = default_splits(sizes, plan, processors(attend_kernel, place))
-    return make_plan(sizes, settings, arch, splits)
+    return plan_with(call, settings, splits, place)
+
+
+def plan_with(call: Call, settings: Settings, splits: int, place: Any) -> Plan:
+    """Return the plan of a call with settings of one's own."""
+    return make_plan(call.sizes, settings, architecture(attend_kernel, place), splits)
 
 
 def attend(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any) -> None:

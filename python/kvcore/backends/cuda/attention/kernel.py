@@ -55,6 +55,34 @@ def _is_seen(position, at, window, chunk, causal: tl.constexpr):
 
 
 @triton.jit
+def _is_mixed(begin, end, oldest, newest, window, chunk, causal: tl.constexpr):
+    """Tell whether some queries see tokens of a tile that others do not see."""
+    mixed = begin < 0
+    if causal:
+        mixed = mixed | (end > oldest + 1)
+    if window is not None:
+        mixed = mixed | (begin < newest + 1 - window)
+    if chunk is not None:
+        mixed = (
+            mixed | (begin // chunk != newest // chunk) | ((end - 1) // chunk != oldest // chunk)
+        )
+    return mixed
+
+
+@triton.jit
+def _kept_apart(values, weights, seen):
+    """Keep values that are no numbers away from queries that do not see their tokens.
+
+    A weight of 0 times NaN would be NaN: such values become 0, and the weights of those who see
+    them NaN.
+    """
+    is_number = tl.abs(values.to(tl.float32)) < float("inf")
+    has_none = tl.min(is_number.to(tl.int32), 1) == 0
+    weights = tl.where(seen & has_none[None, :], float("nan"), weights)
+    return tl.where(is_number, values, 0.0), weights
+
+
+@triton.jit
 def _capped(scores, soft_cap):
     """Bend scores to what is below a cap."""
     if soft_cap is not None:
@@ -198,6 +226,8 @@ def attend(
         ends = tl.load(q + q_at[:, None] + (dim + e)[None, :], mask=e_mask, other=0.0).to(dtype)
 
     # ---- which of the tokens that they see
+    oldest = tl.min(tl.where(is_query, position, 0x7FFFFFFF), 0)
+    newest = tl.max(tl.where(is_query, position, 0), 0)
     tiles = tl.cdiv(high - low, block_n)
     per_split = tl.cdiv(tiles, tl.num_programs(2))
     tile = tl.program_id(2) * per_split
@@ -253,6 +283,10 @@ def attend(
             values = load_tile(
                 v, v_at, has, v_scales, t_at, v_kind, dtype, 0, v_dim, block_v, v_group
             )
+        if _is_mixed(
+            low + i * block_n, low + (i + 1) * block_n, oldest, newest, window, chunk, causal
+        ):
+            values, weights = _kept_apart(values, weights, seen)
         if v_scales is not None and v_group == 0:
             weights = weights * load_scales(v_scales, t_at, has)[None, :]
         acc = tl.dot(weights.to(dtype), values, acc, input_precision="ieee")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["MOST_DRAFT", "TABLE", "Row", "Settings", "settings_for"]
+__all__ = ["MOST_DRAFT", "TABLE", "Row", "Settings", "no_more_than_needed", "settings_for"]
 
 MOST_DRAFT = 8  # new tokens of a row, on average, that are no prompt
 _LEAST_M = 16  # rows of a matrix product
@@ -48,15 +48,27 @@ TABLE: tuple[Row, ...] = (
     Row(80, 256, False, Settings(32, 32, 4, 2), Settings(64, 32, 8, 2)),
     Row(80, 256, True, Settings(32, 32, 8, 2), Settings(32, 32, 8, 2)),
     Row(80, 512, False, Settings(32, 32, 8, 2), Settings(32, 32, 8, 2)),
-    Row(80, 512, True, Settings(16, 32, 8, 1), Settings(16, 32, 8, 1)),
+    Row(80, 512, True, Settings(16, 16, 8, 2), Settings(16, 16, 8, 2)),
     Row(90, 128, False, Settings(64, 64, 4, 3), Settings(128, 64, 8, 2)),
-    Row(90, 128, True, Settings(64, 64, 4, 2), Settings(64, 64, 8, 2)),
+    Row(90, 128, True, Settings(64, 64, 4, 2), Settings(128, 64, 8, 2)),
+    Row(90, 512, True, Settings(16, 32, 8, 2), Settings(16, 32, 8, 2)),
 )
 _WIDE = Settings(16, 16, 4, 1)  # products in float32, for exactness and not for speed
 
 
+def _arch(row: Row) -> int:
+    return row.arch
+
+
 def settings_for(
-    arch: int, dim: int, *, group: int, tokens_per_row: float, has_codes: bool, is_wide: bool
+    arch: int,
+    dim: int,
+    *,
+    group: int,
+    tokens_per_row: float,
+    has_codes: bool,
+    is_wide: bool,
+    measured: tuple[Row, ...] = (),
 ) -> Settings:
     """Return the sizes of a program.
 
@@ -74,6 +86,8 @@ def settings_for(
         Whether pools are float8 or int8.
     is_wide : bool
         Whether products are taken in float32.
+    measured : tuple of Row
+        Of this architecture: they come before the table.
 
     Returns
     -------
@@ -82,11 +96,17 @@ def settings_for(
     """
     if is_wide:
         return _WIDE
-    fitting = [row for row in TABLE if row.dim >= dim and row.has_codes == has_codes]
+    known = (*(row for row in measured if row.arch == arch), *TABLE)
+    fitting = [row for row in known if row.dim >= dim and row.has_codes == has_codes]
     narrow = min(row.dim for row in fitting)
     rows = [row for row in fitting if row.dim == narrow]
-    row = max((row for row in rows if row.arch <= arch), default=rows[0])
+    row = max((row for row in rows if row.arch <= arch), key=_arch, default=rows[0])
     found = row.prompt if tokens_per_row > MOST_DRAFT else row.decode
+    return no_more_than_needed(found, group, tokens_per_row)
+
+
+def no_more_than_needed(settings: Settings, group: int, tokens_per_row: float) -> Settings:
+    """Return settings with no more query rows than a row of the batch has."""
     needed = math.ceil(tokens_per_row) * group
-    block_m = min(found.block_m, 1 << max(_LEAST_M - 1, needed - 1).bit_length())
-    return found._replace(block_m=block_m)
+    block_m = min(settings.block_m, 1 << max(_LEAST_M - 1, needed - 1).bit_length())
+    return settings._replace(block_m=block_m)
