@@ -49,7 +49,8 @@ def _rebind() -> None:
             return made
 
     scheduler.KVCacheManager = kv_cache_manager.KVCacheManager = Either
-    pool.Pool.num_free_blocks = pool.Pool.num_free_blocks.setter(_count_free_blocks)
+    counted = property(pool.Pool.get_num_free_blocks, _count_free_blocks)
+    setattr(pool.Pool, "num_free_blocks", counted)  # noqa: B010 - a property, to type checkers
 
 
 def _count_free_blocks(blocks: Any, count: int) -> None:
@@ -105,7 +106,7 @@ def default_vllm_config() -> Iterator[Any]:
 
 
 @pytest.fixture
-def dist_init(tmp_path: Path, default_vllm_config: Any) -> Iterator[None]:  # noqa: ARG001
+def dist_init(tmp_path: Path, default_vllm_config: Any) -> Iterator[None]:
     """A group of one process: the fixture of vLLM's own conftest."""
     from vllm import distributed
 
