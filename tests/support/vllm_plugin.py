@@ -38,7 +38,7 @@ def _rebind() -> None:
     load_general_plugins()
     from vllm.v1.core.sched import scheduler
 
-    from kvcore.integrations.vllm import choice, manager
+    from kvcore.integrations.vllm import choice, manager, pool
 
     class Either(kv_cache_manager.KVCacheManager):  # type: ignore[misc]
         """A class to tests that want one; its instances are of one of the two."""
@@ -49,6 +49,16 @@ def _rebind() -> None:
             return made
 
     scheduler.KVCacheManager = kv_cache_manager.KVCacheManager = Either
+    counted = property(pool.Pool.get_num_free_blocks, _count_free_blocks)
+    setattr(pool.Pool, "num_free_blocks", counted)  # noqa: B010 - a property, to type checkers
+
+
+def _count_free_blocks(blocks: Any, count: int) -> None:
+    """Give no request a block while a test has vLLM's queue count none, which makes it preempt."""
+    if count == 0:
+        blocks.manager._reserve = lambda *_: False
+    else:
+        vars(blocks.manager).pop("_reserve", None)
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +93,29 @@ def caplog_vllm(
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.INFO):
         yield caplog
+
+
+@pytest.fixture
+def default_vllm_config() -> Iterator[Any]:
+    """A config for who asks for the current one: the fixture of vLLM's own conftest."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        yield config
+
+
+@pytest.fixture
+def dist_init(tmp_path: Path, default_vllm_config: Any) -> Iterator[None]:
+    """A group of one process: the fixture of vLLM's own conftest."""
+    from vllm import distributed
+
+    distributed.init_distributed_environment(
+        1, 0, f"file://{tmp_path}/store", local_rank=0, backend="gloo"
+    )
+    distributed.initialize_model_parallel(1, 1)
+    yield
+    distributed.cleanup_dist_env_and_memory()
 
 
 class Results:
