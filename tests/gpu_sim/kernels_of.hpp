@@ -2,6 +2,8 @@
 // Kernels that nvcc put into this program, by the functions that stand for them on the host.
 #pragma once
 
+#include <cstdlib>
+
 #include "ptx.hpp"
 
 namespace gpu_sim {
