@@ -106,7 +106,9 @@ Status is_capturing(Stream stream, bool* answer) noexcept {
     // Nothing captures the legacy default stream; to ask about it while others are captured fails.
     if (handle == nullptr || handle == cudaStreamLegacy) return kSuccess;
     cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
-    const Status status = told(cudaStreamIsCapturing(handle, &found));
+    // A thread's own default stream is that of the current device.
+    const Status status =
+        on_device(stream.device, [&] { return cudaStreamIsCapturing(handle, &found); });
     *answer = found != cudaStreamCaptureStatusNone;
     return status;
 }

@@ -82,6 +82,8 @@ class Machine {
     [[nodiscard]] int count() const { return static_cast<int>(legacy_.size()); }
     /// Whether a device is there, and no kernel has failed on it.
     [[nodiscard]] Status check(int device) const;
+    /// Devices on which something has failed.
+    [[nodiscard]] std::int64_t num_failed() const;
 
     // ---- streams: nullptr and 1 are the legacy default stream, 2 is the calling thread's own
     // -----
