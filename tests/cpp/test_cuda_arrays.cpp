@@ -116,8 +116,8 @@ void offsets_are_sums(Random& random) {
 
 /// The digests of a pair of pools, as one.
 void digests_are_added_up(Random& random) {
-    const Bytes one = cuda_scene::random_bytes(random, 3 * 40);
-    const Bytes two = cuda_scene::random_bytes(random, 3 * 24);
+    const Bytes one = cuda_scene::random_bytes(random, std::int64_t{3} * 40);
+    const Bytes two = cuda_scene::random_bytes(random, std::int64_t{3} * 24);
     const std::vector<std::int64_t> ids = {2, 0};
     std::vector<std::uint64_t> first(2), second(2), found(2);
     kvcore::digest_pages({one.data(), 40, 40}, ids.data(), 2, first.data());

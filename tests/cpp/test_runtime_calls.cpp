@@ -13,7 +13,9 @@ namespace cuda = kvcore::cuda;
 
 namespace {
 
-void* address(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
+void* address(std::uintptr_t number) {
+    return reinterpret_cast<void*>(number);  // NOLINT(performance-no-int-to-ptr): nobody follows it
+}
 
 const FakeRuntime::Call& call_of(const std::string& name) {
     for (const FakeRuntime::Call& call : fake.calls) {

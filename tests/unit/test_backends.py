@@ -37,6 +37,9 @@ class _Tray:
         self.asked.append("array")
         return host.BACKEND.array(value, name)
 
+    def own(self, array: Any) -> Any:
+        return array
+
     def device_of(self, array: Any) -> Device:
         return Device("tray", 1) if array.base is not None else Device("tray", 0)
 
@@ -47,7 +50,9 @@ class _Tray:
     def pinned_zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return np.zeros(shape, dtype)
 
-    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
+    def place(
+        self, stream: Any, named: list[tuple[str, Any]], beside: tuple[Any, ...] = ()
+    ) -> Place:
         return HOST
 
     def current_place(self, index: int) -> Place:

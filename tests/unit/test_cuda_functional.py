@@ -161,3 +161,23 @@ def test_row_offsets_may_lie_on_the_device(machine: Machine) -> None:
         increment_cache_lengths(inputs, machine.array(np.zeros(3, np.uint32), 0), 1)
     with pytest.raises(ValueError, match="row offsets have 4 entries for a batch of 2"):
         increment_cache_lengths(inputs, machine.array(np.zeros(4, np.uint32), 1), 1)
+
+
+@pytest.mark.parametrize("tables_on_gpu", [False, True])
+def test_captured_calls_are_refused_and_change_nothing(
+    machine: Machine, tables_on_gpu: bool
+) -> None:
+    cache = cache_on(machine, tables_on_gpu=tables_on_gpu)
+    asked: dict[str, Any] = {"sequence_idx": 1, "num_new_tokens": 2, "free_block_ids": [3, 1]}
+    cache, _ = allocate_blocks(cache, **asked, donate=True)
+    tokens = machine.array(np.ones((2, 2, 3), np.float16), 1)
+    before = fields(machine, cache)
+    stream = machine.kernels.Stream(1)
+    machine.streams[1] = stream.ptr
+    machine.kernels.emulation.begin_capture(1, stream.ptr)
+    with pytest.raises(ValueError, match=r"block_table .* captured into a graph"):
+        append_kv(cache, 1, tokens, tokens, donate=True)
+    graph = machine.kernels.emulation.end_capture(1, stream.ptr)
+    machine.kernels.emulation.replay(graph, 1, stream.ptr)
+    for found, expected in zip(fields(machine, cache), before, strict=True):
+        assert found.tobytes() == expected.tobytes()

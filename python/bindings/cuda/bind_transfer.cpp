@@ -23,7 +23,6 @@ using kvcore::python::DeviceNumbers;
 using kvcore::python::Ids;
 using kvcore::python::layer_range;
 using kvcore::python::pairs_of;
-using kvcore::python::seen;
 using kvcore::python::seen_all;
 using kvcore::python::Source;
 using kvcore::python::starts_of;

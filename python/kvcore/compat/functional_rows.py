@@ -76,7 +76,7 @@ def rows_of(cache: Any) -> Rows:
 def _here(place: Place, array: Any, name: str) -> NDArray[Any]:
     if isinstance(array, np.ndarray):
         return array.copy()
-    return place.to_host(place.checked(array, name))
+    return place.to_host(place.checked(array, name), name)
 
 
 def allocate_blocks(
@@ -115,7 +115,7 @@ def gather_rows(rows: Rows, sequence_idx: Any) -> tuple[Any, Any, int]:
     """Copy the tokens of a row: keys, values, tokens."""
     count = rows.place.kernels.check_gather(*rows.args(), sequence_idx)
     shape = (count, *rows.pools[0].shape[2:])
-    results = [rows.place.empty(shape, pool.dtype) for pool in rows.pools]
+    results = [rows.place.empty(shape, pool.dtype, "the tokens") for pool in rows.pools]
     named = zip(("keys", "values"), rows.pools, results, strict=True)
     parts = [(name, pool, None, None, result) for name, pool, result in named]
     table, _, offsets = _batch(rows, sequence_idx, 0, count)
@@ -139,7 +139,7 @@ def _batch(rows: Rows, index: int, begin: int, count: int) -> tuple[Any, Any, An
     columns = rows.table.shape[1]
     host = np.array([begin, 0, count], np.uint32)
     row = np.ascontiguousarray(rows.table[index]).view(np.uint32)  # -1 is no page
-    sent = rows.place.from_host(np.concatenate([row, host]))
+    sent = rows.place.from_host(np.concatenate([row, host]), "block_table")
     offsets = host[1:], sent[columns + 1 :]
     return sent[:columns].reshape(1, columns), sent[columns : columns + 1], offsets
 

@@ -200,7 +200,7 @@ def gather(
 
 def _room_for_offsets(place: Place, out: Any, rows: int) -> Any:
     """Return the array that a caller has for row offsets, None for none."""
-    if not isinstance(out, tuple) or len(out) < 3:
+    if not isinstance(out, tuple) or len(out) < 3 or out[2] is None:
         return None
     array = array_at(place, out[2], "out[2]")
     is_fit = array.shape == (rows + 1,) and array.dtype == np.uint32
