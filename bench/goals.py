@@ -177,6 +177,9 @@ GOALS = (
         )
     ),
     Goal("gpu.graph.append.*", 6.0),
+    Goal("gpu.attention.decode.*.copy", 0.0, per_limit=1 / 0.75),
+    Goal("gpu.attention.*.torch", 0.0, per_limit=1.0),
+    Goal("gpu.attention.*.flashinfer", 0.0, per_limit=1.1),
     *(
         Goal(f"gpu.{way}.{piece}", 0.0, per_limit=1 / share)
         for way in ("d2h", "h2d")
@@ -185,10 +188,16 @@ GOALS = (
     Goal("generate.padded", 0.0, per_limit=1.0),
     Goal("generate.generate_batch", 0.0, per_limit=1.0),
     Goal("generate.outside", 5.0),
-    Goal("engine.one_process", 0.0, per_limit=0.95, at_least=True),
     Goal("vllm.decode.*.kvcore", 0.0, per_limit=0.9),
     Goal("vllm.unseen.32768.kvcore", 0.0, per_limit=0.35),
     Goal("vllm.hit.32768.kvcore", 0.0, per_limit=0.35),
+    Goal("vllm.windows.hit.kvcore", 200.0),
+    Goal("offload.*.kvcore", 0.0, per_limit=1.0),
+    Goal("sglang.match.kvcore", 0.0, per_limit=1.0),
+    Goal("sglang.insert.kvcore", 0.0, per_limit=1.0),
+    Goal("sglang.evict.kvcore", 20.0),
+    Goal("sglang.lock.kvcore", 1.0),
+    Goal("engine.one_process", 0.0, per_limit=0.95, at_least=True),
     Goal("vllm.decode.flat", 1.25),
     Goal("hf_groups.bytes.groups", 0.0, per_limit=0.4),
     Goal("hf_groups.all.groups", 0.0, per_limit=0.95, at_least=True),

@@ -30,7 +30,7 @@ _STATES = 1 << 17  # merged in a round
 _GRAPH_NODES = 64
 
 
-class _Copies:
+class Copies:
     """Copies of any size between two pieces of memory, another place each round."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _Copies:
         return copy_call(target, source)
 
 
-def _numbers(shape: tuple[int, ...], dtype: str) -> Any:
+def numbers(shape: tuple[int, ...], dtype: str) -> Any:
     """Return moderate numbers, float32 or bfloat16, which is its upper half."""
     cp = library()
     kind = numpy_dtype(dtype)
@@ -73,7 +73,7 @@ class _Scene:
         self.tables = cp.asarray(order[: count * _ROWS * columns].reshape(count, _ROWS, columns))
         self.lengths = {n: cp.full(_ROWS, n, cp.uint32) for n in (0, _LENGTH)}
         self.offsets = cp.arange(_ROWS + 1, dtype=cp.uint32) * cp.uint32(_LENGTH)
-        fused = _numbers((_ROWS * _LENGTH, 3 * _HEADS, _DIM), dtype)
+        fused = numbers((_ROWS * _LENGTH, 3 * _HEADS, _DIM), dtype)
         self.tokens = [fused[:, _HEADS : 2 * _HEADS], fused[:, 2 * _HEADS :]]
         self.out = [cp.empty((_ROWS * _LENGTH, _HEADS, _DIM), self.tokens[0].dtype) for _ in "kv"]
         self.layout = layout
@@ -97,7 +97,7 @@ class _Scene:
         return _ROWS * _LENGTH * (self.token_bytes + self.stored_bytes) // 2
 
 
-def _moves(copies: _Copies, page: int, layout: str, rounds: int) -> list[Row]:
+def _moves(copies: Copies, page: int, layout: str, rounds: int) -> list[Row]:
     scene = _Scene(page, "bfloat16", layout)
     k, v = scene.tokens
     lengths = np.full(_ROWS, _LENGTH, np.uint32)
@@ -123,7 +123,7 @@ def _moves(copies: _Copies, page: int, layout: str, rounds: int) -> list[Row]:
     ]
 
 
-def _slots(copies: _Copies, rounds: int) -> Row:
+def _slots(copies: Copies, rounds: int) -> Row:
     scene = _Scene(16, "bfloat16")
     k, v = scene.tokens
     cp = library()
@@ -138,7 +138,7 @@ def _slots(copies: _Copies, rounds: int) -> Row:
     return against("gpu.append_slots.NHD.16", work, calls, limits, "copy")
 
 
-def _pages(copies: _Copies, rounds: int) -> list[Row]:
+def _pages(copies: Copies, rounds: int) -> list[Row]:
     """Copy, fill and digest scattered pages."""
     rows = []
     cp = library()
@@ -184,7 +184,7 @@ def _single_tokens(rounds: int) -> list[Row]:
     return rows
 
 
-def _quantised(copies: _Copies, narrow: str, rounds: int) -> list[Row]:
+def _quantised(copies: Copies, narrow: str, rounds: int) -> list[Row]:
     scene = _Scene(16, "bfloat16", narrow=narrow)
     k, v = scene.tokens
     cp = library()
@@ -204,7 +204,7 @@ def _quantised(copies: _Copies, narrow: str, rounds: int) -> list[Row]:
         against(f"gpu.gather.{narrow}", f"gather, {label}", gathers, limits, "copy"),
     ]
     tokens = _TOKENS
-    x = [_numbers((tokens, _HEADS, _DIM), "bfloat16") for _ in range(4)]
+    x = [numbers((tokens, _HEADS, _DIM), "bfloat16") for _ in range(4)]
     size = tokens * _HEADS
     codes = cp.empty((tokens, _HEADS, _DIM), cp.uint8).view(numpy_dtype(narrow))
     scales = cp.empty((tokens, _HEADS, 1), cp.float32)
@@ -223,7 +223,7 @@ def _quantised(copies: _Copies, narrow: str, rounds: int) -> list[Row]:
     ]
 
 
-def _merges(copies: _Copies, rounds: int) -> Row:
+def _merges(copies: Copies, rounds: int) -> Row:
     cp = library()
     n = _STATES
     kind = numpy_dtype("bfloat16")
@@ -238,7 +238,7 @@ def _merges(copies: _Copies, rounds: int) -> Row:
 def measure(options: Namespace) -> list[Row]:
     """Measure moves, then conversions, then nodes of graphs."""
     rounds = 4 if options.quick else 24
-    copies = _Copies()
+    copies = Copies()
     rows = []
     for page, layout in ((16, "NHD"), (1, "NHD"), (16, "HND"), (128, "NHD")):
         rows += _moves(copies, page, layout, rounds)

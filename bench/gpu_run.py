@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import gpu_attention
 import gpu_hosts
 import gpu_limits
 import gpu_moves
@@ -23,7 +24,12 @@ from gpu_result import check, result
 from gpu_timing import library
 from harness import Row, show
 
-BENCHES = {"limits": gpu_limits, "moves": gpu_moves, "hosts": gpu_hosts}
+BENCHES = {
+    "limits": gpu_limits,
+    "moves": gpu_moves,
+    "hosts": gpu_hosts,
+    "attention": gpu_attention,
+}
 EXAMPLE = Path(__file__).resolve().parent.parent / "tests" / "packaging" / "gpu_result.json"
 
 

@@ -2,8 +2,8 @@
 """Run the benches of a suite, each in a fresh process, and set them beside the goals.
 
 ``python bench/run.py SUITE [--trace PATH] [--json OUT] [--page]``, where SUITE is
-``control-path``, ``data-path`` or ``generate``, prints the table and writes the rows to
-``bench/results/SUITE.json``. ``--page`` also writes the rows with goals into
+``control-path``, ``data-path``, ``generate`` or ``engines``, prints the table and writes the rows
+to ``bench/results/SUITE.json``. ``--page`` also writes the rows with goals into
 ``docs/benchmarks.md``, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``, some rows into
 the pages that quote them, and the headlines of the control path into the README. ``--only`` names
 benches to run; the rows of the others are kept as stored, with the machine that each was measured
@@ -69,6 +69,7 @@ SUITES = {
         "shared_mooncake",
     ),
     "generate": ("generate", "engine", "hf_groups"),
+    "engines": ("engine_vllm", "engine_vllm_windows", "offload_vllm", "engine_sglang"),
 }
 # By suite, what pages quote: page, mark, and the keys of the rows as of a shell.
 EXCERPTS = {
@@ -93,6 +94,11 @@ EXCERPTS = {
         ("shared_stores.md", "mooncake-cost", ("shared.mooncake.*",)),
     ),
     "generate": (("groups.md", "groups-model", ("hf_groups.*",)),),
+    "engines": (
+        ("vllm.md", "vllm-steps", ("vllm.*",)),
+        ("vllm.md", "vllm-tiers", ("offload.*",)),
+        ("sglang.md", "sglang-calls", ("sglang.*",)),
+    ),
 }
 
 

@@ -39,6 +39,21 @@ template <class Byte>
         runs};
 }
 
+/// Runs of tokens on their way into a pool of another dtype.
+[[nodiscard]] inline Runs runs_into(PageShape shape, const PagedTensor<std::byte>& pool,
+                                    const DeviceBatch& batch,
+                                    const TokenRows<const std::byte>& source, DType wide,
+                                    std::int32_t* bad) noexcept {
+    PagedSides sides =
+        paged_sides(shape, pool, batch, source.token_stride, source.head_stride, wide, bad);
+    Runs& runs = sides.runs;
+    runs.source = source.data;
+    runs.from = sides.tokens;
+    runs.destination = pool.data;
+    runs.to = sides.pool;
+    return runs;
+}
+
 Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool, const DeviceBatch& batch,
                     const TokenRows<const std::byte>& source, DType wide, Scales scales,
                     std::int32_t* bad, Stream stream) noexcept {
@@ -48,15 +63,18 @@ Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool, const D
                              shape.page_size, nullptr},
                             batch, source, bad, stream);
     }
-    PagedSides sides =
-        paged_sides(shape, pool, batch, source.token_stride, source.head_stride, wide, bad);
-    Runs& runs = sides.runs;
-    runs.source = source.data;
-    runs.from = sides.tokens;
-    runs.destination = pool.data;
-    runs.to = sides.pool;
+    Runs runs = runs_into(shape, pool, batch, source, wide, bad);
     if (is_wide(pool.dtype)) return widen_runs(runs, wide, pool.dtype, stream);
     if (scales == Scales::kFound) runs.new_scales = pool.scales.data;
+    return quantize_runs(runs, wide, pool.dtype, stream);
+}
+
+Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool, const DeviceBatch& batch,
+                    const TokenRows<const std::byte>& source, DType wide, float scale,
+                    std::int32_t* bad, Stream stream) noexcept {
+    if (is_wide(pool.dtype) || pool.scales.data != nullptr) return kInvalidCall;
+    Runs runs = runs_into(shape, pool, batch, source, wide, bad);
+    runs.scale = scale;
     return quantize_runs(runs, wide, pool.dtype, stream);
 }
 

@@ -43,7 +43,8 @@ struct Runs {
     RunStrides from;
     std::byte* destination = nullptr;
     RunStrides to;
-    const std::byte* scales = nullptr;  // float32, at any address; nullptr: all are 1
+    const std::byte* scales = nullptr;  // float32, at any address; nullptr: all are `scale`
+    float scale = 1.0F;                 // of codes that are written
     std::byte* new_scales = nullptr;    // where scales are found: in the place of `scales`
     RunStrides of_scales;
     BatchTokens places{{}, 1, nullptr};

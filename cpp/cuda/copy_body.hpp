@@ -124,14 +124,6 @@ struct CopyBody {
             from[i] = place.from + outer * shape.outer.from + inner * shape.inner.from + in_run;
             to[i] = place.to + outer * shape.outer.to + inner * shape.inner.to + in_run;
         }
-        if (Items::kMayBeUnaligned && !is_aligned(place)) {
-            for (std::int32_t i = 0; i < kUnroll; ++i) {
-                for (std::int64_t byte = 0; byte < kSize && from[i] != nullptr; ++byte) {
-                    to[i][byte] = from[i][byte];
-                }
-            }
-            return;
-        }
         Unit held[kUnroll] = {};
         for (std::int32_t i = 0; i < kUnroll; ++i) {
             if (from[i] != nullptr) held[i] = load_unit<Unit>(from[i]);
@@ -141,11 +133,6 @@ struct CopyBody {
         }
     }
 
-    [[nodiscard]] KVCORE_HOST_DEVICE static bool is_aligned(const Place& place) noexcept {
-        const auto bits = reinterpret_cast<std::uintptr_t>(place.to) |
-                          reinterpret_cast<std::uintptr_t>(place.from);
-        return bits % static_cast<std::uintptr_t>(kSize) == 0;
-    }
     [[nodiscard]] KVCORE_HOST_DEVICE static std::int64_t min_of(std::int64_t a,
                                                                 std::int64_t b) noexcept {
         return a < b ? a : b;

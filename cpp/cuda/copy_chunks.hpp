@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch of copies as few runs, in chunks that fit the stack.
+// A batch of copies in chunks that fit the stack.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace kvcore::cuda {
 
-/// Runs as the copy engines take them.
+/// Runs as the copy engines take them. Neighbours stay apart: they may be of two allocations.
 struct RunChunk {
     static constexpr std::int64_t kCapacity = 512;
 
@@ -18,14 +18,7 @@ struct RunChunk {
     std::size_t bytes[kCapacity];
     std::size_t count = 0;
 
-    /// Takes a run in, as the rest of the last one where it goes on on both sides.
     void add(void* destination, const void* source, std::size_t size) noexcept {
-        if (count > 0 &&
-            static_cast<std::byte*>(destinations[count - 1]) + bytes[count - 1] == destination &&
-            static_cast<const std::byte*>(sources[count - 1]) + bytes[count - 1] == source) {
-            bytes[count - 1] += size;
-            return;
-        }
         destinations[count] = destination;
         sources[count] = source;
         bytes[count++] = size;

@@ -65,22 +65,28 @@ Status memory_info(int device, std::int64_t* free, std::int64_t* total) noexcept
 Status allocate(int device, std::int64_t bytes, void** pointer) noexcept {
     *pointer = nullptr;
     if (bytes < 0) return kInvalidCall;
+    const RelaxedCapture relaxed;
     return on_device(device, [&] {
         return bytes == 0 ? cudaSuccess : cudaMalloc(pointer, static_cast<std::size_t>(bytes));
     });
 }
 
 Status free_memory(int device, void* pointer) noexcept {
+    const RelaxedCapture relaxed;
     return on_device(device, [&] { return cudaFree(pointer); });
 }
 
 Status pin_memory(void* pointer, std::int64_t bytes) noexcept {
     if (bytes <= 0) return kInvalidCall;
+    const RelaxedCapture relaxed;
     return told(cudaHostRegister(pointer, static_cast<std::size_t>(bytes),
                                  cudaHostRegisterPortable | cudaHostRegisterMapped));
 }
 
-Status unpin_memory(void* pointer) noexcept { return told(cudaHostUnregister(pointer)); }
+Status unpin_memory(void* pointer) noexcept {
+    const RelaxedCapture relaxed;
+    return told(cudaHostUnregister(pointer));
+}
 
 Status create_stream(int device, Stream* stream) noexcept {
     cudaStream_t made = nullptr;
@@ -94,7 +100,21 @@ Status destroy_stream(Stream stream) noexcept {
     return on_device(stream.device, [&] { return cudaStreamDestroy(handle_of(stream)); });
 }
 
+Status is_capturing(Stream stream, bool* answer) noexcept {
+    *answer = false;
+    cudaStream_t handle = handle_of(stream);
+    // Nothing captures the legacy default stream; to ask about it while others are captured fails.
+    if (handle == nullptr || handle == cudaStreamLegacy) return kSuccess;
+    cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+    // A thread's own default stream is that of the current device.
+    const Status status =
+        on_device(stream.device, [&] { return cudaStreamIsCapturing(handle, &found); });
+    *answer = found != cudaStreamCaptureStatusNone;
+    return status;
+}
+
 Status synchronize(Stream stream) noexcept {
+    const RelaxedCapture relaxed;
     return on_device(stream.device, [&] { return cudaStreamSynchronize(handle_of(stream)); });
 }
 
@@ -123,13 +143,24 @@ Status wait(Stream stream, Event event) noexcept {
 }
 
 Status query(Event event, bool* is_done) noexcept {
+    const RelaxedCapture relaxed;
     const Status status = told(cudaEventQuery(static_cast<cudaEvent_t>(event)));
     *is_done = status == kSuccess;
     return status == cudaErrorNotReady ? kSuccess : status;
 }
 
 Status synchronize(Event event) noexcept {
+    const RelaxedCapture relaxed;
     return told(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+}
+
+Status fill(void* destination, std::byte value, std::int64_t bytes, Stream stream) noexcept {
+    if (bytes < 0) return kInvalidCall;
+    if (bytes == 0) return kSuccess;
+    return on_device(stream.device, [&] {
+        return cudaMemsetAsync(destination, std::to_integer<int>(value),
+                               static_cast<std::size_t>(bytes), handle_of(stream));
+    });
 }
 
 Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {

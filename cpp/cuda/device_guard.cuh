@@ -38,6 +38,23 @@ inline Status told(Status status) noexcept {
     return status;
 }
 
+/// Lets the thread make calls that a stream which is captured elsewhere might object to: memory
+/// that comes and goes, and waiting. They have nothing to do with that stream.
+class RelaxedCapture {
+   public:
+    RelaxedCapture() noexcept
+        : is_set_(told(cudaThreadExchangeStreamCaptureMode(&mode_)) == kSuccess) {}
+    ~RelaxedCapture() {
+        if (is_set_) static_cast<void>(told(cudaThreadExchangeStreamCaptureMode(&mode_)));
+    }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+   private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // the one before, when it is set
+    bool is_set_;
+};
+
 /// What `call` returns with a device current.
 template <class Call>
 [[nodiscard]] Status on_device(int device, const Call& call) noexcept {

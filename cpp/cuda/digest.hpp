@@ -30,7 +30,8 @@ struct DigestBody {
     PageBytes<const std::byte> pool;
     const std::int64_t* ids;  // [pages]
     std::uint64_t* digests;   // [pages]
-    Divider chunks;           // of a page
+    std::uint64_t weight;
+    Divider chunks;  // of a page
 
     struct Held {};
     using Part = std::uint64_t;
@@ -58,7 +59,7 @@ struct DigestBody {
     [[nodiscard]] KVCORE_HOST_DEVICE static Part join(Part a, Part b) { return a + b; }
     KVCORE_HOST_DEVICE void finish(std::int64_t team, TeamLane lane, Part part,
                                    const Held& /*held*/) const {
-        if (lane.lane == 0) atomic_add(digests + chunks.quotient(team), part);
+        if (lane.lane == 0) atomic_add(digests + chunks.quotient(team), part * weight);
     }
 
    private:
@@ -85,16 +86,23 @@ struct DigestBody {
     }
 };
 
+Status add_digests(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
+                   std::uint64_t weight, std::uint64_t* digests, Stream stream) noexcept {
+    if (n < 0) return kInvalidCall;
+    if (pool.page_bytes == 0) return kSuccess;
+    return with_unit(alignment_of(pool.data, pool.page_stride, pool.page_bytes), [&](auto unit) {
+        using Body = DigestBody<decltype(unit)>;
+        const std::int64_t chunks = Body::chunks_of(pool.page_bytes);
+        return launch_teams(Body{pool, ids, digests, weight, Divider(chunks)}, {n * chunks, kWarp},
+                            stream);
+    });
+}
+
 Status digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
                     std::uint64_t* digests, Stream stream) noexcept {
     if (n < 0) return kInvalidCall;
     const Status status = launch(ClearBody{digests, n}, grid_for(n), stream);
-    if (status != kSuccess || pool.page_bytes == 0) return status;
-    return with_unit(alignment_of(pool.data, pool.page_stride, pool.page_bytes), [&](auto unit) {
-        using Body = DigestBody<decltype(unit)>;
-        const std::int64_t chunks = Body::chunks_of(pool.page_bytes);
-        return launch_teams(Body{pool, ids, digests, Divider(chunks)}, {n * chunks, kWarp}, stream);
-    });
+    return status == kSuccess ? add_digests(pool, ids, n, 1, digests, stream) : status;
 }
 
 }  // namespace kvcore::cuda

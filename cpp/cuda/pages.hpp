@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "copy_body.hpp"
@@ -11,94 +12,185 @@
 
 namespace kvcore::cuda {
 
-/// Layers of pages: an item is K or V of one. `Pair` is PagePair, or PageStart for the first tokens
+/// Where layers lie whose distances are all the same.
+template <class Byte>
+struct EvenLayers {
+    Byte* first;
+    std::int64_t stride;
+
+    static constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+    EvenLayers(const CacheTensor<Byte>& tensor, LayerRange layers) noexcept
+        : first(tensor.data + layers.first * tensor.layer_stride), stride(tensor.layer_stride) {}
+
+    [[nodiscard]] KVCORE_HOST_DEVICE Byte* at(std::int64_t layer) const noexcept {
+        return first + layer * stride;
+    }
+    [[nodiscard]] std::int64_t alignment() const noexcept { return alignment_of(first, stride); }
+};
+
+/// Where each of a few layers lies, in the arguments of the kernel: a list that the caller may
+/// change, and that a captured graph keeps.
+template <class Byte>
+struct ListedLayers {
+    static constexpr std::int64_t kMost = 24;
+
+    Byte* layers[kMost] = {};
+    std::int64_t count;
+
+    ListedLayers(const CacheTensor<Byte>& tensor, LayerRange range) noexcept : count(range.count) {
+        for (std::int64_t i = 0; i < count; ++i) layers[i] = tensor.layer(range.first + i);
+    }
+
+    [[nodiscard]] KVCORE_HOST_DEVICE Byte* at(std::int64_t layer) const noexcept {
+        return layers[layer];
+    }
+    [[nodiscard]] std::int64_t alignment() const noexcept {
+        std::int64_t found = 16;
+        for (std::int64_t i = 0; i < count; ++i) found = alignment_of(found, layers[i]);
+        return found;
+    }
+};
+
+/// Pairs of pages, or two lists of them.
+struct PairList {
+    const std::int64_t* sources;
+    const std::int64_t* destinations;
+    std::int64_t step;  // from one to the next
+
+    explicit PairList(const PagePair* pairs) noexcept
+        : PairList(reinterpret_cast<const std::int64_t*>(pairs)) {}
+    PairList(const std::int64_t* of_sources, const std::int64_t* of_destinations) noexcept
+        : sources(of_sources), destinations(of_destinations), step(1) {}
+
+    [[nodiscard]] KVCORE_HOST_DEVICE PagePair at(std::int64_t i) const noexcept {
+        return {sources[i * step], destinations[i * step]};
+    }
+
+   private:
+    static_assert(sizeof(PagePair) == 2 * sizeof(std::int64_t));
+    explicit PairList(const std::int64_t* pairs) noexcept
+        : sources(pairs), destinations(pairs == nullptr ? nullptr : pairs + 1), step(2) {}
+};
+
+/// First tokens of pages.
+struct StartList {
+    const PageStart* starts;
+
+    [[nodiscard]] KVCORE_HOST_DEVICE PageStart at(std::int64_t i) const noexcept {
+        return starts[i];
+    }
+};
+
+/// Layers of pages: an item is K or V of one. `List` is PairList, or StartList for the first tokens
 /// of pages, the bytes of which come first in an item.
-template <class Pair>
+template <class List, template <class> class Layers>
 struct PageItems {
     struct Tensor {
-        CacheTensor<std::byte> to;
-        CacheTensor<const std::byte> from;
+        Layers<std::byte> to;
+        Layers<const std::byte> from;
+        std::int64_t to_page;  // bytes
+        std::int64_t from_page;
         std::int64_t token_bytes;
     };
     Tensor tensors[2];
-    const Pair* pairs;  // [items / layers]
+    List list;  // [items / layers]
     Divider layers;
-    std::int64_t first_layer;
-
-    // A table of layers is read on the device.
-    static constexpr bool kMayBeUnaligned = true;
 
     [[nodiscard]] bool counts() const noexcept { return false; }
     [[nodiscard]] KVCORE_HOST_DEVICE Place find(int part, std::int64_t item,
                                                 bool /*counts*/) const {
         const std::int64_t index = layers.quotient(item);
-        const std::int64_t layer = first_layer + layers.remainder(item, index);
-        const Pair pair = pairs[index];
+        const std::int64_t layer = layers.remainder(item, index);
+        const auto pair = list.at(index);
         if (pair.source < 0 || pair.destination < 0) return {};
         const Tensor& tensor = tensors[part];
-        Place place{page_of(tensor.to, layer, pair.destination),
-                    page_of(tensor.from, layer, pair.source)};
-        if constexpr (std::is_same_v<Pair, PageStart>) {
+        Place place{tensor.to.at(layer) + pair.destination * tensor.to_page,
+                    tensor.from.at(layer) + pair.source * tensor.from_page};
+        if constexpr (std::is_same_v<List, StartList>) {
             place.bytes = pair.tokens * tensor.token_bytes;
         }
         return place;
     }
-
-   private:
-    template <class Byte>
-    [[nodiscard]] KVCORE_HOST_DEVICE static Byte* page_of(const CacheTensor<Byte>& tensor,
-                                                          std::int64_t layer, std::int64_t page) {
-        Byte* first = tensor.layers != nullptr ? tensor.layers[layer]
-                                               : tensor.data + layer * tensor.layer_stride;
-        return first + page * tensor.page_stride;
-    }
 };
 
 namespace {
-
-template <class Byte>
-[[nodiscard]] std::int64_t alignment_of_tensor(const CacheTensor<Byte>& tensor) noexcept {
-    if (tensor.layers != nullptr) return alignment_of(tensor.page_stride);
-    return alignment_of(tensor.data, tensor.page_stride, tensor.layer_stride);
-}
 
 [[nodiscard]] CacheTensor<const std::byte> readable(const CacheTensor<std::byte>& tensor) noexcept {
     return {tensor.data,         tensor.layers,      tensor.page_stride, tensor.layer_stride,
             tensor.token_stride, tensor.head_stride, tensor.row_bytes};
 }
 
-template <class Pair>
-[[nodiscard]] Status move_pages(const CacheView<const std::byte>& source,
-                                const CacheView<std::byte>& destination, const Pair* pairs,
-                                std::int64_t n, LayerRange layers, std::int64_t max_blocks,
-                                Stream stream) noexcept {
-    if (n < 0 || layers.count < 0) return kInvalidCall;
-    if (layers.count == 0) return kSuccess;
+/// The pages of as many layers as arguments have room for.
+template <class List, template <class> class Layers>
+[[nodiscard]] Status move_some_layers(const CacheView<const std::byte>& source,
+                                      const CacheView<std::byte>& destination, List list,
+                                      std::int64_t n, LayerRange layers, std::int64_t max_blocks,
+                                      Stream stream) noexcept {
+    using Items = PageItems<List, Layers>;
+    const auto tensor_of = [&](const CacheTensor<const std::byte>& from,
+                               const CacheTensor<std::byte>& to) {
+        const LayerRange held = to.row_bytes == 0 ? LayerRange{0, 0} : layers;
+        return typename Items::Tensor{{to, held},
+                                      {from, held},
+                                      to.page_stride,
+                                      from.page_stride,
+                                      source.heads * from.row_bytes};
+    };
+    const Items items{{tensor_of(source.k, destination.k), tensor_of(source.v, destination.v)},
+                      list,
+                      Divider(layers.count)};
     std::int64_t alignment = 16;
     const auto shape_of = [&](const CacheTensor<const std::byte>& from,
-                              const CacheTensor<std::byte>& to) {
+                              const CacheTensor<std::byte>& to,
+                              const typename Items::Tensor& tensor) {
         if (to.row_bytes == 0) return CopyShape{};
-        alignment = alignment_of(alignment, alignment_of_tensor(from), alignment_of_tensor(to));
+        alignment = alignment_of(alignment, tensor.to.alignment(), tensor.from.alignment(),
+                                 tensor.to_page, tensor.from_page);
         const CopyShape shape{to.row_bytes,
                               {source.page_size, to.token_stride, from.token_stride},
                               {source.heads, to.head_stride, from.head_stride}};
-        if constexpr (std::is_same_v<Pair, PageStart>) {
+        if constexpr (std::is_same_v<List, StartList>) {
             // The first tokens of a page are its first bytes in their own order alone, and whole
             // units of them.
-            alignment = alignment_of(alignment, source.heads * from.row_bytes);
+            alignment = alignment_of(alignment, tensor.token_bytes);
             return shape.merged();
         } else {
             return shape.reordered();
         }
     };
-    const CopyShape of_k = shape_of(source.k, destination.k);
-    const CopyShape of_v = shape_of(source.v, destination.v);
-    const PageItems<Pair> items{{{destination.k, source.k, source.heads * source.k.row_bytes},
-                                 {destination.v, source.v, source.heads * source.v.row_bytes}},
-                                pairs,
-                                Divider(layers.count),
-                                layers.first};
+    const CopyShape of_k = shape_of(source.k, destination.k, items.tensors[0]);
+    const CopyShape of_v = shape_of(source.v, destination.v, items.tensors[1]);
     return launch_copy(items, n * layers.count, of_k, of_v, alignment, stream, max_blocks);
+}
+
+template <class List, template <class> class Layers>
+[[nodiscard]] Status move_layers(const CacheView<const std::byte>& source,
+                                 const CacheView<std::byte>& destination, List list, std::int64_t n,
+                                 LayerRange layers, std::int64_t max_blocks,
+                                 Stream stream) noexcept {
+    const std::int64_t end = layers.first + layers.count;
+    while (layers.first < end) {
+        const std::int64_t left = end - layers.first;
+        layers.count = left < Layers<std::byte>::kMost ? left : Layers<std::byte>::kMost;
+        const Status status = move_some_layers<List, Layers>(source, destination, list, n, layers,
+                                                             max_blocks, stream);
+        if (status != kSuccess) return status;
+        layers.first += layers.count;
+    }
+    return kSuccess;
+}
+
+template <class List>
+[[nodiscard]] Status move_pages(const CacheView<const std::byte>& source,
+                                const CacheView<std::byte>& destination, List list, std::int64_t n,
+                                LayerRange layers, std::int64_t max_blocks,
+                                Stream stream) noexcept {
+    if (n < 0 || layers.count < 0 || max_blocks < 0) return kInvalidCall;
+    const bool are_listed = source.k.layers != nullptr || source.v.layers != nullptr ||
+                            destination.k.layers != nullptr || destination.v.layers != nullptr;
+    const auto move = are_listed ? move_layers<List, ListedLayers> : move_layers<List, EvenLayers>;
+    return move(source, destination, list, n, layers, max_blocks, stream);
 }
 
 }  // namespace
@@ -107,21 +199,28 @@ Status copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs, std::
                   Stream stream) noexcept {
     const CacheTensor<std::byte> pages{pool.data, nullptr, pool.page_stride, 0,
                                        0,         0,       pool.page_bytes};
-    return move_pages({1, 1, 1, readable(pages), {}}, {1, 1, 1, pages, {}}, pairs, n, {0, 1}, 0,
-                      stream);
+    return move_pages({1, 1, 1, readable(pages), {}}, {1, 1, 1, pages, {}}, PairList(pairs), n,
+                      {0, 1}, 0, stream);
 }
 
 Status copy_partial(const CacheView<std::byte>& pool, const PageStart* copies, std::int64_t n,
                     Stream stream) noexcept {
     const CacheView<const std::byte> source{pool.layers, pool.page_size, pool.heads,
                                             readable(pool.k), readable(pool.v)};
-    return move_pages(source, pool, copies, n, {0, pool.layers}, 0, stream);
+    return move_pages(source, pool, StartList{copies}, n, {0, pool.layers}, 0, stream);
 }
 
 Status transfer(const CacheView<const std::byte>& source, const CacheView<std::byte>& destination,
                 const PagePair* pairs, std::int64_t n, LayerRange layers, std::int64_t max_blocks,
                 Stream stream) noexcept {
-    return move_pages(source, destination, pairs, n, layers, max_blocks, stream);
+    return move_pages(source, destination, PairList(pairs), n, layers, max_blocks, stream);
+}
+
+Status transfer(const CacheView<const std::byte>& source, const CacheView<std::byte>& destination,
+                const std::int64_t* source_ids, const std::int64_t* destination_ids, std::int64_t n,
+                LayerRange layers, std::int64_t max_blocks, Stream stream) noexcept {
+    const PairList list(source_ids, destination_ids);
+    return move_pages(source, destination, list, n, layers, max_blocks, stream);
 }
 
 }  // namespace kvcore::cuda

@@ -87,7 +87,8 @@ struct QuantizeBody {
             if (of.lane == 0) store_word<4>(runs.new_scales + run.scale, bits_of(scale));
             return scale;
         }
-        return runs.scales == nullptr ? 1.0F : float_of(load_word<4>(runs.scales + run.scale));
+        return runs.scales == nullptr ? runs.scale
+                                      : float_of(load_word<4>(runs.scales + run.scale));
     }
     KVCORE_HOST_DEVICE void store(const RunPart& run, std::int64_t at, const Elements& piece,
                                   float factor) const noexcept {

@@ -29,8 +29,6 @@ struct SlotItems {
     Divider page_size;
     std::int32_t* bad;
 
-    static constexpr bool kMayBeUnaligned = false;
-
     [[nodiscard]] bool counts() const noexcept { return bad != nullptr; }
     [[nodiscard]] KVCORE_HOST_DEVICE Place find(int part, std::int64_t item, bool counts) const {
         const std::int64_t slot = slots[item];
@@ -56,8 +54,6 @@ struct BatchItems {
     std::int64_t token_stride;
     TokenRows<RowByte> rows;
     std::int32_t* bad;
-
-    static constexpr bool kMayBeUnaligned = false;
 
     [[nodiscard]] bool counts() const noexcept { return bad != nullptr; }
     [[nodiscard]] KVCORE_HOST_DEVICE Place find(int /*part*/, std::int64_t item,

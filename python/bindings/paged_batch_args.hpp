@@ -26,6 +26,8 @@ struct Move {
     TokenRows<std::byte> tokens{};
     DType wide = DType::kFloat32;
     Scales scales = Scales::kGiven;
+    bool has_scale = false;  // one of all codes of a pool without scales
+    float scale = 1.0F;
 
     /// The tokens as a source, the pool as bytes and as a source.
     [[nodiscard]] TokenRows<const std::byte> source() const {
@@ -122,14 +124,20 @@ struct TokenTransfer {
                 scales.is_none() ? "" : " with scales", "; convert them first"));
         }
         if (!factors.is_none()) {
-            add_factors(move, pybind11::cast<pybind11::array>(factors));
+            add_factors(move);
         } else if (!scales.is_none()) {
             add_scales(move, pybind11::cast<pybind11::array>(scales), writes_pool);
         }
     }
 
-    // One scale for each head, for all tokens.
-    void add_factors(Move& move, const pybind11::array& given) const {
+    // One scale for each head, for all tokens; or one for all, as a number.
+    void add_factors(Move& move) const {
+        if (pybind11::isinstance<pybind11::float_>(factors)) {
+            move.has_scale = true;
+            move.scale = factors.cast<float>();
+            return;
+        }
+        const auto given = pybind11::cast<pybind11::array>(factors);
         const bool fits = dtype_of(given, "scale") == DType::kFloat32 && given.ndim() == 1 &&
                           given.shape(0) == pool.shape(2) && !is_wide(move.pool.dtype);
         if (!fits || !scales.is_none()) {

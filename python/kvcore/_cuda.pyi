@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 _Device: TypeAlias = Any
 _Numbers: TypeAlias = Any
-_Cache: TypeAlias = tuple[list[list[Any]], list[Any]]
+_Cache: TypeAlias = list[list[Any]]
 
 is_emulated: bool
 
@@ -67,12 +67,22 @@ def wait(event: int, device: int, stream: int) -> None:
 def query(event: int) -> bool:
     """Tell whether an event's work is done."""
 
+def is_capturing(device: int, stream: int) -> bool:
+    """Tell whether what a stream is given now goes into a graph."""
+
 def synchronize(device: int, stream: int) -> None:
     """Block the host until a stream's work is done."""
 
 def synchronize_event(event: int) -> None:
     """Block the host until an event's work is done."""
 
+def fill(
+    destination: int,
+    value: int,
+    bytes: int,  # noqa: A002
+    device: int,
+    stream: int,
+) -> None: ...
 def copy(
     destination: int,
     source: int,
@@ -87,11 +97,15 @@ def copy_batch(
     device: int,
     stream: int,
 ) -> None: ...
+def copy_strided(source: _Device, destination: _Device, device: int, stream: int) -> None: ...
+def row_offsets(lengths: _Device, out: _Device, device: int, stream: int) -> None: ...
 def copy_pages(pools: list[_Device], pairs: _Numbers, device: int, stream: int) -> None: ...
 def fill_pages(
     pools: list[_Device], ids: _Numbers, value: int, device: int, stream: int
 ) -> None: ...
-def digest_pages(pool: _Device, ids: _Numbers, out: _Device, device: int, stream: int) -> None: ...
+def digest_pages(
+    pool: _Device, ids: _Numbers, out: _Device, weight: int, device: int, stream: int
+) -> None: ...
 def append_tokens(
     transfers: list[tuple[str, _Device, _Device | None, _Device | None, _Device]],
     table: _Device,

@@ -6,8 +6,10 @@ from __future__ import annotations
 from kvcore.backends.cuda.arrays import device_array, over_memory, read_only
 from kvcore.backends.cuda.availability import require_devices, why_unavailable
 from kvcore.backends.cuda.streams import stream_handle
+from kvcore.graph_batch import GraphBatch
 
 __all__ = [
+    "GraphBatch",
     "device_array",
     "over_memory",
     "read_only",

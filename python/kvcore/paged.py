@@ -54,15 +54,14 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Re-derive `params` where given.
     devices : sequence of str or Device
         "cpu", "cuda:0", ...: as many as ``params.n_devices``, replica-major. On GPUs pools, tables
-        and lengths are cupy arrays; what a call does there it does on cupy's current stream.
+        and lengths are cupy arrays; what a call does there it does on the current stream.
     session
         Accepted for call compatibility, not used.
     available_cache_memory : int, optional
         Bytes over all devices. Exactly one of this and `num_pages` is given.
     zmq_endpoint_base : str, optional
         With prefix caching, a message to a PULL socket at ``<base>-reset_prefix_cache`` resets the
-        cache of every replica. Needs pyzmq. An endpoint has one manager; another one's is a
-        ValueError. A forked child's manager does not listen.
+        cache of every replica. Needs pyzmq. An endpoint has one manager, none in a forked child.
     enable_runtime_checks : bool
         Check every conservation law after every call, and that runs are followed by ``update`` and
         ``step``: slow, for tests and for finding bugs.
@@ -71,40 +70,39 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
     blocks : "allocate", None, or list of one array per device
         The pool: allocated, none (page ids only), or the caller's own.
     first_page : int
-        Where page ids begin: all pools, own ones too, have so many pages more, the caller's.
+        Where page ids begin: all pools have so many pages more, the caller's.
     dedup : bool
         ``step`` swaps a page for an equal cached one.
     partial_page_reuse : bool or int
-        A prefix hit may end inside a page, whose first tokens are then copied: from so many on.
-        True is 1, False (or 0) never.
+        A prefix hit may end inside a page, of which so many tokens at least are then copied; True
+        is 1, False (or 0) never.
     eviction : str or kvcore.policies.EvictionPolicy
         Which cached pages go first when memory is full.
     clock : callable, optional
         Returns seconds, by which priorities of contexts end; asked with "priority" alone.
     reserve_chunks : bool
-        Reserve what runs next alone. Else layers that keep every token get pages for the whole
-        request at once, so that a request which has begun is not short of them later.
+        Reserve what runs next alone. Else layers that keep every token get pages for all of a
+        request at once, which so is not short of them later.
     max_draft_tokens : int
         Where layers have windows or chunks: so many of the tokens written last may be truncated.
         Pages are given back that much later.
     keep_windows : bool
         ``step`` gives back no page that a window has passed; ``leave_windows`` does.
     quotas : dict of str to (reserved_pages, max_pages), optional
-        What requests of a ``tenant=`` may hold of each replica: other tenants, and requests without
-        one, leave it the reserved pages; it never holds more than `max_pages`, None for no ceiling.
+        Of a ``tenant=`` and each replica: pages that all others leave it, and the most that it may
+        hold, None for no ceiling.
     num_states : int, optional
-        Where layers keep a state: its slots in each replica, at least one for each request. Those
-        beyond are checkpoints, from which other requests begin. By default two for each request.
+        Where layers keep a state: its slots in each replica, one for each request at least; those
+        beyond are checkpoints, where others begin. By default two for each.
     num_host_states : int, optional
-        With a host tier too: its slots in each replica for checkpoints, out of
-        ``host_kvcache_swap_space_gb``. By default as many as half of that holds; with 0 checkpoints
-        stay on the device.
+        With a host tier too: its slots in each replica for checkpoints, by default in half of
+        ``host_kvcache_swap_space_gb``; with 0 checkpoints stay on the device.
     write_policy : {"write_through", "write_through_selective", "write_back"}
-        With a host tier: when a cached page is copied there. When it enters the cache, once it was
-        used `write_threshold` times, or when it is about to be evicted.
+        With a host tier, a cached page is copied there when it enters the cache, when it was used
+        `write_threshold` times, or when it is about to be evicted.
     write_threshold : int
-        1 .. 255. The first use is the ``step`` that brings the page, each later one a request that
-        takes it over from the cache, or brings it again.
+        1 .. 255. Uses are the ``step`` that brings the page, and each request that takes it over
+        from the cache or brings it again.
     host_eviction : str or kvcore.policies.EvictionPolicy
         With a host tier: which of its pages go first when it is full. "priority" only where
         `eviction` is "priority" too.
@@ -113,18 +111,19 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         there, nor what follows them in a prompt.
     tiers : list of str or kvcore.stores.BlockStore, optional
         Where pages go below the device, in this order: "host:64MiB" (of each replica; first, and
-        the same as ``enable_kvcache_swapping_to_host``), "disk:/var/cache/kv:200GiB", or stores
-        that are there. Stores without a host tier get one, of no more than 1 GiB or what two
-        requests need.
+        the same as ``enable_kvcache_swapping_to_host``), "disk:/var/cache/kv:200GiB", or stores.
+        These get a host tier if there is none, of at most 1 GiB or what two requests need.
     fingerprint : bytes or str, optional
-        Names the weights: stores find no pages of another model. Without it they tell models apart
-        by their layers, heads and dtype alone.
+        Names the weights, which stores tell apart by layers, heads and dtype alone without it.
     async_onload : bool
         ``maybe_reserve`` does not wait for pages from stores: see ``poll``.
     store_timeout : float
         Seconds that a call of a store may take before it is a miss.
     max_write_wait : float
-        Seconds that a ``step`` waits where half of the host tier is still to be written to stores.
+        Seconds that a ``step`` waits where half of the host tier is not in stores yet.
+    layerwise_loads : bool
+        On GPUs, pages come from the host tier layer by layer: ``kvcore.ops`` wait for the layer
+        that they work on alone, kernels of your own by ``ops.wait_layer``.
     events : bool or int
         Keep what enters and leaves the caches for ``take_events``, of so many pages; True: 65,536.
 
@@ -183,6 +182,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         async_onload: bool = False,
         store_timeout: float = 5.0,
         max_write_wait: float = 1.0,
+        layerwise_loads: bool = False,
         events: bool | int = False,
         first_page: int = 0,
         keep_windows: bool = False,
@@ -214,7 +214,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         places = checked_devices(devices, params.n_devices)
         limits = checked_quotas(quotas, pages)
         most_event_pages = event_pages(events)
-        gpus = pools_on_gpus(places, params.tensor_parallel_degree) if blocks is not None else None
+        gpus = pools_on_gpus(places, params, layerwise_loads) if blocks is not None else None
         shards = make_shards(params, places, pages + first_page, blocks)
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_states)
         host_slots = host_states if host_pages else 0

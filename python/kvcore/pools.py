@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.arguments import flag
 from kvcore.arrays import is_writable, kind_of, require_apart, require_own_memory
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.backends.selection import backend_of
@@ -86,7 +87,7 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], devic
     if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize:
         raise ValueError("blocks is strided along its last axis, must be contiguous there")
     require_own_memory(seen, "blocks")
-    return seen.view(dtype)
+    return backend_of(device.kind).own(seen.view(dtype))
 
 
 def _on_device(array: Any, device: Device) -> Any:
@@ -147,11 +148,17 @@ def make_shards(
     return [shards[r * tp : (r + 1) * tp] for r in range(params.data_parallel_degree)]
 
 
-def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools | None:
+def pools_on_gpus(
+    devices: tuple[Device, ...],
+    params: KVCacheParams,
+    loads_by_layer: bool,  # noqa: FBT001 - an argument of the manager
+) -> DevicePools | None:
     """Return what a manager with pools on GPUs needs there, None for pools in host memory.
 
     Raises
     ------
+    TypeError
+        `loads_by_layer` is no bool.
     ValueError
         Devices of both kinds, or a GPU that the driver does not show.
     KVCacheError
@@ -162,7 +169,9 @@ def pools_on_gpus(devices: tuple[Device, ...], shards_per_replica: int) -> Devic
             f"devices are {', '.join(map(str, devices))}; pools of one manager are all in host "
             f"memory or all on GPUs"
         )
-    return backend_of(devices[0].kind).pools(devices, shards_per_replica)
+    by_layer = flag("layerwise_loads", loads_by_layer)
+    places = params.layers_per_page if by_layer else 0
+    return backend_of(devices[0].kind).pools(devices, params.tensor_parallel_degree, places)
 
 
 def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:

@@ -108,7 +108,9 @@ class StateArrays:
         if num_host_states:
             # All arrays of a slot lie together there.
             shards = self._by_replica([(tuple(arrays), None) for arrays in zip(*each, strict=True)])
-            self._mover = self._backend.mover(shards, devices, num_host_states, pools)
+            self._mover = self._backend.mover(
+                shards, devices, num_host_states, pools, is_whole=True
+            )
 
     def _by_replica(self, shards: list[Shard]) -> list[list[Shard]]:
         step = self._per_replica

@@ -248,6 +248,34 @@ void plans_need_no_claim() {
     CHECK_THROWS(std::invalid_argument, m.manager.plan(0, request.view(), 1, {}, 1));
 }
 
+// A tenant that may share only so much has to fit with pages of its own.
+void a_bounded_hit_shares_less_with_other_tenants() {
+    kvcore::CacheConfig config = ManagerFixture::config(4, 16);
+    config.quotas = {{0, 2}, {4, 16}};
+    ManagerFixture m(config);
+    kvcore::RequestTerms terms;
+    terms.tenant = 1;
+    Request other = m.claim(count_up(1, 13));
+    m.manager.set_terms(other.sequence, terms);
+    m.run(other, 0);
+    terms.tenant = 0;
+    ReserveOptions options;
+    options.must_fit = 16;
+    for (const std::int64_t most : {0, 4, 7, 8, 20}) {
+        Request request = m.claim(count_up(1, 16));
+        m.manager.set_terms(request.sequence, terms);
+        options.max_hit = most;
+        request.active = 4;  // in chunks
+        kvcore::RequestView view = request.view();
+        const bool fits = most >= 8;
+        CHECK_EQ(m.manager.plan(0, view, 1, options, 0).fits, fits);
+        CHECK_EQ(m.manager.plan(view, 1, options).fits, fits);
+        if (!fits)
+            CHECK_THROWS(kvcore::CapacityError, m.manager.reserve(view, 1, nullptr, options));
+        m.manager.release(request.sequence);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -262,4 +290,5 @@ int main() {
     hits_of_the_host_tier_are_bounded_too();
     tokens_behind_the_last_page_are_counted();
     plans_need_no_claim();
+    a_bounded_hit_shares_less_with_other_tenants();
 }

@@ -115,6 +115,10 @@ struct Calls {
                                       cache(), pairs.data(), n, {0, 1}, 0, s);
             },
             [this](N n, S s) {
+                return cuda::transfer({1, 2, 1, {rows.data(), nullptr, 32, 0, 16, 0, 16}, {}},
+                                      cache(), ids.data(), ids.data(), n, {0, 1}, 0, s);
+            },
+            [this](N n, S s) {
                 return cuda::build_slots({table.data(), 1, 1, 1}, {nullptr, offsets.data()}, 2, 4,
                                          slots.data(), n, s);
             },
@@ -139,6 +143,10 @@ void calls_enqueue_and_touch_nothing() {
     emulation::set_order(emulation::Order::kAny, 1);
     Calls calls;
     const Bytes before = calls.memory;
+    // Copies of memory that the driver does not know would be made at once.
+    for (Bytes* bytes : {&calls.memory, &calls.rows}) {
+        CHECK_EQ(cuda::pin_memory(bytes->data(), cuda_scene::size_of(*bytes)), cuda::kSuccess);
+    }
     for (const auto& call : calls.all()) {
         const std::int64_t waiting = emulation::num_waiting();
         CHECK_EQ(call(0, kDefault), cuda::kSuccess);
@@ -151,6 +159,9 @@ void calls_enqueue_and_touch_nothing() {
     CHECK_EQ(emulation::alive().allocations, 0);
     CHECK_EQ(cuda::synchronize(kDefault), cuda::kSuccess);
     CHECK(calls.memory != before);
+    for (Bytes* bytes : {&calls.memory, &calls.rows}) {
+        CHECK_EQ(cuda::unpin_memory(bytes->data()), cuda::kSuccess);
+    }
 }
 
 void wrong_calls_answer_a_status() {

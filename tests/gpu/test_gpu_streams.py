@@ -109,13 +109,13 @@ def test_other_verbs_are_captured_as_well(side: Any) -> None:
     batch, offsets = fresh_batch(), on_gpu(ENDS)
     slots = on_gpu(np.full(30, 9, np.int64))
     k = on_gpu(normal(np.random.default_rng(1), (30, HEADS, DIM), np.float16))
-    x, lengths = on_gpu(tokens(4)), on_gpu(LENGTHS)
+    x, lengths, skipped = on_gpu(tokens(4)), on_gpu(LENGTHS), on_gpu(np.full(1, 7, np.int32))
     out = on_gpu(np.zeros(x.shape, np.int8)), on_gpu(np.zeros((*x.shape[:2], 1), np.float32))
     cupy.cuda.Device(0).synchronize()
 
     def step() -> None:
         ops.build_slots(batch, offsets, out=slots)
-        ops.append_slots(batch, 0, k, None, slots)
+        ops.append_slots(batch, 0, k, None, slots, out=skipped)
         ops.quantize(x, "int8", DIM, out=out)
         ops.advance_lengths(lengths, offsets, out=lengths)
 
@@ -134,7 +134,50 @@ def test_other_verbs_are_captured_as_well(side: Any) -> None:
     codes, scales = ops.quantize(tokens(4), "int8", DIM)
     assert same_bytes(codes, to_host(out[0]))
     assert same_bytes(scales, to_host(out[1]))
+    assert to_host(skipped).tolist() == [0]
     assert to_host(lengths).tolist() == [23, 21]
+
+
+@pytest.mark.parametrize("name", ["row_offsets", "the count"])
+def test_what_a_graph_cannot_hold_is_refused_by_name(side: Any, name: str) -> None:
+    batch, offsets, k = fresh_batch(), on_gpu(ENDS), on_gpu(tokens(1))
+    slots = on_gpu(np.zeros(25, np.int64))
+    call, numbers = (ops.append, ENDS) if name == "row_offsets" else (ops.append_slots, slots)
+    cupy.cuda.Device(0).synchronize()
+    with side:
+        side.begin_capture()
+        with pytest.raises(ValueError, match=f"{name} .* captured into a graph"):
+            call(batch, 0, k, None, numbers)
+        ops.append(batch, 0, k, None, offsets)  # the capture goes on
+        side.end_capture().launch(side)
+        side.synchronize()
+    assert same_bytes(expected_pool(tokens(1)), to_host(batch.key_pool))
+
+
+@pytest.mark.parametrize("form", ["current", "graph"])
+def test_torch_s_stream_is_taken_for_tensors(form: str) -> None:
+    torch = conftest.require("torch")
+    pool = torch.full((5, PAGE, HEADS, DIM), 3, dtype=torch.float16).cuda()
+    table, lengths, ends = (
+        torch.from_numpy(array.view(np.int32).copy()).cuda().view(torch.uint32)
+        for array in (TABLE, LENGTHS, ENDS)
+    )
+    k = torch.from_numpy(tokens(1).copy()).cuda()
+    paged = PagedBatch(pool, None, table, lengths)
+    torch.cuda.synchronize()
+    if form == "graph":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ops.append(paged, 0, k, None, ends)
+        assert (pool == 3).all()
+        graph.replay()
+    else:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            ops.append(paged, 0, k, None, ends)
+        stream.synchronize()
+    torch.cuda.synchronize()
+    assert same_bytes(expected_pool(tokens(1)), pool.cpu().numpy())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])

@@ -50,19 +50,31 @@ PARTS = {
         "test_worker_slot_overflow.py",
     ],
     "connectors": [
-        "test_cache_pollution_prevention.py",
-        "test_config.py",
-        "test_decode_bench_connector.py",
-        "test_error_propagation.py",
-        "test_invalid_blocks_correctness.py",
-        "test_kv_load_failure_recovery.py",
-        "test_lmcache_connector.py",
-        "test_multi_connector.py",
-        "test_nixl_connector_hma.py",
-        "test_remote_decode_lifecycle.py",
-        "test_remote_prefill_lifecycle.py",
+        "kv_connector/unit/offloading_connector/test_scheduler.py",
+        "kv_connector/unit/test_bidirectional_kv_transfer.py",
+        "kv_connector/unit/test_cache_pollution_prevention.py",
+        "kv_connector/unit/test_config.py",
+        "kv_connector/unit/test_decode_bench_connector.py",
+        "kv_connector/unit/test_error_propagation.py",
+        "kv_connector/unit/test_hisparse_connector.py",
+        "kv_connector/unit/test_invalid_blocks_correctness.py",
+        "kv_connector/unit/test_kv_connector_lifecycle.py",
+        "kv_connector/unit/test_kv_load_failure_recovery.py",
+        "kv_connector/unit/test_lmcache_connector.py",
+        "kv_connector/unit/test_mooncake_store_connector.py",
+        "kv_connector/unit/test_mooncake_store_scheduler.py",
+        "kv_connector/unit/test_moriio_hma_scheduler.py",
+        "kv_connector/unit/test_multi_connector.py",
+        "kv_connector/unit/test_nixl_connector.py",
+        "kv_connector/unit/test_nixl_connector_hma.py",
+        "kv_connector/unit/test_nixl_simple_cpu_offload.py",
+        "kv_connector/unit/test_remote_decode_lifecycle.py",
+        "kv_connector/unit/test_remote_prefill_lifecycle.py",
+        "kv_connector/unit/test_scheduler_kv_connector_override.py",
+        "simple_kv_offload/test_scheduler.py",
     ],
     "ours": [
+        "vllm_checks_core.py",
         "vllm_checks_engine.py",
         "vllm_checks_faults.py",
         "vllm_checks_offload_slots.py",
@@ -72,9 +84,14 @@ PARTS = {
 }
 FOLDERS = {
     "core": "tests/v1/core",
-    "connectors": "tests/v1/kv_connector/unit",
+    "connectors": "tests/v1",
     "ours": str(SUPPORT),
 }
+#: Fixtures of vLLM's that its tests of connectors need; those above them need a GPU.
+CONFTESTS = (
+    "tests.v1.kv_connector.unit.conftest",
+    "tests.v1.kv_connector.unit.offloading_connector.conftest",
+)
 #: What vLLM's scheduler imports, beside torch, transformers and what kvcore's own tests need.
 LIBRARIES = [
     "blake3", "cachetools", "cloudpickle", "einops", "fastapi", "ijson", "jsonschema", "lark",
@@ -113,8 +130,10 @@ def run(source: Path, part: str, tests: list[str], *, on_kvcore: bool, jobs: int
             "-p",
             "no:cacheprovider",
         ]
+        for name in CONFTESTS if part == "connectors" else ():
+            command += ["-p", name]
         command += ["--noconftest", "-c", os.devnull, "--rootdir", str(source), "-W", "ignore"]
-        command += ["--tb=short", "--no-header", *(["-n", str(jobs)] if jobs > 1 else [])]
+        command += ["--tb=native", "--no-header", *(["-n", str(jobs)] if jobs > 1 else [])]
         done = subprocess.run(
             [*command, *tests], cwd=source, env=environment, capture_output=True, text=True
         )

@@ -76,6 +76,18 @@ def test_a_version_that_is_not_served_has_its_own_cache_and_a_line(
     assert f"SGLang {version} uses its own cache" in caplog.text
 
 
+def test_no_radix_cache_has_sglangs_own_and_a_line_that_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvcore.integrations import sglang
+
+    stub_modules(monkeypatch, "0.5.23", default_radix_cache_factory=lambda _context: "its own")
+    assert sglang.make_cache(SimpleNamespace(disable_radix_cache=True)) == "its own"
+    assert caplog.messages == [
+        "--disable-radix-cache leaves kvcore nothing to do: no prefix is cached"
+    ]
+
+
 def test_a_version_without_a_cache_to_fall_back_to_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -113,9 +113,11 @@ def test_what_is_no_result_is_refused_by_its_place(part: str, key: str, gpu_resu
         gpu_result.check(found)
 
 
-def test_every_move_is_made_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On host memory, with little of it: what is called, and with what, is the GPU's."""
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Benches over host memory, with little of it: what is called, and with what, is the GPU's."""
     monkeypatch.syspath_prepend(str(BENCH))
+    import gpu_attention
     import gpu_limits
     import gpu_moves
     import gpu_timing
@@ -126,16 +128,42 @@ def test_every_move_is_made_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return [1.0] * len(calls)
 
     library = host_library()
-    for module in (gpu_limits, gpu_moves, gpu_timing):
+    for module in (gpu_attention, gpu_limits, gpu_moves, gpu_timing):
         monkeypatch.setattr(module, "library", lambda: library)
-    for module in (gpu_moves, gpu_timing):
+    for module in (gpu_attention, gpu_moves, gpu_timing):
         monkeypatch.setattr(module, "gpu_us", timed)
+    for module in (gpu_moves, gpu_timing):
         monkeypatch.setattr(module, "copy_call", lambda to, source: lambda: np.copyto(to, source))
     monkeypatch.setattr(gpu_moves, "captured", Graph)
     sizes = {"_POOL_BYTES": 4 << 20, "_COPY_BYTES": 4 << 20, "_MOVED_BYTES": 1 << 20}
     counts = {"_LENGTH": 128, "_TOKENS": 64, "_STATES": 64, "_ROWS": 2, "_GRAPH_NODES": 2}
     for name, value in (sizes | counts).items():
         monkeypatch.setattr(gpu_moves, name, value)
+    monkeypatch.setattr(gpu_attention, "_POOL_BYTES", 4 << 20)
+    monkeypatch.setattr(gpu_attention, "_BATCHES", ((1, 256, 1), (2, 100, 1), (1, 64, 32)))
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("on_host")
+def test_every_move_is_made_and_timed() -> None:
+    import gpu_moves
+
     rows = gpu_moves.measure(Namespace(quick=True))
     assert len({row.key for row in rows}) == len(rows) == 31
     assert {row.key.split(".")[1] for row in rows} >= {"append", "gather", "copy_pages", "graph"}
+
+
+@pytest.mark.usefixtures("on_host")
+def test_attention_is_timed_beside_what_is_there() -> None:
+    import gpu_attention
+
+    rows = gpu_attention.measure(Namespace(quick=True))
+    assert [row.key for row in rows] == [
+        f"gpu.attention.{name}"
+        for page in (16, 64)
+        for name in (
+            f"decode.1x256.{page}.copy",
+            f"decode.2x100.{page}.copy",
+            f"prefill.1x64.{page}",  # neither torch nor FlashInfer has a GPU here
+        )
+    ]

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated driver in the place of cupy's, and real cupy arrays over its memory."""
+"""An emulated driver below kvcore and below cupy, and real cupy arrays over its memory."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
 from conftest import REQUIRED, require
-from kvcore.backends.cuda import availability, driver
+from kvcore.backends.cuda import availability
 from kvcore.backends.cuda.arrays import over_memory
+from kvcore.backends.cuda.staging import staging_of
 
 BYTES = 1 << 28
 
@@ -43,21 +45,27 @@ class _Memory:
 
 
 class Machine:
-    """Devices of host memory, and what cupy would do with them."""
+    """Devices of host memory."""
 
     def __init__(self, kernels: Any, devices: int) -> None:
         self.kernels = kernels
         kernels.emulation.reset(devices, BYTES)
-        self.streams: dict[int, int] = {}
+        self.streams: dict[int, int] = {}  # cupy's current ones
+        from fake_cupy import FakeCupy
+
+        self.cupy = FakeCupy(self._allocated, self.streams)
         self._kept: list[Any] = []
 
     # ---- what tests do -----------------------------------------------------------------------
     def memory(self, shape: tuple[int, ...], dtype: Any, device: int = 0) -> Any:
         kind = np.dtype(dtype)
-        size = int(np.prod(shape)) * kind.itemsize
+        owner = self._allocated(device, int(np.prod(shape)) * kind.itemsize)
+        return over_memory(owner.ptr, shape, kind, device, owner)
+
+    def _allocated(self, device: int, size: int) -> Any:
         owner = self.kernels.DeviceMemory(device, size)
         self._kept.append(owner)  # as cupy's pool does: freeing would wait for everything
-        return over_memory(owner.ptr, shape, kind, device, owner)
+        return owner
 
     def array(self, host: Any, device: int = 0) -> Any:
         """Copy an array of the host's to a device, now."""
@@ -81,56 +89,21 @@ class Machine:
     def in_any_order(self, seed: int) -> None:
         self.kernels.emulation.set_order(is_any=True, seed=seed)
 
-    # ---- what cupy does ----------------------------------------------------------------------
-    def current(self, device: int) -> Any:
-        return SimpleNamespace(ptr=self.current_stream(device), device_id=device)
-
-    def current_stream(self, device: int) -> int:
-        return self.streams.get(device, 0)
-
-    def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
-        return self.memory(shape, dtype, device)
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
-        return self._given(np.zeros(shape, dtype), device, stream)
-
-    def contiguous(self, array: Any, device: int, stream: int) -> Any:
-        return self._given(np.ascontiguousarray(self._now(array, device, stream)), device, stream)
-
-    def page_pairs(self, first: Any, second: Any, device: int, stream: int) -> Any:
-        both = [self._now(ids, device, stream) for ids in (first, second)]
-        return self._given(np.stack(both, axis=1), device, stream)
-
-    def row_offsets(self, lengths: Any, device: int, stream: int) -> Any:
-        ends = np.zeros(len(lengths) + 1, np.uint32)
-        np.cumsum(self._now(lengths, device, stream), out=ends[1:])
-        return self._given(ends, device, stream)
-
-    def combined_digests(self, first: Any, second: Any, device: int, stream: int) -> Any:
-        one, two = (self._now(digests, device, stream) for digests in (first, second))
-        return self._given(one + np.uint64(3) * two, device, stream)
-
-    def of_dlpack(self, value: Any) -> Any:
-        raise BufferError("the emulated driver speaks no DLPack")
-
-    def _now(self, array: Any, device: int, stream: int) -> np.ndarray[Any, Any]:
-        self.kernels.synchronize(device, stream)
-        return self.view(array)
-
-    def _given(self, host: np.ndarray[Any, Any], device: int, stream: int) -> Any:
-        target = self.memory(host.shape, host.dtype, device)
-        if host.nbytes:
-            address = host.__array_interface__["data"][0]
-            self.kernels.copy(target.data.ptr, address, host.nbytes, device, stream)
-        return target
-
 
 @contextmanager
 def emulated(devices: int = 2) -> Iterator[Machine]:
-    """Put an emulated machine in the place of cupy's driver."""
+    """Put cupy over an emulated machine in the place of cupy."""
     machine = Machine(require_emulation(), devices)
+
+    @cache
+    def imported(name: str) -> Any:
+        found = importlib.import_module(name)
+        return machine.cupy if name == "cupy" else found
+
     with pytest.MonkeyPatch.context() as patch:
-        for name in driver.__all__:
-            patch.setattr(driver, name, getattr(machine, name))
+        patch.setattr(availability, "_imported", imported)
         yield machine
+        staging_of.cache_clear()
+    faults = machine.kernels.emulation.faults()
     machine.kernels.emulation.reset(0)
+    assert not faults, "pinned memory was given back while copies of it waited"

@@ -15,9 +15,9 @@ from kvcore import KVCacheParams, ops
 class DeviceTraffic(Traffic):
     """What is read is looked at in the end, so that nothing waits for it on the way."""
 
-    def __init__(self, machine: Machine, params: KVCacheParams, seed: int) -> None:
+    def __init__(self, machine: Machine, params: KVCacheParams, seed: int, **options: Any) -> None:
         devices = [f"cuda:{i}" for i in range(params.n_devices)]
-        super().__init__(params, seed, num_pages=40, devices=devices)
+        super().__init__(params, seed, num_pages=40, devices=devices, **options)
         self.machine = machine
         self.found: list[tuple[Any, Any, Any]] = []
 

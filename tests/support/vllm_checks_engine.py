@@ -6,6 +6,7 @@ Run by ``tests/integrations/run_vllm.py --part ours``.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from importlib.metadata import entry_points
 from typing import Any
@@ -111,3 +112,16 @@ def make_lookahead_manager() -> Any:
         config, max_model_len=64, scheduler_block_size=16, hash_block_size=16,
         num_hash_lookahead_tokens=1,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("interval", "reason"), [(None, None), (0, None), (64, "windows that are kept at intervals")]
+)
+def test_windows_at_ends_of_prompts_are_served(interval: int | None, reason: str | None) -> None:
+    """0 is what vLLM has where nobody says otherwise."""
+    from vllm_checks_faults import make_manager
+
+    config = dataclasses.replace(
+        make_manager().kv_cache_config, prefix_cache_retention_interval=interval
+    )
+    assert choice.unserved(config) == reason

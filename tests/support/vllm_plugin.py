@@ -38,7 +38,7 @@ def _rebind() -> None:
     load_general_plugins()
     from vllm.v1.core.sched import scheduler
 
-    from kvcore.integrations.vllm import choice, manager
+    from kvcore.integrations.vllm import choice, manager, pool
 
     class Either(kv_cache_manager.KVCacheManager):  # type: ignore[misc]
         """A class to tests that want one; its instances are of one of the two."""
@@ -49,6 +49,16 @@ def _rebind() -> None:
             return made
 
     scheduler.KVCacheManager = kv_cache_manager.KVCacheManager = Either
+    counted = property(pool.Pool.get_num_free_blocks, _count_free_blocks)
+    setattr(pool.Pool, "num_free_blocks", counted)  # noqa: B010 - a property, to type checkers
+
+
+def _count_free_blocks(blocks: Any, count: int) -> None:
+    """Give no request a block while a test has vLLM's queue count none, which makes it preempt."""
+    if count == 0:
+        blocks.manager._reserve = lambda *_: False
+    else:
+        vars(blocks.manager).pop("_reserve", None)
 
 
 @pytest.fixture(autouse=True)
@@ -85,11 +95,35 @@ def caplog_vllm(
         yield caplog
 
 
+@pytest.fixture
+def default_vllm_config() -> Iterator[Any]:
+    """A config for who asks for the current one: the fixture of vLLM's own conftest."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        yield config
+
+
+@pytest.fixture
+def dist_init(tmp_path: Path, default_vllm_config: Any) -> Iterator[None]:
+    """A group of one process: the fixture of vLLM's own conftest."""
+    from vllm import distributed
+
+    distributed.init_distributed_environment(
+        1, 0, f"file://{tmp_path}/store", local_rank=0, backend="gloo"
+    )
+    distributed.initialize_model_parallel(1, 1)
+    yield
+    distributed.cleanup_dist_env_and_memory()
+
+
 class Results:
     """Writes a line of JSON for each test."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, root: Path) -> None:
         self._path = Path(path)
+        self._root = root
         self._managers: dict[str, Any] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -102,10 +136,12 @@ class Results:
 
     def _write(self, test: str, outcome: str, report: Any) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
+        if test.startswith("::"):  # of a file that is not below the root: pytest leaves it out
+            test = f"{(self._root / report.location[0]).resolve()}{test}"
         line = {
             "test": test,
             "outcome": outcome,
-            "managers": self._managers.get(test),
+            "managers": self._managers.get(report.nodeid),
             "where": f"{crash.path}:{crash.lineno}" if crash else "",
             "message": crash.message.partition("\n")[0] if crash else "",
         }
@@ -117,4 +153,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Write results from the process that hears of all tests."""
     path = os.environ.get("KVCORE_RESULTS")
     if path and not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Results(path), "kvcore-results")
+        session.config.pluginmanager.register(
+            Results(path, session.config.rootpath), "kvcore-results"
+        )

@@ -21,6 +21,7 @@ STUBBED = (
     "cv2",
     "depyf",
     "gguf",
+    "httpx",
     "llguidance",
     "lmformatenforcer",
     "mcp",
@@ -30,8 +31,10 @@ STUBBED = (
     "openai_harmony",
     "outlines_core",
     "prometheus_fastapi_instrumentator",
+    "ray",
     "tblib",
     "xgrammar",
+    "uvicorn",
     "uvloop",
 )
 

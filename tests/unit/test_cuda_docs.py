@@ -44,16 +44,20 @@ def cupy_of(machine: Machine) -> Any:
 
 def test_blocks_of_the_page_run_in_order() -> None:
     blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     with emulated() as machine:
         machine.in_any_order(seed=1)
 
         def bring(name: str, *rest: Any, **more: Any) -> Any:
             return cupy_of(machine) if name == "cupy" else builtins.__import__(name, *rest, **more)
 
-        names = {"__builtins__": {**vars(builtins), "__import__": bring}, "__name__": "gpu"}
+        names: dict[str, Any] = {
+            "__builtins__": {**vars(builtins), "__import__": bring},
+            "__name__": "gpu",
+        }
         exec(compile("\n".join(blocks), str(PAGE), "exec"), names)
         written = machine.host(names["keys"])
         assert written[2, 4, 0, 0] == written[7, 3, 0, 0] == 1
         assert written.sum() == 2 * 8 * 128
+        assert machine.host(names["fixed"].inputs.cache_lengths).tolist() == [4, 10, 0, 0]
         assert (machine.host(names["out"]) > 0.99).all()  # the new token's: others score 0

@@ -43,11 +43,15 @@ def machine() -> Iterator[Machine]:
         yield made
 
 
-@pytest.mark.parametrize("host_pages", [0, 200])
+@pytest.mark.parametrize(
+    ("host_pages", "by_layer"), [(0, False), (200, False), (200, True)], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_layers_read_what_was_written(machine: Machine, shape: str, host_pages: int) -> None:
+def test_layers_read_what_was_written(
+    machine: Machine, shape: str, host_pages: int, by_layer: bool
+) -> None:
     params = with_host_tier(SHAPES[shape], host_pages) if host_pages else SHAPES[shape]
-    traffic = DeviceTraffic(machine, params, seed=3)
+    traffic = DeviceTraffic(machine, params, seed=3, layerwise_loads=by_layer)
     machine.in_any_order(seed=3)
     verbs = ["claim", "step", "step", "step", "fork", "release", "crowd_out"]
     traffic.act(verbs, 120)

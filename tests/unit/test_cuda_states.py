@@ -59,7 +59,7 @@ class Engine:
         return self.managers[1]
 
     def copy(self, target: int, source: int, size: int, device: int) -> None:
-        stream = self.machine.current_stream(device)
+        stream = self.machine.streams.get(device, 0)
         self.machine.kernels.copy(target, source, size, device, stream)
 
     def run(self, slot: int, context: TextGenerationContext, device: int) -> None:

@@ -2,6 +2,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "copy_chunks.hpp"
@@ -15,7 +17,18 @@ using emulation::kInvalidValue;
 using emulation::kNoDriver;
 using emulation::Lock;
 using emulation::machine;
-using emulation::Marker;
+using emulation::Range;
+
+namespace {
+
+constexpr std::size_t kStaged = 64 << 10;  // bytes that a driver has room for beside a stream
+
+Status give(Stream stream, std::function<void()> work, std::vector<Range> touched) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().give(stream, {std::move(work), nullptr, false, std::move(touched)});
+}
+
+}  // namespace
 
 const char* status_text(Status status) noexcept {
     switch (status) {
@@ -31,6 +44,8 @@ const char* status_text(Status status) noexcept {
             return "CUDA driver version is insufficient for CUDA runtime version (code 35)";
         case emulation::kInvalidDevice:
             return "invalid device ordinal (code 101)";
+        case emulation::kCaptured:
+            return "operation not permitted when stream is capturing (code 900)";
         default:
             return "invalid resource handle (code 400)";
     }
@@ -87,6 +102,12 @@ Status destroy_stream(Stream stream) noexcept {
     return machine().destroy_stream(stream);
 }
 
+Status is_capturing(Stream stream, bool* answer) noexcept {
+    const Lock lock(machine().mutex);
+    *answer = machine().is_captured(stream);
+    return machine().check(stream);
+}
+
 Status synchronize(Stream stream) noexcept {
     const Lock lock(machine().mutex);
     return machine().finish(stream);
@@ -105,22 +126,24 @@ Status destroy_event(Event event) noexcept {
 Status record(Event event, Stream stream) noexcept {
     const Lock lock(machine().mutex);
     const auto marker = machine().marker_of(event);
-    if (marker == nullptr) return kInvalidHandle;
-    return machine().give(stream, {nullptr, marker, ++marker->recorded, false});
+    if (marker == nullptr || marker->device != stream.device) return kInvalidHandle;
+    marker->last = std::make_shared<emulation::Signal>();
+    return machine().give(stream, {nullptr, marker->last, false});
 }
 
 Status wait(Stream stream, Event event) noexcept {
     const Lock lock(machine().mutex);
     const auto marker = machine().marker_of(event);
     if (marker == nullptr) return kInvalidHandle;
-    return machine().give(stream, {nullptr, marker, marker->recorded, true});
+    return marker->last == nullptr ? kSuccess
+                                   : machine().give(stream, {nullptr, marker->last, true});
 }
 
 Status query(Event event, bool* is_done) noexcept {
     const Lock lock(machine().mutex);
     const auto marker = machine().marker_of(event);
     if (marker == nullptr) return kInvalidHandle;
-    *is_done = marker->done >= marker->recorded;
+    *is_done = marker->last == nullptr || marker->last->is_done;
     return kSuccess;
 }
 
@@ -128,8 +151,16 @@ Status synchronize(Event event) noexcept {
     const Lock lock(machine().mutex);
     const auto marker = machine().marker_of(event);
     if (marker == nullptr) return kInvalidHandle;
-    machine().finish(*marker);
+    if (marker->last != nullptr) machine().finish(*marker->last);
     return kSuccess;
+}
+
+Status fill(void* destination, std::byte value, std::int64_t bytes, Stream stream) noexcept {
+    if (bytes < 0) return kInvalidCall;
+    if (bytes == 0) return kSuccess;
+    return emulation::enqueue(stream, [destination, value, bytes] {
+        std::memset(destination, std::to_integer<int>(value), static_cast<std::size_t>(bytes));
+    });
 }
 
 Status copy(void* destination, const void* source, std::int64_t bytes, Stream stream) noexcept {
@@ -143,23 +174,39 @@ Status copy(void* destination, const void* source, std::int64_t bytes, Stream st
         is_read_now = !machine().knows(source);
         is_written_now = !machine().knows(destination);
     }
-    // Of memory that it knows nothing of the driver reads a copy made now, or waits to write it.
+    // Of memory that it knows nothing of the driver reads a copy made now, for which it waits where
+    // that is long, or waits to write it. But a graph reads it at every replay.
+    bool is_captured = false;
+    const Status asked = is_capturing(stream, &is_captured);
+    if (asked != kSuccess) return asked;
+    is_read_now = is_read_now && !is_captured;
+    if (is_read_now && size > kStaged) {
+        const Status waited = synchronize(stream);
+        if (waited != kSuccess) return waited;
+    }
     std::vector<std::byte> staged(is_read_now ? size : 0);
     if (is_read_now) std::memcpy(staged.data(), source, size);
-    const Status status = emulation::enqueue(stream, [destination, source, size, staged] {
+    const auto move = [destination, source, size, staged] {
         std::memmove(destination, staged.empty() ? source : staged.data(), size);
-    });
+    };
+    const Status status = give(stream, move, {{destination, size}, {source, size}});
     return status == kSuccess && is_written_now ? synchronize(stream) : status;
 }
 
 Status copy_batch(void* const* destinations, const void* const* sources, const std::int64_t* bytes,
                   std::int64_t n, Stream stream) noexcept {
     return for_each_chunk(destinations, sources, bytes, n, [&](const RunChunk& runs) {
-        return emulation::enqueue(stream, [runs] {
+        std::vector<Range> touched;
+        for (std::size_t i = 0; i < runs.count; ++i) {
+            touched.push_back({runs.destinations[i], runs.bytes[i]});
+            touched.push_back({runs.sources[i], runs.bytes[i]});
+        }
+        const auto move = [runs] {
             for (std::size_t i = runs.count; i > 0; --i) {  // in any order
                 std::memcpy(runs.destinations[i - 1], runs.sources[i - 1], runs.bytes[i - 1]);
             }
-        });
+        };
+        return give(stream, move, std::move(touched));
     });
 }
 

@@ -28,6 +28,26 @@ Status enqueue(Stream stream, std::function<void()> task) noexcept {
     return machine().give(stream, {std::move(task)});
 }
 
+std::int64_t faults() {
+    const Lock lock(machine().mutex);
+    return machine().faults();
+}
+
+void begin_capture(Stream stream) {
+    const Lock lock(machine().mutex);
+    machine().begin_capture(stream);
+}
+
+std::int64_t end_capture(Stream stream) {
+    const Lock lock(machine().mutex);
+    return machine().end_capture(stream);
+}
+
+Status replay(std::int64_t graph, Stream stream) {
+    const Lock lock(machine().mutex);
+    return machine().replay(graph, stream);
+}
+
 std::int64_t num_waiting() {
     const Lock lock(machine().mutex);
     return machine().num_waiting();

@@ -26,6 +26,16 @@ void set_order(Order order, std::uint64_t seed = 0);
 /// Enqueues a task. kSuccess, or the status of a device that does not exist.
 [[nodiscard]] Status enqueue(Stream stream, std::function<void()> task) noexcept;
 
+/// What no GPU forgives, and what this emulation counts: pinned memory that was given back while
+/// copies of it waited.
+[[nodiscard]] std::int64_t faults();
+
+/// What is given to a stream from now on goes into a graph and does not run; the graph's number,
+/// and its tasks given to a stream. A number of no graph, -1, for a stream that nobody captures.
+void begin_capture(Stream stream);
+[[nodiscard]] std::int64_t end_capture(Stream stream);
+[[nodiscard]] Status replay(std::int64_t graph, Stream stream);
+
 /// Tasks that were given and have not run.
 [[nodiscard]] std::int64_t num_waiting();
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kernel of kvcore::cuda with lanes that run on the CPU.
+#include "../arrays.hpp"
 #include "../convert_batch.hpp"
 #include "../convert_widen.hpp"
 #include "../digest.hpp"

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,31 +25,52 @@ inline constexpr Status kOutOfMemory = 2;
 inline constexpr Status kNoDriver = 35;
 inline constexpr Status kInvalidDevice = 101;
 inline constexpr Status kInvalidHandle = 400;
+inline constexpr Status kCaptured = 900;
 inline constexpr std::size_t kAlignment = 256;
+inline constexpr std::uintptr_t kLegacy = 1;  // handles that are no addresses; 0 is the same
+inline constexpr std::uintptr_t kPerThread = 2;
 
-struct Marker {
-    std::uint64_t recorded = 0;  // how often it was given to a stream
-    std::uint64_t done = 0;      // the last of those that ran
-    bool is_alive = true;
+struct Range {
+    const void* begin;
+    std::size_t bytes;
+
+    [[nodiscard]] bool overlaps(const Range& other) const {
+        const auto a = reinterpret_cast<std::uintptr_t>(begin);
+        const auto b = reinterpret_cast<std::uintptr_t>(other.begin);
+        return a < b + other.bytes && b < a + bytes;
+    }
 };
 
-// Work, or waiting for an event, or telling one.
+// Whether the work is done that an event stood for when it was recorded.
+struct Signal {
+    bool is_done = false;
+};
+
+// An event, and what it stands for now.
+struct Marker {
+    int device = 0;
+    std::shared_ptr<Signal> last = nullptr;
+};
+
+// Work, or waiting for a signal, or giving one.
 struct Task {
     std::function<void()> work;
-    std::shared_ptr<Marker> marker = nullptr;
-    std::uint64_t version = 0;
+    std::shared_ptr<Signal> signal = nullptr;
     bool is_wait = false;
+    std::vector<Range> touched = {};  // of copies
 
-    [[nodiscard]] bool is_ready() const { return !is_wait || marker->done >= version; }
+    [[nodiscard]] bool is_ready() const { return !is_wait || signal->is_done; }
     void run() const {
         if (work) work();
-        if (marker != nullptr && !is_wait) marker->done = std::max(marker->done, version);
+        if (signal != nullptr) signal->is_done = true;
     }
 };
 
 struct Queue {
     int device;
     std::deque<Task> tasks;
+    bool is_captured = false;
+    std::vector<Task> graph = {};  // what is captured
 };
 
 struct Block {
@@ -56,19 +78,23 @@ struct Block {
     std::size_t bytes;
 };
 
-// What a driver knows. Streams that are nullptr are a device's own.
+// What a driver knows.
 class Machine {
    public:
     // What still has an owner is kept until that gives it back: its address must not be given out
     // again before, or the owner would free somebody else's.
     void reset(int devices, std::int64_t bytes) {
         for (const auto& [key, queue] : streams_) queue->tasks.clear();
+        orphans_.clear();
+        of_threads_.clear();
+        faults_ = 0;
         old_blocks_.merge(blocks_);
         old_streams_.merge(streams_);
         old_events_.merge(events_);
         pinned_.clear();
         defaults_.clear();
-        for (int device = 0; device < devices; ++device) defaults_.push_back({device, {}});
+        graphs_.clear();
+        for (int device = 0; device < devices; ++device) defaults_.push_back(Queue{device, {}});
         free_.assign(static_cast<std::size_t>(devices), bytes);
         total_ = bytes;
         order_ = Order::kAtOnce;
@@ -89,6 +115,12 @@ class Machine {
         if (status != kSuccess) return status;
         Queue* queue = queue_of(stream);
         if (queue == nullptr) return kInvalidHandle;
+        if (queue->is_captured) {
+            if (task.signal != nullptr) return kCaptured;  // of streams that are not
+            queue->graph.push_back(std::move(task));
+            return kSuccess;
+        }
+        put_in_order(*queue);
         queue->tasks.push_back(std::move(task));
         if (order_ == Order::kAtOnce) run_all();
         return kSuccess;
@@ -96,23 +128,48 @@ class Machine {
     [[nodiscard]] Status finish(Stream stream) {
         const Status status = check(stream.device);
         if (status != kSuccess) return status;
-        const Queue* queue = queue_of(stream);
+        Queue* queue = queue_of(stream);
         if (queue == nullptr) return kInvalidHandle;
+        if (queue->is_captured) return kCaptured;
+        put_in_order(*queue);
         while (!queue->tasks.empty()) run_one();
         return kSuccess;
     }
-    void finish(const Marker& marker) {
-        while (marker.done < marker.recorded) run_one();
+    [[nodiscard]] Status check(Stream stream) {
+        const Status status = check(stream.device);
+        return status == kSuccess && queue_of(stream) == nullptr ? kInvalidHandle : status;
+    }
+    [[nodiscard]] bool is_captured(Stream stream) {
+        return check(stream) == kSuccess && queue_of(stream)->is_captured;
+    }
+    void begin_capture(Stream stream) {
+        if (check(stream) == kSuccess) queue_of(stream)->is_captured = true;
+    }
+    [[nodiscard]] std::int64_t end_capture(Stream stream) {
+        if (!is_captured(stream)) return -1;
+        Queue& queue = *queue_of(stream);
+        graphs_.push_back(std::exchange(queue.graph, {}));
+        queue.is_captured = false;
+        return static_cast<std::int64_t>(graphs_.size()) - 1;
+    }
+    [[nodiscard]] Status replay(std::int64_t graph, Stream stream) {
+        if (graph < 0 || graph >= static_cast<std::int64_t>(graphs_.size())) return kInvalidHandle;
+        for (const Task& task : graphs_[static_cast<std::size_t>(graph)]) {
+            const Status status = give(stream, task);
+            if (status != kSuccess) return status;
+        }
+        return kSuccess;
+    }
+    void finish(const Signal& signal) {
+        while (!signal.is_done) run_one();
     }
     void run_all() {
         while (num_waiting() > 0) run_one();
     }
     [[nodiscard]] std::int64_t num_waiting() const {
         std::int64_t n = 0;
-        for (const Queue& queue : defaults_) n += static_cast<std::int64_t>(queue.tasks.size());
-        for (const auto& [key, queue] : streams_) {
-            n += static_cast<std::int64_t>(queue->tasks.size());
-        }
+        for_each_queue(
+            [&n](const Queue& queue) { n += static_cast<std::int64_t>(queue.tasks.size()); });
         return n;
     }
 
@@ -172,10 +229,26 @@ class Machine {
                    static_cast<const std::byte*>(after->first) <
                after->second;
     }
+    // Waits for nothing, so that copies of the range are a fault: a GPU would go on with them. Here
+    // they run before their memory goes.
     [[nodiscard]] Status unpin(void* pointer) {
-        run_all();  // copies of the range are done
-        return pinned_.erase(pointer) == 1 ? kSuccess : kInvalidValue;
+        const auto found = pinned_.find(pointer);
+        if (found == pinned_.end()) return kInvalidValue;
+        const Range range{pointer, static_cast<std::size_t>(found->second)};
+        bool is_touched = false;
+        for_each_queue([&](const Queue& queue) {
+            for (const Task& task : queue.tasks) {
+                for (const Range& each : task.touched) is_touched |= each.overlaps(range);
+            }
+        });
+        if (is_touched) {
+            ++faults_;
+            run_all();
+        }
+        pinned_.erase(found);
+        return kSuccess;
     }
+    [[nodiscard]] std::int64_t faults() const { return faults_; }
 
     [[nodiscard]] Status create_stream(int device, Stream* stream) {
         const Status status = check(device);
@@ -185,16 +258,19 @@ class Machine {
         streams_[queue.get()] = std::move(queue);
         return kSuccess;
     }
+    // Waits for nothing: what the stream has still to do is done later.
     [[nodiscard]] Status destroy_stream(Stream stream) {
         if (old_streams_.erase(stream.handle) == 1) return kSuccess;
-        const Status status = finish(stream);
-        if (status != kSuccess) return status;
-        return streams_.erase(stream.handle) == 1 ? kSuccess : kInvalidHandle;
+        const auto found = streams_.find(stream.handle);
+        if (found == streams_.end()) return kInvalidHandle;
+        if (!found->second->tasks.empty()) orphans_.push_back(std::move(found->second));
+        streams_.erase(found);
+        return kSuccess;
     }
     [[nodiscard]] Status create_event(int device, Event* event) {
         const Status status = check(device);
         if (status != kSuccess) return status;
-        auto marker = std::make_shared<Marker>();
+        auto marker = std::make_shared<Marker>(Marker{device});
         *event = marker.get();
         events_[*event] = std::move(marker);
         return kSuccess;
@@ -219,7 +295,12 @@ class Machine {
    private:
     static void release(void* pointer) { ::operator delete(pointer, std::align_val_t{kAlignment}); }
     [[nodiscard]] Queue* queue_of(Stream stream) {
-        if (stream.handle == nullptr) return &defaults_[static_cast<std::size_t>(stream.device)];
+        const auto number = reinterpret_cast<std::uintptr_t>(stream.handle);
+        if (number <= kLegacy) return &defaults_[static_cast<std::size_t>(stream.device)];
+        if (number == kPerThread) {
+            const auto key = std::pair(stream.device, std::this_thread::get_id());
+            return &of_threads_.try_emplace(key, Queue{stream.device, {}}).first->second;
+        }
         const auto found = streams_.find(stream.handle);
         if (found == streams_.end() || found->second->device != stream.device) return nullptr;
         return found->second.get();
@@ -232,15 +313,36 @@ class Machine {
         bits = (bits ^ (bits >> 27U)) * 0x94d049bb133111ebU;
         return bits ^ (bits >> 31U);
     }
+    template <class Visit>
+    void for_each_queue(const Visit& visit) const {
+        for (const Queue& queue : defaults_) visit(queue);
+        for (const auto& [key, queue] : of_threads_) visit(queue);
+        for (const auto& [key, queue] : streams_) visit(*queue);
+        for (const auto& queue : orphans_) visit(*queue);
+    }
+    // A device's legacy default stream and those of its threads wait for each other.
+    void put_in_order(Queue& queue) {
+        Queue& legacy = defaults_[static_cast<std::size_t>(queue.device)];
+        for (auto& [key, other] : of_threads_) {
+            if (key.first != queue.device) continue;
+            if (&queue == &legacy) put_behind(queue, other);
+            if (&queue == &other) put_behind(queue, legacy);
+        }
+    }
+    static void put_behind(Queue& queue, Queue& other) {
+        if (other.tasks.empty()) return;
+        const auto signal = std::make_shared<Signal>();
+        other.tasks.push_back({nullptr, signal, false});
+        queue.tasks.push_back({nullptr, signal, true});
+    }
     // The first task of a queue whose turn it is. A task that waits for what nobody gave cannot be
     // made: events are recorded before they are waited for.
     void run_one() {
         std::vector<Queue*> ready;
-        const auto consider = [&ready](Queue& queue) {
-            if (!queue.tasks.empty() && queue.tasks.front().is_ready()) ready.push_back(&queue);
-        };
-        for (Queue& queue : defaults_) consider(queue);
-        for (auto& [key, queue] : streams_) consider(*queue);
+        for_each_queue([&ready](const Queue& queue) {
+            if (queue.tasks.empty() || !queue.tasks.front().is_ready()) return;
+            ready.push_back(const_cast<Queue*>(&queue));
+        });
         Queue& chosen = *ready[next_random() % ready.size()];
         const Task task = std::move(chosen.tasks.front());
         chosen.tasks.pop_front();
@@ -256,6 +358,10 @@ class Machine {
     std::map<void*, std::unique_ptr<Queue>> old_streams_;
     std::map<Event, std::shared_ptr<Marker>> old_events_;
     std::deque<Queue> defaults_;
+    std::map<std::pair<int, std::thread::id>, Queue> of_threads_;
+    std::vector<std::unique_ptr<Queue>> orphans_;  // of streams that are destroyed
+    std::int64_t faults_ = 0;
+    std::vector<std::vector<Task>> graphs_;
     std::vector<std::int64_t> free_;
     std::int64_t total_ = 0;
     Order order_ = Order::kAtOnce;

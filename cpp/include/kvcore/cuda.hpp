@@ -62,6 +62,11 @@ struct DeviceBatch {
                                   const DeviceBatch& batch,
                                   const TokenRows<const std::byte>& source, DType wide,
                                   Scales scales, std::int32_t* bad, Stream stream) noexcept;
+/// The same into a narrow pool without scales, with one that all its codes have.
+[[nodiscard]] Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool,
+                                  const DeviceBatch& batch,
+                                  const TokenRows<const std::byte>& source, DType wide, float scale,
+                                  std::int32_t* bad, Stream stream) noexcept;
 [[nodiscard]] Status gather_batch(PageShape shape, const PagedTensor<const std::byte>& pool,
                                   const DeviceBatch& batch, const TokenRows<std::byte>& destination,
                                   DType wide, std::int32_t* bad, Stream stream) noexcept;
@@ -83,14 +88,26 @@ struct DeviceBatch {
 /// As kvcore::digest_pages; `ids` and `digests` [n] on the device.
 [[nodiscard]] Status digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids,
                                   std::int64_t n, std::uint64_t* digests, Stream stream) noexcept;
+/// Adds `weight` times the digests of pages to `digests`, so that those of several pools become
+/// one.
+[[nodiscard]] Status add_digests(const PageBytes<const std::byte>& pool, const std::int64_t* ids,
+                                 std::int64_t n, std::uint64_t weight, std::uint64_t* digests,
+                                 Stream stream) noexcept;
 /// As kvcore::copy_partial; `copies` [n] on the device.
 [[nodiscard]] Status copy_partial(const CacheView<std::byte>& pool, const PageStart* copies,
                                   std::int64_t n, Stream stream) noexcept;
-/// As kvcore::transfer; `pairs` [n] on the device, and so are the `layers` of a view that has them.
+/// As kvcore::transfer; `pairs` [n] on the device. The `layers` of a view that has them are the
+/// host's and are read before the call returns, here as in `copy_partial`.
 /// Either cache may lie in pinned host memory. At most `max_blocks` thread blocks are used, so that
 /// a model can run beside the copy; 0: as many as are of use.
 [[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
                               const CacheView<std::byte>& destination, const PagePair* pairs,
+                              std::int64_t n, LayerRange layers, std::int64_t max_blocks,
+                              Stream stream) noexcept;
+/// The same by two lists [n] on the device.
+[[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
+                              const CacheView<std::byte>& destination,
+                              const std::int64_t* source_ids, const std::int64_t* destination_ids,
                               std::int64_t n, LayerRange layers, std::int64_t max_blocks,
                               Stream stream) noexcept;
 
@@ -110,6 +127,11 @@ struct DeviceBatch {
                                      const std::uint8_t* active, std::uint32_t* advanced,
                                      std::int64_t batch, Stream stream) noexcept;
 
+/// offsets[row] = lengths[0] + ... + lengths[row - 1], 0 <= row <= batch. Cost: batch^2 / 2 loads,
+/// which warps share.
+[[nodiscard]] Status row_offsets(const std::uint32_t* lengths, std::uint32_t* offsets,
+                                 std::int64_t batch, Stream stream) noexcept;
+
 /// An entry of a page table that changes.
 struct TableEdit {
     std::uint32_t row;
@@ -121,6 +143,25 @@ struct TableEdit {
 [[nodiscard]] Status update_table(std::uint32_t* table, std::int64_t row_stride, std::int64_t rows,
                                   std::int64_t columns, const TableEdit* edits, std::int64_t n,
                                   std::int32_t* bad, Stream stream) noexcept;
+
+// ---- arrays -------------------------------------------------------------------------------------
+
+/// Steps of an axis, in bytes of any sign.
+struct StridedAxis {
+    std::int64_t size;
+    std::int64_t from;
+    std::int64_t to;
+};
+/// Items along axes, the outermost first.
+struct StridedCopy {
+    static constexpr int kMostAxes = 8;
+    std::int64_t item_bytes = 0;
+    int num_axes = 0;
+    StridedAxis axes[kMostAxes] = {};
+};
+/// Copies items to other strides; the addresses are those of the first item.
+[[nodiscard]] Status copy_strided(const StridedCopy& copy, const std::byte* source,
+                                  std::byte* destination, Stream stream) noexcept;
 
 // ---- dtypes -------------------------------------------------------------------------------------
 

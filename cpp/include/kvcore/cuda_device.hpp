@@ -54,6 +54,8 @@ Status unpin_memory(void* pointer) noexcept;
 /// A stream that does not wait for the legacy default stream.
 [[nodiscard]] Status create_stream(int device, Stream* stream) noexcept;
 Status destroy_stream(Stream stream) noexcept;
+/// Whether what is given to the stream now goes into a graph that is being captured.
+[[nodiscard]] Status is_capturing(Stream stream, bool* answer) noexcept;
 /// Blocks the host until the stream's work is done.
 [[nodiscard]] Status synchronize(Stream stream) noexcept;
 
@@ -68,6 +70,10 @@ Status destroy_event(Event event) noexcept;
 /// Blocks the host until an event's work is done.
 [[nodiscard]] Status synchronize(Event event) noexcept;
 
+/// Fills bytes of a device's memory in stream order.
+[[nodiscard]] Status fill(void* destination, std::byte value, std::int64_t bytes,
+                          Stream stream) noexcept;
+
 /// Copies bytes in stream order, between any two of host and devices. Host memory that is not
 /// pinned makes the host wait.
 [[nodiscard]] Status copy(void* destination, const void* source, std::int64_t bytes,
@@ -75,8 +81,8 @@ Status destroy_event(Event event) noexcept;
 
 /// Copies destinations[i] = sources[i], bytes[i] of them (host arrays [n], read before the call
 /// returns), in any order, by the copy engines: the destinations share no byte with each other nor
-/// with a source. Runs that are neighbours on both sides become one copy. Where the driver takes
-/// batches (CUDA 12.8) and the stream is not the legacy default one, that is one call to it.
+/// with a source, and each run lies in one allocation. Where the driver takes batches (CUDA 12.8)
+/// and the stream is not the legacy default one, that is one call to it for 512 runs.
 [[nodiscard]] Status copy_batch(void* const* destinations, const void* const* sources,
                                 const std::int64_t* bytes, std::int64_t n, Stream stream) noexcept;
 

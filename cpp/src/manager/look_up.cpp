@@ -44,21 +44,24 @@ void require_bundle(const Replica& replica, std::int32_t bundle) {
 void choose_pages(const ColumnPages& all, std::int32_t bundle, std::vector<BlockId>& pages) {
     const Grouping& grouping = all.grouping();
     const Grouping::Bundle& asked = grouping.bundles()[static_cast<std::size_t>(bundle)];
-    const auto depth = static_cast<std::int64_t>(pages.size());
-    std::int32_t first_read = 0;
+    const std::size_t depth = pages.size();
+    std::size_t first_read = 0;
     if (asked.window >= 0) {
         const auto& window = grouping.windows()[static_cast<std::size_t>(asked.window)];
-        first_read = grouping.first_column(window, depth * grouping.column_tokens());
+        const auto tokens = static_cast<std::int64_t>(depth) * grouping.column_tokens();
+        first_read = static_cast<std::size_t>(grouping.first_column(window, tokens));
     }
-    const std::int32_t per_column = asked.pages_per_column;
-    pages.resize(static_cast<std::size_t>(depth * per_column));
-    for (std::int64_t i = depth * per_column - 1; i >= 0; --i) {  // pages lie behind their column
-        const std::int64_t column = i / per_column;
-        const auto lane = static_cast<std::int32_t>(asked.first_lane + i % per_column);
-        BlockId& page = pages[static_cast<std::size_t>(i)];
-        page = column < first_read ? ColumnPages::kNoPage
-                                   : all.page(pages[static_cast<std::size_t>(column)], lane);
+    const auto per_column = static_cast<std::size_t>(asked.pages_per_column);
+    pages.resize(depth * per_column);
+    BlockId* ids = pages.data();
+    for (std::size_t column = depth; column-- > first_read;) {  // pages lie behind their column
+        const BlockId id = ids[column];
+        for (std::size_t i = per_column; i-- > 0;) {
+            ids[column * per_column + i] =
+                all.page(id, static_cast<std::int32_t>(asked.first_lane + i));
+        }
     }
+    std::fill_n(ids, first_read * per_column, ColumnPages::kNoPage);
 }
 
 // depth 0, and no node where the namespace has no page. Inline: a match is as short as a call.

@@ -88,7 +88,7 @@ BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t nu
     rows_.check(batch, num_steps);
     if (options.must_fit > 0) {
         for (std::int64_t i = 0; i < batch.size(); ++i) {
-            rules::require_fit(state_, rows_[i], batch[i], options.must_fit, i);
+            rules::require_fit(state_, rows_[i], batch[i], options, i);
         }
     }
     if (num_steps > 1 && state_.states.exist()) require_one_step(batch, num_steps);
@@ -138,7 +138,8 @@ bool OrderedReserver::can_ever_fit(const Sequence& sequence, const RequestView& 
     if (state_.config.quotas.empty()) return true;
     const Owner owner =
         Asked::is_claimed(request) ? state_.tenants.of(request.sequence) : asked.stranger;
-    return !quotas::exceeds_ceiling(state_, sequence, request, tokens, owner);
+    return !quotas::exceeds_ceiling(state_, sequence, request, tokens, owner,
+                                    asked.options.max_hit);
 }
 
 ReservePlan OrderedReserver::plan(const RequestView& request, const Asked& asked) const {

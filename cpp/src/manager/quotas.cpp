@@ -47,7 +47,8 @@ struct Shared {
     std::int64_t in_windows = 0;
 };
 
-Shared shared_pages(const Replica& home, const Sequence& sequence, const RequestView& request) {
+Shared shared_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
+                    std::int64_t max_hit) {
     Shared shared;
     const auto add = [&](BlockId column) {
         if (home.columns == nullptr) return shared.pages.push_back(column);
@@ -62,7 +63,8 @@ Shared shared_pages(const Replica& home, const Sequence& sequence, const Request
         for (const BlockId column : sequence.pages.ids()) add(column);
         return shared;
     }
-    const TreePosition at = home.tree.match(root, request.tokens, request.end - 1).at;
+    const std::int64_t most = std::min(request.end - 1, max_hit);
+    const TreePosition at = home.tree.match(root, request.tokens, most).at;
     ColumnsUp columns(at, home.tree.page_size());
     for (std::int32_t c = at.depth - 1; c >= 0; --c) add(columns[c]);
     return shared;
@@ -152,11 +154,12 @@ Owner owner_of(const CacheConfig& config, std::int32_t tenant) {
 }
 
 bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, Owner owner) {
+                     const RequestView& request, std::int64_t tokens, Owner owner,
+                     std::int64_t max_hit) {
     const Replica& home = state.home_of(sequence);
     const std::int64_t pages = state.least_pages(tokens);
     if (pages <= ceiling_of(home, owner)) return false;
-    const Shared shared = shared_pages(home, sequence, request);
+    const Shared shared = shared_pages(home, sequence, request, max_hit);
     QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(state.config.quotas));
     for (const BlockId page : shared.pages) alone.hold(page);
     const auto known = static_cast<std::int64_t>(shared.pages.size()) + shared.in_windows;
@@ -166,9 +169,10 @@ bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
 }
 
 void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, std::int64_t row) {
+                     const RequestView& request, std::int64_t tokens, std::int64_t row,
+                     std::int64_t max_hit) {
     const Owner owner = state.tenants.of(request.sequence);
-    if (!exceeds_ceiling(state, sequence, request, tokens, owner)) return;
+    if (!exceeds_ceiling(state, sequence, request, tokens, owner, max_hit)) return;
     throw InRow<CapacityError>(
         row, detail::concat(tokens, " tokens need ", state.least_pages(tokens),
                             " pages, more than the ", ceiling_of(state.home_of(sequence), owner),

@@ -89,13 +89,15 @@ void check(const CacheConfig& config);
 /// none.
 [[nodiscard]] Owner owner_of(const CacheConfig& config, std::int32_t tenant);
 /// Quotas leave no room for so many tokens of a request of that owner, were it alone: with what it
-/// shares now counted for those it shares it with. O(1) where that is little, else the match of its
-/// prompt.
+/// shares now, or could by a hit of at most `max_hit` tokens, counted for those it shares it with.
+/// O(1) where that is little, else the match of its prompt.
 [[nodiscard]] bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
-                                   const RequestView& request, std::int64_t tokens, Owner owner);
+                                   const RequestView& request, std::int64_t tokens, Owner owner,
+                                   std::int64_t max_hit);
 /// Throws CapacityError where that is so of a claimed one.
 void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, std::int64_t row);
+                     const RequestView& request, std::int64_t tokens, std::int64_t row,
+                     std::int64_t max_hit = ReserveOptions::kUnlimited);
 
 /// Evictable pages that a hit will hold go to `pages`, each with those it is read with.
 void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages);

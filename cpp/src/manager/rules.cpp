@@ -72,7 +72,8 @@ void refuse_options(const ReserveOptions& options) {
 }
 
 void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
-                 std::int64_t tokens, std::int64_t row) {
+                 const ReserveOptions& options, std::int64_t row) {
+    const std::int64_t tokens = options.must_fit;
     const std::int64_t most = state.most_tokens(1);
     if (tokens > most) {
         throw InRow<CapacityError>(
@@ -81,7 +82,8 @@ void require_fit(const ManagerState& state, const Sequence& sequence, const Requ
                                 " pages allow; ask for less"));
     }
     if (!state.config.quotas.empty()) {
-        quotas::require_ceiling(state, sequence, request, std::max(tokens, request.end), row);
+        quotas::require_ceiling(state, sequence, request, std::max(tokens, request.end), row,
+                                options.max_hit);
     }
 }
 

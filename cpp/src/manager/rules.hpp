@@ -48,9 +48,9 @@ inline void require_windows(const ManagerState& state, const Sequence& sequence,
 inline void require_options(const ReserveOptions& options) {
     if (!options.is_legal()) refuse_options(options);
 }
-/// Throws CapacityError where a request can never have so many tokens.
+/// Throws CapacityError where a request can never have the tokens that must fit.
 void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
-                 std::int64_t tokens, std::int64_t row);
+                 const ReserveOptions& options, std::int64_t row);
 /// Where a chunk is cut because a checkpoint is due, it runs alone.
 [[noreturn]] void refuse_cut(const RequestView& request, const Admission& admission,
                              std::int64_t num_steps, std::int64_t row);

@@ -53,10 +53,14 @@ cuda::Status append(const Part& part, cuda::DeviceBatch batch, std::int32_t* bad
     batch.num_pages = part.num_pages;
     batch.num_tokens = part.num_tokens;
     const Move& move = part.move;
-    return move.is_copy ? cuda::append_batch(move.row, move.rows<std::byte>(), batch, move.source(),
-                                             bad, stream)
-                        : cuda::append_batch(move.shape, move.pool, batch, move.source(), move.wide,
-                                             move.scales, bad, stream);
+    if (move.is_copy) {
+        return cuda::append_batch(move.row, move.rows<std::byte>(), batch, move.source(), bad,
+                                  stream);
+    }
+    return move.has_scale ? cuda::append_batch(move.shape, move.pool, batch, move.source(),
+                                               move.wide, move.scale, bad, stream)
+                          : cuda::append_batch(move.shape, move.pool, batch, move.source(),
+                                               move.wide, move.scales, bad, stream);
 }
 
 cuda::Status gather(const Part& part, cuda::DeviceBatch batch, std::int32_t* bad,

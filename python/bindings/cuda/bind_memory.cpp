@@ -78,6 +78,11 @@ class PinnedMemory {
                                                    .c_str());
             throw py::error_already_set();
         }
+#if defined(MADV_DONTFORK)
+        // A child of this process gets no copy: the one that writes to a page first would get
+        // another one, and the device would go on with the old.
+        (void)madvise(pointer_, mapped_, MADV_DONTFORK);
+#endif
         cuda::Status status = cuda::kSuccess;
         {
             const py::gil_scoped_release unlocked;
@@ -132,6 +137,13 @@ int device_of(std::uintptr_t address) {
 
 // ---- copies ------------------------------------------------------------------------------------
 
+void fill(std::uintptr_t destination, std::uint8_t value, std::int64_t bytes, int device,
+          std::uintptr_t stream) {
+    check_status(
+        cuda::fill(pointer_of(destination), std::byte{value}, bytes, stream_of(device, stream)),
+        "filling ", bytes, " bytes on cuda:", device);
+}
+
 void copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t bytes, int device,
           std::uintptr_t stream) {
     cuda::Status status = cuda::kSuccess;
@@ -175,6 +187,8 @@ void bind_cuda_memory(py::module_& module) {
     module.def("memory_info", &memory_info, py::arg("device"), "Return free bytes and all.");
     module.def("device_of", &device_of, py::arg("address"),
                "Return the device of an address, -1 for host memory.");
+    module.def("fill", &fill, py::arg("destination"), py::arg("value"), py::arg("bytes"),
+               py::arg("device"), py::arg("stream"));
     module.def("copy", &copy, py::arg("destination"), py::arg("source"), py::arg("bytes"),
                py::arg("device"), py::arg("stream"));
     module.def("copy_batch", &copy_batch, py::arg("destinations"), py::arg("sources"),

@@ -83,8 +83,9 @@ void fill_pages(const py::list& given, const py::object& ids, int value, int dev
     check_status(status, "filling ", n, " pages on cuda:", device);
 }
 
-void digest_pages(const py::object& given, const py::object& ids, const py::object& out, int device,
-                  std::uintptr_t stream) {
+/// The digests of pages to `out`, or added to what it holds as often as `weight` says; 0: to `out`.
+void digest_pages(const py::object& given, const py::object& ids, const py::object& out,
+                  std::uint64_t weight, int device, std::uintptr_t stream) {
     const py::array pool = seen(given);
     const PageBytes<const std::byte> pages = pages_of(pool);
     const DeviceNumbers numbers(ids);
@@ -95,11 +96,13 @@ void digest_pages(const py::object& given, const py::object& ids, const py::obje
         throw py::value_error(concat("out must be uint64 (", n, ",) and contiguous"));
     }
     auto* to = static_cast<std::uint64_t*>(digests.mutable_data());
+    const auto* wanted = numbers.data<std::int64_t>();
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        status = cuda::digest_pages(pages, numbers.data<std::int64_t>(), n, to,
-                                    stream_of(device, stream));
+        const cuda::Stream queue = stream_of(device, stream);
+        status = weight == 0 ? cuda::digest_pages(pages, wanted, n, to, queue)
+                             : cuda::add_digests(pages, wanted, n, weight, to, queue);
     }
     check_status(status, "digesting ", n, " pages on cuda:", device);
 }
@@ -112,5 +115,5 @@ void bind_cuda_pages(py::module_& module) {
     module.def("fill_pages", &fill_pages, py::arg("pools"), py::arg("ids"), py::arg("value"),
                py::arg("device"), py::arg("stream"));
     module.def("digest_pages", &digest_pages, py::arg("pool"), py::arg("ids"), py::arg("out"),
-               py::arg("device"), py::arg("stream"));
+               py::arg("weight"), py::arg("device"), py::arg("stream"));
 }

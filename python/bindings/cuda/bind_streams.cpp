@@ -71,6 +71,13 @@ bool query(std::uintptr_t event) {
     return is_done;
 }
 
+bool is_capturing(int device, std::uintptr_t stream) {
+    bool answer = false;
+    check_status(cuda::is_capturing(stream_of(device, stream), &answer),
+                 "looking at a stream of cuda:", device);
+    return answer;
+}
+
 void synchronize(int device, std::uintptr_t stream) {
     cuda::Status status = cuda::kSuccess;
     {
@@ -105,6 +112,8 @@ void bind_cuda_streams(py::module_& module) {
     module.def("wait", &wait, py::arg("event"), py::arg("device"), py::arg("stream"),
                "Let a stream's further work wait for an event.");
     module.def("query", &query, py::arg("event"), "Tell whether an event's work is done.");
+    module.def("is_capturing", &is_capturing, py::arg("device"), py::arg("stream"),
+               "Tell whether what a stream is given now goes into a graph.");
     module.def("synchronize", &synchronize, py::arg("device"), py::arg("stream"),
                "Block the host until a stream's work is done.");
     module.def("synchronize_event", &synchronize_event, py::arg("event"),

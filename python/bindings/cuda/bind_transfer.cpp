@@ -10,7 +10,6 @@
 
 namespace py = pybind11;
 namespace cuda = kvcore::cuda;
-using kvcore::CacheView;
 using kvcore::LayerRange;
 using kvcore::PagePair;
 using kvcore::PageStart;
@@ -34,79 +33,88 @@ namespace {
 
 static_assert(sizeof(PageStart) == 3 * sizeof(std::int64_t), "rows of an array are starts");
 
-/// The view with its pointers of layers where kernels can read them: uint64 [layers] for each
-/// tensor that is a list of them, None for others.
-template <class Byte>
-CacheView<Byte> with_tables(CacheView<Byte> view, const py::list& tables) {
-    kvcore::CacheTensor<Byte>* tensors[] = {&view.k, &view.v};
-    for (std::size_t i = 0; i < tables.size() && i < 2; ++i) {
-        if (tensors[i]->layers == nullptr) continue;
-        const py::array table = seen(tables[i]);
-        if (!py::isinstance<py::array_t<std::uint64_t, py::array::c_style>>(table) ||
-            table.size() != view.layers) {
-            throw py::value_error(concat("tables[", i, "] must be uint64 (", view.layers, ",)"));
-        }
-        tensors[i]->layers = static_cast<Byte* const*>(table.data());
-    }
-    return view;
-}
-
 py::ssize_t count_rows(const Ids& numbers, const char* name, py::ssize_t columns) {
     check_rank(numbers, name, concat("(n, ", columns, ")").c_str(), 2);
     if (numbers.shape(1) == columns) return numbers.shape(0);
     throw py::value_error(concat(name, " must have ", columns, " columns"));
 }
 
-/// A cache as [K] or [K, V] of arrays and, of its lists of layers, their addresses on the device.
-struct Cache {
-    py::list tensors;
-    py::list tables;
+/// Pairs of pages [n, 2], or lists of sources and of destinations [n] on the device.
+class PagesToMove {
+   public:
+    explicit PagesToMove(const py::object& given)
+        : are_split_(py::isinstance<py::list>(given)),
+          first_(are_split_ ? py::object(given.cast<py::list>()[0]) : given),
+          second_(are_split_ ? py::object(given.cast<py::list>()[1]) : given),
+          sources_(first_.ids("the pages")),
+          destinations_(second_.ids("the pages")) {
+        if (!are_split_) {
+            count_ = count_rows(sources_, "the pages", 2);
+            return;
+        }
+        check_rank(sources_, "the pages", "(n,)", 1);
+        check_rank(destinations_, "the pages", "(n,)", 1);
+        if (sources_.size() != destinations_.size()) {
+            throw py::value_error("there are not as many sources as destinations");
+        }
+        count_ = sources_.size();
+    }
+
+    [[nodiscard]] bool are_split() const noexcept { return are_split_; }
+    [[nodiscard]] bool are_readable() const noexcept { return first_.is_readable(); }
+    [[nodiscard]] py::ssize_t count() const noexcept { return count_; }
+    [[nodiscard]] const Ids& checked() const noexcept { return sources_; }
+    [[nodiscard]] const PagePair* pairs() const { return first_.data<PagePair>(); }
+    [[nodiscard]] const std::int64_t* sources() const { return first_.data<std::int64_t>(); }
+    [[nodiscard]] const std::int64_t* destinations() const { return second_.data<std::int64_t>(); }
+
+   private:
+    bool are_split_;
+    DeviceNumbers first_;
+    DeviceNumbers second_;
+    Ids sources_;
+    Ids destinations_;
+    py::ssize_t count_ = 0;
 };
 
-Cache cache_of(const py::tuple& given) {
-    return {seen_all(given[0]).cast<py::list>(), given[1].cast<py::list>()};
-}
-
-void transfer(const py::tuple& source, const py::tuple& destination, const py::object& pairs,
+void transfer(const py::list& source, const py::list& destination, const py::object& pairs,
               std::int64_t first_layer, std::int64_t num_layers, std::int64_t max_blocks,
               int device, std::uintptr_t stream) {
-    const Cache from_arrays = cache_of(source);
-    const Cache to_arrays = cache_of(destination);
-    const Source from(from_arrays.tensors, "the source", false);
-    const Destination to(to_arrays.tensors, "the destination", false);
+    const Source from(seen_all(source).cast<py::list>(), "the source", false);
+    const Destination to(seen_all(destination).cast<py::list>(), "the destination", false);
     check_alike(from, to);
-    const DeviceNumbers numbers(pairs);
-    const Ids checked = numbers.ids("the pages");
-    const py::ssize_t n = count_rows(checked, "the pages", 2);
-    if (numbers.is_readable()) {
-        (void)pairs_of(checked, from.sizes().pages, to.sizes().pages);
+    const PagesToMove pages(pairs);
+    if (pages.are_readable()) {
+        (void)pairs_of(pages.checked(), from.sizes().pages, to.sizes().pages);
     }
+    const py::ssize_t n = pages.count();
     const LayerRange range = layer_range(first_layer, num_layers, from.sizes().layers);
     if (max_blocks < 0) {
         throw py::value_error(concat("max_blocks is ", max_blocks, ", must be at least 0"));
     }
-    const auto source_view = with_tables(from.view(), from_arrays.tables);
-    const auto destination_view = with_tables(to.view(), to_arrays.tables);
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        status = cuda::transfer(source_view, destination_view, numbers.data<PagePair>(), n, range,
-                                max_blocks, stream_of(device, stream));
+        const cuda::Stream queue = stream_of(device, stream);
+        status = pages.are_split()
+                     ? cuda::transfer(from.view(), to.view(), pages.sources(), pages.destinations(),
+                                      n, range, max_blocks, queue)
+                     : cuda::transfer(from.view(), to.view(), pages.pairs(), n, range, max_blocks,
+                                      queue);
     }
     check_status(status, "moving ", n, " pages on cuda:", device);
 }
 
 /// Copies whose values are readable are enqueued as if in their order; of others all at once.
-void copy_partial(const py::tuple& given, const py::object& copies, int device,
+void copy_partial(const py::list& given, const py::object& copies, int device,
                   std::uintptr_t stream) {
-    const Cache arrays = cache_of(given);
-    const Destination pool(arrays.tensors, "the pool", false);
+    const Destination pool(seen_all(given).cast<py::list>(), "the pool", false);
     const DeviceNumbers numbers(copies);
     const Ids checked = numbers.ids("copies");
     const auto n = static_cast<std::size_t>(count_rows(checked, "copies", 3));
     std::vector<PageStart> all;
     if (numbers.is_readable()) all = starts_of(checked, pool);
-    const auto view = with_tables(pool.view(), arrays.tables);
+    const auto view = pool.view();
     const auto* starts = numbers.data<PageStart>();
     cuda::Status status = cuda::kSuccess;
     {

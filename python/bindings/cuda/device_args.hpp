@@ -65,10 +65,10 @@ void without_gil(const Call& call) noexcept {
     return array;
 }
 
-/// The same for arrays in lists and tuples, of any depth; None stays None.
+/// The same for arrays in lists and tuples, of any depth; what is no array stays what it is.
 [[nodiscard]] inline pybind11::object seen_all(const pybind11::handle& given) {
     namespace py = pybind11;
-    if (given.is_none() || py::isinstance<py::str>(given)) {
+    if (given.is_none() || py::isinstance<py::str>(given) || py::isinstance<py::float_>(given)) {
         return py::reinterpret_borrow<py::object>(given);
     }
     const bool is_tuple = py::isinstance<py::tuple>(given);

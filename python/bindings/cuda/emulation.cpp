@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulation/emulation.hpp"
 
+#include <cstdint>
+
 #include "cuda/bindings.hpp"
+#include "cuda/device_args.hpp"
 
 namespace py = pybind11;
 namespace emulation = kvcore::cuda::emulation;
@@ -20,6 +23,30 @@ void bind_cuda_emulation(py::module_& module) {
         py::kw_only(), py::arg("is_any"), py::arg("seed") = 0,
         "Whether tasks wait in their streams and run in an order drawn from a seed.",
         py::call_guard<py::gil_scoped_release>());
+    const auto stream = [](int device, std::uintptr_t handle) {
+        return kvcore::python::stream_of(device, handle);
+    };
+    part.def(
+        "begin_capture",
+        [stream](int device, std::uintptr_t handle) {
+            emulation::begin_capture(stream(device, handle));
+        },
+        py::arg("device"), py::arg("stream"), "Put what a stream is given from now into a graph.");
+    part.def(
+        "end_capture",
+        [stream](int device, std::uintptr_t handle) {
+            return emulation::end_capture(stream(device, handle));
+        },
+        py::arg("device"), py::arg("stream"), "End a capture and return the graph's number.");
+    part.def(
+        "replay",
+        [stream](std::int64_t graph, int device, std::uintptr_t handle) {
+            kvcore::python::check_status(emulation::replay(graph, stream(device, handle)),
+                                         "replaying graph ", graph);
+        },
+        py::arg("graph"), py::arg("device"), py::arg("stream"), "Give a graph to a stream.");
+    part.def("faults", &emulation::faults,
+             "Count pinned memory that was given back while copies of it waited.");
     part.def("num_waiting", &emulation::num_waiting, "Tasks that were given and have not run.");
     part.def(
         "alive",

@@ -27,11 +27,15 @@ KVCORE_MODULE(_cuda, module) {
 #if defined(KVCORE_CUDA_EMULATED)
     module.attr("is_emulated") = true;
     bind_cuda_emulation(module);
+#if defined(KVCORE_CUDA_SIMULATED)
+    bind_cuda_simulation(module);
+#endif
 #else
     module.attr("is_emulated") = false;
 #endif
     bind_cuda_memory(module);
     bind_cuda_streams(module);
+    bind_cuda_arrays(module);
     bind_cuda_pages(module);
     bind_cuda_batch(module);
     bind_cuda_rows(module);

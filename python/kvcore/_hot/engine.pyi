@@ -188,7 +188,7 @@ class StepEngine(ReservingEngine):
         One native call. Costs O(batch) plus O(pages changed since the buffer was last used); after
         a True ``maybe_reserve`` with the same or more steps it cannot fail for memory.
 
-        On a GPU the arrays are copied to it on cupy's current stream, which from then on is
+        On a GPU the arrays are copied to it on the current stream, which from then on is
         ordered behind the streams of earlier fetches; the host waits for nothing.
         """
     def step(self, batch: Iterable[_Context], *, after: Any = None) -> NDArray[np.int32]:

@@ -97,10 +97,12 @@ cdef class RaggedKVCacheInputs:
 
     def _at(self, cache_lengths, max_lengths):
         """Return the inputs of a later step of the same fetch."""
-        return RaggedKVCacheInputs(
+        cdef RaggedKVCacheInputs inputs = RaggedKVCacheInputs(
             self.blocks, cache_lengths, self.lookup_table, max_lengths, self.kv_scales,
             tables=self._tables, layers=self._layers, states=self._states,
         )
+        inputs._loads = self._loads
+        return inputs
 
     def with_pool(self, blocks, kv_scales=None):
         """Return the same inputs over a pool, such as a worker process has.
@@ -125,6 +127,7 @@ cdef class RaggedKVCacheInputs:
             self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths, self.kv_scales
         )
         inputs._tables, inputs._states, inputs._layers = self._tables, self._states, self._layers
+        inputs._loads = self._loads
         inputs._new_lengths, inputs._row_offsets = self._new_lengths, self._row_offsets
         return inputs
 

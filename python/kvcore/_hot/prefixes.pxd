@@ -30,7 +30,7 @@ cdef class HeldPages:
 
 
 # The id behind the last page: what stands for no page.
-cdef inline int32_t end_page(CacheManager* native) noexcept:
+cdef inline int32_t end_page(CacheManager* native) noexcept nogil:
     return <int32_t>(native.config().num_pages + native.config().first_page)
 
 

@@ -67,9 +67,23 @@ cdef object match(
     if not return_pages:
         return find(native, replica, tokens, name, NULL, touches, bundle)
     num_tokens = find(native, replica, tokens, name, &pages, touches, bundle)
-    ids = np.array(pages, dtype=np.int32)
-    ids[ids < 0] = end_page(native)  # with groups: no layer of the bundle has a page
+    ids = room_for(pages)
+    write_ids(native, pages, <int32_t*>cnp.PyArray_DATA(ids))
     return num_tokens, ids
+
+
+cdef inline cnp.ndarray room_for(const vector[BlockId]& pages):
+    cdef cnp.npy_intp size = <cnp.npy_intp>pages.size()
+    return cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+
+
+cdef inline void write_ids(
+    CacheManager* native, const vector[BlockId]& pages, int32_t* to
+) noexcept nogil:
+    cdef int32_t end = end_page(native)
+    cdef size_t i
+    for i in range(pages.size()):
+        to[i] = pages[i] if pages[i] >= 0 else end  # with groups: no layer of the bundle has a page
 
 
 cdef inline int64_t find(
@@ -99,7 +113,6 @@ cdef object match_ahead(
     cdef bint lists = return_pages or out is not None
     cdef vector[BlockId]* ids = &pages if lists else NULL
     cdef int32_t* tail = &partial if ahead > 0 else NULL
-    cdef int64_t i
     if touches:
         n = native.touch(replica, name_view(name), data, n, ids, tail, room, bundle)
     else:
@@ -108,10 +121,9 @@ cdef object match_ahead(
     if size > room:
         raise ValueError(f"out has room for {room} ids, must have it for {size}")
     if lists and out is None:
-        out = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        out = room_for(pages)
         to = <int32_t*>cnp.PyArray_DATA(out)
-    for i in range(size):
-        to[i] = pages[i] if pages[i] >= 0 else end_page(native)
+    write_ids(native, pages, to)
     cdef list found = [n * native.config().page_size]
     if lists:
         found.append(out[:size])

@@ -188,6 +188,7 @@ cdef class InputMaker:
                 else:
                     on_device, pages = self.gpus.stage(shard, lengths, table)
                     each = new_inputs(blocks, on_device, pages, limits, scales)
+                    each._loads = self.gpus.arriving(shard)
                 if self.layers is not None:
                     each._layers = self.layers
                     more = self.more_tables(taken, first, targets[r], shard)

@@ -56,23 +56,39 @@ class _HostPlace:
     def reaches(self, array: Any) -> bool:
         return isinstance(array, np.ndarray)
 
-    def from_host(self, array: NDArray[Any]) -> Any:
+    def from_host(self, array: NDArray[Any], name: str = "") -> Any:  # noqa: ARG002 - of devices
         return array
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+    def factors(
+        self,
+        values: NDArray[np.float32],
+        heads: int,
+        name: str,  # noqa: ARG002 - of devices
+    ) -> Any:
+        return np.ascontiguousarray(np.broadcast_to(values, (heads,)))
+
+    def to_host(self, array: Any, name: str = "") -> NDArray[Any]:  # noqa: ARG002 - of devices
         found: NDArray[Any] = self.checked(array, "the array")
         return found
 
     def copy_into(self, target: Any, array: NDArray[Any]) -> None:
         target[...] = array
 
+    def copy_over(self, target: Any, array: Any) -> None:
+        target[...] = array
+
     def copy_of(self, array: Any) -> Any:
         return array.copy()
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        name: str = "",  # noqa: ARG002 - of devices
+    ) -> Any:
         return np.empty(shape, dtype)
 
-    def contiguous(self, array: Any) -> Any:
+    def contiguous(self, array: Any, name: str = "") -> Any:  # noqa: ARG002 - of devices
         return np.asarray(array, order="C")
 
     def in_library_of(self, given: Any, result: Any) -> Any:
@@ -80,17 +96,16 @@ class _HostPlace:
 
     # ---- verbs ---------------------------------------------------------------------------
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        return _core.digest_pages(pool, ids, threads)
-
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        return first + np.uint64(3) * second
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        first, *more = (_core.digest_pages(pool, ids, threads) for pool in pools)
+        return first + np.uint64(3) * more[0] if more else first
 
     def row_offsets(
         self,
         lengths: Any,
         *,
         has_room: bool,  # noqa: ARG002 - of other places
+        out: Any,  # noqa: ARG002
     ) -> tuple[Any, int]:
         offsets = np.zeros(len(lengths) + 1, np.uint32)
         np.cumsum(self.index_array(lengths, "lengths"), out=offsets[1:])
@@ -103,8 +118,12 @@ class _HostPlace:
     def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         return _core.build_slots(pool, table, lengths, offsets, out)
 
-    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
-        return _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
+        bad = _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
+        if out is None:
+            return bad
+        out[0] = bad
+        return out
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         _core.advance_lengths(lengths, offsets, active, out)
@@ -141,6 +160,9 @@ class _HostBackend:
     def array(self, value: Any, name: str) -> Any:
         return host_array(value, name)
 
+    def own(self, array: Any) -> Any:
+        return array
+
     def device_of(self, array: Any) -> Device:  # noqa: ARG002 - there is one
         return Device(self.kind)
 
@@ -155,7 +177,12 @@ class _HostBackend:
     def pinned_zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         return present_zeros(shape, dtype)
 
-    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
+    def place(
+        self,
+        stream: Any,
+        named: list[tuple[str, Any]],
+        beside: tuple[Any, ...] = (),  # noqa: ARG002 - of devices
+    ) -> Place:
         if stream is not None:
             raise ValueError("stream is given for arrays in host memory; it is for those on a GPU")
         for name, array in named:
@@ -169,6 +196,7 @@ class _HostBackend:
         self,
         devices: tuple[Device, ...],  # noqa: ARG002 - all are the host
         shards_per_replica: int,  # noqa: ARG002
+        places: int,  # noqa: ARG002 - what is loaded is there when the call returns
     ) -> None:
         return None
 
@@ -181,6 +209,8 @@ class _HostBackend:
         devices: tuple[Device, ...],  # noqa: ARG002 - all are the host
         num_pages: int,
         pools: Any,  # noqa: ARG002 - None
+        *,
+        is_whole: bool = False,  # noqa: ARG002 - all there is
     ) -> Mover:
         return HostMover(shards, num_pages)
 

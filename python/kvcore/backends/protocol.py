@@ -129,6 +129,9 @@ class DevicePools(Protocol):
     ) -> tuple[Any, Any]:
         """Return lengths and table, which lie behind each other in ``pinned``, on a device."""
 
+    def arriving(self, shard: int) -> Any:
+        """Return what the layers of a shard wait for, None for nothing."""
+
     def reuse_after(self, after: Any) -> None:
         """Let pages be written again only when a stream's work, or an event, is done."""
 
@@ -145,6 +148,9 @@ class Backend(Protocol):
     def array(self, value: Any, name: str) -> Any:
         """See an array of any library, which lies on such a device, as one of kvcore's library."""
 
+    def own(self, array: Any) -> Any:
+        """See an array of ``array`` as one of a manager's, whose calls say where work runs."""
+
     def device_of(self, array: Any) -> Device:
         """Return where an array, as ``array`` returns it, lies."""
 
@@ -158,24 +164,43 @@ class Backend(Protocol):
 
     # ---- order ---------------------------------------------------------------------------
 
-    def place(self, stream: Any, named: list[tuple[str, Any]]) -> Place:
-        """Return the place of a call's arrays, of which one at least lies on such a device."""
+    def place(
+        self, stream: Any, named: list[tuple[str, Any]], beside: tuple[Any, ...] = ()
+    ) -> Place:
+        """Return the place of a call's arrays, of which one at least lies on such a device.
+
+        `beside` are more of them as the caller has them, which may lie anywhere.
+        """
 
     def current_place(self, index: int) -> Place:
-        """Return a device and its current stream."""
+        """Return a device and the stream that a manager's work runs on now."""
 
     # ---- pools of a manager --------------------------------------------------------------
 
-    def pools(self, devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools | None:
-        """Check the devices; return what a fetch needs there, None where it needs nothing."""
+    def pools(
+        self, devices: tuple[Device, ...], shards_per_replica: int, places: int
+    ) -> DevicePools | None:
+        """Check the devices; return what a fetch needs there, None where it needs nothing.
+
+        `places` of layers in a page, where loads arrive layer by layer, else 0.
+        """
 
     def copier(self, shards: list[list[Shard]], pools: Any) -> Copier:
         """Return what copies pages within pools by replica and device; `pools` as of ``pools``."""
 
     def mover(
-        self, shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+        self,
+        shards: list[list[Shard]],
+        devices: tuple[Device, ...],
+        num_pages: int,
+        pools: Any,
+        *,
+        is_whole: bool = False,
     ) -> Mover:
-        """Return what moves pages to and from a host tier of `num_pages` pages a replica."""
+        """Return what moves pages to and from a host tier of `num_pages` pages a replica.
+
+        Layer by layer where `pools` does so and pages are not loaded whole.
+        """
 
 
 class Place(Protocol):
@@ -205,22 +230,31 @@ class Place(Protocol):
     def reaches(self, array: Any) -> bool:
         """Tell whether kernels there read and write an array, pinned host memory included."""
 
-    def from_host(self, array: NDArray[Any]) -> Any:
-        """Return an array of the host's, or a copy of it on the device."""
+    def from_host(self, array: NDArray[Any], name: str = "an array") -> Any:
+        """Return an array of the host's, or a copy of it on the device.
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+        Places that are captured into graphs refuse it by its name.
+        """
+
+    def factors(self, values: NDArray[np.float32], heads: int, name: str) -> Any:
+        """Return scales of the host's, one or one for each head, as kernels take them."""
+
+    def to_host(self, array: Any, name: str = "an array") -> NDArray[Any]:
         """Return an array as numpy's: itself, or a copy for which the host waits."""
 
     def copy_into(self, target: Any, array: NDArray[Any]) -> None:
         """Copy an array of the host's, which may change right after, over one that lies there."""
 
+    def copy_over(self, target: Any, array: Any) -> None:
+        """Copy an array that lies there over another one of its size, if it is not that one."""
+
     def copy_of(self, array: Any) -> Any:
         """Copy an array that lies there."""
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a fresh array."""
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
+        """Return a fresh array; `name` is what it is in texts of errors."""
 
-    def contiguous(self, array: Any) -> Any:
+    def contiguous(self, array: Any, name: str = "an array") -> Any:
         """Return an array in C order, itself where it is."""
 
     def in_library_of(self, given: Any, result: Any) -> Any:
@@ -228,14 +262,17 @@ class Place(Protocol):
 
     # ---- verbs that hosts and devices are asked for in different ways ------------------------
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        """Return the digests of pages, uint64 [n]."""
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        """Return the digests of pages, uint64 [n].
 
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        """Return first + 3 * second, of uint64: arrays that changed places are noticed."""
+        Those of a second pool count three times: arrays that changed places are noticed.
+        """
 
-    def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
-        """Return where each row begins and the last one ends, and how many tokens that is."""
+    def row_offsets(self, lengths: Any, *, has_room: bool, out: Any) -> tuple[Any, int]:
+        """Return where each row begins and the last one ends, and how many tokens that is.
+
+        `out` is where they may be, and are copied by ``copy_over`` once the call is done.
+        """
 
     def page_pairs(self, sources: Any, destinations: Any) -> Any:
         """Return int64 [n] twice as [n, 2], as kernels take them."""
@@ -243,8 +280,8 @@ class Place(Protocol):
     def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         """Build the slots of a step."""
 
-    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
-        """Append by slots; return how many were beyond the pool."""
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
+        """Append by slots; return how many were beyond the pool, as `out` if there is one."""
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         """Write the lengths after a step to `out`."""

@@ -57,7 +57,7 @@ def any_array(value: Any, name: str) -> Any:
     return backend_of(kind_of(value)).array(value, name)
 
 
-def place_of(stream: Any, arrays: dict[str, Any]) -> Place:
+def place_of(stream: Any, arrays: dict[str, Any], beside: tuple[Any, ...] = ()) -> Place:
     """Return the place where all arrays of a call lie.
 
     Parameters
@@ -66,6 +66,8 @@ def place_of(stream: Any, arrays: dict[str, Any]) -> Place:
         Of a GPU: see ``kvcore.cuda.stream_handle``.
     arrays : dict of array, list of array or None
         As ``any_array`` returns them, by the names that error texts call them.
+    beside : tuple
+        What else the call was given and has a say in the stream, as the caller has it.
 
     Raises
     ------
@@ -77,7 +79,7 @@ def place_of(stream: Any, arrays: dict[str, Any]) -> Place:
     lists = {name: given if isinstance(given, list) else [given] for name, given in arrays.items()}
     named = [(name, each) for name, given in lists.items() for each in given if each is not None]
     kind = next(kind_of(each) for _, each in named if not isinstance(each, np.ndarray))
-    return backend_of(kind).place(stream, named)
+    return backend_of(kind).place(stream, named, beside)
 
 
 def zeros_on(device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

@@ -32,7 +32,7 @@ class PagedKVCache:
     -----
     The functions of this module check that the arrays fit together; the constructor does not.
 
-    Pools on a GPU are all on one; the functions enqueue their work on its current stream and return
+    Pools on a GPU are all on one; the functions enqueue their work on the current stream and return
     cupy arrays. Table and lengths are checked on the host: where they are on the GPU as well, each
     call reads them back, which waits for the stream; kept in host memory, no call waits.
     """

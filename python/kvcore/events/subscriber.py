@@ -162,7 +162,8 @@ class _Feed:
         self._next = 0  # sequence number of the batch that is expected
         self._live = -1  # the last one that was received, and not asked for
         self._last = b""  # payload in front of `_next`
-        self.asks_at = -math.inf if replay is not None else math.inf  # when nothing has come by then
+        # When to ask, where no message has come by itself.
+        self.asks_at = -math.inf if replay is not None else math.inf
 
     def ask_before_live(self) -> list[KVEventBatch]:
         """Ask for what was published before, until messages come by themselves."""

@@ -13,6 +13,7 @@ from kvcore.ops.quantization import dequantize, quantize
 from kvcore.ops.scratch import attention_scratch
 from kvcore.ops.slots import advance_lengths, append_slots, build_slots
 from kvcore.ops.transfer import copy_partial, transfer
+from kvcore.ops.waiting import wait_layer
 
 __all__ = [
     "Packed",
@@ -37,5 +38,6 @@ __all__ = [
     "quantize",
     "scatter",
     "transfer",
+    "wait_layer",
     "zero_pages",
 ]

@@ -176,6 +176,8 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
         any_array(inputs.lookup_table, "lookup_table"),
         any_array(inputs.cache_lengths, "cache_lengths"),
         is_latent=len(pools) == 1,
+        loads=inputs._loads,  # noqa: SLF001
+        position=int(layer),
     )
 
 
@@ -213,6 +215,8 @@ def _of_bundle(inputs: RaggedKVCacheInputs, place: LayerPlace) -> LayerPools:
         window=place.window,
         chunk=place.chunk,
         owner=place.owner,
+        loads=inputs._loads,  # noqa: SLF001
+        position=place.position,
     )
 
 

@@ -44,6 +44,10 @@ class LayerPools(NamedTuple):
         Tokens that the layer's queries read, where its group says so.
     owner : int or None
         The layer that writes them, where that is another one.
+    loads : LayerLoads or None
+        By which its part of some pages is still on the way from the host tier.
+    position : int
+        Its place in a page.
     """
 
     pools: list[NDArray[Any]]
@@ -55,6 +59,8 @@ class LayerPools(NamedTuple):
     window: int | None = None
     chunk: int | None = None
     owner: int | None = None
+    loads: Any = None
+    position: int = 0
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> LayerPools:
         """Return the same pools with the pages and lengths of another batch."""
@@ -74,8 +80,13 @@ class LayerPools(NamedTuple):
         v, rope = (None, second) if self.is_latent else (second, None)
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
 
-    def place(self, options: Options, named: Sequence[tuple[str, Any]] = ()) -> Place:
-        """Return where all arrays lie, those of the call included."""
+    def place(
+        self, options: Options, named: Sequence[tuple[str, Any]] = (), beside: Sequence[Any] = ()
+    ) -> Place:
+        """Return where all arrays lie, those of the call included; see ``place_of``.
+
+        Its stream waits for what is still on the way of the layer.
+        """
         if options.stream is None and are_numpy((self, named)):
             return HOST
         arrays = {
@@ -86,7 +97,14 @@ class LayerPools(NamedTuple):
             "cache_lengths": self.cache_lengths,
             **dict(named),
         }
-        return options.place(arrays)
+        place = options.place(arrays, *beside)
+        self.await_loads(place)
+        return place
+
+    def await_loads(self, place: Any) -> None:
+        """Let the stream of a GPU wait for what is still on the way of the layer."""
+        if self.loads is not None:
+            self.loads.wait(self.position, place.stream)
 
     def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
         if self.factors is not None and i < len(self.factors):
@@ -192,7 +210,7 @@ def _where_pool_is(pool: Any, factors: NDArray[np.float32]) -> Any:
     if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
         return factors
     place = place_of(None, {"pool": pool})
-    copied = place.from_host(factors)
+    copied = place.from_host(factors, "key_scales or value_scales")
     place.wait()
     return copied
 

@@ -24,8 +24,8 @@ _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 _PARAGRAPHS = {
     "stream": """\
 stream : stream, optional
-    Of the GPU that the arrays are on, of any library, or CUDA's handle; cupy's current stream
-    by default. None for arrays in host memory.
+    Of the GPU that the arrays are on, of any library, or CUDA's handle; by default the current
+    one of the library that the arrays are of. None for arrays in host memory.
 """,
     "threads": """\
 threads : int
@@ -55,9 +55,9 @@ class Options:
         self.threads = threads
         self.out = out
 
-    def place(self, arrays: dict[str, Any]) -> Place:
+    def place(self, arrays: dict[str, Any], *beside: Any) -> Place:
         """Return where all arrays of the call lie; see ``place_of``."""
-        return place_of(self.stream, arrays)
+        return place_of(self.stream, arrays, beside)
 
     def result(self, place: Place, given: Any, *fresh: Any) -> Any:
         """Return `out` as the caller has it, or the fresh arrays in the library of `given`."""

@@ -30,7 +30,7 @@ def _located(
 ) -> tuple[Place, list[NDArray[Any]], Any]:
     """Return where a pool lies, its arrays, and page ids as kernels take them."""
     parts = _parts(blocks)
-    place = options.place({"blocks": parts})
+    place = options.place({"blocks": parts}, ids)
     return place, parts, place.index_array(integer_array(name, ids, columns), name)
 
 
@@ -163,5 +163,4 @@ def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> 
     """
     options = Options(stream, threads)
     place, parts, wanted = _located(options, blocks, "ids", ids)
-    digests = [place.digest_pages(part, wanted, options.threads) for part in parts]
-    return digests[0] if len(digests) == 1 else place.combined_digests(*digests)
+    return place.digest_pages(parts, wanted, options.threads)

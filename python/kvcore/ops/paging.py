@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
-from kvcore.arrays import is_on_gpu
+from kvcore.arrays import is_on_gpu, is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
@@ -141,9 +141,9 @@ def gather(
         where they are uint32.
     dtype : {"float32", "float16", "bfloat16"}, optional
         Of the results. By default the pool's, and float32 where there are scales.
-    out : (array, array or None), optional
+    out : (array, array or None[, array]), optional
         Where K [tokens, heads, head_dim] and V go, axes but the last strided or not; in place of
-        `dtype`.
+        `dtype`. A third one takes the row offsets, uint32 [B + 1] in C order.
 
     Returns
     -------
@@ -177,9 +177,10 @@ def gather(
     """
     options = Options(stream, threads, out)
     pools = layer_pools(inputs, layer)
-    place = pools.place(options)
+    place = pools.place(options, beside=(lengths, out))
     taken = _lengths(pools, lengths)
-    offsets, total = place.row_offsets(taken, has_room=out is not None)
+    room = _room_for_offsets(place, out, len(taken))
+    offsets, total = place.row_offsets(taken, has_room=out is not None, out=room)
     targets = _targets(pools, place, total, dtype, out)
     parts = _parts(pools, ("out[0]", "out[1]"), targets)
     transfers = _transfers(pools, place, parts, None)
@@ -191,7 +192,24 @@ def gather(
     else:
         results = _pair(out, len(targets))
     ends = offsets[-1] if isinstance(offsets, tuple) else offsets
+    if room is not None:
+        place.copy_over(room, ends)
+        ends = out[2]
     return results[0], None if pools.is_latent else results[1], ends
+
+
+def _room_for_offsets(place: Place, out: Any, rows: int) -> Any:
+    """Return the array that a caller has for row offsets, None for none."""
+    if not isinstance(out, tuple) or len(out) < 3:
+        return None
+    array = array_at(place, out[2], "out[2]")
+    is_fit = array.shape == (rows + 1,) and array.dtype == np.uint32
+    if not is_fit or not (array.flags.c_contiguous and is_writable(array)):
+        raise ValueError(
+            f"out[2] has shape {array.shape} and dtype {array.dtype}, must be ({rows + 1},) and "
+            f"uint32, writable and in C order: the row offsets"
+        )
+    return array
 
 
 def _lengths(pools: LayerPools, given: Any) -> Any:
@@ -234,7 +252,7 @@ def _write(
     options: Options,
 ) -> None:
     parts = _sources(pools, k, v)
-    place = pools.place(options, parts)
+    place = pools.place(options, parts, (row_offsets, scale))
     offsets = offsets_at(place, row_offsets)
     transfers = _transfers(pools, place, parts, scale)
     table = pools.lookup_table
@@ -323,7 +341,7 @@ def _factors(place: Place, scale: Any, heads: int) -> Any:
     is_shaped = values.shape in ((), (1,), (heads,))
     if not is_shaped or not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"scale is {scale!r}, must be positive and finite, one or one per head")
-    return place.from_host(np.ascontiguousarray(np.broadcast_to(values, (heads,))))
+    return place.factors(values, heads, "scale")
 
 
 def _numbers(scale: Any) -> NDArray[np.float32]:
@@ -378,4 +396,4 @@ def _fresh(
     kind = np.dtype(np.float32) if has_scales or len(kinds) > 1 else parts[0].dtype
     width = sum(part.shape[3] for part in parts)
     wanted = kind if dtype is None else numpy_dtype(dtype)
-    return place.empty((total, parts[0].shape[2], width), wanted)
+    return place.empty((total, parts[0].shape[2], width), wanted, "the tokens")

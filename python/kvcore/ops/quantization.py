@@ -87,8 +87,8 @@ def quantize(
     """
     options = Options(stream, threads, out)
     given_x = any_array(x, "x")
-    place = options.place({"x": given_x})
-    source = place.contiguous(given_x)
+    place = options.place({"x": given_x}, out)
+    source = place.contiguous(given_x, "x")
     _typed("x", source, WIDE)
     narrow = _one_of("dtype", dtype, NARROW)
     given = (None, None) if out is None else pair_of("out", out)
@@ -145,8 +145,9 @@ def dequantize(
     """
     options = Options(stream, threads, out)
     given = any_array(values, "values"), any_array(scales, "scales")
-    place = options.place({"values": given[0], "scales": given[1]})
-    codes, factors = map(place.contiguous, given)
+    place = options.place({"values": given[0], "scales": given[1]}, out)
+    codes = place.contiguous(given[0], "values")
+    factors = place.contiguous(given[1], "scales")
     _typed("values", codes, NARROW)
     wide = _one_of("dtype", dtype, WIDE)
     _typed("scales", factors, ("float32",))
@@ -164,7 +165,7 @@ def dequantize(
 def _target(place: Place, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Return the array that a result goes to."""
     if given is None:
-        return place.empty(shape, numpy_dtype(dtype))
+        return place.empty(shape, numpy_dtype(dtype), "the values")
     array = array_at(place, given, name)
     _typed(name, array, (dtype,))
     if array.shape != shape or not (array.flags.c_contiguous and is_writable(array)):

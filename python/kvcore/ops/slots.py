@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
@@ -71,7 +72,7 @@ def build_slots(
     """
     pools = layer_pools(inputs, layer)
     slots = None if out is None else _writable(out, "out")
-    place = pools.place(Options(stream), [("out", slots)])
+    place = pools.place(Options(stream), [("out", slots)], [row_offsets])
     offsets = offsets_at(place, row_offsets)
     tables = pools.lookup_table, pools.cache_lengths
     built = place.build_slots(pools.pools[0], *tables, offsets, slots)
@@ -86,6 +87,7 @@ def append_slots(
     v: Any,
     slots: Any,
     *,
+    out: Any = None,
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
@@ -105,10 +107,12 @@ def append_slots(
     slots : int64 or int32 [n]
         From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` returns
         them. Negative ones are padding: their tokens are not written.
+    out : int32 array [1], optional
+        Where the number goes; for calls that are captured into a graph.
 
     Returns
     -------
-    int, or int32 [1] on the GPU that the pool is on
+    int, or int32 [1] on the GPU that the pool is on, or `out`
         Tokens that were skipped because their slots are not below pages * page_size.
 
     Raises
@@ -131,8 +135,11 @@ def append_slots(
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
     options = Options(stream, threads)
-    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:])])
-    return place.append_slots(pools.pools, any_array(slots, "slots"), tokens, options.threads)
+    count = None if out is None else _counter(out)
+    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:]), ("out", count)], [slots])
+    given = any_array(slots, "slots")
+    found = place.append_slots(pools.pools, given, tokens, count, options.threads)
+    return found if out is None else out
 
 
 @documents_options
@@ -174,10 +181,11 @@ def advance_lengths(
     before = any_array(lengths, "lengths")
     flags = None if active is None else any_array(active, "active")
     target = None if out is None else _writable(out, "out")
-    place = Options(stream).place({"lengths": before, "active": flags, "out": target})
+    named = {"lengths": before, "active": flags, "out": target}
+    place = Options(stream).place(named, row_offsets)
     offsets = offsets_at(place, row_offsets)
     if target is None:
-        target = place.empty(before.shape, before.dtype)
+        target = place.empty(before.shape, before.dtype, "the lengths")
     place.advance_lengths(before, offsets, flags, target)
     return target if out is None else out
 
@@ -186,6 +194,16 @@ def _writable(given: Any, name: str) -> Any:
     array = any_array(given, name)
     if not is_writable(array):
         raise ValueError(f"{name} is read-only, must be writable")
+    return array
+
+
+def _counter(given: Any) -> Any:
+    array = _writable(given, "out")
+    if array.shape != (1,) or array.dtype != np.int32:
+        raise ValueError(
+            f"out has shape {array.shape} and dtype {array.dtype}, must be int32 (1,): the number "
+            f"of tokens that were skipped"
+        )
     return array
 
 

@@ -70,7 +70,7 @@ def transfer(
     _check_dtypes(source, destination)
     layer_range = _layer_range(layers, source.layers)
     options = Options(stream, threads)
-    place = _common_place(source, destination, options)
+    place = _common_place(source, destination, options, source_ids, destination_ids)
     pairs = _pairs(place, source_ids, destination_ids)
     limit = min(integer("max_blocks", max_blocks, 0), 2**31 - 1)
     caches = _cache(source), _cache(destination)
@@ -114,7 +114,7 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
         raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
     tensors = tensors_of(pool)
     options = Options(stream, threads)
-    place = options.place({"blocks": [array for tensor in tensors for array in tensor]})
+    place = options.place({"blocks": [array for tensor in tensors for array in tensor]}, copies)
     wanted = place.index_array(integer_array("copies", copies, 3), "copies")
     place.copy_partial(tensors, wanted, options.threads)
 
@@ -127,14 +127,16 @@ def _cache(pool: PoolLayout) -> tuple[list[Tensor], bool]:
     return tensors_of(pool), pool.layout == PACKED
 
 
-def _common_place(source: PoolLayout, destination: PoolLayout, options: Options) -> Place:
+def _common_place(
+    source: PoolLayout, destination: PoolLayout, options: Options, *ids: Any
+) -> Place:
     """Return where both caches lie; one may be in pinned host memory, which a GPU reads as well."""
     named = {
         name: [array for tensor in tensors_of(pool) for array in tensor]
         for name, pool in (("source", source), ("destination", destination))
     }
     on_gpu = {n: given for n, given in named.items() if not isinstance(given[0], np.ndarray)}
-    place = options.place(on_gpu or named)
+    place = options.place(on_gpu or named, *ids)
     for name, given in named.items():
         if on_gpu and name not in on_gpu:
             _check_pinned(place, given, name)

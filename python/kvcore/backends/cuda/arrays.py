@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
 from kvcore.dtypes import numpy_dtype
 
-__all__ = ["device_array", "in_device_library_of", "over_memory", "read_only"]
+__all__ = [
+    "device_array",
+    "in_device_library_of",
+    "library_of",
+    "over_memory",
+    "own_array",
+    "read_only",
+]
 
 _NO_DLPACK = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes
 _BITS = {1: "uint8", 2: "uint16"}
@@ -63,7 +71,7 @@ def device_array(value: Any, name: str) -> Any:
     if hasattr(value, "__cuda_array_interface__"):
         return _of_interface(value, name)
     if is_on_gpu(value):
-        return driver.of_dlpack(value)
+        return _of_dlpack(value)
     raise TypeError(
         f"{name} is a {type(value).__name__} in host memory, must be an array on a GPU as the "
         f"others of the call are; copy it there"
@@ -101,13 +109,7 @@ def over_memory(
     KVCacheError
         cupy is not installed.
     """
-    library = cupy()
-    size = math.prod(shape) * dtype.itemsize
-    if strides is not None and size:
-        reach = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
-        size = sum(r for r in reach if r > 0) + dtype.itemsize
-    memory = library.cuda.UnownedMemory(address, size, owner, device)
-    return library.ndarray(shape, dtype, library.cuda.MemoryPointer(memory, 0), strides=strides)
+    return _made(cupy().ndarray, address, shape, dtype, device, owner, strides)
 
 
 def read_only(array: Any) -> Any:
@@ -122,7 +124,44 @@ def read_only(array: Any) -> Any:
     cupy.ndarray
         The same memory; views of it are read-only as well. cupy itself writes to it all the same.
     """
-    return array.view(_read_only_class())
+    return _marked(array, is_read_only=True)
+
+
+def own_array(array: Any) -> Any:
+    """See a cupy array as one that kvcore made, so that no library says where work on it runs.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+
+    Returns
+    -------
+    cupy.ndarray
+        The same memory; views of it are kvcore's as well.
+    """
+    return _marked(array, library="kvcore")
+
+
+def library_of(value: Any) -> str:
+    """Return the library whose current stream orders the work on an array.
+
+    Parameters
+    ----------
+    value : array
+        As a caller has it, or as ``device_array`` returns it.
+
+    Returns
+    -------
+    {"cupy", "torch", "kvcore", ""}
+        "" for what is not on a GPU; cupy also for libraries that have no current streams.
+    """
+    found = getattr(type(value), "library", None)
+    if found is not None:
+        return str(found)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "torch" if value.is_cuda else ""
+    return "cupy" if is_on_gpu(value) else ""
 
 
 def in_device_library_of(given: Any, result: Any) -> Any:
@@ -147,14 +186,39 @@ def in_device_library_of(given: Any, result: Any) -> Any:
 
 # ---- inside --------------------------------------------------------------------------------------
 
-_CLASSES: list[type] = []
+# What is known of an array is said by its class, so that views of it say the same.
+_MARKS = ("is_exchanged", "is_read_only", "library")
 
 
-def _read_only_class() -> type:
-    """Return a class of cupy arrays that the bindings take for read-only."""
-    if not _CLASSES:
-        _CLASSES.append(type("ReadOnlyArray", (cupy().ndarray,), {"is_read_only": True}))
-    return _CLASSES[0]
+@cache
+def _class_of(marks: tuple[tuple[str, Any], ...]) -> type:
+    return type("MarkedArray", (cupy().ndarray,), dict(marks))
+
+
+def _marked(array: Any, **marks: Any) -> Any:
+    """See a cupy array as one that has these marks beside those that it has."""
+    kind = type(array)
+    known = {name: getattr(kind, name) for name in _MARKS if hasattr(kind, name)}
+    return array.view(_class_of(tuple(sorted((known | marks).items()))))
+
+
+def _made(
+    kind: type,
+    address: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    device: int,
+    owner: object,
+    strides: tuple[int, ...] | None,
+) -> Any:
+    """Make an array of a class of cupy's."""
+    cuda = cupy().cuda
+    size = math.prod(shape) * dtype.itemsize
+    if strides is not None and size:
+        reach = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+        size = sum(r for r in reach if r > 0) + dtype.itemsize
+    memory = cuda.UnownedMemory(address, size, owner, device)
+    return kind(shape, dtype, cuda.MemoryPointer(memory, 0), strides=strides)
 
 
 def _dtype(name: str, text: str) -> np.dtype[Any]:
@@ -173,17 +237,23 @@ def _of_torch(value: Any, name: str) -> Any:
     dtype = _dtype(name, str(value.dtype).removeprefix("torch."))
     strides = tuple(step * dtype.itemsize for step in value.stride())
     address = _alive(value.data_ptr(), value.numel(), name)
-    return over_memory(address, tuple(value.shape), dtype, value.device.index, value, strides)
+    kind = _class_of((("library", "torch"),))
+    return _made(kind, address, tuple(value.shape), dtype, value.device.index, value, strides)
 
 
 def _of_jax(value: Any, name: str) -> Any:
     dtype = str(value.dtype)
     if dtype not in _NO_DLPACK:
-        return driver.of_dlpack(value)
+        return _of_dlpack(value)
     value.block_until_ready()
     address = _alive(value.unsafe_buffer_pointer(), value.size, name)
     device = kernels().device_of(address)
     return over_memory(address, value.shape, _dtype(name, dtype), device, value)
+
+
+def _of_dlpack(value: Any) -> Any:
+    """See an array of another library as cupy's, whose current stream is now behind its work."""
+    return _marked(driver.of_dlpack(value), is_exchanged=True)
 
 
 def _of_interface(value: Any, name: str) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.backends.cuda import driver
-from kvcore.backends.cuda.place import DevicePlace
+from kvcore.backends.cuda.place import ManagerPlace
 from kvcore.backends.cuda.pools import GpuPools
 from kvcore.backends.protocol import Shard
 from kvcore.backends.shards import tensors_of
@@ -32,7 +31,7 @@ class GpuCopier:
         self._pools = pools
 
     def run(self, copies: NDArray[np.int32]) -> None:
-        """Enqueue the copies on cupy's current stream of each device."""
+        """Enqueue the copies on the current stream of each device."""
         for replica in np.unique(copies[:, 0]):
             self._pools.enter(replica)
             wanted = copies[copies[:, 0] == replica, 1:].astype(np.int64, order="C")
@@ -44,7 +43,6 @@ class GpuCopier:
 def _copy(part: Any, copies: NDArray[np.int64]) -> None:
     """Copy within an array of a pool, or within K and V."""
     arrays = part if isinstance(part, tuple) else (part,)
-    device = arrays[0].data.device_id
-    place = DevicePlace(device, driver.current_stream(device))
+    place = ManagerPlace(arrays[0].data.device_id)
     cache = [tensor for array in arrays for tensor in tensors_of(array)]
     place.copy_partial(cache, place.index_array(copies, "copies"), threads=1)

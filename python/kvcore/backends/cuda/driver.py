@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of cupy beyond the shape of arrays: every call that needs a driver.
 
-Tests put an emulated driver in the place of these functions; nothing else of cupy's needs a GPU.
-Handles of streams are CUDA's, 0 for the legacy default stream.
+Nothing here makes cupy compile: its wheels bring no NVRTC. Whatever computes is a kernel of
+kvcore's. Handles of streams are CUDA's, 0 for the legacy default stream.
 """
 
 from __future__ import annotations
@@ -13,17 +13,7 @@ import numpy as np
 
 from kvcore.backends.cuda.availability import cupy
 
-__all__ = [
-    "combined_digests",
-    "contiguous",
-    "current",
-    "current_stream",
-    "empty",
-    "of_dlpack",
-    "page_pairs",
-    "row_offsets",
-    "zeros",
-]
+__all__ = ["current", "empty", "of_dlpack"]
 
 
 def current(device: int) -> Any:
@@ -31,11 +21,6 @@ def current(device: int) -> Any:
     library = cupy()
     with library.cuda.Device(device):
         return library.cuda.get_current_stream()
-
-
-def current_stream(device: int) -> int:
-    """Return the handle of cupy's current stream of a device."""
-    return int(current(device).ptr)
 
 
 class _Handle:
@@ -60,38 +45,6 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int
     """Take memory for an array out of cupy's pool, in a stream's order."""
     with cupy().cuda.Device(device), _on(device, stream):
         return cupy().empty(shape, dtype)
-
-
-def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int) -> Any:
-    """Take memory for an array of zeros."""
-    with cupy().cuda.Device(device), _on(device, stream):
-        return cupy().zeros(shape, dtype)
-
-
-def contiguous(array: Any, device: int, stream: int) -> Any:
-    """Return an array in C order, itself where it is."""
-    with cupy().cuda.Device(device), _on(device, stream):
-        return cupy().ascontiguousarray(array)
-
-
-def page_pairs(first: Any, second: Any, device: int, stream: int) -> Any:
-    """Return two arrays [n] as one [n, 2]."""
-    with cupy().cuda.Device(device), _on(device, stream):
-        return cupy().stack([first, second], axis=1)
-
-
-def row_offsets(lengths: Any, device: int, stream: int) -> Any:
-    """Return where each row begins and the last one ends, uint32 [B + 1]."""
-    with cupy().cuda.Device(device), _on(device, stream):
-        ends = cupy().zeros(len(lengths) + 1, np.uint32)
-        cupy().cumsum(lengths, dtype=np.uint32, out=ends[1:])
-        return ends
-
-
-def combined_digests(first: Any, second: Any, device: int, stream: int) -> Any:
-    """Return first + 3 * second of uint64 arrays."""
-    with cupy().cuda.Device(device), _on(device, stream):
-        return first + second * np.uint64(3)
 
 
 def of_dlpack(value: Any) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,17 @@ from kvcore.backends.cuda.pools import GpuPools
 from kvcore.backends.protocol import STORE, Shard
 from kvcore.backends.shards import arrays_of, tensors_of
 from kvcore.device import Device
+from kvcore.errors import KVCacheError
 
 __all__ = ["GpuMover"]
 
 # Smaller pieces are moved by a kernel: a copy call is published at 2.3 us, in which a PCIe 4 bus
 # moves about as many bytes. Not measured yet.
 _ENGINE_BYTES = 64 << 10
+
+# Thread blocks of that kernel, each of which has 16 KiB under way: more than a bus needs, and few
+# of the multiprocessors that the model runs on. Not measured yet.
+_MOST_BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,11 @@ class _Part:
     device: int
     pool: Any  # uint8 [pages, 1, 1, 1, 1, bytes], axes as of a pool
     host: Any  # uint8 [host pages, 1, 1, 1, 1, bytes], pinned
+    shape: tuple[int, int]  # K and V, places of layers
+
+    def by_layer(self) -> tuple[Any, Any]:
+        """Return host and pool as uint8 [pages, kv, places, 1, 1, bytes of a layer]."""
+        return _split(self.host, self.shape), _split(self.pool, self.shape)
 
 
 class _Lane:
@@ -41,6 +52,7 @@ class _Lane:
         self.device = device
         self.stream = kernels().Stream(device)
         self.done = kernels().Event(device)
+        self._synchronize = kernels().synchronize  # a last call may come when modules are gone
         kernels().record(self.done.ptr, device, self.stream.ptr)
 
     def wait(self, event: Any) -> None:
@@ -53,22 +65,33 @@ class _Lane:
         if size < _ENGINE_BYTES:
             self._copy_by_kernel(source, target, pairs)
             return
-        ends = (
+        ends = [
             array.data.ptr + ids.astype(np.uint64) * np.uint64(array.strides[0])
             for array, ids in ((target, pairs[:, 1]), (source, pairs[:, 0]))
-        )
-        sizes = np.full(len(pairs), size, np.int64)
-        kernels().copy_batch(*ends, sizes, self.device, self.stream.ptr)
+        ]
+        kernels().copy_batch(*_runs(ends[0], ends[1], size), self.device, self.stream.ptr)
 
     def _copy_by_kernel(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
+        self.copy_layer(source, target, self.indices(pairs), 0)
+
+    def indices(self, pairs: NDArray[np.int32]) -> Any:
+        """Return pairs of pages where kernels read them."""
         place = DevicePlace(self.device, self.stream.ptr)
-        wanted = place.index_array(pairs.astype(np.int64, order="C"), "pairs")
+        return place.index_array(pairs.astype(np.int64, order="C"), "pairs")
+
+    def copy_layer(self, source: Any, target: Any, pairs: Any, layer: int) -> None:
+        """Copy a layer's part of pages by a kernel."""
         caches = (tensors_of(source), False), (tensors_of(target), False)
-        place.transfer(*caches, wanted, layers=(0, 1), most_blocks=0, threads=1)
+        place = DevicePlace(self.device, self.stream.ptr)
+        place.transfer(*caches, pairs, layers=(layer, 1), most_blocks=_MOST_BLOCKS, threads=1)
 
     def finish(self) -> None:
         """Let `done` stand for the copies given so far."""
         kernels().record(self.done.ptr, self.device, self.stream.ptr)
+
+    def wait_for_all(self) -> None:
+        """Block until the copies given so far are done."""
+        self._synchronize(self.device, self.stream.ptr)
 
 
 class GpuMover:
@@ -83,7 +106,9 @@ class GpuMover:
     num_pages : int
         Host pages of each replica, at least 1.
     gpus : GpuPools
-        Knows the streams that use the pools.
+        Knows the streams that use the pools, and whether loads arrive layer by layer.
+    is_whole : bool
+        What is loaded arrives at once all the same.
 
     Raises
     ------
@@ -96,7 +121,8 @@ class GpuMover:
     -----
     ``run`` makes the host wait for nothing. A store reads the page after the work of the current
     stream, and whoever is handed the page later writes it after the store. A load writes after
-    everything that may still read the page, and the current stream goes on after the load.
+    everything that may still read the page, and the current stream goes on after the load: where
+    pages are loaded layer by layer, only what works on a layer waits for that one.
     """
 
     def __init__(
@@ -105,8 +131,12 @@ class GpuMover:
         devices: tuple[Device, ...],
         num_pages: int,
         gpus: GpuPools,
+        *,
+        is_whole: bool = False,
     ) -> None:
         self._gpus = gpus
+        self._by_layer = bool(gpus.loads) and not is_whole
+        self._lanes: list[_Lane] = []
         per_replica = len(devices) // len(shards)
         made = [
             _make_parts(replica, devices[i * per_replica :], num_pages)
@@ -117,7 +147,14 @@ class GpuMover:
         indices = sorted({each.index for each in devices})
         self._stores = {index: _Lane(index) for index in indices}
         self._loads = {index: _Lane(index) for index in indices}
+        self._lanes = [*self._stores.values(), *self._loads.values()]
         self._ready = {index: kernels().Event(index) for index in indices}
+
+    def __del__(self) -> None:
+        """Wait for copies of pinned memory, which would go before they are done."""
+        for lane in self._lanes:
+            with suppress(KVCacheError):  # of a device that is lost
+                lane.wait_for_all()
 
     def memory(self, replica: int) -> NDArray[np.uint8]:
         """Return the host pages of a replica, [num_pages, page_bytes], pinned."""
@@ -126,8 +163,8 @@ class GpuMover:
     def wait(self, replica: int) -> None:
         """Block until the copies of a replica's pages given so far are done."""
         for device in sorted({part.device for part in self._parts[replica]}):
-            for lane in (self._stores[device], self._loads[device]):
-                kernels().synchronize(device, lane.stream.ptr)
+            self._stores[device].wait_for_all()
+            self._loads[device].wait_for_all()
 
     def expect(self, replica: int, last: int) -> None:
         """Return at once: pinned memory is present."""
@@ -140,7 +177,7 @@ class GpuMover:
 
     def _behind_current(self, lane: _Lane, other: _Lane) -> int:
         """Put a lane behind the current stream and the other direction; return the stream."""
-        stream = self._gpus.orders[lane.device].enter()
+        stream = self._gpus.orders[lane.device].enter(by_layer=bool(self._gpus.loads))
         ready = self._ready[lane.device]
         kernels().record(ready.ptr, lane.device, stream)
         lane.wait(ready)
@@ -154,32 +191,60 @@ class GpuMover:
             for part in (each for each in parts if each.device == device):
                 lane.copy(part.pool, part.host, pages)
             lane.finish()
-            self._gpus.orders[device].put_after(lane.done.ptr, lane.done)
+            self._gpus.orders[device].put_after(lane.done.ptr)
 
     def _load(self, parts: list[_Part], pages: NDArray[np.int32]) -> None:
         for device in sorted({part.device for part in parts}):
             lane = self._loads[device]
             stream = self._behind_current(lane, self._stores[device])
-            for part in (each for each in parts if each.device == device):
+            own = [each for each in parts if each.device == device]
+            if self._by_layer:
+                self._load_by_layer(lane, own, pages[:, ::-1])
+                continue
+            for part in own:
                 lane.copy(part.host, part.pool, pages[:, ::-1])
             lane.finish()
             kernels().wait(lane.done.ptr, device, stream)
+
+    def _load_by_layer(self, lane: _Lane, parts: list[_Part], pairs: NDArray[np.int32]) -> None:
+        """Have nobody wait yet: whoever works on a layer does so then."""
+        wanted = lane.indices(pairs)
+        views = [part.by_layer() for part in parts]
+        for layer in range(parts[0].shape[1]):
+            for host, pool in views:
+                lane.copy_layer(host, pool, wanted, layer)
+            self._gpus.loads[lane.device].arrived(layer, lane.stream.ptr)
+        lane.finish()
+        self._gpus.orders[lane.device].put_after_loads(lane.done)
+
+
+def _runs(
+    targets: NDArray[np.uint64], sources: NDArray[np.uint64], size: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Join copies of `size` bytes where one goes on behind the other on both sides.
+
+    All pages of a side are of one allocation; what neighbours are of two is no run.
+    """
+    begins = np.ones(len(targets), bool)
+    begins[1:] = (np.diff(targets) != size) | (np.diff(sources) != size)
+    first = np.flatnonzero(begins)
+    return targets[first], sources[first], np.diff(first, append=len(targets)) * size
 
 
 def _make_parts(
     replica: list[Shard], devices: tuple[Device, ...], num_pages: int
 ) -> tuple[list[_Part], NDArray[np.uint8]]:
     """Lay the parts of a replica's pages out one behind the other in pinned memory; return both."""
-    pools: list[tuple[int, Any]] = []
+    pools: list[tuple[int, Any, tuple[int, int]]] = []
     for shard, device in zip(replica, devices, strict=False):
-        pools += [(device.index, _as_rows(array)) for array in arrays_of(shard)]
-    page_bytes = sum(pool.shape[-1] for _, pool in pools)
+        pools += [(device.index, _as_rows(each), each.shape[1:3]) for each in arrays_of(shard)]
+    page_bytes = sum(pool.shape[-1] for _, pool, _ in pools)
     memory = kernels().PinnedMemory(num_pages * page_bytes)
     parts = []
     address = memory.ptr
-    for index, pool in pools:
+    for index, pool, shape in pools:
         host = _rows(address, num_pages, page_bytes, pool.shape[-1], index, memory)
-        parts.append(_Part(index, pool, host))
+        parts.append(_Part(index, pool, host, shape))
         address += pool.shape[-1]
     pages = np.frombuffer(memory, np.uint8, num_pages * page_bytes)
     return parts, pages.reshape(num_pages, page_bytes)
@@ -194,6 +259,20 @@ def _as_rows(pool: Any) -> Any:
             f"bytes each, which a host tier needs; pass pools in C order"
         )
     return _rows(pool.data.ptr, len(pool), pool.strides[0], size, pool.data.device_id, pool)
+
+
+def _split(rows: Any, shape: tuple[int, int]) -> Any:
+    """See pages [n, 1, 1, 1, 1, bytes] as [n, kv, places, 1, 1, bytes of a layer]."""
+    kv, places = shape
+    size = rows.shape[-1] // (kv * places)
+    return over_memory(
+        rows.data.ptr,
+        (len(rows), kv, places, 1, 1, size),
+        rows.dtype,
+        rows.data.device_id,
+        rows,
+        (rows.strides[0], places * size, size, size, size, 1),
+    )
 
 
 def _rows(address: int, count: int, stride: int, size: int, device: int, owner: Any) -> Any:

@@ -6,11 +6,18 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.availability import kernels
-from kvcore.backends.cuda.streams import event_handle, stream_device, stream_handle
+from kvcore.backends.cuda.streams import (
+    CurrentStream,
+    event_handle,
+    manager_stream,
+    stream_device,
+    stream_handle,
+)
 
 __all__ = ["StreamOrder"]
+
+_LEGACY, _PER_THREAD = 0, 2  # handles of streams that every device has
 
 
 class StreamOrder:
@@ -32,28 +39,77 @@ class StreamOrder:
     def __init__(self, device: int) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._last: Any = None  # the stream entered last
+        self._last: tuple[CurrentStream, int] | None = None  # entered last, and by which thread
         self._turn = kernels().Event(device)
-        self._before: list[tuple[int, Any]] = []  # events nobody has waited for, and their owners
+        # A stream without work that is behind all events nobody has waited for yet: what is wrong
+        # with an event shows where it is given, and its owner may record it again or destroy it.
+        self._gate = kernels().Stream(device)
+        self._opens = kernels().Event(device)
+        self._is_open = True
+        self._loaded: Any = None  # the event of loads that no stream has waited for yet
 
-    def enter(self) -> int:
-        """Order the current stream behind everything that may use the pools; return its handle."""
-        stream = driver.current(self._device)
-        handle = int(stream.ptr)
+    def enter(self, *, by_layer: bool = False) -> int:
+        """Order the current stream behind everything that may use the pools; return its handle.
+
+        Not behind loads where it waits for each layer of them by itself.
+
+        Raises
+        ------
+        ValueError
+            The stream is captured into a graph.
+        """
+        stream = manager_stream(self._device)
+        handle = stream.handle
+        if kernels().is_capturing(self._device, handle):
+            raise ValueError(
+                f"the current stream of cuda:{self._device} is captured into a graph, which calls "
+                f"of a manager cannot be part of; call it before the capture"
+            )
+        thread = threading.get_ident()
         with self._lock:
-            if self._last is not None and self._last.ptr != handle:
-                kernels().record(self._turn.ptr, self._device, self._last.ptr)
+            before = self._handle_of_last(handle, thread)
+            if before is not None:
+                kernels().record(self._turn.ptr, self._device, before)
                 kernels().wait(self._turn.ptr, self._device, handle)
-            for event, _ in self._before:
-                kernels().wait(event, self._device, handle)
-            self._before.clear()
-            self._last = stream
+            if not self._is_open:
+                kernels().record(self._opens.ptr, self._device, self._gate.ptr)
+                kernels().wait(self._opens.ptr, self._device, handle)
+                self._is_open = True
+            if self._loaded is not None and not by_layer:
+                kernels().wait(self._loaded.ptr, self._device, handle)
+                self._loaded = None
+            self._last = stream, thread
         return handle
 
-    def put_after(self, event: int, owner: Any) -> None:
-        """Order every stream that enters from now on behind a recorded event, by its handle."""
+    def _handle_of_last(self, handle: int, thread: int) -> int | None:
+        """Return the stream to wait for: None where it is the one of that handle itself.
+
+        The handle of a thread's own stream means another stream in every thread. From another one
+        it has no name, but the legacy stream waits for it.
+        """
+        if self._last is None:
+            return None
+        last, owner = self._last
+        if last.handle == _PER_THREAD and owner != thread:
+            return _LEGACY
+        return None if last.handle == handle else last.handle
+
+    def put_after(self, event: int) -> None:
+        """Order every stream that enters from now on behind a recorded event, by its handle.
+
+        Raises
+        ------
+        KVCacheError
+            No event of this process.
+        """
         with self._lock:
-            self._before.append((event, owner))
+            kernels().wait(event, self._device, self._gate.ptr)
+            self._is_open = False
+
+    def put_after_loads(self, done: Any) -> None:
+        """Order every stream behind loads that enters later and does not wait by layer."""
+        with self._lock:
+            self._loaded = done
 
     def put_after_work(self, given: Any) -> None:
         """Do so with the event that is given, or with what a stream has to do now.
@@ -62,12 +118,22 @@ class StreamOrder:
         ------
         TypeError
             Neither a stream nor an event.
+        ValueError
+            A stream that is captured into a graph.
+        KVCacheError
+            A stream or event that the driver does not know.
         """
         handle = event_handle(given)
         if handle is not None:
-            return self.put_after(handle, given)
+            return self.put_after(handle)
         home = stream_device(given)
         device = self._device if home is None else home
+        stream = stream_handle(given, device)
+        if kernels().is_capturing(device, stream):
+            raise ValueError(
+                "after is a stream that is captured into a graph, whose work is not done before "
+                "it is launched; pass an event that is recorded behind the launch"
+            )
         event = kernels().Event(device)
-        kernels().record(event.ptr, device, stream_handle(given, device))
-        return self.put_after(event.ptr, event)
+        kernels().record(event.ptr, device, stream)
+        return self.put_after(event.ptr)

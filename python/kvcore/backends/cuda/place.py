@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import address_of
 from kvcore.backends.cuda import driver
-from kvcore.backends.cuda.arrays import in_device_library_of
+from kvcore.backends.cuda.arrays import in_device_library_of, library_of, own_array
 from kvcore.backends.cuda.availability import attention_kernels, kernels
 from kvcore.backends.cuda.pinned import is_pinned
-from kvcore.backends.cuda.streams import stream_handle
+from kvcore.backends.cuda.staging import staging_of
+from kvcore.backends.cuda.streams import current_stream, manager_stream, stream_handle
 from kvcore.backends.protocol import AttentionRequest, IndexRequest, Tensor
 
-__all__ = ["DevicePlace", "device_place"]
+__all__ = ["DevicePlace", "ManagerPlace", "device_place"]
 
 
 class DevicePlace:
@@ -53,6 +53,7 @@ class DevicePlace:
         """
         is_host = isinstance(array, np.ndarray)
         if not is_host and array.data.device_id == self.device:
+            self.take_over([array])
             return array
         found = "in host memory" if is_host else f"on cuda:{array.data.device_id}"
         raise ValueError(
@@ -63,7 +64,7 @@ class DevicePlace:
     def index_array(self, array: Any, name: str) -> Any:
         """Return an array of the device, or one of the host's together with a copy there."""
         is_host = isinstance(array, np.ndarray)
-        return (array, self.from_host(array)) if is_host else self.checked(array, name)
+        return (array, self.from_host(array, name)) if is_host else self.checked(array, name)
 
     def reaches(self, array: Any) -> bool:
         """Tell whether an array lies on the device, or in memory of ``pinned_zeros``."""
@@ -71,33 +72,55 @@ class DevicePlace:
             return is_pinned(array)
         return bool(array.data.device_id == self.device)
 
-    def from_host(self, array: NDArray[Any]) -> Any:
+    def from_host(self, array: NDArray[Any], name: str = "an array") -> Any:
         """Copy an array of the host's, which the caller may change right after."""
+        self._refuse_host(name)
         target = self.empty(array.shape, array.dtype)
-        self.copy_into(target, array)
+        self._send(target, array)
         return target
 
     def copy_into(self, target: Any, array: NDArray[Any]) -> None:
         """Copy an array of the host's, which may change right after, over one of the device."""
+        self._refuse_host("an array")
         if not target.flags.c_contiguous:
             raise ValueError("an array that is updated in place is strided, must be in C order")
-        source = np.ascontiguousarray(array)
-        address = source.__array_interface__["data"][0]
-        if source.nbytes:
-            kernels().copy(target.data.ptr, address, source.nbytes, self.device, self.stream)
+        self._send(target, array)
+
+    def _send(self, target: Any, array: NDArray[Any]) -> None:
+        if array.nbytes:
+            source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            staging_of(self.device).copy(target.data.ptr, source, self.stream)
+
+    def factors(self, values: NDArray[np.float32], heads: int, name: str) -> Any:
+        """Return scales of the host's, one or one for each head, as kernels take them.
+
+        One for all is an argument of the kernel.
+        """
+        if (values == values.reshape(-1)[0]).all():
+            return float(values.reshape(-1)[0])
+        return self.from_host(np.ascontiguousarray(np.broadcast_to(values, (heads,))), name)
+
+    def copy_over(self, target: Any, array: Any) -> None:
+        """Copy an array of the device over another one in C order, if it is not that one."""
+        if target is not array:
+            addresses = target.data.ptr, array.data.ptr
+            kernels().copy(*addresses, target.nbytes, self.device, self.stream)
 
     def copy_of(self, array: Any) -> Any:
         """Copy an array of the device."""
         if not array.flags.c_contiguous:
             return self.contiguous(array)
         target = self.empty(array.shape, array.dtype)
-        if target.nbytes:
-            addresses = target.data.ptr, array.data.ptr
-            kernels().copy(*addresses, target.nbytes, self.device, self.stream)
+        self.copy_over(target, array)
         return target
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+    def to_host(self, array: Any, name: str = "an array") -> NDArray[Any]:
         """Read an array back, waiting for the stream."""
+        if self._is_captured():
+            raise ValueError(
+                f"{name} on cuda:{self.device} is to be read back, while the stream is captured "
+                f"into a graph; pass it in host memory, or call outside of the capture"
+            )
         source = self.contiguous(array)
         target: NDArray[Any] = np.empty(source.shape, source.dtype)
         address = target.__array_interface__["data"][0]
@@ -106,54 +129,80 @@ class DevicePlace:
         self.wait()
         return target
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
         """Take memory out of cupy's pool."""
+        if self._is_captured():
+            raise ValueError(
+                f"{name} would be new memory, while the stream is captured into a graph, whose "
+                f"replays would write to memory that is somebody else's; pass out=, or call "
+                f"outside of the capture"
+            )
         return driver.empty(shape, dtype, self.device, self.stream)
 
-    def contiguous(self, array: Any) -> Any:
+    def _is_captured(self) -> bool:
+        return bool(kernels().is_capturing(self.device, self.stream))
+
+    def _refuse_host(self, name: str) -> None:
+        """Raise ValueError for an array of the host's where a graph would read a copy of it."""
+        if self._is_captured():
+            raise ValueError(
+                f"{name} is in host memory, while the stream is captured into a graph, whose "
+                f"replays would read a copy that is gone; pass it as an array on "
+                f"cuda:{self.device}"
+            )
+
+    def contiguous(self, array: Any, name: str = "an array") -> Any:
         """Return an array in C order, itself where it is."""
         if array.flags.c_contiguous:
             return array
-        return driver.contiguous(array, self.device, self.stream)
+        target = self.empty(array.shape, array.dtype, f"a copy of {name}, which is not in C order,")
+        kernels().copy_strided(array, target, self.device, self.stream)
+        return target
 
     def in_library_of(self, given: Any, result: Any) -> Any:
         """Return a fresh array as one of the library that another one is of."""
         return in_device_library_of(given, result)
 
-    def digest_pages(self, pool: Any, ids: Any, threads: int) -> Any:
-        """Return the digests of pages, uint64 [n]."""
+    def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
+        """Return the digests of pages, uint64 [n], those of the second pool three times."""
         count = len(ids[0] if isinstance(ids, tuple) else ids)
-        digests = self.empty((count,), np.dtype(np.uint64))
-        kernels().digest_pages(pool, ids, digests, *self.launch_args(threads))
+        digests = self.empty((count,), np.dtype(np.uint64), "the digests")
+        for pool, weight in zip(pools, (0, 3), strict=False):
+            kernels().digest_pages(pool, ids, digests, weight, *self.launch_args(threads))
         return digests
 
-    def combined_digests(self, first: Any, second: Any) -> Any:
-        """Return first + 3 * second, of uint64."""
-        return driver.combined_digests(first, second, self.device, self.stream)
-
-    def row_offsets(self, lengths: Any, *, has_room: bool) -> tuple[Any, int]:
+    def row_offsets(self, lengths: Any, *, has_room: bool, out: Any) -> tuple[Any, int]:
         """Return where each row begins and the last one ends, and how many tokens that is.
 
         Lengths of the host's give both; of others the sum is read back, with a wait, unless there
-        is room for the tokens already.
+        is room for the tokens already. A graph that is captured has them in `out`, other calls in
+        memory of their own: no call that fails later has written to `out`.
         """
         if isinstance(lengths, np.ndarray):
             offsets = np.zeros(len(lengths) + 1, np.uint32)
             np.cumsum(lengths, out=offsets[1:])
-            return (offsets, self.from_host(offsets)), int(offsets[-1])
-        self.checked(lengths, "lengths")
-        ends = driver.row_offsets(lengths, self.device, self.stream)
-        return ends, 0 if has_room else int(self.to_host(ends)[-1])
+            return (offsets, self.from_host(offsets, "lengths")), int(offsets[-1])
+        taken = self.contiguous(self.checked(lengths, "lengths"), "lengths")
+        ends = out
+        if ends is None or not self._is_captured():
+            ends = self.empty((len(taken) + 1,), np.dtype(np.uint32), "out[2], the row offsets,")
+        kernels().row_offsets(taken, ends, self.device, self.stream)
+        return ends, 0 if has_room else int(self.to_host(ends, "lengths")[-1])
 
     def page_pairs(self, sources: Any, destinations: Any) -> Any:
-        """Return int64 [n] twice as [n, 2], of the host with a copy."""
-        given = sources, destinations
-        if all(isinstance(ids, np.ndarray) for ids in given):
-            return self.index_array(np.stack(given, axis=1), "ids")
-        moved = [self.from_host(ids) if isinstance(ids, np.ndarray) else ids for ids in given]
-        first = self.checked(moved[0], "source_ids")
-        second = self.checked(moved[1], "destination_ids")
-        return driver.page_pairs(first, second, self.device, self.stream)
+        """Return int64 [n] twice as [n, 2] with a copy, or as two arrays where one is here."""
+        given = {"source_ids": sources, "destination_ids": destinations}
+        if all(isinstance(ids, np.ndarray) for ids in given.values()):
+            return self.index_array(np.stack([sources, destinations], axis=1), "ids")
+        for name, ids in given.items():
+            if ids.dtype != np.int64:
+                raise TypeError(f"{name} has dtype {ids.dtype}, must be int64 on a GPU")
+            if not isinstance(ids, np.ndarray):
+                self.checked(ids, name)
+        return [
+            self.from_host(ids, name) if isinstance(ids, np.ndarray) else self.contiguous(ids, name)
+            for name, ids in given.items()
+        ]
 
     def build_slots(self, pool: Any, table: Any, lengths: Any, offsets: Any, out: Any) -> Any:
         """Build the slots of a step."""
@@ -163,14 +212,15 @@ class DevicePlace:
                     "row_offsets are on a GPU and are not read back; pass out for the slots, or "
                     "row_offsets from the host"
                 )
-            out = self.empty((_last(offsets[0]),), np.dtype(np.int64))
+            out = self.empty((_last(offsets[0]),), np.dtype(np.int64), "the slots")
         kernels().build_slots(pool, table, lengths, offsets, out, *self.launch_args(1))
         return out
 
-    def append_slots(self, pools: Any, slots: Any, tokens: Any, threads: int) -> Any:
+    def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
         """Append by slots; return int32 [1], how many were beyond the pool."""
-        bad = driver.zeros((1,), np.dtype(np.int32), self.device, self.stream)
+        bad = self.empty((1,), np.dtype(np.int32), "the count") if out is None else out
         wanted = self.index_array(slots, "slots")
+        kernels().fill(bad.data.ptr, 0, bad.nbytes, self.device, self.stream)
         kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
         return bad
 
@@ -190,7 +240,7 @@ class DevicePlace:
 
     def copy_partial(self, cache: list[Tensor], copies: Any, threads: int) -> None:
         """Copy the first tokens of pages."""
-        kernels().copy_partial(self._with_tables(cache), copies, *self.launch_args(threads))
+        kernels().copy_partial(cache, copies, *self.launch_args(threads))
 
     def transfer(
         self,
@@ -202,21 +252,38 @@ class DevicePlace:
         threads: int,
     ) -> None:
         """Copy pages between caches, neither of which is packed as vLLM's."""
-        caches = self._with_tables(source[0]), self._with_tables(destination[0])
-        last = self.launch_args(threads)
-        kernels().transfer(*caches, pairs, *layers, most_blocks, *last)
+        caches = source[0], destination[0]
+        kernels().transfer(*caches, pairs, *layers, most_blocks, *self.launch_args(threads))
 
-    def _with_tables(self, cache: list[Tensor]) -> tuple[list[Tensor], list[Any]]:
-        """Return a cache with the addresses of its layers where kernels can read them."""
-        return cache, [self.from_host(_addresses(t)) if len(t) > 1 else None for t in cache]
+    def take_over(self, arrays: list[Any]) -> None:
+        """Put the stream behind cupy's current one where that is behind what DLPack handed over."""
+        if not any(getattr(type(array), "is_exchanged", False) for array in arrays):
+            return
+        current = driver.current(self.device).ptr
+        if current != self.stream and not self._is_captured():
+            event = kernels().Event(self.device)
+            kernels().record(event.ptr, self.device, current)
+            kernels().wait(event.ptr, self.device, self.stream)
 
     def wait(self) -> None:
         """Block the host until the stream's work is done."""
         kernels().synchronize(self.device, self.stream)
 
 
-def _addresses(tensor: Tensor) -> NDArray[np.uint64]:
-    return np.array([address_of(array) for array in tensor], np.uint64)
+class ManagerPlace(DevicePlace):
+    """A device and the stream that a manager's work runs on now; its arrays are of no library.
+
+    Parameters
+    ----------
+    device : int
+    """
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device, manager_stream(device).handle)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
+        """Take memory out of cupy's pool."""
+        return own_array(super().empty(shape, dtype, name))
 
 
 def _last(offsets: NDArray[np.uint32]) -> int:
@@ -224,13 +291,25 @@ def _last(offsets: NDArray[np.uint32]) -> int:
     return int(offsets[-1]) if offsets.ndim == 1 and offsets.size else 0
 
 
-def device_place(stream: Any, named: list[tuple[str, Any]]) -> DevicePlace:
+def device_place(
+    stream: Any, named: list[tuple[str, Any]], beside: tuple[Any, ...] = ()
+) -> DevicePlace:
     """Return the place of arrays of which one at least is on a GPU.
+
+    Parameters
+    ----------
+    stream : stream or None
+        None for the current one of the arrays' library.
+    named : list of (str, array)
+    beside : tuple
+        More of the call as the caller has it, arrays and tuples of them: of whatever library, and
+        anywhere.
 
     Raises
     ------
     ValueError
-        Arrays on several devices, or in host memory and on a GPU; a stream of another device.
+        Arrays on several devices, or in host memory and on a GPU; a stream of another device;
+        arrays of two libraries that have chosen different streams.
     """
     first, device = next(
         (name, array.data.device_id) for name, array in named if not isinstance(array, np.ndarray)
@@ -242,4 +321,17 @@ def device_place(stream: Any, named: list[tuple[str, Any]]) -> DevicePlace:
             raise ValueError(
                 f"{name} is {found}, must be on cuda:{device} as {first} is; copy it there"
             )
-    return DevicePlace(device, stream_handle(stream, device))
+    place = DevicePlace(device, _handle(stream, device, named, beside))
+    place.take_over([array for _, array in named])
+    return place
+
+
+def _handle(stream: Any, device: int, named: list[tuple[str, Any]], beside: tuple[Any, ...]) -> int:
+    """Return the handle of a stream, or of the current one of the arrays' library."""
+    if stream is not None:
+        return stream_handle(stream, device)
+    libraries = {library_of(array) for _, array in named}
+    for given in beside:
+        pair = given if isinstance(given, tuple) else (given,)
+        libraries.update(map(library_of, pair))
+    return current_stream(device, libraries - {""}).handle

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.backends.cuda import driver
+from kvcore.backends.cuda.arrays import own_array
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
+from kvcore.backends.cuda.layer_loads import LayerLoads
 from kvcore.backends.cuda.order import StreamOrder
 from kvcore.device import Device
+from kvcore.errors import KVCacheError
 
 __all__ = ["GpuPools", "make_gpu_pools"]
 
@@ -27,20 +31,39 @@ class GpuPools:
     devices : tuple of Device
         Of each shard, replica-major.
     shards_per_replica : int
+    places : int
+        Of layers in a page, where loads from the host tier arrive layer by layer; else 0.
+
+    Attributes
+    ----------
+    orders : dict of int to StreamOrder
+        Of each device.
+    loads : dict of int to LayerLoads
+        Likewise, where there are places.
 
     Notes
     -----
     Thread-safe. A fetch costs each device one copy of its table and lengths out of pinned memory,
-    on cupy's current stream of that device; the host waits for nothing. The device's arrays come
+    on the current stream of that device; the host waits for nothing. The device's arrays come
     out of cupy's memory pool, which uses memory again in the order of that stream.
     """
 
-    def __init__(self, devices: tuple[Device, ...], shards_per_replica: int) -> None:
+    def __init__(
+        self, devices: tuple[Device, ...], shards_per_replica: int, places: int = 0
+    ) -> None:
+        self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
+        self._synchronize = kernels().synchronize_event  # a last call may come when modules go
         self._devices = [each.index for each in devices]
         self._per_replica = shards_per_replica
         self.orders = {index: StreamOrder(index) for index in self._devices}
+        self.loads = {index: LayerLoads(index, places) for index in self._devices if places}
         self._lock = threading.Lock()
-        self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
+
+    def __del__(self) -> None:
+        """Wait for copies out of pinned memory, which would go before they are done."""
+        for event, *_ in self._in_flight:
+            with suppress(KVCacheError):  # of a device that is lost
+                self._synchronize(event.ptr)
 
     def pinned(self, entries: int) -> NDArray[np.uint32]:
         """Allocate uint32 [entries] of pinned memory, as an array that all views of it hold.
@@ -73,7 +96,7 @@ class GpuPools:
         uint32 [B], uint32 [B, columns]
         """
         device = self._devices[shard]
-        stream = self.orders[device].enter()
+        stream = self.orders[device].enter(by_layer=bool(self.loads))
         begin, middle = (each.__array_interface__["data"][0] for each in (lengths, table))
         size = middle - begin + max(0, len(table) - 1) * table.strides[0]
         size += table.shape[1] * _ENTRY if len(table) else 0
@@ -83,7 +106,12 @@ class GpuPools:
         rows = cupy().ndarray(
             table.shape, np.uint32, staged.data + (middle - begin), strides=table.strides
         )
-        return staged[: len(lengths)], rows
+        return own_array(staged[: len(lengths)]), own_array(rows)
+
+    def arriving(self, shard: int) -> LayerLoads | None:
+        """Return what the layers of a shard's pages wait for; None where all of them are there."""
+        loads = self.loads.get(self._devices[shard])
+        return loads if loads is not None and loads.is_pending else None
 
     def _copy(
         self, target: Any, source: int, size: int, device: int, stream: int, held: Any
@@ -115,10 +143,10 @@ class GpuPools:
             order.put_after_work(after)
 
 
-def make_gpu_pools(devices: tuple[Device, ...], shards_per_replica: int) -> GpuPools:
+def make_gpu_pools(devices: tuple[Device, ...], shards_per_replica: int, places: int) -> GpuPools:
     """Check that the driver shows the devices, all of which are GPUs."""
     count = require_devices()
     for device in devices:
         if device.index >= count:
             raise ValueError(f"device is {device}, the driver shows cuda:0 .. cuda:{count - 1}")
-    return GpuPools(devices, shards_per_replica)
+    return GpuPools(devices, shards_per_replica, places)

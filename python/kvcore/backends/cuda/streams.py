@@ -4,11 +4,98 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from kvcore.backends.cuda import driver
 
-__all__ = ["event_handle", "stream_device", "stream_handle"]
+__all__ = [
+    "CurrentStream",
+    "current_stream",
+    "event_handle",
+    "manager_stream",
+    "stream_device",
+    "stream_handle",
+]
+
+_DEFAULTS = (0, 1, 2)  # handles that every device has: the legacy ones, and the thread's
+
+
+class CurrentStream(NamedTuple):
+    """Hold the handle of a stream, and what keeps it alive."""
+
+    handle: int
+    owner: Any
+
+    @property
+    def is_chosen(self) -> bool:
+        """Tell whether somebody chose it: it is none that is there by default."""
+        return self.handle not in _DEFAULTS
+
+
+def current_stream(device: int, libraries: Iterable[str]) -> CurrentStream:
+    """Return the stream of a call that names none: the current one of its arrays' library.
+
+    Parameters
+    ----------
+    device : int
+    libraries : iterable of {"cupy", "torch", "kvcore"}
+        Of the call's arrays. Those that kvcore made are of all libraries.
+
+    Raises
+    ------
+    ValueError
+        Arrays of two libraries, which have chosen different streams.
+
+    Notes
+    -----
+    Of several libraries the one that has chosen a stream decides. Default streams are in order with
+    each other, so that the legacy one, which waits for the others, does for all.
+    """
+    named = set(libraries)
+    if named == {"kvcore"}:
+        return manager_stream(device)
+    found = _streams(device, _all_libraries() if "kvcore" in named else named)
+    chosen = {name: stream for name, stream in found.items() if stream.is_chosen}
+    if len({stream.handle for stream in chosen.values()}) > 1:
+        both = " and ".join(f"{stream.handle:#x} of {name}" for name, stream in chosen.items())
+        raise ValueError(
+            f"the arrays are of several libraries, whose current streams on cuda:{device} are "
+            f"{both}; pass stream= to say which one the call runs on"
+        )
+    return min((chosen or found).values(), key=lambda stream: stream.handle)
+
+
+def manager_stream(device: int) -> CurrentStream:
+    """Return the stream that a manager's work runs on: cupy's, or torch's if it alone chose one."""
+    found = _streams(device, _all_libraries())
+    mine = found["cupy"]
+    theirs = found.get("torch", mine)
+    return theirs if theirs.is_chosen and not mine.is_chosen else mine
+
+
+def _all_libraries() -> set[str]:
+    """Return the libraries that have current streams: torch if it was imported and uses GPUs."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return {"cupy"} if cuda is None or not cuda.is_initialized() else {"cupy", "torch"}
+
+
+def _streams(device: int, libraries: Iterable[str]) -> dict[str, CurrentStream]:
+    return {name: _CURRENT[name](device) for name in sorted(libraries)}
+
+
+def _of_cupy(device: int) -> CurrentStream:
+    stream = driver.current(device)
+    return CurrentStream(int(stream.ptr), stream)
+
+
+def _of_torch(device: int) -> CurrentStream:
+    stream = sys.modules["torch"].cuda.current_stream(device)
+    return CurrentStream(int(stream.cuda_stream), stream)
+
+
+_CURRENT = {"cupy": _of_cupy, "torch": _of_torch}
 
 
 def stream_handle(stream: Any, device: int) -> int:
@@ -35,7 +122,7 @@ def stream_handle(stream: Any, device: int) -> int:
         Something that is no stream.
     """
     if stream is None:
-        return driver.current_stream(device)
+        return _of_cupy(device).handle
     home = stream_device(stream)
     if home is not None and home != device:
         raise ValueError(

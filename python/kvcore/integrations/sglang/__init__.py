@@ -56,8 +56,11 @@ def make_cache(context: Any) -> Any:
             f"({error}); leave out --radix-cache-backend kvcore"
         ) from error
 
-    if __version__ not in SERVED_VERSIONS or context.disable_radix_cache:
+    if __version__ not in SERVED_VERSIONS:
         _log.warning("SGLang %s uses its own cache: kvcore serves %s", __version__, SERVED_VERSIONS)
+        return default_radix_cache_factory(context)
+    if context.disable_radix_cache:
+        _log.warning("--disable-radix-cache leaves kvcore nothing to do: no prefix is cached")
         return default_radix_cache_factory(context)
     from kvcore.integrations.sglang.served import cache_class
 

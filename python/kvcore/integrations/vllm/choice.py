@@ -66,7 +66,8 @@ def unserved(
         return "a model without groups of layers"
     if any(each.role is not KVCacheGroupRole.DEFAULT or each.host_resident for each in groups):
         return "HiSparse"
-    if kv_cache_config.prefix_cache_retention_interval is not None:
+    # 0, vLLM's default, keeps windows at ends of prompts alone: those that kvcore evicts last.
+    if kv_cache_config.prefix_cache_retention_interval:
         return "windows that are kept at intervals"
     reason = unserved_layers([group.kv_cache_spec for group in groups])
     if reason is not None:

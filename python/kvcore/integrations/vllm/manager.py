@@ -6,18 +6,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.request import RequestStatus
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
 from kvcore.integrations.vllm.layers import params_of
-from kvcore.integrations.vllm.pool import Kept, PageIds, Pool, Row, Rows
+from kvcore.integrations.vllm.pool import HitIds, Kept, PageIds, Pool, Row, Rows
 from kvcore.integrations.vllm.request import RequestContext
 
 RUNNING = RequestStatus.RUNNING
 #: Requests that may have pages at a time; each has one at least.
 MOST_REQUESTS = 1 << 16
 NEVER = 2**63 - 1
+NO_PAGES = np.empty(0, np.int32)
 
 
 class KVCoreManager(KVCacheManager):
@@ -32,7 +34,7 @@ class KVCoreManager(KVCacheManager):
         self._page_size = self._groups[0].block_size
         self._contexts: dict[str, RequestContext] = {}
         params = params_of([group.kv_cache_spec for group in self._groups], self.enable_caching)
-        self._has_windows = params.groups is not None
+        self.has_windows = params.groups is not None
         self._make_core(params, kv_cache_config.num_blocks)
         pool = Pool(self, self.coordinator.block_pool, kv_cache_config.num_blocks)
         self.block_pool = self.coordinator.block_pool = pool
@@ -61,11 +63,7 @@ class KVCoreManager(KVCacheManager):
     def _pages(self, context: RequestContext, group: int, first: int = 0) -> list[int]:
         """Return the ids of a request's pages in a group; windows have left those that are 0."""
         ids: list[int] = self.core.get_req_blocks(context.request_id, group, first=first)
-        return self._shown(ids)
-
-    def _shown(self, ids: list[int]) -> list[int]:
-        end = self.block_pool.num_gpu_blocks
-        return [page if page < end else 0 for page in ids] if self._has_windows else ids
+        return self.block_pool.shown(ids)
 
     def get_computed_blocks(
         self, request: Any, max_cache_hit_length: int | None = None
@@ -77,12 +75,12 @@ class KVCoreManager(KVCacheManager):
         pages, hit = self._match(self._context_of(request), length)
         if not hit:
             return self.empty_kv_cache_blocks, 0, 0
-        found = PageIds(self.block_pool, pages)
+        found = HitIds(self.block_pool, pages)
         if self.enable_kv_cache_events and request.kv_cache_report_mode == "full":
             self.coordinator.emit_cached_block_events(request, found.blocks)
         return found, hit, 0
 
-    def _match(self, context: RequestContext, length: int) -> tuple[tuple[list[int], ...], int]:
+    def _match(self, context: RequestContext, length: int) -> tuple[tuple[Any, ...], int]:
         context.read(length)
         hit, pages = self._find(context, length, 0)
         if hit and self.coordinator.drop_eagle_group_ids:
@@ -90,10 +88,10 @@ class KVCoreManager(KVCacheManager):
         rest = (self._find(context, hit, group)[1] for group in range(1, len(self._groups)))
         return (pages, *rest), hit
 
-    def _find(self, context: RequestContext, length: int, group: int) -> tuple[int, list[int]]:
+    def _find(self, context: RequestContext, length: int, group: int) -> tuple[int, Any]:
         if length < self._page_size:
-            return 0, []
-        hit, pages = self.core.match_prefix(
+            return 0, NO_PAGES
+        found: tuple[int, Any] = self.core.match_prefix(
             context.tokens[:length],
             context.extra_key,
             context.cache_salt,
@@ -101,16 +99,16 @@ class KVCoreManager(KVCacheManager):
             return_pages=True,
             bundle=group,
         )
-        return hit, self._shown(pages.tolist())
+        return found
 
     def _context_of(self, request: Any) -> RequestContext:
         context = self._contexts.get(request.request_id)
         if context is None or (context.request is not request and not context.num_pages):
-            publishes = self.enable_caching or self._has_windows
+            publishes = self.enable_caching or self.has_windows
             context = self._contexts[request.request_id] = RequestContext(
                 request,
                 publish_at=self._page_size if publishes else NEVER,
-                leaves_at=0 if self._has_windows else NEVER,
+                leaves_at=0 if self.has_windows else NEVER,
             )
         return context
 

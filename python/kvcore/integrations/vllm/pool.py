@@ -11,6 +11,7 @@ a pool of one block, with `Rows` for its tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
@@ -69,6 +70,18 @@ class PageIds(KVCacheBlocks):
         if allow_none and not any(self._ids):
             return None
         return self._ids if group_ids is None else tuple(self._ids[group] for group in group_ids)
+
+
+class HitIds(PageIds):
+    """Pages of a hit in each group, as arrays until somebody asks for them."""
+
+    def __init__(self, pool: Pool, arrays: tuple[Any, ...]) -> None:
+        self._pool = pool
+        self._arrays = arrays
+
+    @cached_property
+    def _ids(self) -> tuple[list[int], ...]:  # type: ignore[override]
+        return tuple(self._pool.shown(ids.tolist()) for ids in self._arrays)
 
 
 class Row(Sequence[KVCacheBlock]):
@@ -143,6 +156,11 @@ class Pool(BlockPool):
     def get_num_free_blocks(self) -> int:
         """Count the pages that a request could get; cached ones that nobody has are among them."""
         return int(self.manager.core.num_free_blocks)
+
+    def shown(self, ids: list[int]) -> list[int]:
+        """Return ids as vLLM writes them: block 0 where a window has left its page."""
+        end = self.num_gpu_blocks
+        return [page if page < end else 0 for page in ids] if self.manager.has_windows else ids
 
     def note_taken(self, ids: Iterable[int]) -> None:
         """Drop what was cached in pages that are somebody's now."""

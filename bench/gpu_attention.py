@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask what attention over pages on a GPU costs beside the bytes of K and V, torch and FlashInfer.
+
+The limit of decoding is the driver's copy of half the bytes of K and V, which reads and writes as
+many bytes as attention reads. torch has K and V that were gathered before, FlashInfer reads the
+same pages. Both are left out where they are not installed for GPUs.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+from importlib.util import find_spec
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpu_moves import Copies, numbers
+from gpu_timing import Call, gpu_us, library
+from harness import Row, make_row
+from kvcore import PagedBatch, ops
+
+_HEADS, _GROUP, _DIM = 8, 4, 128
+_POOL_BYTES = 1 << 30  # of K, and of V
+_BATCHES = ((1, 32_768, 1), (16, 8192, 1), (64, 2048, 1), (1, 8192, 2048))  # rows, cached, new
+
+
+class _Scene(NamedTuple):
+    """Batches of one shape over pools in which their pages lie scattered."""
+
+    batches: list[PagedBatch]
+    q: Any
+    offsets: Any
+    out: Any
+    tokens: int  # of K, of a round
+
+    @classmethod
+    def make(cls, rows: int, cached: int, new: int, page: int, rounds: int) -> _Scene:
+        cp = library()
+        pages = _POOL_BYTES // (page * _HEADS * _DIM * 2)
+        k, v = (numbers((pages, page, _HEADS, _DIM), "bfloat16") for _ in "kv")
+        columns = -(-(cached + new) // page)
+        order = np.random.default_rng(7).permutation(pages).astype(np.uint32)
+        count = min(rounds, pages // (rows * columns))
+        tables = cp.asarray(order[: count * rows * columns].reshape(count, rows, columns))
+        lengths = cp.full(rows, cached, cp.uint32)
+        q = numbers((rows * new, _HEADS * _GROUP, _DIM), "bfloat16")
+        offsets = cp.arange(rows + 1, dtype=cp.uint32) * cp.uint32(new)
+        batches = [PagedBatch(k, v, tables[i % count], lengths) for i in range(rounds)]
+        return cls(batches, q, offsets, cp.empty(q.shape, q.dtype), rows * (cached + new))
+
+    def calls(self) -> list[Call]:
+        return [
+            partial(ops.attention, batch, 0, self.q, self.offsets, out=self.out)
+            for batch in self.batches
+        ]
+
+
+def _torch_stream() -> Any:
+    """Return cupy's current stream as torch's."""
+    import torch
+
+    external: Any = torch.cuda.ExternalStream
+    return external(library().cuda.get_current_stream().ptr)
+
+
+def _torch(scene: _Scene, new: int) -> Call | None:
+    """Attend to K and V of the first batch that were gathered before."""
+    if find_spec("torch") is None:
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    batch, cp = scene.batches[0], library()
+    rows = len(batch.cache_lengths)
+    length = scene.tokens // rows
+    shape = scene.tokens, _HEADS, _DIM
+    gathered = tuple(cp.empty(shape, scene.q.dtype) for _ in "kv")
+    ops.gather(batch, 0, lengths=np.full(rows, length, np.uint32), out=gathered)
+
+    def tensor(array: Any, tokens: int) -> Any:
+        bits = torch.as_tensor(array.view(cp.int16), device="cuda").view(torch.bfloat16)
+        return bits.view(rows, tokens, -1, _DIM).transpose(1, 2)
+
+    q, (k, v) = tensor(scene.q, new), [tensor(each, length) for each in gathered]
+    mask = None
+    if new > 1:
+        behind = torch.arange(length - new, length, device="cuda")[:, None]
+        mask = torch.arange(length, device="cuda")[None] <= behind
+    stream = _torch_stream()
+    attend = partial(
+        torch.nn.functional.scaled_dot_product_attention, q, k, v, attn_mask=mask, enable_gqa=True
+    )
+
+    def call() -> None:
+        with torch.cuda.stream(stream):
+            attend()
+
+    return call
+
+
+def _flashinfer(scene: _Scene, page: int) -> Call | None:
+    """Decode the first batch's row, planned before, from the same pages."""
+    if find_spec("flashinfer") is None or find_spec("torch") is None:
+        return None
+    import flashinfer
+    import torch
+
+    batch, cp = scene.batches[0], library()
+
+    def tensor(array: Any) -> Any:
+        bits = array.view(cp.int16) if array.dtype.itemsize == 2 else array
+        seen = torch.as_tensor(bits, device="cuda")
+        return seen.view(torch.bfloat16) if array.dtype.itemsize == 2 else seen
+
+    workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+    indices = [tensor(each) for each in ops.page_indices(batch, scene.offsets)[:3]]
+    kinds = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+    wrapper.plan(*indices, _HEADS * _GROUP, _HEADS, _DIM, page, **kinds)
+    q, pools = tensor(scene.q), (tensor(batch.key_pool), tensor(batch.value_pool))
+    stream = _torch_stream()
+
+    def call() -> None:
+        with torch.cuda.stream(stream):
+            wrapper.run(q, pools)
+
+    return call
+
+
+def _rows_of(shape: tuple[int, int, int], page: int, copies: Copies, rounds: int) -> list[Row]:
+    rows, cached, new = shape
+    scene = _Scene.make(*shape, page, rounds)
+    kind = "decode" if new == 1 else "prefill"
+    key = f"gpu.attention.{kind}.{rows}x{cached}.{page}"
+    work = f"{kind}, {rows} x {cached:,} tokens behind {new} new ones, bf16, page {page}"
+    others = {"torch SDPA": _torch(scene, new)}
+    if new == 1:
+        size = scene.tokens * _HEADS * _DIM * 2  # K and V, halved
+        others = {"copy": copies.of(size, 0), "flashinfer": _flashinfer(scene, page)} | others
+    there = {name: call for name, call in others.items() if call is not None}
+    calls = [each for own in scene.calls() for each in (own, *there.values())]
+    spent = gpu_us(calls)
+    own, turns = spent[:: 1 + len(there)], 1 + len(there)
+    return [
+        make_row(
+            f"{key}.{name.split()[0]}",
+            f"{work}, beside {name}",
+            own,
+            limit=median(spent[1 + i :: turns]),
+            limit_name=name,
+        )
+        for i, name in enumerate(there)
+    ] or [make_row(key, work, own)]
+
+
+def measure(options: Namespace) -> list[Row]:
+    """Measure decoding and a chunk of a prompt."""
+    rounds = 3 if options.quick else 12
+    copies = Copies()
+    return [
+        row
+        for page in (16, 64)
+        for shape in _BATCHES
+        for row in _rows_of(shape, page, copies, rounds)
+    ]

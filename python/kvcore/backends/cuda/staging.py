@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of the host's on their way to a GPU, read before the call returns and without a wait."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.backends.cuda.availability import kernels
+from kvcore.errors import KVCacheError
+
+__all__ = ["staging_of"]
+
+# What the driver itself reads at once out of memory that is not pinned. For more of it the host
+# waits for the stream.
+_SHORT = 64 << 10
+
+_BUFFER = 1 << 20  # bytes
+_MOST_BUFFERS = 64
+
+
+class _Buffer:
+    """Hold pinned memory, and the event of the copy that reads it."""
+
+    def __init__(self, device: int) -> None:
+        self.owner = kernels().PinnedMemory(_BUFFER)
+        self.memory = np.frombuffer(self.owner, np.uint8)
+        self.event = kernels().Event(device)
+
+
+class Staging:
+    """Copy bytes of the host's to a device through pinned memory that is used again.
+
+    Parameters
+    ----------
+    device : int
+
+    Notes
+    -----
+    Thread-safe. What is read may change as soon as a call returns. The host waits where 64 MiB are
+    under way already.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._busy: deque[_Buffer] = deque()
+        self._synchronize = kernels().synchronize_event  # a last call may come when modules go
+
+    def __del__(self) -> None:
+        """Wait for copies of pinned memory, which would go before they are done."""
+        for buffer in self._busy:
+            with suppress(KVCacheError):  # of a device that is lost
+                self._synchronize(buffer.event.ptr)
+
+    def copy(self, address: int, source: NDArray[np.uint8], stream: int) -> None:
+        """Copy bytes to an address of the device, in the order of a stream."""
+        if source.nbytes <= _SHORT:
+            # A copy, because the driver would read pinned memory later.
+            self._enqueue(address, source.copy(), stream)
+            return
+        for begin in range(0, source.nbytes, _BUFFER):
+            piece = source[begin : begin + _BUFFER]
+            buffer = self._take()
+            try:
+                buffer.memory[: piece.nbytes] = piece
+                self._enqueue(address + begin, buffer.memory[: piece.nbytes], stream)
+                kernels().record(buffer.event.ptr, self._device, stream)
+            finally:
+                with self._lock:
+                    self._busy.append(buffer)
+
+    def _enqueue(self, address: int, source: NDArray[np.uint8], stream: int) -> None:
+        begin = source.__array_interface__["data"][0]
+        kernels().copy(address, begin, source.nbytes, self._device, stream)
+
+    def _take(self) -> _Buffer:
+        """Return a buffer that no copy reads."""
+        with self._lock:
+            for buffer in self._busy:
+                if kernels().query(buffer.event.ptr):
+                    self._busy.remove(buffer)
+                    return buffer
+            if len(self._busy) < _MOST_BUFFERS:
+                return _Buffer(self._device)
+            oldest = self._busy.popleft()
+        self._synchronize(oldest.event.ptr)
+        return oldest
+
+
+@cache
+def staging_of(device: int) -> Staging:
+    """Return the staging of a device, of which there is one."""
+    return Staging(device)

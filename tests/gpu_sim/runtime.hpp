@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the calls of the simulated runtime share: a thread's device, capture mode and last error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "machine.hpp"
+
+namespace gpu_sim {
+
+struct Thread {
+    int device = 0;
+    bool is_relaxed = false;  // its unsafe calls leave captures alone
+    Status last = kSuccess;
+};
+inline Thread& thread() {
+    static thread_local Thread of_this;
+    return of_this;
+}
+
+/// What `call` answers, as the thread's last error too. Under the machine's mutex.
+template <class Call>
+cudaError_t answer(const Call& call) {
+    const Lock lock(machine().mutex);
+    const Status status = call();
+    if (status != kSuccess && status != kNotReady) thread().last = status;
+    return static_cast<cudaError_t>(status);
+}
+
+/// The same of a call that no capture can hold.
+template <class Call>
+cudaError_t answer_outside(const Call& call) {
+    return answer([&] {
+        const Status status = machine().refuse_in_capture(thread().is_relaxed);
+        return status != kSuccess ? status : call();
+    });
+}
+
+}  // namespace gpu_sim

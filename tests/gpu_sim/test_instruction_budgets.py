@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many instructions of PTX the kernels take for the bytes that they move.
+
+A copy is as fast as memory only where a multiprocessor has issue slots to spare: each instruction
+that a warp runs for 512 bytes (16 of each lane) is one that other warps wait for. What is counted
+here are executed instructions, per 512 bytes that lanes load and store. Whoever makes a kernel
+dearer finds out; whoever makes one cheaper lowers its budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvcore import PagedBatch, ops
+from kvcore.dtypes import numpy_dtype
+from ptx_text import Runner, require_simulation, runner
+
+require_simulation()
+
+PAGES, PAGE, HEADS, DIM, TOKENS = 32, 16, 8, 128, 512
+SLACK = 1.1  # compilers differ
+
+
+@pytest.fixture
+def on() -> Iterator[Runner]:
+    with runner() as found:
+        yield found
+
+
+class Scene:
+    """A batch of one row that fills all pages but one, and what is read and written of it."""
+
+    def __init__(self, on: Runner, dtype: str) -> None:
+        self.machine = on.machine
+        self.dtype = dtype
+        rng = np.random.default_rng(0)
+        kind = numpy_dtype(dtype)
+        raw = rng.integers(0, 100, (PAGES + 1, PAGE, HEADS, DIM * kind.itemsize), np.uint8)
+        k_pool, v_pool = (self.machine.array(raw.view(kind)) for _ in range(2))
+        table = self.machine.array(rng.permutation(PAGES).astype(np.uint32)[None])
+        self.pool = k_pool
+        self.offsets = self.machine.array(np.array([0, TOKENS], np.uint32))
+        none, full = (self.machine.array(np.array([n], np.uint32)) for n in (0, TOKENS))
+        is_wide = dtype == "bfloat16"
+        scales: dict[str, Any] = {} if is_wide else {"key_scales": 0.5, "value_scales": 0.5}
+        self.scale: dict[str, Any] = {} if is_wide else {"scale": 0.5}
+        self.empty = PagedBatch(k_pool, v_pool, table, none)
+        self.batch = PagedBatch(k_pool, v_pool, table, full, **scales)
+        values = rng.normal(size=(TOKENS, HEADS, DIM)).astype(numpy_dtype("bfloat16"))
+        self.k, self.v = (self.machine.array(values) for _ in range(2))
+        self.ids = self.machine.array(np.arange(PAGES, dtype=np.int64))
+
+    def append(self) -> None:
+        ops.append(self.empty, 0, self.k, self.v, self.offsets, **self.scale)
+
+    def gather(self) -> None:
+        ops.gather(self.batch, 0, out=(self.k, self.v))
+
+    def copy_pages(self) -> None:
+        pairs = np.array([[i, i + 1] for i in range(0, PAGES, 2)])
+        ops.copy_pages(self.pool, pairs)
+
+    def zero_pages(self) -> None:
+        ops.zero_pages(self.pool, self.ids)
+
+    def checksum(self) -> None:
+        ops.checksum(self.pool, self.ids)
+
+    def append_slots(self) -> None:
+        slots = self.machine.array(np.random.default_rng(1).permutation(TOKENS))
+        ops.append_slots(self.batch, 0, self.k, self.v, slots)
+
+    def quantize(self) -> None:
+        ops.quantize(self.k, self.dtype, granularity="head")
+
+    def merge(self) -> None:
+        lse = self.machine.array(np.zeros((TOKENS, HEADS), np.float32))
+        ops.merge_states(self.k, lse, self.v, lse)
+
+
+#: Of which dtype the pools are, what is done, and instructions of a warp for 512 bytes.
+BUDGETS: dict[str, tuple[str, Callable[[Scene], None], float]] = {
+    "whole pages": ("bfloat16", Scene.copy_pages, 22),
+    "zeros": ("bfloat16", Scene.zero_pages, 44),
+    "digests": ("bfloat16", Scene.checksum, 40),
+    "slots": ("bfloat16", Scene.append_slots, 23),
+    "append": ("bfloat16", Scene.append, 26),
+    "gather": ("bfloat16", Scene.gather, 27),
+    "append to e4m3": ("float8_e4m3fn", Scene.append, 64),
+    "append to int8": ("int8", Scene.append, 111),
+    "gather from e4m3": ("float8_e4m3fn", Scene.gather, 183),
+    "gather from int8": ("int8", Scene.gather, 136),
+    "quantize to e4m3": ("float8_e4m3fn", Scene.quantize, 70),
+    "quantize to int8": ("int8", Scene.quantize, 126),
+    "merge": ("bfloat16", Scene.merge, 73),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_kernels_keep_their_budgets(on: Runner, name: str) -> None:
+    dtype, work, budget = BUDGETS[name]
+    scene = Scene(on, dtype)
+    on.machine.host(scene.k)
+    on.simulation.counts()
+    work(scene)
+    on.machine.host(scene.k)
+    all_counts = on.simulation.counts()
+    most = max(all_counts.values(), key=lambda of: of["instructions"])
+    found = 512 * most["instructions"] / (most["loaded"] + most["stored"])
+    assert found <= budget * SLACK, f"{found:.1f} instructions for 512 bytes, {all_counts}"
