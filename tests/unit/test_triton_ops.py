@@ -13,6 +13,7 @@ import pytest
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import Scene
 from cuda_machine import Machine, emulated, require_emulation
+from fake_torch import FakeTorch
 from kvcore import (
     KVCacheError,
     KVCacheParams,
@@ -316,3 +317,49 @@ def test_shared_prefixes_of_a_batch_on_a_device(machine: Machine, offsets_from: 
     scratch = machine.memory((needed - 1,), np.float32, 1)
     with pytest.raises(ValueError, match=f"scratch has {needed - 1} elements, must have {needed}"):
         ops.cascade_attention(batch, 0, q, offsets, scene.groups(), splits=2, scratch=scratch)
+
+
+# ---- streams and graphs --------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(3))
+def test_the_current_stream_of_the_queries_library_counts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Queries of a torch model over pools of cupy's, as those of managers are."""
+    torch = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    scene = Scene(cached=[6], new=[2], page=3, heads=1)
+    batch, q = on_device(machine, scene)
+    late = machine.memory(q.shape, q.dtype, 1)
+    machine.view(late)[...] = np.nan
+    machine.in_any_order(seed)
+    torch.streams[1] = machine.kernels.Stream(1)
+    fresh = machine.array(np.ascontiguousarray(scene.q), 1)
+    handle = torch.streams[1].ptr
+    machine.kernels.copy(late.data.ptr, fresh.data.ptr, fresh.nbytes, 1, handle)
+    o = ops.attention(batch, 0, torch.Tensor(late), machine.array(scene.offsets, 1))
+    assert isinstance(o, torch.Tensor)
+    assert_close(machine.host(o.array), scene.expected()[0], "float32")
+
+
+def test_what_a_graph_cannot_hold_is_refused_by_name(machine: Machine) -> None:
+    scene = Scene(cached=[6], new=[2], page=3, heads=1, shared=[([0], 2)])
+    batch, q = on_device(machine, scene)
+    offsets = machine.array(scene.offsets, 1)
+    out = machine.memory(q.shape, np.float32, 1)
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("the result", {}),
+        ("scratch", {"out": out, "splits": 2}),
+        ("the array of logarithms", {"out": out, "return_lse": True}),
+    ]
+    stream = machine.kernels.Stream(1)
+    emulation = machine.kernels.emulation
+    emulation.begin_capture(1, stream.ptr)
+    for name, asked in refused:
+        with pytest.raises(ValueError, match=f"^{name} would be new memory, while the stream is"):
+            ops.attention(batch, 0, q, offsets, stream=stream, **asked)
+    with pytest.raises(ValueError, match="row_offsets is in host memory, while the stream is"):
+        ops.attention(batch, 0, q, scene.offsets, stream=stream, out=out)
+    sinks = np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match="sinks is in host memory, while the stream is"):
+        ops.attention(batch, 0, q, offsets, stream=stream, out=out, sinks=sinks)
+    emulation.end_capture(1, stream.ptr)

@@ -321,7 +321,7 @@ def _attend(
     options: Options,
 ) -> Any:
     pools = layer_pools(inputs, layer)
-    place = pools.place(options)
+    place = pools.place(options, beside=(q, row_offsets, rule.sinks, options.out, wanted.scratch))
     see = host_array if place is HOST else partial(array_at, place)
     sinks = None if rule.sinks is None else _small(place, rule.sinks, "sinks")
     request = AttentionRequest(

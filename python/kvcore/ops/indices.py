@@ -96,7 +96,7 @@ def page_indices(
     pools = layer_pools(inputs, layer)
     key = pools.pools[0]
     options = Options(stream, out=out)
-    place = pools.place(options)
+    place = pools.place(options, beside=(row_offsets, out))
     table, lengths = pools.lookup_table, pools.cache_lengths
     _check(table, lengths)
     offsets = offsets_at(place, row_offsets)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvcore.backends.cuda.attention.tiles import load_scales, load_tile, row_of_program
+from kvcore.backends.cuda.attention.tiles import load_tile, row_of_program, scaled
 
 __all__ = ["attend"]
 
@@ -250,8 +250,7 @@ def attend(
         s_at = _offset(k_scale_strides, page, in_page, head)
         keys = load_tile(k, k_at, has, k_scales, s_at, k_kind, dtype, 0, dim, block_dim, k_group)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        if k_scales is not None and k_group == 0:
-            scores = scores * load_scales(k_scales, s_at, has)[None, :]
+        scores = scaled(scores, k_scales, s_at, has, k_group)
         if rest_dim > 0:
             if rest is None:
                 more = load_tile(
@@ -287,8 +286,7 @@ def attend(
             low + i * block_n, low + (i + 1) * block_n, oldest, newest, window, chunk, causal
         ):
             values, weights = _kept_apart(values, weights, seen)
-        if v_scales is not None and v_group == 0:
-            weights = weights * load_scales(v_scales, t_at, has)[None, :]
+        weights = scaled(weights, v_scales, t_at, has, v_group)
         acc = tl.dot(weights.to(dtype), values, acc, input_precision="ieee")
 
     if sinks is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["load_scales", "load_tile", "row_of_program"]
+__all__ = ["load_tile", "row_of_program", "scaled"]
 
 
 @triton.jit
@@ -91,6 +91,8 @@ def load_tile(
 
 
 @triton.jit
-def load_scales(scales, scale_at, has):
-    """Load the scale of each token, [tokens]."""
-    return tl.load(scales + scale_at, mask=has, other=0.0)
+def scaled(numbers, scales, scale_at, has, group: tl.constexpr):
+    """Multiply numbers [queries, tokens] by the scale of each token, where those have one."""
+    if scales is not None and group == 0:
+        numbers = numbers * tl.load(scales + scale_at, mask=has, other=0.0)[None, :]
+    return numbers

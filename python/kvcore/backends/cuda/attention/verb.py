@@ -36,8 +36,8 @@ def run(place: Place, request: AttentionRequest) -> tuple[Any, Any]:
     plan = _planned(call, request, place)
     scratch = _scratch(call, plan, request, place)
     shape = *call.q.shape[:2], call.v_dim
-    out = place.empty(shape, call.q.dtype) if given_out is None else given_out
-    lse = place.empty(shape[:2], _FLOAT32) if has_lse else None
+    out = place.empty(shape, call.q.dtype, "the result") if given_out is None else given_out
+    lse = place.empty(shape[:2], _FLOAT32, "the array of logarithms") if has_lse else None
     attend(call, plan, out, lse, scratch, place)
     return out, lse
 
@@ -54,14 +54,14 @@ def _stacked(call: Call, request: AttentionRequest, place: Place) -> Call:
     if not groups or not is_plain or not isinstance(offsets, tuple):
         return call
     stack = make_stack(groups, offsets[0])
-    return call._replace(stack=(stack, place.from_host(stack.numbers)))
+    return call._replace(stack=(stack, place.from_host(stack.numbers, "shared")))
 
 
 def _sinks(place: Place, given: Any) -> Any:
     """Return sinks that lie on the device; the host's are copied."""
     if not isinstance(given, np.ndarray) or place.reaches(given):
         return given
-    return place.from_host(given)
+    return place.from_host(given, "sinks")
 
 
 def _planned(call: Call, request: AttentionRequest, place: Place) -> Plan:
@@ -80,4 +80,4 @@ def _scratch(call: Call, plan: Plan, request: AttentionRequest, place: Place) ->
     needed = scratch_elements(call.sizes, plan.grid[2], is_stacked=call.stack is not None)
     if request.scratch is not None:
         return checked_scratch(request.scratch, needed)
-    return place.empty((needed,), _FLOAT32) if needed else None
+    return place.empty((needed,), _FLOAT32, "scratch") if needed else None
