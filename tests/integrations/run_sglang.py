@@ -62,6 +62,11 @@ def scenes(seeds: int) -> Iterator[Any]:
                 for policy in ("lru", "lfu", "slru", "fifo", "priority"):
                     yield Scene(**small, policy=policy, eagle=eagle, ruled=False)
                 yield Scene(**small, names=True, events=True, eagle=eagle, ruled=False)
+                yield Scene(page=page, eagle=eagle, windows=True, slots=4096 * page, seed=seed)
+                for policy in ("lru", "slru", "priority"):
+                    yield Scene(
+                        **small, policy=policy, eagle=eagle, windows=True, names=True, ruled=False
+                    )
 
 
 def random_calls(seeds: int, steps: int) -> Iterator[tuple[str, Callable[[], None]]]:

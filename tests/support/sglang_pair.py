@@ -20,9 +20,11 @@ from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToK
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
+from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
-from kvcore.integrations.sglang.cache import KVCoreRadixCache
+from kvcore.integrations.sglang.cache import KVCoreRadixCache, KVCoreWindowCache
+from sglang_rules import RulesOut, WindowRulesOut
 
 CONTEXT = 256
 ROWS = 16
@@ -49,28 +51,6 @@ def page_hashes(key: Any, prior: bytes | None, page_size: int) -> list[str]:
 
 
 utils.get_native_hash = page_hashes
-
-
-def _touch(node: Any, time: float) -> None:
-    node.touched_before = getattr(node, "touched_last", time)
-    node.touched_last = time
-
-
-TreeNode.last_access_time = property(lambda node: node.touched_last, _touch)
-
-
-class RulesOut(RadixCache):  # type: ignore[misc]
-    """SGLang's tree without two of its rules, which are quirks of how it cuts a node in two.
-
-    A match that ends inside a node is a use of all of that node, and what is cut off it in front
-    counts as cached just now.
-    """
-
-    def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
-        head = super()._split_node(key, child, split_len)
-        child.last_access_time = child.touched_before
-        head.creation_time = child.creation_time
-        return head
 
 
 @dataclass
@@ -237,11 +217,12 @@ class Scene:
     events: bool = False
     slots: int = 192
     ruled: bool = True  # SGLang with all of its rules
+    windows: bool = False  # in all layers of the model
     seed: int = 0
 
     def __str__(self) -> str:
         words = [f"page {self.page}", self.policy]
-        words += [w for w in ("eagle", "names", "events", "ruled") if getattr(self, w)]
+        words += [w for w in ("eagle", "names", "events", "ruled", "windows") if getattr(self, w)]
         return " ".join([*words, f"seed {self.seed}"])
 
 
@@ -256,8 +237,13 @@ class Pair:
         }
         self.scene, self.rng = scene, random.Random(str(scene))
         slots = scene.slots // scene.page * scene.page
-        self.theirs = Side(RadixCache if scene.ruled else RulesOut, scene.page, slots, **options)
-        self.ours = Side(KVCoreRadixCache, scene.page, slots, **options)
+        theirs, ours = (RadixCache if scene.ruled else RulesOut), KVCoreRadixCache
+        if scene.windows:
+            theirs, ours = (PureSWARadixCache if scene.ruled else WindowRulesOut), KVCoreWindowCache
+            options["sliding_window_size"] = 8
+        self.theirs, self.ours = (
+            Side(each, scene.page, slots, **options) for each in (theirs, ours)
+        )
         self.computed: dict[str, int] = {}
         self.names: dict[str, Any] = {}
         self.said: list[str] = []
@@ -321,6 +307,9 @@ class Pair:
             return
         self.both("grow", rid, end)
         self.computed[rid] = end
+        if self.scene.windows and done < len(self.theirs.requests[rid].origin_input_ids):
+            for side in (self.theirs, self.ours):  # behind its prompt windows slide
+                side.requests[rid].kv.swa_evict_floor = end
         if self.rng.random() < 0.5:
             self.both("checkpoint", rid, end)
 

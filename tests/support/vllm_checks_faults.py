@@ -12,13 +12,21 @@ from typing import Any
 import pytest
 import torch
 from tests.v1.core.utils import create_requests  # type: ignore[import-not-found]
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import RequestStatus
 
 from kvcore.integrations.vllm.manager import KVCoreManager
 
-BLOCKS = 24
-VERBS = ("claim", "reserve", "plan", "match_prefix", "get_req_blocks", "step")
+BLOCKS = {False: 24, True: 42}  # without and with windows: too few for all requests
+VERBS = ("claim", "reserve", "plan", "match_prefix", "get_req_blocks", "step", "leave_windows")
+CALLS = {False: 62, True: 117}  # of `VERBS`, by `serve`
+NEVER = 1 << 30
 
 
 class Faulty:
@@ -26,31 +34,41 @@ class Faulty:
 
     def __init__(self, core: Any, fails_at: int, *, late: bool) -> None:
         self._core = core
-        self._left = fails_at
+        self.left = fails_at
+        self.called: set[str] = set()
         self._late = late
 
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._core, name)
-        return self._counted(verb) if name in VERBS and self._left >= 0 else verb
+        return self._counted(name, verb) if name in VERBS and self.left >= 0 else verb
 
-    def _counted(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._left -= 1
-            if self._left == 0 and not self._late:
+            self.left -= 1
+            self.called.add(name)
+            if self.left == 0 and not self._late:
                 raise MemoryError("injected")
             answer = verb(*args, **kwargs)
-            if self._left == 0:
+            if self.left == 0:
                 raise MemoryError("injected")
             return answer
 
         return call
 
 
-def make_manager() -> KVCoreManager:
-    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    config = KVCacheConfig(
-        num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-    )
+def make_manager(*, windows: bool = False) -> KVCoreManager:
+    shape: dict[str, Any] = {
+        "block_size": 16,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
+    specs: list[Any] = [FullAttentionSpec(**shape)]
+    if windows:
+        specs.append(SlidingWindowSpec(**shape, sliding_window=20))
+        specs.append(ChunkedLocalAttentionSpec(**shape, attention_chunk_size=32))
+    groups = [KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(specs)]
+    config = KVCacheConfig(num_blocks=BLOCKS[windows], kv_cache_tensors=[], kv_cache_groups=groups)
     return KVCoreManager(
         config, max_model_len=512, scheduler_block_size=16, hash_block_size=16, log_stats=True,
         enable_kv_cache_events=True,
@@ -60,13 +78,13 @@ def make_manager() -> KVCoreManager:
 def serve(manager: KVCoreManager, requests: list[Any]) -> None:
     """Prefill in two chunks, decode, load from elsewhere, run out of pages."""
     for index, request in enumerate(requests):
-        found, hit, _ = manager.get_computed_blocks(request)
+        found, hit, _ = manager.get_computed_blocks(request, 32 if index % 2 else None)
         loads = 16 if index % 2 and hit + 16 < request.num_tokens else 0
         new = min(20, request.num_tokens - hit - loads)
         taken = manager.allocate_slots(
             request, new, hit, found, num_lookahead_tokens=3, full_sequence_must_fit=index > 1,
             num_external_computed_tokens=loads, delay_cache_blocks=bool(loads),
-            reserved_blocks=loads // 8,
+            reserved_blocks=index % 2,
         )  # fmt: skip
         if taken is None:
             continue
@@ -78,26 +96,36 @@ def serve(manager: KVCoreManager, requests: list[Any]) -> None:
             if manager.allocate_slots(request, 1) is None:
                 break
             request.num_computed_tokens += 1
+        manager.remove_skipped_blocks(request.request_id, request.num_computed_tokens)
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("fails_at", range(1, 40))
-def test_a_call_that_fails_leaks_no_page(fails_at: int, late: bool) -> None:
-    manager = make_manager()
+@pytest.mark.parametrize(
+    ("windows", "fails_at"), [(w, n) for w in (False, True) for n in range(1, CALLS[w] + 1)]
+)
+def test_a_call_that_fails_leaks_no_page(windows: bool, fails_at: int, late: bool) -> None:
+    manager = make_manager(windows=windows)
     core = manager.core
     requests = create_requests(num_requests=6, num_tokens=70, same_prompt=True)
     manager.core = Faulty(core, fails_at, late=late)
-    try:
+    with pytest.raises(MemoryError, match="injected"):
         serve(manager, requests)
-    except MemoryError as error:
-        assert str(error) == "injected"
     manager.core = core
     core.check_integrity()
     for request in requests:
         manager.free(request)
     core.check_integrity()
-    assert manager.block_pool.get_num_free_blocks() == BLOCKS - 1
+    assert manager.block_pool.get_num_free_blocks() == BLOCKS[windows] - 1
     assert manager.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_every_call_of_the_core_is_made_to_fail(windows: bool) -> None:
+    manager = make_manager(windows=windows)
+    manager.core = counting = Faulty(manager.core, NEVER, late=False)
+    serve(manager, create_requests(num_requests=6, num_tokens=70, same_prompt=True))
+    assert NEVER - counting.left == CALLS[windows]
+    assert counting.called >= {*VERBS} - (set() if windows else {"leave_windows"})
 
 
 def test_a_new_request_whose_allocation_fails_holds_nothing() -> None:
@@ -112,4 +140,4 @@ def test_a_new_request_whose_allocation_fails_holds_nothing() -> None:
         if fails_at > 2:  # after the reservation the pages are the request's, and go with the call
             assert not manager.get_block_ids(request.request_id)[0]
         manager.free(request)
-        assert manager.block_pool.get_num_free_blocks() == BLOCKS - 1
+        assert manager.block_pool.get_num_free_blocks() == BLOCKS[False] - 1

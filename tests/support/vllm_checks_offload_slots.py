@@ -178,3 +178,63 @@ def wait_until(manager: Any, step: ScheduleEndContext, is_so: Any) -> None:
             return
         time.sleep(0.001)
     raise AssertionError("nothing happened")
+
+
+class FaultyTree:
+    """A tree whose n-th call, of those that change it, fails before it does anything."""
+
+    def __init__(self, tree: Any, fails_at: int) -> None:
+        self.tree = tree
+        self.left = fails_at
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self.tree, name)
+        if name not in ("insert", "pin", "match", "evict", "unpin"):
+            return verb
+
+        def call(*args: Any, **more: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise MemoryError("injected")
+            return verb(*args, **more)
+
+        return call
+
+
+def serve(offer: Offer) -> None:
+    """Store, use again, load, evict and fail, in requests of several chunks."""
+    manager = offer.manager
+    offer.store("a", 1, 2, 3)
+    context, keys = offer.begin("b", 1, 2, 4)
+    manager.touch(keys, context)
+    manager.prepare_load(keys[:2], context)
+    manager.prepare_store(keys, context)
+    manager.complete_load({*keys[:2]}, context)
+    manager.complete_store({keys[2]}, context)
+    manager.on_request_finished(context)
+    offer.store("c", 5, 6, 7)
+
+
+TREE_CALLS = 28  # that change it, by `serve`
+
+
+def test_every_call_of_the_tree_is_made_to_fail() -> None:
+    offer = Offer(4)
+    offer.manager._tree = counting = FaultyTree(offer.manager._tree, 1 << 30)
+    serve(offer)
+    assert (1 << 30) - counting.left == TREE_CALLS
+
+
+@pytest.mark.parametrize("fails_at", range(1, TREE_CALLS + 1))
+def test_a_call_of_the_tree_that_fails_loses_no_slot(fails_at: int) -> None:
+    offer = Offer(4)
+    manager = offer.manager
+    manager._tree = FaultyTree(tree := manager._tree, fails_at)
+    with pytest.raises(MemoryError, match="injected"):
+        serve(offer)
+    manager._tree = tree
+    check_slots(manager)
+    manager.reset_cache()
+    manager.on_reset_flushed()
+    check_slots(manager, at_rest=True)
+    offer.store("d", 1, 2, 3, 4)
