@@ -55,6 +55,13 @@ void bind_cuda_simulation(py::module_& module) {
     part.def("run_ptx", &run_ptx, py::arg("ptx"), py::arg("kernel"), py::arg("blocks"),
              py::arg("threads"), py::arg("parameters"), py::arg("seed") = 0,
              "Run a kernel of a text of PTX on device 0, now. RuntimeError: what it did wrong.");
+    part.def(
+        "keep_order",
+        [] {
+            const Lock lock(machine().mutex);
+            machine().keep_order(true);
+        },
+        "Run blocks, warps and lanes of kernels in their own order, until the next reset.");
     part.def("counts", &counts,
              "What each kernel did since the last call: launches, instructions of warps, accesses "
              "to global memory by warps, bytes that lanes loaded and stored.");

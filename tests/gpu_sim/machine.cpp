@@ -43,6 +43,7 @@ void Machine::reset(int devices, std::int64_t bytes) {
     failed_.assign(static_cast<std::size_t>(devices), kSuccess);
     memory.reset(devices, bytes);
     is_any_order_ = false;
+    keeps_order_ = false;
 }
 
 void Machine::set_order(bool is_any, std::uint64_t seed) {
@@ -309,9 +310,8 @@ Status Machine::invalidate(const std::shared_ptr<Queue>& queue, Status status) {
 // ---- kernels and copies -----------------------------------------------------------------------
 
 Status Machine::launch(void* stream, Launch launch) {
-    // Other blocks, warps and lanes first at each launch.
     const auto work = [this, launch = std::move(launch)]() mutable {
-        launch.seed = 1 + draw_.below(std::uint64_t{1} << 32);
+        launch.seed = keeps_order_ ? 0 : 1 + draw_.below(std::uint64_t{1} << 32);
         run(launch, memory, counts_[launch.kernel.name]);
     };
     return give(launch.device, stream, work);

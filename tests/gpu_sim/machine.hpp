@@ -115,7 +115,9 @@ class Machine {
     [[nodiscard]] Status invalidate(const std::shared_ptr<Queue>& queue, Status status);
 
     // ---- kernels and copies ---------------------------------------------------------------------
+    /// Blocks, warps and lanes in an order that is drawn, or where they `keep` it in their own.
     [[nodiscard]] Status launch(void* stream, Launch launch);
+    void keep_order(bool keep) { keeps_order_ = keep; }
     /// Bytes from anywhere to anywhere, in stream order. `is_batch`: of pageable memory, too.
     [[nodiscard]] Status copy(int device, void* stream, void* to, const void* from,
                               std::size_t bytes, bool is_batch);
@@ -139,6 +141,7 @@ class Machine {
     std::vector<Status> failed_;           // of each device
     std::map<std::string, Counts> counts_;
     bool is_any_order_ = false;
+    bool keeps_order_ = false;
     Draw draw_{1};
 };
 

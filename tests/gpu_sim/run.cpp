@@ -29,18 +29,21 @@ class Warp {
     [[nodiscard]] Registers give_back() { return std::move(registers_); }
 
     /// Runs until all lanes have left, wait for other warps, or `budget` instructions have run.
-    /// The lowest group goes first, or where `mixes`, any.
+    /// The lowest group goes first. Where `mixes`, any does, and groups part now and then without a
+    /// branch: nothing but an instruction that says so keeps the lanes of a warp together.
     Stop run(Access& access, Draw& draw, bool mixes, std::int64_t budget, std::int64_t& count) {
         while (!groups_.empty()) {
             if (budget <= 0) return Stop::kPause;
             const std::size_t chosen = choose(draw, mixes);
             if (chosen == groups_.size()) return Stop::kBlockBarrier;
+            if (mixes && draw.below(4) == 0) part(chosen, static_cast<Mask>(draw.below(kAllLanes)));
             const std::int64_t before = count;
             // Alone, or up to a place where groups may meet.
             do {
                 ++count;
                 if (!step(access, chosen)) break;
-            } while (groups_.size() == 1 && count - before < budget);
+            } while (groups_.size() == 1 && count - before < budget &&
+                     !(mixes && draw.below(8) == 0));
             budget -= count - before;
         }
         return Stop::kDone;
@@ -56,14 +59,17 @@ class Warp {
         return kernel_.code[static_cast<std::size_t>(at)];
     }
 
-    // A group that can go on; groups_.size() where all wait for other warps.
+    // A group that can go on, where they mix that of a lane which leads for a while; groups_.size()
+    // where all wait for other warps.
     std::size_t choose(Draw& draw, bool mixes) {
         merge();
+        if (mixes && draw.below(100) == 0) leader_ = static_cast<int>(draw.below(kWarp));
         std::size_t best = groups_.size();
         std::size_t ready = 0;
         for (std::size_t i = 0; i < groups_.size(); ++i) {
             if (waits(groups_[i])) continue;
             ++ready;
+            if (mixes && (groups_[i].lanes >> leader_ & 1U) != 0) return i;
             const bool is_better = best == groups_.size() || groups_[i].at < groups_[best].at;
             if (mixes ? draw.below(ready) == 0 : is_better) best = i;
         }
@@ -82,6 +88,17 @@ class Warp {
             }
         }
     }
+    void part(std::size_t chosen, Mask staying) {
+        const Group left{groups_[chosen].at, groups_[chosen].lanes & ~staying};
+        const Mask rest = groups_[chosen].lanes & staying;
+        if (left.lanes == 0 || rest == 0 || is_exchange(code(left.at).kind)) return;
+        groups_[chosen].lanes = rest;
+        groups_.push_back(left);
+    }
+    [[nodiscard]] static bool is_exchange(Kind kind) {
+        return kind == Kind::kWarpBarrier || kind == Kind::kShuffle || kind == Kind::kVote ||
+               kind == Kind::kBlockBarrier;
+    }
     [[nodiscard]] bool is_block_barrier(const Group& group) const {
         return code(group.at).kind == Kind::kBlockBarrier;
     }
@@ -89,9 +106,7 @@ class Warp {
     [[nodiscard]] bool waits(const Group& group) {
         const Instruction& i = code(group.at);
         if (i.kind == Kind::kBlockBarrier) return true;
-        if (i.kind != Kind::kWarpBarrier && i.kind != Kind::kShuffle && i.kind != Kind::kVote) {
-            return false;
-        }
+        if (!is_exchange(i.kind)) return false;
         const auto lane = __builtin_ctz(group.lanes);
         const auto named = static_cast<Mask>(registers_[i.in[0]].of[lane]);
         if ((named & group.lanes) != group.lanes) {
@@ -205,6 +220,7 @@ class Warp {
     Registers registers_;
     std::vector<Group> groups_;
     std::size_t current_ = 0;
+    int leader_ = 0;
 };
 
 /// The blocks of a launch, one after the other; the warps of a block by turns.
@@ -246,7 +262,7 @@ class Blocks {
             static_cast<std::size_t>(launch_.kernel.local_bytes * warps * kWarp));
         access.add_own(local.data(), static_cast<std::int64_t>(local.size()));
         // Warps of some blocks take turns, and lanes that parted run in any order.
-        const bool mixes = launch_.seed != 0 && draw_.below(4) == 0;
+        const bool mixes = launch_.seed != 0 && draw_.below(kMixed) == 0;
         std::int64_t waiting = 0;
         while (!ready.empty()) {
             const std::size_t turn = launch_.seed == 0 ? 0 : draw_.below(ready.size());
@@ -340,6 +356,8 @@ class Blocks {
     }
 
     static constexpr std::int64_t kUnlimited = std::int64_t{1} << 62;
+    static constexpr std::uint64_t kMixed =
+        16;  // one block of so many, as it takes ten times as long
 
     const Launch& launch_;
     const Memory& memory_;

@@ -105,6 +105,7 @@ def test_kernels_keep_their_budgets(on: Runner, name: str) -> None:
     dtype, work, budget = BUDGETS[name]
     scene = Scene(on, dtype)
     on.machine.host(scene.k)
+    on.simulation.keep_order()
     on.simulation.counts()
     work(scene)
     on.machine.host(scene.k)

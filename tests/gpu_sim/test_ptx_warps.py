@@ -151,6 +151,25 @@ def test_what_no_barrier_orders_is_seen(on: Runner) -> None:
     assert seen == {0, 1}
 
 
+@pytest.mark.parametrize("barrier", ["", "bar.warp.sync -1;"])
+def test_lanes_of_a_warp_stay_together_only_where_they_say_so(on: Runner, barrier: str) -> None:
+    """A lane reads what its neighbour wrote; without a barrier it may come too early."""
+    body = f"""
+    add.s64 %mine, %out, %at;
+    cvt.u64.u32 %d, %i;
+    st.global.u64 [%mine], %d;
+    {barrier}
+    xor.b32 %other, %i, 1;
+    mul.wide.u32 %far, %other, 8;
+    add.s64 %theirs, %out, %far;
+    ld.global.u64 %d, [%theirs];
+    {barrier}
+    """
+    right = [i ^ 1 for i in range(32)]
+    results = [run(on, body, seed).tolist() for seed in range(200)]
+    assert all(found == right for found in results) == (barrier != "")
+
+
 def test_blocks_run_in_any_order(on: Runner) -> None:
     """The last of them that writes wins."""
     text = kernel("cvt.u64.u32 %d, %ctaid;\nst.global.u64 [%out], %d;", ["out"])

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ptxas makes of kernels for Hopper, by nvdisasm: wide accesses, loads together, size.
+
+A lane that waits for each of its loads before it asks for the next leaves memory idle. So kernels
+that move units of 16 bytes issue all loads of a round before they store the first. PTX does not
+show that: ptxas moves loads and stores. ``pip install nvidia-cuda-nvdisasm`` brings the program.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import require_program
+
+ROOT = Path(__file__).resolve().parents[2]
+CUDA = ROOT / "cpp" / "cuda"
+
+#: Source, part of the kernels' names: how wide loads and stores are in bits, how many loads come
+#: before the first such store, and how many instructions the kernel has at most.
+EXPECTED = {
+    ("tokens", "9SlotItems.*Unit16"): (128, 128, 4, 600),
+    ("tokens", "10BatchItems.*Unit16"): (128, 128, 4, 700),
+    ("pages", "9PageItems.*Unit16"): (128, 128, 4, 760),
+    ("quantize_runs", "12QuantizeBody.*E2ELi8E"): (128, 64, 4, 1680),  # from bfloat16
+    ("convert_widen", "9WidenBody.*E2ELi8E"): (128, 128, 4, 1840),  # to bfloat16
+    ("merge", "9MergeBody.*E2ELi8E"): (128, 128, 2, 450),
+    ("fill", "8FillBody.*Unit16"): (0, 128, 0, 370),
+    ("digest", "10DigestBody.*Unit16"): (128, 0, 4, 440),
+}
+_INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)")
+
+
+def disassembler() -> str:
+    """Find nvdisasm: a program, or of its wheel."""
+    found = shutil.which("nvdisasm")
+    if found is None:
+        try:
+            files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
+        except importlib.metadata.PackageNotFoundError:
+            return require_program("nvdisasm")
+        found = next(str(file.locate()) for file in files if file.name == "nvdisasm")
+    return found
+
+
+def kernels_of(text: str) -> dict[str, list[str]]:
+    """Read opcodes in order, by the names of kernels."""
+    kernels: dict[str, list[str]] = {}
+    opcodes: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(".text."):
+            opcodes = kernels[line.removeprefix(".text.").rstrip(":")] = []
+        elif found := _INSTRUCTION.match(line):
+            opcodes.append(found[1])
+    return kernels
+
+
+def faults(opcodes: list[str], loads: int, stores: int, together: int, most: int) -> list[str]:
+    """Say what a kernel lacks of what is expected of it."""
+    wide_load, wide_store = (
+        f"{verb}.E.{bits}" if bits else "" for verb, bits in (("LDG", loads), ("STG", stores))
+    )
+    first = opcodes.index(wide_store) if wide_store in opcodes else len(opcodes)
+    before = opcodes[:first].count(wide_load)
+    found = []
+    if wide_store and wide_store not in opcodes:
+        found.append(f"no {wide_store}")
+    if before < together:
+        found.append(f"{before} of {together} {wide_load} before the first store")
+    if any(opcode.startswith(("LDL", "STL")) for opcode in opcodes):
+        found.append("memory of lanes")
+    size = sum(opcode != "NOP" for opcode in opcodes)
+    if size > most:
+        found.append(f"{size} instructions, may have {most}")
+    return found
+
+
+def test_disassembly_is_read() -> None:
+    text = """
+.text._Z1a:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/               @P0 LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/             @!UP1 STG.E.128 desc[UR4][R6.64], R4 ;
+        /*0030*/                   STL [R1], R4 ;
+        /*0040*/                   NOP ;
+"""
+    (name, opcodes), *_ = kernels_of(text).items()
+    assert name == "_Z1a"
+    assert opcodes == ["LDC", "LDG.E.128", "STG.E.128", "STL", "NOP"]
+    assert faults(opcodes, 128, 128, 1, 4) == ["memory of lanes"]
+    assert len(faults(opcodes, 128, 64, 2, 3)) == 4
+
+
+@pytest.mark.slow  # compiles kernels once more
+@pytest.mark.parametrize("source", sorted({source for source, _ in EXPECTED}))
+def test_loads_are_wide_and_under_way_together(source: str, tmp_path: Path) -> None:
+    nvcc, nvdisasm = require_program("nvcc"), disassembler()
+    cubin = tmp_path / "kernels.cubin"
+    folders = [f"-I{ROOT / 'cpp' / folder}" for folder in ("cuda", "src", "include")]
+    options = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90", "-cubin", *folders]
+    subprocess.run([nvcc, *options, "-o", cubin, CUDA / f"{source}.cu"], check=True)
+    text = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True)
+    kernels = kernels_of(text.stdout)
+    for (of, pattern), budget in EXPECTED.items():
+        if of != source:
+            continue
+        named = {name: opcodes for name, opcodes in kernels.items() if re.search(pattern, name)}
+        assert named, pattern
+        for name, opcodes in named.items():
+            assert faults(opcodes, *budget) == [], name
