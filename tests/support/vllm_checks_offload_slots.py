@@ -220,7 +220,8 @@ TREE_CALLS = 28  # that change it, by `serve`
 
 def test_every_call_of_the_tree_is_made_to_fail() -> None:
     offer = Offer(4)
-    offer.manager._tree = counting = FaultyTree(offer.manager._tree, 1 << 30)
+    manager: Any = offer.manager
+    manager._tree = counting = FaultyTree(manager._tree, 1 << 30)
     serve(offer)
     assert (1 << 30) - counting.left == TREE_CALLS
 
@@ -228,7 +229,7 @@ def test_every_call_of_the_tree_is_made_to_fail() -> None:
 @pytest.mark.parametrize("fails_at", range(1, TREE_CALLS + 1))
 def test_a_call_of_the_tree_that_fails_loses_no_slot(fails_at: int) -> None:
     offer = Offer(4)
-    manager = offer.manager
+    manager: Any = offer.manager
     manager._tree = FaultyTree(tree := manager._tree, fails_at)
     with pytest.raises(MemoryError, match="injected"):
         serve(offer)
