@@ -97,7 +97,7 @@ std::shared_ptr<Queue> Machine::queue_of(int device, void* stream) {
         return own;
     }
     const auto found = streams_.find(stream);
-    return found == streams_.end() || found->second->device != device ? nullptr : found->second;
+    return found == streams_.end() ? nullptr : found->second;
 }
 
 Status Machine::give(int device, void* stream, Task task) {
@@ -118,7 +118,7 @@ Status Machine::give(int device, void* stream, Task task) {
             work.after.push_back({other, other->given});
         }
     } else if (queue->is_blocking) {
-        const auto& legacy = legacy_[static_cast<std::size_t>(device)];
+        const auto& legacy = legacy_[static_cast<std::size_t>(queue->device)];
         work.after.push_back({legacy, legacy->given});
     }
     ++queue->given;
@@ -310,6 +310,8 @@ Status Machine::invalidate(const std::shared_ptr<Queue>& queue, Status status) {
 // ---- kernels and copies -----------------------------------------------------------------------
 
 Status Machine::launch(void* stream, Launch launch) {
+    const std::shared_ptr<Queue> queue = queue_of(launch.device, stream);
+    if (queue == nullptr || queue->device != launch.device) return kInvalidHandle;
     const auto work = [this, launch = std::move(launch)]() mutable {
         launch.seed = keeps_order_ ? 0 : 1 + draw_.below(std::uint64_t{1} << 32);
         run(launch, memory, counts_[launch.kernel.name]);

@@ -72,6 +72,15 @@ void streams_and_events_are_of_a_device() {
     CHECK_EQ(cudaEventRecord(event, new_stream()), cudaErrorInvalidResourceHandle);
     CHECK_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
     CHECK_EQ(cudaGetLastError(), cudaSuccess);
+    // Copies and questions are not asked for the current device.
+    const Page there(1);
+    const std::byte nine[8] = {std::byte{9}};
+    CHECK_EQ(cudaMemcpyAsync(there.bytes(), nine, 8, cudaMemcpyDefault, other), cudaSuccess);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    CHECK_EQ(cudaStreamIsCapturing(other, &capture), cudaSuccess);
+    CHECK_EQ(capture, cudaStreamCaptureStatusNone);
+    CHECK_EQ(cudaStreamSynchronize(other), cudaSuccess);
+    CHECK_EQ(there.value(), 9);
     // Waiting for another device's event is allowed.
     CHECK_EQ(cudaSetDevice(1), cudaSuccess);
     CHECK_EQ(cudaEventRecord(event, other), cudaSuccess);
