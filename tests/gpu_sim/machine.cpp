@@ -108,12 +108,9 @@ Status Machine::give(int device, void* stream, Task task) {
     Work work{std::move(task), {}};
     if (is_legacy(stream)) {
         for (const auto& other : queues()) {
-            if (other->device == device && other->capture != nullptr) {
-                return invalidate(other, kCaptureImplicit);
-            }
-            if (other->device == device && other->is_blocking) {
-                work.after.push_back({other, other->given});
-            }
+            if (other->device != device || !other->is_blocking) continue;
+            if (other->capture != nullptr) return invalidate(other, kCaptureImplicit);
+            work.after.push_back({other, other->given});
         }
     } else if (queue->is_blocking) {
         const auto& legacy = legacy_[static_cast<std::size_t>(queue->device)];
