@@ -149,7 +149,7 @@ void capture(const std::function<void(const Page&, cudaStream_t)>& call, cudaErr
     cudaGraph_t graph = nullptr;
     CHECK_EQ(cudaStreamEndCapture(stream, &graph), end);
     CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    CHECK(page.value() != 5);  // nothing ran
+    CHECK(page.value() != 5);  // what is captured does not run
     if (end != cudaSuccess) return;
     cudaGraphExec_t ready = nullptr;
     CHECK_EQ(cudaGraphInstantiate(&ready, graph, 0), cudaSuccess);
@@ -208,6 +208,17 @@ void captures_hold_kernels_and_nothing_that_waits() {
         cudaSuccess);
 }
 
+// Blocking streams would wait for what is given to the legacy stream.
+void the_legacy_stream_ends_captures_of_blocking_streams() {
+    in_any_order(1);
+    const Page page;
+    cudaStream_t stream = new_stream(cudaStreamDefault);
+    CHECK_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    CHECK_EQ(page.fill(6, nullptr), cudaErrorStreamCaptureImplicit);
+    cudaGraph_t graph = nullptr;
+    CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+}
+
 void streams_join_a_capture_by_its_events() {
     in_any_order(1);
     const Page page;
@@ -252,6 +263,7 @@ int main() {
     destroying_a_stream_does_not_wait();
     memory_that_is_no_more_is_a_fault();
     captures_hold_kernels_and_nothing_that_waits();
+    the_legacy_stream_ends_captures_of_blocking_streams();
     streams_join_a_capture_by_its_events();
     devices_take_turns_in_their_architecture();
     return 0;
