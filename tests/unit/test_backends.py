@@ -58,7 +58,9 @@ class _Tray:
     def current_place(self, index: int) -> Place:
         return HOST
 
-    def pools(self, devices: tuple[Device, ...], shards_per_replica: int) -> DevicePools | None:
+    def pools(
+        self, devices: tuple[Device, ...], shards_per_replica: int, places: int
+    ) -> DevicePools | None:
         self.asked.append(f"pools on {', '.join(map(str, devices))}")
         return None
 
@@ -66,10 +68,16 @@ class _Tray:
         return host.BACKEND.copier(shards, pools)
 
     def mover(
-        self, shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+        self,
+        shards: list[list[Shard]],
+        devices: tuple[Device, ...],
+        num_pages: int,
+        pools: Any,
+        *,
+        is_whole: bool = False,
     ) -> Mover:
         self.asked.append("mover")
-        return host.BACKEND.mover(shards, devices, num_pages, pools)
+        return host.BACKEND.mover(shards, devices, num_pages, pools, is_whole=is_whole)
 
 
 @pytest.fixture
