@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes first where layers have windows, once more and as slow as it can be said: lists that
-// are searched, hits that are looked for token by token.
+// What goes first where layers have windows, once more and slowly: lists that are searched.
 #pragma once
 
 #include <algorithm>
