@@ -153,7 +153,7 @@ class GpuMover:
     def __del__(self) -> None:
         """Wait for copies of pinned memory, which would go before they are done."""
         for lane in self._lanes:
-            with suppress(KVCacheError):  # of a device that is lost
+            with suppress(KVCacheError, ImportError):  # a lost device; the process ends
                 lane.wait_for_all()
 
     def memory(self, replica: int) -> NDArray[np.uint8]:

@@ -62,7 +62,7 @@ class GpuPools:
     def __del__(self) -> None:
         """Wait for copies out of pinned memory, which would go before they are done."""
         for event, *_ in self._in_flight:
-            with suppress(KVCacheError):  # of a device that is lost
+            with suppress(KVCacheError, ImportError):  # a lost device; the process ends
                 self._synchronize(event.ptr)
 
     def pinned(self, entries: int) -> NDArray[np.uint32]:

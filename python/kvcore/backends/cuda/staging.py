@@ -55,7 +55,7 @@ class Staging:
     def __del__(self) -> None:
         """Wait for copies of pinned memory, which would go before they are done."""
         for buffer in self._busy:
-            with suppress(KVCacheError):  # of a device that is lost
+            with suppress(KVCacheError, ImportError):  # a lost device; the process ends
                 self._synchronize(buffer.event.ptr)
 
     def copy(self, address: int, source: NDArray[np.uint8], stream: int) -> None:
