@@ -234,6 +234,24 @@ void streams_join_a_capture_by_its_events() {
     CHECK_EQ(page.value(), 7);
 }
 
+// The handle of a thread's own stream is the same for every device.
+void kvcore_asks_about_captures_of_the_streams_device() {
+    in_any_order(1);
+    CHECK_EQ(cudaSetDevice(1), cudaSuccess);
+    CHECK_EQ(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeThreadLocal),
+             cudaSuccess);
+    CHECK_EQ(cudaSetDevice(0), cudaSuccess);
+    for (int device = 0; device < 2; ++device) {
+        bool is_captured = false;
+        CHECK_EQ(cuda::is_capturing({device, cudaStreamPerThread}, &is_captured), 0);
+        CHECK_EQ(is_captured, device == 1);
+    }
+    CHECK_EQ(cudaSetDevice(1), cudaSuccess);
+    cudaGraph_t graph = nullptr;
+    CHECK_EQ(cudaStreamEndCapture(cudaStreamPerThread, &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
 // The same kernel as it is compiled for the one and for the other.
 void devices_take_turns_in_their_architecture() {
     in_any_order(1);
@@ -260,6 +278,7 @@ int main() {
     captures_hold_kernels_and_nothing_that_waits();
     the_legacy_stream_ends_captures_of_blocking_streams();
     streams_join_a_capture_by_its_events();
+    kvcore_asks_about_captures_of_the_streams_device();
     devices_take_turns_in_their_architecture();
     return 0;
 }
