@@ -324,6 +324,9 @@ class ScarceMemory:
     def enter(self, replica: int) -> None:
         pass
 
+    def arriving(self, shard: int) -> None:  # noqa: ARG002 - nothing is on its way
+        return None
+
     def stage(self, shard: int, lengths: Any, table: Any) -> tuple[Any, Any]:
         return np.array(lengths), np.array(table)
 
