@@ -324,7 +324,7 @@ class ScarceMemory:
     def enter(self, replica: int) -> None:
         pass
 
-    def arriving(self, shard: int) -> None:  # noqa: ARG002 - nothing is on its way
+    def arriving(self, shard: int) -> None:
         return None
 
     def stage(self, shard: int, lengths: Any, table: Any) -> tuple[Any, Any]:
