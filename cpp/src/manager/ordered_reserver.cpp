@@ -138,8 +138,9 @@ bool OrderedReserver::can_ever_fit(const Sequence& sequence, const RequestView& 
     if (state_.config.quotas.empty()) return true;
     const Owner owner =
         Asked::is_claimed(request) ? state_.tenants.of(request.sequence) : asked.stranger;
-    return !quotas::exceeds_ceiling(state_, sequence, request, tokens, owner,
-                                    asked.options.max_hit);
+    const std::int64_t shared =
+        asked.options.must_fit > 0 ? asked.options.max_hit : ReserveOptions::kUnlimited;
+    return !quotas::exceeds_ceiling(state_, sequence, request, tokens, owner, shared);
 }
 
 ReservePlan OrderedReserver::plan(const RequestView& request, const Asked& asked) const {
