@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The example of a program without Python, on an emulated GPU that runs streams in any order.
 #define main run_example
-#include "../../examples/append_cuda_pages.cpp"
+#include "../../examples/append_cuda_pages.cpp"  // NOLINT(bugprone-suspicious-include): a program
 #undef main
 
 #include "check.hpp"
