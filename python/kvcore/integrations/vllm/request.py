@@ -71,11 +71,9 @@ class RequestContext:
 
     def read(self, num_tokens: int) -> None:
         """Copy the request's first `num_tokens` tokens, those that are not here yet."""
-        prompt = self.request.prompt_token_ids
-        if self.num_tokens == 0 and prompt and num_tokens + 1 >= len(prompt) >= len(self.tokens):
-            # All of it: a slice would be another list. A context takes a list five times as fast
-            # as numpy or array do.
-            self.tokens = TextGenerationContext(None, prompt).tokens
+        prompt: Any = getattr(self.request.block_hashes, "prompt", ())
+        if self.num_tokens == 0 and len(prompt) >= len(self.tokens):
+            self.tokens = prompt
             self.num_tokens = len(prompt)
             self.stand(self.start_idx, max(self.num_tokens, self.end_idx))
         if num_tokens > self.num_tokens:
