@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import strategies as st
 
 import kvcore
 from attention_oracle import Floats, attend
-from kvcore.dtypes import numpy_dtype
+from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 
@@ -144,3 +145,40 @@ class Scene:
     def pool_bytes(self) -> bytes:
         pools = self.batch.key_pool, self.batch.value_pool
         return b"".join(pool.tobytes() for pool in pools if pool is not None)
+
+
+@st.composite
+def scenes(draw: st.DrawFn, pages: Sequence[int] = (1, 3, 16, 24, 48)) -> Scene:
+    """Draw a batch, with pages of one of these sizes."""
+    page = draw(st.sampled_from(pages))
+    rows = draw(st.integers(0, 3))
+    dtype = draw(st.sampled_from(DTYPES))
+    kinds = ["number", "heads", "tokens"] if dtype == "int8" else ["none", "heads", "tokens"]
+    most = 2 * min(page, 48) + 2
+    return Scene(
+        cached=draw(st.lists(st.integers(0, most), min_size=rows, max_size=rows)),
+        new=draw(st.lists(st.sampled_from([0, 1, 1, 2, 5, 17]), min_size=rows, max_size=rows)),
+        page=page,
+        heads=draw(st.integers(1, 3)),
+        group=draw(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 16])),
+        dim=draw(st.sampled_from([1, 7, 16, 59, 64, 80, 96, 112, 128])),
+        v_dim=draw(st.sampled_from([None, None, 5, 33, 128])),
+        dtype=dtype,
+        q_dtype=draw(st.sampled_from(WIDE)),
+        layout=draw(st.sampled_from(["NHD", "HND"])),
+        scales=draw(st.sampled_from(kinds)) if dtype in NARROW else "none",
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw what a token sees, and how scores become weights."""
+    options = {
+        "scale": st.sampled_from([0.05, 0.3]),
+        "causal": st.booleans(),
+        "window": st.integers(1, 60),
+        "chunk": st.integers(1, 60),
+        "soft_cap": st.sampled_from([0.5, 5.0, 50.0]),
+    }
+    return {name: draw(values) for name, values in options.items() if draw(st.booleans())}

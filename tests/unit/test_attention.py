@@ -13,50 +13,15 @@ from hypothesis import strategies as st
 
 import kvcore
 from attention_oracle import assert_close, assert_lse
-from attention_scenes import DTYPES, Scene
+from attention_scenes import DTYPES, Scene, rules, scenes
 from kvcore import ops
-from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.dtypes import WIDE, numpy_dtype
 
 PAGES = (1, 3, 16, 24, 48)
-DIMS = (1, 7, 16, 59, 64, 80, 96, 112, 128)
 
 
 def same(a: Any, b: Any) -> bool:
     return bool(a.tobytes() == b.tobytes())
-
-
-@st.composite
-def scenes(draw: st.DrawFn) -> Scene:
-    page = draw(st.sampled_from(PAGES))
-    rows = draw(st.integers(0, 3))
-    dtype = draw(st.sampled_from(DTYPES))
-    kinds = ["number", "heads", "tokens"] if dtype == "int8" else ["none", "heads", "tokens"]
-    return Scene(
-        cached=draw(st.lists(st.integers(0, 2 * page + 2), min_size=rows, max_size=rows)),
-        new=draw(st.lists(st.sampled_from([0, 1, 1, 2, 5, 17]), min_size=rows, max_size=rows)),
-        page=page,
-        heads=draw(st.integers(1, 3)),
-        group=draw(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 16])),
-        dim=draw(st.sampled_from(DIMS)),
-        v_dim=draw(st.sampled_from([None, None, 5, 33, 128])),
-        dtype=dtype,
-        q_dtype=draw(st.sampled_from(WIDE)),
-        layout=draw(st.sampled_from(["NHD", "HND"])),
-        scales=draw(st.sampled_from(kinds)) if dtype in NARROW else "none",
-        seed=draw(st.integers(0, 2**32)),
-    )
-
-
-@st.composite
-def rules(draw: st.DrawFn) -> dict[str, Any]:
-    options = {
-        "scale": st.sampled_from([0.05, 0.3]),
-        "causal": st.booleans(),
-        "window": st.integers(1, 60),
-        "chunk": st.integers(1, 60),
-        "soft_cap": st.sampled_from([0.5, 5.0, 50.0]),
-    }
-    return {name: draw(values) for name, values in options.items() if draw(st.booleans())}
 
 
 @given(scenes(), rules(), st.booleans(), st.integers(2, 3))
