@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -16,6 +18,13 @@ import cupy
 import numpy as np
 
 __all__ = ["FakeCupy"]
+
+
+@cache
+def _check(dtype: np.dtype[Any]) -> None:
+    """Raise for dtypes that cupy makes no arrays of, although it sees memory as such."""
+    with suppress(cupy.cuda.runtime.CUDARuntimeError):  # there is no GPU
+        cupy.ndarray((0,), dtype)
 
 
 class _Entered:
@@ -88,6 +97,7 @@ class FakeCupy:
         )
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        _check(np.dtype(dtype))
         device, stream = self._now.devices[-1], self._now.streams[-1]
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         free = self._pool.setdefault((device, stream, size), [])

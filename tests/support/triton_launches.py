@@ -26,7 +26,6 @@ class NotingDriver:
         self.compiled = 0
         self.utils = SimpleNamespace(
             get_device_properties=lambda _: {"multiprocessor_count": 132, "max_shared_mem": 232448},
-            get_device_capability=lambda _: (9, 0),
             load_binary=self.load_binary,
             unload_module=lambda _: None,
         )
@@ -37,6 +36,9 @@ class NotingDriver:
 
     def get_current_device(self) -> int:
         return self.device
+
+    def get_device_capability(self, device: int) -> tuple[int, int]:
+        return 9, 0
 
     def set_current_device(self, device: int) -> None:
         self.device = device

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def test_a_decoding_kernel_loads_16_bytes_at_a_time_and_multiplies_matrices(tmp_
 def test_launches_go_to_the_call_s_stream_and_compile_once(tmp_path: Path) -> None:
     """Without torch, on the device of the arrays, for any lengths, tables, pools and windows."""
     (found,) = uninterpreted(tmp_path, triton_launches.__file__)
-    assert not found["torch"]
+    loads_torch_itself = metadata.version("triton").startswith("3.6.")
+    assert found["torch"] <= loads_torch_itself
     assert found["after"] == triton_launches.OTHER
     assert [call["compiled"] for call in found["calls"]] == [3] * 4
     for call in found["calls"]:

@@ -44,7 +44,10 @@ def _on(device: int, stream: int) -> Any:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int) -> Any:
     """Take memory for an array out of cupy's pool, in a stream's order."""
     with cupy().cuda.Device(device), _on(device, stream):
-        return cupy().empty(shape, dtype)
+        if dtype.isbuiltin == 1:
+            return cupy().empty(shape, dtype)
+        # cupy makes no arrays of float8, but sees memory as such.
+        return cupy().empty(shape, np.dtype(f"u{dtype.itemsize}")).view(dtype)
 
 
 def of_dlpack(value: Any) -> Any:

@@ -84,7 +84,7 @@ def _processors(device: int) -> int:
 
 @cache
 def _architecture(device: int) -> int:
-    major, minor = _driver().utils.get_device_capability(device)
+    major, minor = _driver().get_device_capability(device)
     return int(10 * major + minor)
 
 
