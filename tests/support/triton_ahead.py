@@ -108,7 +108,7 @@ def compiled(kernel: Any, arch: int, args: tuple[Any, ...], options: dict[str, i
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Registers, bytes of stack (spills), shared memory, and instructions of interest."""
+    """Registers, bytes of stack, shared memory, and instructions of interest."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -125,7 +125,20 @@ def resources(kernel: Any) -> dict[str, int]:
         ("load_16", r"LDG.*\.128"),
     ):
         found[name] = len(re.findall(pattern, code))
+    found["spilled"] = spilled_in_loops(code)
     return found
+
+
+def spilled_in_loops(code: str) -> int:
+    """Count loads and stores of the stack between a branch back and where it goes."""
+    lines = code.splitlines()
+    labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith(".L_")}
+    found: set[int] = set()
+    for i, line in enumerate(lines):
+        target = re.search(r"BRA\b.*`\((\.L_\w+)\)", line)
+        begin = labels.get(target[1], i) if target else i
+        found |= {at for at in range(begin, i) if re.search(r"\b(LDL|STL)\b", lines[at])}
+    return len(found)
 
 
 def _output(*command: Any) -> str:

@@ -20,8 +20,8 @@ from triton_interpreter import require_interpreter
 require_interpreter()
 
 ARCHITECTURES = (80, 90, 100)
-#: Bytes of stack: what some conversions of bytes take; registers that are spilled take more.
-_STACK = 16
+#: Bytes of stack: what some conversions of bytes take, and what is kept there until a loop is done.
+_STACK = 160
 #: Bytes of shared memory that a block may have.
 _SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
@@ -47,6 +47,7 @@ def uninterpreted(folder: Path, program: str, *arguments: str) -> list[dict[str,
 def check(made: dict[str, Any]) -> None:
     assert made["reg"] <= 255, made
     assert made["stack"] <= _STACK, made
+    assert made["spilled"] == 0, made
     assert made["local"] == 0, made
     assert made["shared"] <= _SHARED[made["arch"]], made
 
@@ -82,7 +83,7 @@ def test_launches_go_to_the_call_s_stream_and_compile_once(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("case", triton_ahead.CASES)
-def test_kernels_spill_no_registers(tmp_path: Path, arch: int, case: str) -> None:
+def test_loops_spill_no_registers(tmp_path: Path, arch: int, case: str) -> None:
     found = compiled(tmp_path, arch, case)
     assert [made["kernel"] for made in found] == ["attend", "join"]
     for made in found:

@@ -17,6 +17,7 @@ from kvcore.backends.cuda.attention.plan import (
     Sizes,
     default_splits,
     make_plan,
+    power_of_two,
     sizes_of,
 )
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
@@ -31,6 +32,7 @@ _FIRST_WITH_FP8 = 89  # architecture that turns e4m3 into float16 by itself
 _DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 _NO_STRIDES = (0, 0, 0)
 _JOIN_WARPS = 4
+_JOINED = 16  # states of a token that are read at the same time, of up to 512 elements
 
 
 class Rule(NamedTuple):
@@ -161,6 +163,7 @@ def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[L
     sums = Pointer(parts.address + 4 * states * sizes.v_dim, "float32")
     target = parts, (sizes.q_heads * sizes.v_dim, sizes.v_dim), sums
     stacked = None if call.stack is None else call.stack[0]
+    depth = 1 if stacked is None else stacked.depth
     merged = (
         parts,
         sums,
@@ -170,11 +173,12 @@ def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[L
         *result,
         call.table.shape[0],
         sizes.tokens,
-        1 if stacked is None else stacked.depth,
+        depth,
         splits,
         sizes.q_heads,
         sizes.v_dim,
         plan.block_v,
+        min(_JOINED, power_of_two(splits * depth)),
     )
     return [
         Launch(attend_kernel, plan.grid, _arguments(call, plan, target, None), options),
@@ -187,9 +191,10 @@ def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[L
 def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> tuple[Any, ...]:
     sizes, rule = call.sizes, call.rule
     key, value, rest = pointer_to(call.key), call.value, call.rest
+    key_strides = strides_of(call.key, 3)
     value_pointer, value_strides = pointer_to(value), _strides(value)
     if value is None and sizes.v_dim != sizes.dim:  # fewer elements than there are
-        value_pointer, value_strides = key, _strides(call.key)
+        value_pointer, value_strides = key, key_strides
     dtype = _DTYPES[product_dtype(call)]
     narrows = dtype == tl.float16  # weights times small scales would be 0
     joined = sizes.rest and rest is None
@@ -200,15 +205,15 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
         pointer_to(call.q),
         strides_of(call.q, 2),
         key,
-        _strides(call.key),
+        key_strides,
         value_pointer,
-        value_strides,
+        None if value_strides == key_strides else value_strides,
         pointer_to(rest),
         _strides(rest),
         pointer_to(k_scales),
         _strides(k_scales),
         pointer_to(v_scales),
-        _strides(v_scales),
+        None if _strides(v_scales) == _strides(k_scales) else _strides(v_scales),
         pointer_to(call.table),
         strides_of(call.table, 1)[0],
         pointer_to(call.lengths),

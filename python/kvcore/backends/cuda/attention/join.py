@@ -10,13 +10,23 @@ __all__ = ["join"]
 
 
 @triton.jit
-def _state(chains, token, head, i, num_states, depth: tl.constexpr, q_heads: tl.constexpr):
-    """Return where the i-th state of a token and head is; below 0 for none."""
-    state = token
+def _states(
+    chains,
+    token,
+    head,
+    i,
+    num_states,
+    depth: tl.constexpr,
+    splits: tl.constexpr,
+    q_heads: tl.constexpr,
+):
+    """Return where the states `i` of a token and head are; below 0 for none."""
+    is_one = i < depth * splits
+    state = tl.zeros_like(i) + token
     if chains is not None:
-        state = tl.load(chains + token.to(tl.int64) * depth + i % depth)
-    split = tl.cast(i // depth, tl.int64)
-    return tl.where(state >= 0, (split * num_states + state) * q_heads + head, -1)
+        state = tl.load(chains + token.to(tl.int64) * depth + i % depth, mask=is_one, other=-1)
+    split = (i // depth).to(tl.int64)
+    return tl.where(is_one & (state >= 0), (split * num_states + state) * q_heads + head, -1)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_states"])
@@ -36,6 +46,7 @@ def join(
     q_heads: tl.constexpr,
     v_dim: tl.constexpr,
     block_v: tl.constexpr,
+    block_i: tl.constexpr,  # states that are read at the same time
 ):
     """Merge the states of one token and head."""
     token = tl.program_id(0)
@@ -46,21 +57,24 @@ def join(
     most = tl.full([], float("-inf"), tl.float32)
     if sinks is not None:
         most = tl.load(sinks + head).to(tl.float32)
-    for i in range(depth * splits):
-        at = _state(chains, token, head, i, num_states, depth, q_heads)
-        if at >= 0:
-            most = tl.maximum(most, tl.load(sums + at))
+    i = tl.arange(0, block_i)
+    for begin in range(0, depth * splits, block_i):
+        at = _states(chains, token, head, begin + i, num_states, depth, splits, q_heads)
+        found = tl.load(sums + at, mask=at >= 0, other=float("-inf"))
+        most = tl.maximum(most, tl.max(found, 0))
     base = tl.where(most == float("-inf"), 0.0, most)
     total = tl.full([], 0.0, tl.float32)
     if sinks is not None:
         total += tl.exp(tl.load(sinks + head).to(tl.float32) - base)
     acc = tl.zeros([block_v], tl.float32)
-    for i in range(depth * splits):
-        at = _state(chains, token, head, i, num_states, depth, q_heads)
-        if at >= 0:
-            weight = tl.exp(tl.load(sums + at) - base)
-            total += weight
-            acc += weight * tl.load(parts + at * v_dim + d, mask=d < v_dim, other=0.0)
+    for begin in range(0, depth * splits, block_i):
+        at = _states(chains, token, head, begin + i, num_states, depth, splits, q_heads)
+        found = tl.load(sums + at, mask=at >= 0, other=float("-inf"))
+        weights = tl.exp(found - base)
+        mask = (found != float("-inf"))[:, None] & (d < v_dim)[None, :]  # others have no tokens
+        values = tl.load(parts + at[:, None] * v_dim + d[None, :], mask=mask, other=0.0)
+        total += tl.sum(weights, 0)
+        acc += tl.sum(weights[:, None] * values, 0)
     is_empty = total == 0.0
     acc = acc / tl.where(is_empty, 1.0, total)
     o_at = token.to(tl.int64) * out_strides[0] + head.to(tl.int64) * out_strides[1]

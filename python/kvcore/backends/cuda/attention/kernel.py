@@ -11,18 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvcore.backends.cuda.attention.tiles import load_tile, row_of_program, scaled
+from kvcore.backends.cuda.attention.state import add_tile, pages_of
+from kvcore.backends.cuda.attention.tiles import row_of_program
 
 __all__ = ["attend"]
 
 # Lengths, which change at every step, must not make the compiler start again.
 _VARY = ["num_rows", "num_tokens", "num_pages", "columns", "table_stride", "window", "chunk"]
-
-
-@triton.jit
-def _offset(strides, page, in_page, head):
-    """Return where the rows of tokens begin, in elements: 64 bits from the page on."""
-    return page * strides[0] + in_page * strides[1] + head.to(tl.int64) * strides[2]
 
 
 @triton.jit
@@ -41,55 +36,21 @@ def _range_of_block(cached, length, begin, last, window, chunk, causal: tl.const
 
 
 @triton.jit
-def _is_seen(position, at, window, chunk, causal: tl.constexpr):
-    """Tell which tokens [n] those at `position` [m] see: [m, n]."""
+def _tiles_for_all(
+    low, high, oldest, newest, window, chunk, causal: tl.constexpr, block_n: tl.constexpr
+):
+    """Return the first tile that all queries see the whole of, and the one behind the last."""
+    begin = low
+    end = high + block_n - 1  # what is behind the last token, nobody sees
     if causal:
-        seen = at[None, :] <= position[:, None]
-    else:
-        seen = (at[None, :] >= 0) & (position[:, None] >= 0)  # all of them
+        end = tl.where(oldest + 1 < high, oldest + 1, end)
     if window is not None:
-        seen = seen & (at[None, :] > position[:, None] - window)
+        begin = tl.maximum(begin, newest + 1 - window)
     if chunk is not None:
-        seen = seen & (at[None, :] // chunk == position[:, None] // chunk)
-    return seen
-
-
-@triton.jit
-def _is_mixed(begin, end, oldest, newest, window, chunk, causal: tl.constexpr):
-    """Tell whether some queries see tokens of a tile that others do not see."""
-    mixed = begin < 0
-    if causal:
-        mixed = mixed | (end > oldest + 1)
-    if window is not None:
-        mixed = mixed | (begin < newest + 1 - window)
-    if chunk is not None:
-        mixed = (
-            mixed | (begin // chunk != newest // chunk) | ((end - 1) // chunk != oldest // chunk)
-        )
-    return mixed
-
-
-@triton.jit
-def _kept_apart(values, weights, seen):
-    """Keep values that are no numbers away from queries that do not see their tokens.
-
-    A weight of 0 times NaN would be NaN: such values become 0, and the weights of those who see
-    them NaN.
-    """
-    is_number = tl.abs(values.to(tl.float32)) < float("inf")
-    has_none = tl.min(is_number.to(tl.int32), 1) == 0
-    weights = tl.where(seen & has_none[None, :], float("nan"), weights)
-    return tl.where(is_number, values, 0.0), weights
-
-
-@triton.jit
-def _capped(scores, soft_cap):
-    """Bend scores to what is below a cap."""
-    if soft_cap is not None:
-        # tanh by what every processor has; exp2 overflows to the right end of it.
-        power = tl.exp2(scores * (2.0 * 1.4426950408889634 / soft_cap))
-        scores = soft_cap * (1.0 - 2.0 / (power + 1.0))
-    return scores
+        begin = tl.maximum(begin, newest // chunk * chunk)
+        behind = (oldest // chunk + 1) * chunk
+        end = tl.where(behind < high, tl.minimum(end, behind), end)
+    return tl.cdiv(begin - low, block_n), tl.maximum(end - low, 0) // block_n
 
 
 @triton.jit
@@ -139,13 +100,13 @@ def attend(
     k,  # [pages, page_size, heads, dim]
     k_strides,  # of a page, a token and a head
     v,  # likewise; None: the tile of K
-    v_strides,
+    v_strides,  # None: those of K
     rest,  # the ends of K, [pages, page_size, heads, rest]; None: they are in the rows of K
     rest_strides,
     k_scales,  # [pages, page_size, heads, groups], or None
     k_scale_strides,
     v_scales,
-    v_scale_strides,
+    v_scale_strides,  # None: those of K's
     table,  # uint32 [rows, columns]
     table_stride,
     lengths,  # uint32 [rows]
@@ -232,62 +193,109 @@ def attend(
     per_split = tl.cdiv(tiles, tl.num_programs(2))
     tile = tl.program_id(2) * per_split
     end = tl.minimum(tile + per_split, tiles)
+    whole, behind = _tiles_for_all(low, high, oldest, newest, window, chunk, causal, block_n)
+    whole = tl.minimum(tl.maximum(whole, tile), end)
+    behind = tl.minimum(tl.maximum(behind, whole), end)
 
     most = tl.full([block_m], float("-inf"), tl.float32)
     total = tl.zeros([block_m], tl.float32)
     acc = tl.zeros([block_m, block_v], tl.float32)
     n = tl.arange(0, block_n)
-    for i in tl.range(tile, end):
-        at = low + i * block_n + n
-        column = at // page_size
-        has = (at < high) & (column < columns)
-        entry = table + row.to(tl.int64) * table_stride + column
-        page = tl.load(entry, mask=has, other=0xFFFFFFFF).to(tl.int64)
-        has = has & (page < num_pages)  # others are not pages: nobody may read there
-        in_page = (at % page_size).to(tl.int64)
-
-        k_at = _offset(k_strides, page, in_page, head)
-        s_at = _offset(k_scale_strides, page, in_page, head)
-        keys = load_tile(k, k_at, has, k_scales, s_at, k_kind, dtype, 0, dim, block_dim, k_group)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        scores = scaled(scores, k_scales, s_at, has, k_group)
-        if rest_dim > 0:
-            if rest is None:
-                more = load_tile(
-                    k, k_at, has, k_scales, s_at, k_kind, dtype, dim, rest_dim, block_rest, k_group
-                )
-            else:
-                r_at = _offset(rest_strides, page, in_page, head)
-                more = load_tile(
-                    rest, r_at, has, None, r_at, "plain", dtype, 0, rest_dim, block_rest, 0
-                )
-            scores = tl.dot(ends, tl.trans(more), scores, input_precision="ieee")
-        scores = _capped(scores * scale, soft_cap)
-        seen = _is_seen(position, at, window, chunk, causal) & has[None, :]
-        scores = tl.where(seen, scores * log2e, float("-inf"))
-
-        highest = tl.maximum(most, tl.max(scores, 1))
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(most - base)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        most = highest
-        if v is None:
-            values = keys
-            t_at = s_at
-        else:
-            v_at = _offset(v_strides, page, in_page, head)
-            t_at = _offset(v_scale_strides, page, in_page, head)
-            values = load_tile(
-                v, v_at, has, v_scales, t_at, v_kind, dtype, 0, v_dim, block_v, v_group
-            )
-        if _is_mixed(
-            low + i * block_n, low + (i + 1) * block_n, oldest, newest, window, chunk, causal
-        ):
-            values, weights = _kept_apart(values, weights, seen)
-        weights = scaled(weights, v_scales, t_at, has, v_group)
-        acc = tl.dot(weights.to(dtype), values, acc, input_precision="ieee")
+    entries = table + row.to(tl.int64) * table_stride
+    if rest_dim == 0:
+        ends = None
+    # Tiles that all queries see need no mask. They come first, then those in front of and behind
+    # them.
+    at = low + whole * block_n + n
+    page = pages_of(entries, at, high, columns, page_size)
+    for _ in tl.range(whole, behind):
+        # Loaded a tile ahead: what is read from pages waits for it.
+        following = pages_of(entries, at + block_n, high, columns, page_size)
+        most, total, acc = add_tile(
+            most,
+            total,
+            acc,
+            queries,
+            ends,
+            k,
+            k_strides,
+            v,
+            v_strides,
+            rest,
+            rest_strides,
+            k_scales,
+            k_scale_strides,
+            v_scales,
+            v_scale_strides,
+            page,
+            at,
+            position,
+            head,
+            num_pages,
+            scale,
+            soft_cap,
+            window,
+            chunk,
+            True,
+            causal,
+            dim,
+            block_dim,
+            rest_dim,
+            block_rest,
+            v_dim,
+            block_v,
+            page_size,
+            k_kind,
+            v_kind,
+            k_group,
+            v_group,
+            dtype,
+        )
+        page = following
+        at += block_n
+    for j in tl.range(tile, end - (behind - whole), num_stages=1):
+        at = low + tl.where(j < whole, j, j + (behind - whole)) * block_n + n
+        page = pages_of(entries, at, high, columns, page_size)
+        most, total, acc = add_tile(
+            most,
+            total,
+            acc,
+            queries,
+            ends,
+            k,
+            k_strides,
+            v,
+            v_strides,
+            rest,
+            rest_strides,
+            k_scales,
+            k_scale_strides,
+            v_scales,
+            v_scale_strides,
+            page,
+            at,
+            position,
+            head,
+            num_pages,
+            scale,
+            soft_cap,
+            window,
+            chunk,
+            False,
+            causal,
+            dim,
+            block_dim,
+            rest_dim,
+            block_rest,
+            v_dim,
+            block_v,
+            page_size,
+            k_kind,
+            v_kind,
+            k_group,
+            v_group,
+            dtype,
+        )
 
     if sinks is not None:
         most, total, acc = _with_sinks(sinks + q_head, is_query, most, total, acc)

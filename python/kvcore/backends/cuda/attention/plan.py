@@ -20,6 +20,7 @@ __all__ = [
 
 MOST_SPLITS = 64
 _LEAST_DIM = 16  # of a matrix product
+_PROGRAMS = 4  # of each processor
 _TOKENS_OF_A_SPLIT = 256  # fewer are not worth a program and the join
 
 
@@ -90,8 +91,9 @@ def make_plan(sizes: Sizes, settings: Settings, arch: int, splits: int) -> Plan:
 
 def default_splits(sizes: Sizes, plan: Plan, processors: int) -> int:
     """Return into how many parts the tokens of a row are cut, so that no processor is idle."""
-    programs = plan.grid[0] * plan.grid[1]
-    wanted = 2 * processors // max(1, programs)
+    # The grid has room for rows that begin anywhere; so many programs find tokens.
+    blocks = max(sizes.rows, -(-sizes.tokens * plan.heads_per_block // plan.block_m))
+    wanted = _PROGRAMS * processors // max(1, blocks * plan.grid[1])
     worth = sizes.columns * sizes.page_size // _TOKENS_OF_A_SPLIT
     return max(1, min(wanted, worth, MOST_SPLITS))
 

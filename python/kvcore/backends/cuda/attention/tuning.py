@@ -87,7 +87,7 @@ def microseconds(place: Any, call: Call, settings: Settings) -> float:
     plan = plan_with(call, fitted, splits, place)
     out = place.empty((*call.q.shape[:2], call.v_dim), call.q.dtype)
     scratch = place.empty(
-        (splits * call.q.shape[0] * call.q.shape[1] * (call.v_dim + 1),), np.float32
+        (splits * call.q.shape[0] * call.q.shape[1] * (call.v_dim + 1),), np.dtype(np.float32)
     )
     events = cupy().cuda
     stream = events.ExternalStream(place.stream, place.device)
