@@ -12,18 +12,21 @@ from argparse import Namespace
 from functools import partial
 from importlib.util import find_spec
 from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpu_moves import Copies, numbers
-from gpu_timing import Call, gpu_us, library
+from gpu_timing import Call, against, gpu_us, library
 from harness import Row, make_row
 from kvcore import PagedBatch, ops
+from kvcore.dtypes import numpy_dtype
 
 _HEADS, _GROUP, _DIM = 8, 4, 128
 _POOL_BYTES = 1 << 30  # of K, and of V
 _BATCHES = ((1, 32_768, 1), (16, 8192, 1), (64, 2048, 1), (1, 8192, 2048))  # rows, cached, new
+_NARROW = ("float8_e4m3fn", "int8")
 
 
 class _Scene(NamedTuple):
@@ -34,12 +37,21 @@ class _Scene(NamedTuple):
     offsets: Any
     out: Any
     tokens: int  # of K, of a round
+    token_bytes: int  # of K and of V, with scales
 
     @classmethod
-    def make(cls, rows: int, cached: int, new: int, page: int, rounds: int) -> _Scene:
+    def make(
+        cls, rows: int, cached: int, new: int, page: int, rounds: int, narrow: str = ""
+    ) -> _Scene:
         cp = library()
-        pages = _POOL_BYTES // (page * _HEADS * _DIM * 2)
-        k, v = (numbers((pages, page, _HEADS, _DIM), "bfloat16") for _ in "kv")
+        shape = _POOL_BYTES // (page * _HEADS * _DIM * 2), page, _HEADS, _DIM
+        pages, scales = shape[0], {}
+        if narrow:
+            k, v = (_codes(shape, narrow) for _ in "kv")
+            ones = cp.ones((*shape[:3], 1), cp.float32)
+            scales = {"key_scales": ones, "value_scales": ones.copy()}
+        else:
+            k, v = (numbers(shape, "bfloat16") for _ in "kv")
         columns = -(-(cached + new) // page)
         order = np.random.default_rng(7).permutation(pages).astype(np.uint32)
         count = min(rounds, pages // (rows * columns))
@@ -47,14 +59,22 @@ class _Scene(NamedTuple):
         lengths = cp.full(rows, cached, cp.uint32)
         q = numbers((rows * new, _HEADS * _GROUP, _DIM), "bfloat16")
         offsets = cp.arange(rows + 1, dtype=cp.uint32) * cp.uint32(new)
-        batches = [PagedBatch(k, v, tables[i % count], lengths) for i in range(rounds)]
-        return cls(batches, q, offsets, cp.empty(q.shape, q.dtype), rows * (cached + new))
+        batches = [PagedBatch(k, v, tables[i % count], lengths, **scales) for i in range(rounds)]
+        token_bytes = _HEADS * (_DIM * k.itemsize + 4 * bool(narrow))
+        out = cp.empty(q.shape, q.dtype)
+        return cls(batches, q, offsets, out, rows * (cached + new), token_bytes)
 
     def calls(self) -> list[Call]:
         return [
             partial(ops.attention, batch, 0, self.q, self.offsets, out=self.out)
             for batch in self.batches
         ]
+
+
+def _codes(shape: tuple[int, ...], narrow: str) -> Any:
+    """Return random codes of moderate numbers."""
+    cp = library()
+    return cp.random.randint(0, 0x50, shape, cp.uint8).view(numpy_dtype(narrow))
 
 
 def _torch_stream() -> Any:
@@ -135,11 +155,13 @@ def _rows_of(shape: tuple[int, int, int], page: int, copies: Copies, rounds: int
     scene = _Scene.make(*shape, page, rounds)
     kind = "decode" if new == 1 else "prefill"
     key = f"gpu.attention.{kind}.{rows}x{cached}.{page}"
-    work = f"{kind}, {rows} x {cached:,} tokens behind {new} new ones, bf16, page {page}"
+    work = f"{kind}, {rows} x {cached:,} tokens before {new:,} new, bf16, page {page}"
     others = {"torch SDPA": _torch(scene, new)}
     if new == 1:
-        size = scene.tokens * _HEADS * _DIM * 2  # K and V, halved
-        others = {"copy": copies.of(size, 0), "flashinfer": _flashinfer(scene, page)} | others
+        others = {
+            "copy": copies.of(scene.tokens * scene.token_bytes, 0),
+            "flashinfer": _flashinfer(scene, page),
+        } | others
     there = {name: call for name, call in others.items() if call is not None}
     calls = [each for own in scene.calls() for each in (own, *there.values())]
     spent = gpu_us(calls)
@@ -156,13 +178,37 @@ def _rows_of(shape: tuple[int, int, int], page: int, copies: Copies, rounds: int
     ] or [make_row(key, work, own)]
 
 
+def _narrow_row(narrow: str, copies: Copies, rounds: int) -> Row:
+    """Decode from quantised pages, with a scale for each token and head."""
+    rows, cached, page = 16, 8192, 16
+    scene = _Scene.make(rows, cached, 1, page, rounds, narrow)
+    limits = [copies.of(scene.tokens * scene.token_bytes, i) for i in range(rounds)]
+    work = f"decode, {rows} x {cached:,} tokens before 1 new, {narrow}, page {page}"
+    return against(f"gpu.attention.decode.{narrow}.copy", work, scene.calls(), limits, "copy")
+
+
+def _host_row(rounds: int) -> Row:
+    """Ask how long a call keeps the host, which a graph spares."""
+    scene = _Scene.make(16, 256, 1, 16, 1)
+    (call,) = scene.calls()
+    spent = []
+    for _ in range(20 * rounds):
+        start = perf_counter()
+        call()
+        spent.append((perf_counter() - start) * 1e6)
+    library().cuda.get_current_stream().synchronize()
+    return make_row("gpu.attention.host", "decode, 16 x 256 tokens: the host's time", spent)
+
+
 def measure(options: Namespace) -> list[Row]:
     """Measure decoding and a chunk of a prompt."""
     rounds = 3 if options.quick else 12
     copies = Copies()
-    return [
+    rows = [
         row
         for page in (16, 64)
         for shape in _BATCHES
         for row in _rows_of(shape, page, copies, rounds)
     ]
+    narrow = [_narrow_row(name, copies, rounds) for name in _NARROW]
+    return [*rows, *narrow, _host_row(rounds)]

@@ -2,7 +2,8 @@
 """Run the benches of a GPU and write one JSON: the machine, limits, rows, goals, earlier steps.
 
 ``bench/gpu.sh`` calls this after the tests; alone, ``python bench/gpu_run.py --json OUT`` runs the
-benches. Exit code 2: there is no GPU here.
+benches, and with ``--page`` writes a stored result into ``docs/gpu.md``. Exit code 2: there is no
+GPU here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import platform
 import sys
+from dataclasses import fields
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +25,7 @@ import gpu_moves
 from gpu_result import check, result
 from gpu_timing import library
 from harness import Row, show
+from run import DOCS, table, write_between
 
 BENCHES = {
     "limits": gpu_limits,
@@ -85,6 +88,23 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def write_page(found: dict[str, Any]) -> None:
+    """Write a stored result into the page on GPUs."""
+    check(found)
+    machine = found["machine"]
+    known = {field.name for field in fields(Row)}
+    rows = [
+        Row(**{key: value for key, value in row.items() if key in known})
+        for row in (*found["limits"], *found["rows"])
+    ]
+    facts = (
+        f"{machine['device']}, driver {machine['driver']}, cupy {machine['cupy']}, "
+        f"Python {machine['python']}, kvcore {machine['kvcore']}, {machine['date'][:10]}; "
+        f"microseconds."
+    )
+    write_between(DOCS / "gpu.md", "gpu", f"{facts}\n\n{table(rows)}")
+
+
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -92,6 +112,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=Path, help="what the script noted of its steps")
     parser.add_argument("--only", nargs="+", choices=list(BENCHES), help="benches to run")
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
+    parser.add_argument(
+        "--page", action="store_true", help="run none; write what --json holds into docs/gpu.md"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check what needs no GPU, and stop")
     return parser.parse_args(arguments)
 
@@ -103,6 +126,9 @@ def main(arguments: list[str] | None = None) -> int:
         check(json.loads(EXAMPLE.read_text()))
         read_steps(options.steps)
         print("ready: the modules are there, and the stored example is a result")
+        return 0
+    if options.page:
+        write_page(json.loads(options.json.read_text()))
         return 0
     reason = why_no_gpu()
     if reason:
