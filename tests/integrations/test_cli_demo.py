@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cli_runs import refused, shown, told
 from kvcore import ops
+from kvcore.backends.cuda import availability
 from kvcore.cli.demo_table import print_demo
 from kvcore.cli.main import main
 from kvcore.demo import DemoReport, DemoSettings, run_demo
@@ -63,8 +64,8 @@ def test_json_has_every_key(capsys: pytest.CaptureFixture[str], report: DemoRepo
     assert answer.keys() == report.to_dict().keys()
     assert answer["with_cache"].keys() == answer["without_cache"].keys() == RUN_KEYS
     assert answer["check"].keys() == CHECK_KEYS
-    asked = ("chats", "turns", "seed", "dtype", "page_size", "threads")
-    assert [answer[name] for name in asked] == [2, 1, 0, "float32", 16, 1]
+    asked = ("chats", "turns", "seed", "dtype", "page_size", "threads", "device")
+    assert [answer[name] for name in asked] == [2, 1, 0, "float32", 16, 1, "cpu"]
     assert (answer["same_without_cache"], answer["is_right"]) == (2, True)
 
 
@@ -185,6 +186,9 @@ def test_wrong_outputs_are_one_line_and_exit_1(
         (["--pages", "3"], "'--pages': 3 pages of 16 tokens hold no chat of "),
         (["--threads", "0"], "'--threads': expected 1 to 1024, got 0"),
         (["--threads", "two"], "'--threads'"),
+        (["--device", "gpu"], "'--device': device is 'gpu', must be 'cpu', 'cuda' or 'cuda:<inde"),
+        (["--device", "cuda:-1"], "'--device': device is 'cuda:-1', must be 'cpu', 'cuda' or"),
+        (["--device", "pinned"], "'--device': device is 'pinned', must be 'cpu', 'cuda' or 'cuda"),
         (["chats"], "unexpected extra argument"),
         (["--fast"], "No such option"),
     ],
@@ -193,6 +197,12 @@ def test_bad_option_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert words in refused(capsys, "demo", *arguments)
+
+
+@pytest.mark.skipif(availability.why_unavailable() == "", reason="there is a GPU")
+def test_without_a_gpu_one_line_says_why_and_exit_1(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "demo", "--device", "cuda:0", code=1)
+    assert line == f"kvcore: error: CUDA unavailable: {availability.why_unavailable()}\n"
 
 
 def test_import_of_the_package_leaves_the_demo_out() -> None:

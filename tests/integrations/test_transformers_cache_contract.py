@@ -17,6 +17,7 @@ torch = require("torch")
 transformers = require("transformers")
 
 from cache_models import generate, make_config, make_model, prompts, seeded  # noqa: E402
+from kvcore import Device  # noqa: E402
 from kvcore.integrations.transformers import KVCoreCache, cache_pool, memory  # noqa: E402
 
 LAYERS, HEADS, K_DIM, V_DIM = 2, 2, 5, 3
@@ -244,7 +245,7 @@ def test_free_memory_is_what_the_control_group_leaves(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    found = memory.free_memory()
+    found = memory.free_memory(Device("cpu"))
     assert found == free if free is not None else found > 10_000_000
 
 
@@ -252,7 +253,7 @@ def test_free_memory_is_what_the_control_group_leaves(
 def test_without_a_size_the_pool_may_have_half_of_what_is_free(
     monkeypatch: pytest.MonkeyPatch, free: int, pages: int
 ) -> None:
-    monkeypatch.setattr(cache_pool, "free_memory", lambda: free)
+    monkeypatch.setattr(cache_pool, "free_memory", lambda _: free)
     cache = filled(1, 3, num_pages=None)
     assert cache.manager is not None
     assert cache.manager.params.bytes_per_page == 384

@@ -290,13 +290,13 @@ def test_slots_and_pages_stay_within_half_the_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory, "PagedKVCacheManager", Noted)
     expected = expected_of("qwen3-next", NEW)
     for room, batch in ((longest + 2 * slot, 1), (longest + 7 * slot, 3), (1 << 30, 7)):
-        monkeypatch.setattr(memory, "free_memory", lambda room=room: 2 * room)
+        monkeypatch.setattr(memory, "free_memory", lambda _, room=room: 2 * room)
         results = generate(model, prompts_of(), max_new_tokens=NEW)
         assert [result.token_ids for result in results] == expected
         assert made[-1].max_batch_size == batch
         held = made[-1].total_num_pages * params.bytes_per_page
         assert held + made[-1].state_metrics.total_slots * slot <= room
-    monkeypatch.setattr(memory, "free_memory", lambda: 2 * (longest + 2 * slot - 1))
+    monkeypatch.setattr(memory, "free_memory", lambda _: 2 * (longest + 2 * slot - 1))
     with pytest.raises(CapacityError, match=f"beside {2 * slot} bytes of states"):
         generate(model, prompts_of(), max_new_tokens=NEW)
 

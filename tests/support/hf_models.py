@@ -324,7 +324,7 @@ def plain(model: Any, prompts: Sequence[list[int]], new: int) -> list[list[int]]
     """Answer what model.generate makes of each prompt by itself, greedily."""
     answers = []
     for prompt in prompts:
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=model.device)
         whole = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -153,7 +153,8 @@ def test_one_module_loads_the_backends_of_devices() -> None:
         if any(each.startswith("kvcore.backends.cuda") for each in imported)
         and not module.startswith("kvcore.backends.cuda")
     }
-    of_gpus = {"kvcore.cuda", "kvcore.cli.info", "kvcore.cli.tune_attention"}
+    of_gpus = {"kvcore.cuda", "kvcore.cli.info", "kvcore.cli.devices"}
+    of_gpus |= {"kvcore.cli.tune_attention", "kvcore.integrations.transformers.devices"}
     assert above == {"kvcore.backends.selection", *of_gpus}
 
 

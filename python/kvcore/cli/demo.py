@@ -12,6 +12,7 @@ from kvcore import CapacityError
 from kvcore.cli import options
 from kvcore.cli.demo_progress import watching
 from kvcore.cli.demo_table import print_demo
+from kvcore.cli.devices import DeviceName, machine_errors, usable_device
 from kvcore.cli.streams import tell
 from kvcore.demo import DemoReport, DemoSettings, run_demo
 from kvcore.dtypes import itemsize
@@ -46,7 +47,7 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         callback=options.within(1, 1024),
-        help="Of the cache's kernels.",
+        help="Of the cache's kernels in host memory.",
         show_default="the processors",
     ),
 ]
@@ -61,6 +62,7 @@ def demo(
     page_size: options.PageSize = DemoSettings.page_size,
     pages: Pages = None,
     threads: Threads = None,
+    device: DeviceName = DemoSettings.device,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve multi-turn chats with a small built-in transformer, with and without the prefix cache.
@@ -70,18 +72,22 @@ def demo(
     recomputation that has no cache; with float32 pages a difference ends with exit code 1.
 
     Example: kvcore demo --chats 64 --dtype float8_e4m3fn
+
+    Example: kvcore demo --device cuda:0
     """
     options.checked("--dtype", itemsize, dtype)
-    settings = DemoSettings(
-        chats=chats,
-        turns=turns,
-        seed=seed,
-        dtype=dtype,
-        page_size=page_size,
-        pages=pages,
-        threads=threads or _processors(),
-    )
-    report = _run(settings)
+    with machine_errors():
+        settings = DemoSettings(
+            chats=chats,
+            turns=turns,
+            seed=seed,
+            dtype=dtype,
+            page_size=page_size,
+            pages=pages,
+            threads=threads or _processors(),
+            device=str(usable_device(device)),
+        )
+        report = _run(settings)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:

@@ -54,9 +54,8 @@ def print_demo(report: DemoReport, console: Console | None = None) -> None:
 
 def _title(settings: DemoSettings) -> str:
     served = f"{settings.chats:,} chats of {settings.turns:,} turns"
-    return (
-        f"{served}, {settings.pages:,} pages of {settings.page_size:,} tokens in {settings.dtype}"
-    )
+    pages = f"{settings.pages:,} pages of {settings.page_size:,} tokens in {settings.dtype}"
+    return f"{served}, {pages}{'' if settings.device == 'cpu' else f' on {settings.device}'}"
 
 
 def _findings(report: DemoReport) -> Iterator[tuple[str, str]]:

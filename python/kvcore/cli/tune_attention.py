@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcore import KVCacheError
-from kvcore.backends.cuda import availability
 from kvcore.backends.selection import backend_of
 from kvcore.cli import options
-from kvcore.cli.streams import tell
+from kvcore.cli.devices import machine_errors, require_gpu
 from kvcore.dtypes import NARROW, WIDE
 
 _MOST = 1 << 16
@@ -42,15 +40,9 @@ def tune_attention(
         raise typer.BadParameter(f"expected a multiple of the {heads} --heads, got {q_heads}")
     _one_of("--dtype", dtype, WIDE[1:])
     _one_of("--pool-dtype", pool_dtype, (*WIDE[1:], *NARROW))
-    try:
-        count = availability.require_devices()
-        if device >= count:
-            raise typer.BadParameter(f"--device is {device}, there are {count} GPUs")
-        availability.attention_kernels()
+    with machine_errors():
+        require_gpu(device)
         row = _tuned(device, (dim, heads, q_heads, dtype, pool_dtype, page_size), quiet=as_json)
-    except KVCacheError as error:
-        tell(f"error: {error}")
-        raise typer.Exit(1) from error
     from kvcore.backends.cuda.attention.settings_file import VARIABLE, write_row
 
     options.checked("--output", write_row, Path(output), row)

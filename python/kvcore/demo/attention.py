@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore import RaggedKVCacheInputs, ops
+from kvcore import Device, RaggedKVCacheInputs, ops
+from kvcore.backends.protocol import Place
+from kvcore.backends.selection import backend_of
 from kvcore.demo.protocol import Floats
 
 # Queries at a time: their scores stay in the processor's cache.
@@ -24,26 +26,43 @@ class PagedAttention:
     ----------
     inputs : RaggedKVCacheInputs
         What ``fetch`` handed out for the step.
-    row_offsets : uint32 [B + 1]
-        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
+    row_offsets : array uint32 [B + 1]
+        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; where the pages are.
     dtype : numpy dtype
         What K and V are rounded to; float8 and int8 pools quantise float32 themselves.
     threads : int
-        Of the kernels.
+        Of the kernels of the host.
+    place : Place
+        Where the pages are: what the model makes in host memory is copied there, and what comes
+        out is copied back, for which the host waits.
     """
 
     inputs: RaggedKVCacheInputs
-    row_offsets: NDArray[np.uint32]
+    row_offsets: Any
     dtype: np.dtype[Any]
     threads: int
+    place: Place
+
+    @classmethod
+    def of(
+        cls,
+        inputs: RaggedKVCacheInputs,
+        row_offsets: NDArray[np.uint32],
+        dtype: np.dtype[Any],
+        threads: int,
+        device: Device,
+    ) -> PagedAttention:
+        """Make one for a step whose pages are on a device."""
+        place = backend_of(device.kind).current_place(device.index)
+        return cls(inputs, place.from_host(row_offsets), dtype, threads, place)
 
     def __call__(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         """Return attention ``[tokens, q_heads, head_dim]``."""
-        inputs, offsets, threads = self.inputs, self.row_offsets, self.threads
-        k, v = (each.astype(self.dtype, copy=False) for each in (k, v))
+        inputs, offsets, threads, place = self.inputs, self.row_offsets, self.threads, self.place
+        k, v = (place.from_host(each.astype(self.dtype, copy=False)) for each in (k, v))
         ops.append(inputs, layer, k, v, offsets, threads=threads)
-        seen: Floats = ops.attention(inputs, layer, q, offsets, threads=threads)
-        return seen
+        seen = ops.attention(inputs, layer, place.from_host(q), offsets, threads=threads)
+        return place.to_host(seen)
 
 
 def plain_attention(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:  # noqa: ARG001

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcore import KVCacheParams
+from kvcore import Device, KVCacheParams
 from kvcore.demo.protocol import LanguageModel
 from kvcore.dtypes import itemsize
+
+_HOST = Device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class EngineSettings:
         Most tokens of a step, at least `max_running`.
     threads : int
         Of the cache's kernels.
+    device : Device
+        Where the pages are and attention runs.
     """
 
     pages: int
@@ -37,6 +41,7 @@ class EngineSettings:
     max_running: int = 16
     step_tokens: int = 256
     threads: int = 1
+    device: Device = _HOST
 
     def params(self, model: LanguageModel) -> KVCacheParams:
         """Return the parameters of a model's cache."""

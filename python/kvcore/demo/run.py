@@ -40,7 +40,9 @@ def run_demo(settings: DemoSettings, watcher: Watcher | None = None) -> DemoRepo
     CapacityError
         The longest chat does not fit the pool.
     ValueError
-        A dtype that no cache is stored in.
+        A dtype that no cache is stored in, or no device.
+    KVCacheError
+        A device that is not there, or attention on GPUs that lacks Triton.
     AssertionError
         The manager broke a conservation law.
 

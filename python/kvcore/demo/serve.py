@@ -53,7 +53,11 @@ class ChatServer:
         self.settings = settings
         self.num_turns = sum(len(chat.messages) for chat in chats)
         self.manager = PagedKVCacheManager(
-            settings.params(model), settings.max_running, longest, num_pages=settings.pages
+            settings.params(model),
+            settings.max_running,
+            longest,
+            devices=[settings.device],
+            num_pages=settings.pages,
         )
         self._model = model
         self._chats = chats
@@ -172,7 +176,10 @@ class ChatServer:
         """Run the model on the active tokens of a batch; return the logits that tell each token."""
         (inputs,) = batch.inputs
         packed = ops.pack(inputs, batch.contexts)
-        attend = PagedAttention(inputs, packed.row_offsets, self._dtype, self.settings.threads)
+        settings = self.settings
+        attend = PagedAttention.of(
+            inputs, packed.row_offsets, self._dtype, settings.threads, settings.device
+        )
         wanted = packed.last_rows[batch.rows]
         return self._model.forward(packed.tokens, packed.positions, attend, wanted)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvcore import Device
 from kvcore.demo.chats import Chat, ChatSettings, longest_chat, make_chats
 from kvcore.demo.engine import EngineSettings
 
@@ -27,7 +28,10 @@ class DemoSettings:
     pages : int, optional
         By default fewer than the turns that run at a time need if they share nothing.
     threads : int
-        Of the cache's kernels.
+        Of the cache's kernels in host memory.
+    device : str
+        Where the pages are and attention runs: "cpu", "cuda" or "cuda:<index>". The model itself is
+        numpy.
     """
 
     chats: int = ChatSettings.chats
@@ -37,6 +41,7 @@ class DemoSettings:
     page_size: int = EngineSettings.page_size
     pages: int | None = None
     threads: int = EngineSettings.threads
+    device: str = str(EngineSettings.device)
 
     def make_chats(self) -> list[Chat]:
         """Make up the chats."""
@@ -50,4 +55,5 @@ class DemoSettings:
             page_size=self.page_size,
             dtype=self.dtype,
             threads=self.threads,
+            device=Device.parse(self.device),
         )

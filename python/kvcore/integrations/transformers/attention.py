@@ -86,6 +86,7 @@ def padding_mask(
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
     config: Any = None,
+    device: torch.device | None = None,
     **__: Any,
 ) -> torch.Tensor | None:
     """Hand the caller's padding on: ``attention_forward`` adds what is causal by itself.
@@ -119,9 +120,10 @@ def padding_mask(
     is_chunked = local_size is not None and _has_chunks(config)
     if mask_function is None or not is_chunked or (padding is None and kv_offset == 0):
         return padding
-    queries = int(q_offset) + torch.arange(q_length)[:, None]
-    rows = torch.arange(1 if padding is None else len(padding))[:, None, None, None]
-    seen: torch.Tensor = mask_function(rows, 0, queries, kv_offset + torch.arange(kv_length))
+    queries = int(q_offset) + torch.arange(q_length, device=device)[:, None]
+    rows = torch.arange(1 if padding is None else len(padding), device=device)
+    keys = kv_offset + torch.arange(kv_length, device=device)
+    seen: torch.Tensor = mask_function(rows[:, None, None, None], 0, queries, keys)
     return seen if padding is None else seen & padding[:, None, None, :].bool()
 
 

@@ -12,11 +12,11 @@ import torch
 from kvcore import ops
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext
+from kvcore.integrations.transformers import devices
 from kvcore.integrations.transformers.latents import LatentLayer, keeps_latents
 from kvcore.integrations.transformers.names import CACHE
 from kvcore.integrations.transformers.rules import AttentionRule, query_scales
 from kvcore.integrations.transformers.slots import BatchStates
-from kvcore.integrations.transformers.tensors import array_of, tensor_of
 from kvcore.integrations.transformers.tray import LayerTray, RunMixer
 from kvcore.paged import PagedKVCacheManager
 
@@ -33,7 +33,7 @@ class PackedBatch:
     contexts : sequence of contexts
         The batch, in the same order, not updated since.
     threads : int, optional
-        Threads that attention may use; as many as torch uses by default.
+        Threads that attention on the CPU may use; as many as torch uses by default.
     manager : PagedKVCacheManager, optional
         Which fetched. Models with recurrent layers need it: their states lie there. Such a batch
         runs once, for a forward moves the states on.
@@ -41,7 +41,8 @@ class PackedBatch:
     Raises
     ------
     ValueError
-        No contexts, or not as many as were fetched; states on several devices.
+        No contexts, or not as many as were fetched; states on several devices. On a GPU, cupy and
+        torch whose current streams are two.
 
     Attributes
     ----------
@@ -49,6 +50,11 @@ class PackedBatch:
         Where each row's tokens begin in the forward.
     last_rows : int64 array [B]
         The last token of each row, whose logits tell what comes next.
+
+    Notes
+    -----
+    Runs where the pool is. On a GPU all work is on torch's current stream, and the host waits for
+    none of it.
 
     Examples
     --------
@@ -67,9 +73,10 @@ class PackedBatch:
 
     __slots__ = (
         "_inputs",
-        "_latents",
+        "_offsets",
         "_positions",
         "_states",
+        "_tensors",
         "_threads",
         "_tokens",
         "_tray",
@@ -90,14 +97,18 @@ class PackedBatch:
             raise ValueError("the batch has no contexts; pass at least one, those fetched")
         self._inputs = inputs
         self._threads = torch.get_num_threads() if threads is None else threads
-        self._tokens = packed.tokens.astype(np.int64)
-        self._positions = packed.positions
+        self._tensors = devices.tensors_on(devices.pool_device(inputs.blocks))
+        self._tensors.require_order()
+        self._tokens = self._tensors.put(packed.tokens.astype(np.int64))
+        self._positions = self._tensors.put(packed.positions)
+        self._offsets = self._tensors.offsets(packed.row_offsets)
         self.last_rows = packed.last_rows
         self.row_offsets = packed.row_offsets
         self._tray = LayerTray(self._mix)
         self._states = None
         if manager is not None and manager.params.state_groups:
-            self._states = BatchStates(manager, inputs, self.row_offsets)
+            begun = packed.positions[packed.row_offsets[:-1]] > 0
+            self._states = BatchStates(manager, inputs, self.row_offsets, begun, self._tensors)
 
     def model_inputs(self, rows: Any = None) -> dict[str, Any]:
         """Name the arguments for ``model(**packed.model_inputs())``.
@@ -110,13 +121,13 @@ class PackedBatch:
         Returns
         -------
         dict
-            ``input_ids`` and ``position_ids`` int64 [1, T], ``logits_to_keep`` int64 [n] and what
-            carries the pages to the layers.
+            ``input_ids`` and ``position_ids`` int64 [1, T], ``logits_to_keep`` int64 [n], where the
+            pool is, and what carries the pages to the layers.
         """
         return {
-            "input_ids": torch.from_numpy(self._tokens)[None],
-            "position_ids": torch.from_numpy(self._positions)[None],
-            "logits_to_keep": torch.from_numpy(self.last_rows if rows is None else rows),
+            "input_ids": self._tokens[None],
+            "position_ids": self._positions[None],
+            "logits_to_keep": self._tensors.put(self.last_rows if rows is None else rows),
             CACHE: self._tray,
             "use_cache": False,
             "kvcore_batch": self,
@@ -152,12 +163,12 @@ class PackedBatch:
         if keeps_latents(module):
             return self._attend_latents(module, query[0], rule)
         q = query[0].transpose(0, 1)
-        scales = query_scales(module, torch.from_numpy(self._positions))
+        scales = query_scales(module, self._positions)
         if scales is not None:
             q = (q * scales).to(q.dtype)
         if self._writes(layer):
             self._append(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return self._over_pages(layer, q, rule)[None]
+        return self._over_pages(layer, q, value.shape[-1], rule)[None]
 
     def _mix(self, module: Any, hidden: torch.Tensor, run: RunMixer) -> torch.Tensor:
         if self._states is None:
@@ -172,7 +183,7 @@ class PackedBatch:
     ) -> torch.Tensor:
         layer = LatentLayer.of(module)
         self._append(module.layer_idx, self._tray.take(), None)
-        out = self._over_pages(module.layer_idx, layer.query(query), rule, module.kv_lora_rank)
+        out = self._over_pages(module.layer_idx, layer.query(query), module.kv_lora_rank, rule)
         return layer.values(out)[None]
 
     def _writes(self, layer: int) -> bool:
@@ -181,25 +192,33 @@ class PackedBatch:
         return layers is None or layers[layer].owner is None
 
     def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor | None) -> None:
-        values = None if v is None else array_of(v)
+        tensors = self._tensors
         ops.append(
-            self._inputs, layer, array_of(k), values, self.row_offsets, threads=self._threads
+            self._inputs,
+            layer,
+            tensors.array(k),
+            None if v is None else tensors.array(v),
+            self._offsets,
+            **tensors.options(self._threads),
         )
 
     def _over_pages(
-        self, layer: int, q: torch.Tensor, rule: AttentionRule, v_head_dim: int | None = None
+        self, layer: int, q: torch.Tensor, v_head_dim: int, rule: AttentionRule
     ) -> torch.Tensor:
-        out = ops.attention(
+        tensors = self._tensors
+        out = q.new_empty((*q.shape[:2], v_head_dim))  # of torch's memory, on a GPU too
+        ops.attention(
             self._inputs,
             layer,
-            array_of(q),
-            self.row_offsets,
+            tensors.array(q),
+            self._offsets,
             scale=rule.scale,
             window=rule.window,
             chunk=rule.chunk,
             soft_cap=rule.soft_cap,
-            sinks=None if rule.sinks is None else array_of(rule.sinks),
+            sinks=None if rule.sinks is None else tensors.array(rule.sinks),
+            out=tensors.array(out),
             v_head_dim=v_head_dim,
-            threads=self._threads,
+            **tensors.options(self._threads),
         )
-        return tensor_of(out)
+        return out

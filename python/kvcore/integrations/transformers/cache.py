@@ -6,13 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from numpy.typing import NDArray
 from transformers import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, cache_utils
 
 from kvcore.arguments import flag
 from kvcore.integrations.transformers.cache_pool import PoolPlan
 from kvcore.integrations.transformers.cache_rows import CacheRows
-from kvcore.integrations.transformers.tensors import array_of
+from kvcore.integrations.transformers.devices import device_of
 from kvcore.params import require_count
 
 if TYPE_CHECKING:
@@ -36,15 +35,15 @@ class KVCoreCache(Cache):
     num_pages : int, optional
         Pages of the pool.
     available_cache_memory : int, optional
-        Bytes of the pool, in place of `num_pages`. With neither it may grow to half of the host
-        memory that is free when the first tokens come, at most 2**20 tokens; memory is taken as
-        pages are first written.
+        Bytes of the pool, in place of `num_pages`. With neither it may grow to half of the memory
+        that is free when the first tokens come, at most 2**20 tokens; host memory is taken as pages
+        are first written, a GPU's at once.
     groups : bool
         Layers with a window or chunk keep that alone, in models that also have layers without. Then
         ``crop`` goes back by the tokens of the last forward pass at most, as assisted generation
         does. By default every layer keeps every token.
     threads : int
-        Threads that copy K and V.
+        Threads that copy K and V in host memory.
 
     Raises
     ------
@@ -59,10 +58,12 @@ class KVCoreCache(Cache):
     Works wherever DynamicCache does: greedy search with padding, beams, sampling, assisted
     generation, prompt lookup, several turns. Masks apply windows.
     Latents of MLA models are stored as they come. Beams, ``batch_repeat_interleave`` and
-    ``copy.deepcopy`` share pages, and copy one when they write into it. K and V must be in host
-    memory. One thread at a time uses a cache.
+    ``copy.deepcopy`` share pages, and copy one when they write into it. The pool is where the K and
+    V of the first tokens are: in host memory, or on a GPU (which needs cupy and a build with nvcc).
+    One thread at a time uses a cache.
 
-    A forward pass costs the append of its tokens and a gather of all K and V into new tensors.
+    A forward pass costs the append of its tokens and a gather of all K and V into new tensors. On a
+    GPU both run on torch's current stream, and the host waits for neither.
 
     Examples
     --------
@@ -190,6 +191,7 @@ class KVCoreCacheLayer(CacheLayerMixin):
         self._rows = rows
         self._index = index
         self._window = window
+        self._home = torch.device("cpu")
         self.length = 0
         self.is_initialized = False
 
@@ -211,7 +213,7 @@ class KVCoreCacheLayer(CacheLayerMixin):
         Parameters
         ----------
         key_states, value_states : tensor [rows, heads, new tokens, dim]
-            In host memory; the last dimensions may differ.
+            In host memory or on a GPU, where those before are; the last dimensions may differ.
 
         Returns
         -------
@@ -222,26 +224,34 @@ class KVCoreCacheLayer(CacheLayerMixin):
         InsufficientBlocksError, CapacityError
             The pool is full; the cache is as it was before the forward pass.
         ValueError, TypeError
-            K and V that do not fit what the cache holds.
+            K and V that do not fit what the cache holds, or are elsewhere.
+        KVCacheError
+            K and V on a GPU, and no kernels for it here, with the reason.
         """
         _check(key_states, value_states)
         before = self.length
         self._begin(key_states, value_states)
         self._rows.append(self._index, _flat(key_states), _flat(value_states))
-        self.length, self.is_initialized = self._rows.length, True
+        self._home, self.is_initialized = key_states.device, True
+        self.length = self._rows.length
         return (key_states, value_states) if before == 0 else self._read(self._first(before))
 
     def _begin(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Begin a forward pass of the rows if this is its first layer."""
         tokens, length = k.shape[2], self._rows.length
+        device = device_of(k.device)
+        assert device is not None
         if self.length == length:
             dtype = str(k.dtype).removeprefix("torch.")
-            self._rows.begin(len(k), tokens, dtype, k.shape[1], (k.shape[3], v.shape[3]))
+            widths = k.shape[3], v.shape[3]
+            self._rows.begin(len(k), tokens, dtype, k.shape[1], widths, device)
         elif self.length + tokens != length:
             raise ValueError(
                 f"layer {self._index} has {self.length} tokens and gets {tokens}, another one has "
                 f"{length}; crop() the cache after a forward pass that failed"
             )
+        else:
+            self._rows.require_device(device)
 
     @property
     def is_sliding(self) -> bool:
@@ -260,9 +270,11 @@ class KVCoreCacheLayer(CacheLayerMixin):
         page = first // params.page_size
         skipped = page * params.page_size
         shape = (len(self._rows), self.length - skipped, params.n_kv_heads)
-        k, v = (torch.empty((*shape, width), dtype=dtype) for width in params.row_widths)
-        flat = array_of(k.flatten(0, 1)), array_of(v.flatten(0, 1))
-        self._rows.gather(self._index, page, shape[1], flat)
+        k, v = (
+            torch.empty((*shape, width), dtype=dtype, device=self._home)
+            for width in params.row_widths
+        )
+        self._rows.gather(self._index, page, shape[1], (k.flatten(0, 1), v.flatten(0, 1)))
         k, v = k[:, first - skipped :], v[:, first - skipped :]
         return k.transpose(1, 2), v.transpose(1, 2)
 
@@ -318,17 +330,20 @@ def _check(k: torch.Tensor, v: torch.Tensor) -> None:
         )
     if k.shape[2] == 0:
         raise ValueError("K has 0 tokens, must have at least 1")
-    if k.device.type != "cpu":
-        raise TypeError(f"K is on {k.device}, this version caches in host memory; use a CPU model")
+    if device_of(k.device) is None or k.device != v.device:
+        raise TypeError(
+            f"K is on {k.device} and V on {v.device}, must both be in host memory or on one NVIDIA "
+            f"GPU; use a model that is"
+        )
     if k.requires_grad or v.requires_grad:
         raise ValueError("K or V requires grad, which pages do not keep; use torch.no_grad()")
 
 
-def _flat(states: torch.Tensor) -> NDArray[Any]:
+def _flat(states: torch.Tensor) -> torch.Tensor:
     """See [rows, heads, tokens, dim] as [rows * tokens, heads, dim]; copy where no view does."""
     rows, heads, tokens, dim = states.shape
     flat = states.transpose(1, 2).reshape(rows * tokens, heads, dim)
-    return array_of(flat if flat.stride(-1) == 1 else flat.contiguous())
+    return flat if flat.stride(-1) == 1 else flat.contiguous()
 
 
 def _windows_of(layers: list[Any]) -> tuple[int | None, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
 from kvcore.groups import AttentionGroup, FullAttention, SlidingWindow, bundles
 from kvcore.integrations.transformers.memory import free_memory
@@ -79,32 +80,40 @@ class PoolPlan:
             for span, each in layers.items()
         ]
 
-    def manager(self, params: KVCacheParams) -> PagedKVCacheManager:
-        """Make the manager and its pool.
+    def manager(self, params: KVCacheParams, device: Device) -> PagedKVCacheManager:
+        """Make the manager and its pool on a device.
 
         Raises
         ------
         CapacityError
             The memory does not hold one page.
+        MemoryError
+            A GPU has less memory free.
 
         Notes
         -----
-        The pool is address space: the system hands memory out as pages are first written.
+        In host memory the pool is address space: the system hands memory out as pages are first
+        written. On a GPU all of it is taken now.
         """
-        pages = self._pages(params)
-        shapes = shard_shapes(params, pages)
-        arrays: list[Any] = [np.empty(shape, numpy_dtype(params.dtype)) for shape in shapes]
+        pages = self._pages(params, device)
         return PagedKVCacheManager(
             params,
             max_batch_size=_MOST_ROWS,
             max_seq_len=min(pages * params.page_size, 2**31 - 1),
+            devices=[device],
             num_pages=pages,
-            blocks=[arrays[0] if len(arrays) == 1 else tuple(arrays)],
+            blocks=[_address_space(params, pages)] if device.kind == "cpu" else "allocate",
         )
 
-    def _pages(self, params: KVCacheParams) -> int:
+    def _pages(self, params: KVCacheParams, device: Device) -> int:
         if self.num_pages is not None or self.available_cache_memory is not None:
             return chosen_pages(params, self.available_cache_memory, self.num_pages)
-        affordable = pages_per_replica(params, free_memory() // 2)
+        affordable = pages_per_replica(params, free_memory(device) // 2)
         tables = len(bundles(params))
         return max(1, min(affordable, tables * (_MOST_TOKENS // params.page_size)))
+
+
+def _address_space(params: KVCacheParams, pages: int) -> Any:
+    shapes = shard_shapes(params, pages)
+    arrays: list[Any] = [np.empty(shape, numpy_dtype(params.dtype)) for shape in shapes]
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)

@@ -11,14 +11,19 @@ from numpy.typing import NDArray
 
 from kvcore import ops
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.backends.selection import backend_of
 from kvcore.context import TextGenerationContext, update_batch
+from kvcore.device import Device
 from kvcore.errors import KVCacheError
 from kvcore.groups import bundles
 from kvcore.groups.layers import LayerMap, has_windows
+from kvcore.integrations.transformers import devices
 from kvcore.params import KVCacheParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import torch
 
     from kvcore.integrations.transformers.cache_pool import PoolPlan
     from kvcore.paged import PagedKVCacheManager
@@ -34,7 +39,7 @@ class CacheRows:
     plan : PoolPlan
         Of the pool, which is made when the first tokens come.
     threads : int
-        That copy K and V.
+        That copy K and V in host memory.
 
     Attributes
     ----------
@@ -57,8 +62,9 @@ class CacheRows:
         self._names: Iterator[int] = itertools.count()
         self._contexts: list[TextGenerationContext] = []
         self._inputs: RaggedKVCacheInputs | None = None  # of the forward pass under way
-        self._offsets = np.zeros(1, np.uint32)
+        self._offsets: Any = None
         self._blocks: Any = None
+        self._tensors = devices.tensors_on(Device("cpu"))
         self.manager: PagedKVCacheManager | None = None
         self.length = 0
 
@@ -68,7 +74,13 @@ class CacheRows:
     # ---- forward passes ------------------------------------------------------------------
 
     def begin(
-        self, batch: int, tokens: int, dtype: str, heads: int, widths: tuple[int, int]
+        self,
+        batch: int,
+        tokens: int,
+        dtype: str,
+        heads: int,
+        widths: tuple[int, int],
+        device: Device,
     ) -> None:
         """Reserve the pages of a forward pass.
 
@@ -80,16 +92,19 @@ class CacheRows:
         heads : int
         widths : (int, int)
             Of the K and V to come: their heads and the elements of each.
+        device : Device
+            Where they are; of the first ones, where the pool will be.
 
         Raises
         ------
         InsufficientBlocksError, CapacityError
             The pool does not hold them.
         ValueError
-            Another number of rows, or K and V of another shape than those before.
+            Another number of rows, or K and V of another shape than those before, or elsewhere.
         """
         self._settle()
-        self._open(batch, self._plan.params(dtype, heads, *widths))
+        self._open(batch, self._plan.params(dtype, heads, *widths), device)
+        self._tensors.require_order()
         assert self.manager is not None
         more = _placeholders(tokens - 1)
         try:
@@ -102,13 +117,16 @@ class CacheRows:
             if self.length == 0:
                 self.release()
             raise
-        self._offsets = np.arange(batch + 1, dtype=np.uint32) * np.uint32(tokens)
+        offsets = np.arange(batch + 1, dtype=np.uint32) * np.uint32(tokens)
+        self._offsets = self._tensors.offsets(offsets)
         self.length += tokens
 
-    def _open(self, batch: int, shape: KVCacheParams) -> None:
+    def _open(self, batch: int, shape: KVCacheParams, device: Device) -> None:
         """Claim the rows of an empty cache; of another one check that they fit."""
         if self.manager is None:
-            self.manager = self._plan.manager(shape)
+            self.manager = self._plan.manager(shape, device)
+            self._tensors = devices.tensors_on(device)
+        self.require_device(device)
         if shape != self.manager.params:
             raise ValueError(
                 f"K and V are {_told(shape)}, the pool is {_told(self.manager.params)}"
@@ -121,6 +139,14 @@ class CacheRows:
             raise ValueError(
                 f"K and V have {batch} rows, the cache holds {len(self._contexts)}; "
                 f"reset() it, or call batch_repeat_interleave or batch_select_indices first"
+            )
+
+    def require_device(self, device: Device) -> None:
+        """Raise ValueError for K and V that are elsewhere than the pool."""
+        if device != self._tensors.device:
+            raise ValueError(
+                f"K and V are on {device}, the pool is on {self._tensors.device}: all layers must "
+                f"be on one device; load the model on one, or make another cache"
             )
 
     def _context(self, tokens: int) -> TextGenerationContext:
@@ -141,12 +167,22 @@ class CacheRows:
 
     # ---- elements ------------------------------------------------------------------------
 
-    def append(self, layer: int, k: Any, v: Any) -> None:
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write the K and V, [rows * new tokens, heads, dim] each, of the forward pass."""
         assert self._inputs is not None
-        ops.append(self._inputs, layer, k, v, self._offsets, threads=self._threads)
+        tensors = self._tensors
+        ops.append(
+            self._inputs,
+            layer,
+            tensors.array(k),
+            tensors.array(v),
+            self._offsets,
+            **tensors.options(self._threads),
+        )
 
-    def gather(self, layer: int, page: int, length: int, out: tuple[Any, Any]) -> None:
+    def gather(
+        self, layer: int, page: int, length: int, out: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
         """Read K and V of each row into `out`, [rows * length, heads, dim] each.
 
         Parameters
@@ -156,23 +192,27 @@ class CacheRows:
             The first one that is read, for layers that have left those before it.
         length : int
             Tokens from there on.
-        out : (array, array)
+        out : (tensor, tensor)
         """
+        tensors = self._tensors
         inputs = self._settled_inputs() if self._inputs is None else self._inputs
         if page:
             tables = tuple(table[:, page:] for table in inputs.tables)
-            inputs = self._inputs_of(tables)
+            inputs = self._inputs_of(tables, inputs.cache_lengths)
         lengths = np.full(len(self), length, np.uint32)
-        ops.gather(inputs, layer, lengths=lengths, out=out, threads=self._threads)
+        targets = tensors.array(out[0]), tensors.array(out[1])
+        ops.gather(inputs, layer, lengths=lengths, out=targets, **tensors.options(self._threads))
 
     def _settled_inputs(self) -> RaggedKVCacheInputs:
         """Name the pages between two forward passes; a fetch would reserve the next ones."""
         tables = [np.array(self.pages(bundle), np.uint32) for bundle in range(self._num_bundles)]
-        return self._inputs_of(tuple(tables))
+        lengths, device = np.full(len(self), self.length, np.uint32), self._tensors.device
+        place = backend_of(device.kind).current_place(device.index)
+        there = tuple(place.from_host(table) for table in tables)
+        return self._inputs_of(there, place.from_host(lengths))
 
-    def _inputs_of(self, tables: tuple[NDArray[np.uint32], ...]) -> RaggedKVCacheInputs:
+    def _inputs_of(self, tables: tuple[Any, ...], lengths: Any) -> RaggedKVCacheInputs:
         assert self.manager is not None
-        lengths = np.full(len(self), self.length, np.uint32)
         limits = np.zeros((1, 2), np.uint32)
         layers = LayerMap.of(self.manager.params)
         return RaggedKVCacheInputs(
@@ -291,7 +331,7 @@ class CacheRows:
         self._settle()
         copy = CacheRows(self._plan, self._threads)
         copy.manager, copy._blocks, copy._names = self.manager, self._blocks, self._names
-        copy.length = self.length
+        copy.length, copy._tensors = self.length, self._tensors
         copy._contexts = [self._forked(context) for context in self._contexts]
         memo[id(self)] = copy
         return copy

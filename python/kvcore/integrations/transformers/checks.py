@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from kvcore import KVCacheParams, PagedKVCacheManager
+from kvcore import Device, KVCacheParams, PagedKVCacheManager
 from kvcore.arguments import flag
 from kvcore.dtypes import NARROW
 from kvcore.groups.layers import LayerMap, LayerPlace
 from kvcore.hf_config import cache_shape
+from kvcore.integrations.transformers import devices
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
 from kvcore.integrations.transformers.mixers import mixers_of
 from kvcore.integrations.transformers.names import CACHE
@@ -47,16 +48,18 @@ _PROBED: weakref.WeakKeyDictionary[Any, _Probed] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Limits:
-    """Say how far a model's packed forward is what the model alone computes.
+    """Say where a model is, and how far its packed forward is what the model alone computes.
 
     Attributes
     ----------
+    device : Device
     length : int, or None
         Tokens of a sequence.
     reason : str
         What sets them.
     """
 
+    device: Device
     length: int | None = None
     reason: str = ""
 
@@ -70,6 +73,8 @@ def check_model(model: Any) -> Limits:
         No model of transformers that generates.
     ValueError
         The model, with the reason.
+    KVCacheError
+        It is on a GPU, on which attention does not run here, with the reason.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise TypeError(
@@ -78,13 +83,21 @@ def check_model(model: Any) -> Limits:
         )
     if getattr(model.config, "is_encoder_decoder", False):
         raise refused(model, "it is an encoder-decoder, which caches cross attention too")
-    if model.device.type != "cpu":
-        raise refused(model, f"it is on {model.device}, this version's kernels run on the CPU")
+    device = _device_of(model)
     config = model.config.get_text_config(decoder=True)
     _kept(model, config)
     if getattr(config, "index_topk", None) is not None:
         raise refused(model, "an indexer chooses tokens for its layers, and caches them")
-    return _rope_limits(model, config)
+    return _rope_limits(model, config, device)
+
+
+def _device_of(model: Any) -> Device:
+    try:
+        device = devices.device_of_model(model)
+    except ValueError as error:
+        raise refused(model, str(error)) from None
+    devices.require_attention(device)
+    return device
 
 
 def _kept(model: Any, config: Any) -> tuple[set[int], set[int]]:
@@ -113,7 +126,7 @@ def _kept(model: Any, config: Any) -> tuple[set[int], set[int]]:
     return rows | set(grouped.shared or ()), states
 
 
-def _rope_limits(model: Any, config: Any) -> Limits:
+def _rope_limits(model: Any, config: Any, device: Device) -> Limits:
     kinds = {part.get("rope_type") for part in _ropes(config)}
     if "dynamic" in kinds:
         raise refused(
@@ -122,8 +135,8 @@ def _rope_limits(model: Any, config: Any) -> Limits:
     if "longrope" in kinds:
         found = [part.get("original_max_position_embeddings") for part in _ropes(config)]
         line = found[0] or getattr(config, "original_max_position_embeddings", None)
-        return Limits(line, "longrope has other frequencies beyond that")
-    return Limits()
+        return Limits(device, line, "longrope has other frequencies beyond that")
+    return Limits(device)
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
@@ -142,7 +155,7 @@ def cache_params(
     Parameters
     ----------
     model : PreTrainedModel
-        On the CPU.
+        On the CPU, or on one GPU.
     page_size : int
         Tokens per page.
     groups : bool
@@ -156,17 +169,20 @@ def cache_params(
     ------
     TypeError, ValueError
         The model cannot run on pages, with the reason.
+    KVCacheError
+        The model is on a GPU, and kvcore, cupy or Triton is missing there, with the reason.
 
     Notes
     -----
     Runs one token through the model, once for each model object: what its layers bring is the
     truth, whatever the config says.
     """
-    check_model(model)
+    device = check_model(model).device
     flag("groups", groups)
     known = _PROBED.get(model)
     if known is None or known.dtype != str(model.dtype).removeprefix("torch."):
         known = _PROBED[model] = _probed(model)
+    _check_heads(model, known.layers.values(), device)
     if known.states and not groups:
         raise ValueError(
             f"{len(known.states)} of the {known.num_layers} layers of {type(model).__name__} keep "
@@ -183,11 +199,21 @@ def cache_params(
     return replace(shape, **fields)
 
 
+def _check_heads(model: Any, rows: Iterable[LayerRow], device: Device) -> None:
+    """Refuse heads that attention on a GPU has no room for; of latents it may say so itself."""
+    widest = max((max(row.shape[2:]) for row in rows if not row.shape[0]), default=0)
+    most = devices.most_head_dim(device)
+    if most is not None and widest > most:
+        raise refused(
+            model, f"its heads have {widest} elements, attention on a GPU takes up to {most}"
+        )
+
+
 def _probed(model: Any) -> _Probed:
     config = model.config.get_text_config(decoder=True)
     attending, recurrent = _kept(model, config)
     probe, masks = Probe(), set[int]()
-    zero = torch.zeros((1, 1), dtype=torch.int64)
+    zero = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     noted = MASK_WINDOWS.set(masks)
     try:
         with paged_attention(model), torch.inference_mode():
@@ -218,8 +244,8 @@ def _probed(model: Any) -> _Probed:
     return _Probed(probe.dtype, probe.layers, probe.states, config.num_hidden_layers)
 
 
-def check_manager(manager: Any, params: KVCacheParams) -> None:
-    """Refuse a manager whose pages do not hold what a model brings.
+def check_manager(manager: Any, params: KVCacheParams, device: Device) -> None:
+    """Refuse a manager whose pages do not hold what a model brings, or are not where it is.
 
     Raises
     ------
@@ -245,6 +271,11 @@ def check_manager(manager: Any, params: KVCacheParams) -> None:
         )
     if manager.fetch([])[0].blocks is None:
         raise ValueError("blocks is None: this manager has no pool for the model's K and V")
+    if manager.devices != (device,):
+        raise ValueError(
+            f"the manager's pool is on {manager.devices[0]}, the model on {device}; make the "
+            f"manager with devices=['{device}']"
+        )
 
 
 def _check_groups(given: KVCacheParams, params: KVCacheParams) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from kvcore import PagedKVCacheManager
+from kvcore import Device, PagedKVCacheManager
 from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.integrations.transformers.batch import PackedBatch
 from kvcore.integrations.transformers.checks import (
@@ -51,13 +51,14 @@ def generate(
     Parameters
     ----------
     model : PreTrainedModel
-        A causal language model of transformers, on the CPU.
+        A causal language model of transformers, on the CPU or on one GPU.
     prompts : iterable of list of int
         Token ids.
     manager : PagedKVCacheManager, optional
         Keep one for a model to reuse the prefixes of earlier calls; ``cache_params(model)`` gives
         its params.
-        By default one for this call, with what half the free memory holds at most.
+        By default one for this call, with what half the free memory holds at most, where the model
+        is.
     max_new_tokens : int
         Per sequence.
     eos_token_id : int, list of int, "auto" or None
@@ -90,6 +91,8 @@ def generate(
         fit. Nothing has been run.
     CapacityError
         A sequence that the pool or the manager's ``max_seq_len`` can never hold.
+    KVCacheError
+        The model is on a GPU, and kvcore, cupy or Triton is missing there, with the reason.
     InsufficientBlocksError
         Other requests of the manager hold so many pages that nothing fits.
 
@@ -97,6 +100,9 @@ def generate(
     -----
     However it ends, the manager holds no request of this call and the model's attention setting is
     what it was. One thread at a time is inside for a model.
+
+    On a GPU all work is on torch's current stream. The host waits once for each forward, for the
+    tokens that come next.
     """
     limits = check_model(model)
     require_count(
@@ -111,7 +117,7 @@ def generate(
     if not requests:
         return []
     _check_lengths(limits, requests)
-    manager = _manager_for(model, manager, requests, max_batch_tokens)
+    manager = _manager_for(model, manager, requests, max_batch_tokens, limits.device)
     check_capacity(manager, requests, max_batch_tokens)
     for request in requests:
         sampler.prepare(request)
@@ -145,11 +151,12 @@ def _manager_for(
     manager: PagedKVCacheManager | None,
     requests: Sequence[Request],
     max_batch_tokens: int,
+    device: Device,
 ) -> PagedKVCacheManager:
     params = cache_params(model)
     if manager is None:
-        return make_manager(params, requests, max_batch_tokens)
-    check_manager(manager, params)
+        return make_manager(params, requests, max_batch_tokens, device)
+    check_manager(manager, params, device)
     return manager
 
 
@@ -209,9 +216,9 @@ class _Run:
         wanted = packed.last_rows[rows] if len(rows) else packed.last_rows[:1]
         logits = self._model(**packed.model_inputs(wanted)).logits[0]
         if len(logits) != len(wanted):  # a model without logits_to_keep answers all
-            logits = logits[torch.from_numpy(wanted)]
+            logits = logits[torch.from_numpy(wanted).to(logits.device)]
         if len(rows) < len(places):
-            logits = logits[torch.from_numpy(places)]
+            logits = logits[torch.from_numpy(places).to(logits.device)]
         tokens = self._sampler.choose(logits[: len(places)], batch.requests)
         ended = self._scheduler.update(batch, tokens)
         self._may_admit = self._may_admit or bool(ended)

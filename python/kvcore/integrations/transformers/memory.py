@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
+from kvcore import CapacityError, Device, KVCacheParams, PagedKVCacheManager
+from kvcore.integrations.transformers.devices import free_device_memory
 from kvcore.scheduler import Request
 from kvcore.sizing import (
     STATES_PER_REQUEST,
@@ -25,7 +26,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def make_manager(
-    params: KVCacheParams, requests: Sequence[Request], max_batch_tokens: int
+    params: KVCacheParams, requests: Sequence[Request], max_batch_tokens: int, device: Device
 ) -> PagedKVCacheManager:
     """Make a manager with pages for all sequences, or as many as half the free memory holds.
 
@@ -37,6 +38,8 @@ def make_manager(
     requests : sequence of Request
     max_batch_tokens : int
         Tokens of a forward, which windows need pages for.
+    device : Device
+        Of the pool.
 
     Raises
     ------
@@ -45,7 +48,7 @@ def make_manager(
     """
     lengths = [written_tokens(r) for r in requests for _ in range(1 + len(r.siblings))]
     pages = [pages_per_sequence(params, length, max_batch_tokens) for length in lengths]
-    memory, most = int(free_memory() * _SHARE), min(len(lengths), _MOST_SEQUENCES)
+    memory, most = int(free_memory(device) * _SHARE), min(len(lengths), _MOST_SEQUENCES)
     batch = batch_with_slots(params, memory, max(pages), most)
     slots = STATES_PER_REQUEST * batch if params.state_groups else 0
     budget = pages_per_replica(params, memory, slots)
@@ -60,6 +63,7 @@ def make_manager(
         params,
         max_batch_size=batch,
         max_seq_len=max(lengths),
+        devices=[device],
         num_pages=min(sum(pages), budget),
     )
 
@@ -89,14 +93,17 @@ def written_tokens(request: Request) -> int:
     return request.num_prompt + request.left - 1
 
 
-def free_memory() -> int:
-    """Return the bytes of host memory that this process may still take.
+def free_memory(device: Device) -> int:
+    """Return the bytes of a device's memory that this process may still take.
 
     Returns
     -------
     int
-        What the system calls available, within the limit of the process' control group.
+        Of a GPU what nobody has taken. Of the host what the system calls available, within the
+        limit of the process' control group.
     """
+    if device.kind != "cpu":
+        return free_device_memory(device.index)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():

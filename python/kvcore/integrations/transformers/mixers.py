@@ -143,10 +143,10 @@ def _reads_states(module: Any, width: int, states: States, run: RunMixer) -> boo
     numbers = torch.Generator().manual_seed(0)
 
     def noise(like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like[:1].shape, generator=numbers).to(like.dtype)
+        return torch.randn(like[:1].shape, generator=numbers).to(like)
 
-    dtype = next(iter(module.parameters())).dtype
-    hidden = torch.randn((1, 2, width), generator=numbers).to(dtype)
+    weight = next(iter(module.parameters()))
+    hidden = torch.randn((1, 2, width), generator=numbers).to(weight)
     first = {name: noise(value) for name, value in states.items()}
 
     def out(given: States) -> torch.Tensor:

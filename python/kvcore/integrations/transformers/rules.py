@@ -119,7 +119,7 @@ def query_scales(module: Any, positions: torch.Tensor) -> torch.Tensor | None:
     """
     if getattr(module, "use_rope", True) or not getattr(module, "attn_temperature_tuning", False):
         return None
-    taken = _temperature(module, torch.arange(len(positions)))
+    taken = _temperature(module, torch.arange(len(positions), device=positions.device))
     return (_temperature(module, positions) / taken)[:, None, None]
 
 

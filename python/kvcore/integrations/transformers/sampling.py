@@ -67,6 +67,7 @@ class Sampler:
         Returns
         -------
         int32 [rows]
+            In host memory, for which the host waits.
         """
         logits = logits.float()
         if self._temperature is None:
@@ -74,7 +75,8 @@ class Sampler:
         else:
             heights = torch.softmax(logits / self._temperature, dim=-1).double().cumsum(dim=-1)
             drawn = [r.owner.draws[r.context.end_idx - r.num_prompt] for r in requests]
-            marks = torch.tensor(drawn, dtype=torch.float64)[:, None] * heights[:, -1:]
+            draws = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
+            marks = draws[:, None] * heights[:, -1:]
             tokens = torch.searchsorted(heights, marks, right=True)[:, 0]
             tokens = tokens.clamp_max(logits.shape[-1] - 1)
-        return tokens.numpy().astype(np.int32)
+        return tokens.cpu().numpy().astype(np.int32)

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.integrations.transformers.devices import Tensors
 from kvcore.integrations.transformers.mixers import States, cache_of, goes_on, states_of
-from kvcore.integrations.transformers.tensors import tensor_of
 from kvcore.integrations.transformers.tray import RunMixer
 from kvcore.paged import PagedKVCacheManager
 
@@ -29,6 +29,10 @@ class BatchStates:
         What it handed out for the batch.
     row_offsets : uint32 array [B + 1]
         Where each row's tokens begin.
+    begun : bool array [B]
+        Which rows go on from a state.
+    tensors : Tensors
+        Of the device that the states are on.
 
     Notes
     -----
@@ -41,6 +45,8 @@ class BatchStates:
         manager: PagedKVCacheManager,
         inputs: RaggedKVCacheInputs,
         row_offsets: NDArray[np.uint32],
+        begun: NDArray[np.bool_],
+        tensors: Tensors,
     ) -> None:
         if not manager.states:
             raise ValueError("blocks is None: this manager has no arrays for the model's states")
@@ -49,20 +55,23 @@ class BatchStates:
                 f"the manager has states on {manager.params.n_devices} devices, a packed batch "
                 f"runs over those of one"
             )
-        self._arrays = [{name: each[0] for name, each in group.items()} for group in manager.states]
+        self._arrays = [
+            {name: tensors.tensor(each[0]) for name, each in group.items()}
+            for group in manager.states
+        ]
         self._places = {
             layer: (group, place)
             for group, states in enumerate(manager.params.state_groups)
             for place, layer in enumerate(states.layers)
         }
-        self._slots = [torch.from_numpy(slots.astype(np.int64)) for slots in inputs.states]
+        self._slots = [tensors.tensor(slots).long() for slots in inputs.states]
         begins = row_offsets.astype(np.int64)
-        lengths, is_new = np.diff(begins), np.asarray(inputs.cache_lengths) == 0
-        steps = np.flatnonzero((lengths == 1) & ~is_new)
-        self._steps = torch.from_numpy(steps), torch.from_numpy(begins[steps])
+        lengths = np.diff(begins)
+        steps = np.flatnonzero((lengths == 1) & begun)
+        self._steps = tensors.put(steps), tensors.put(begins[steps])
         self._rows = [
-            (int(row), slice(int(begins[row]), int(begins[row + 1])), bool(is_new[row]))
-            for row in np.flatnonzero((lengths > 1) | is_new)
+            (int(row), slice(int(begins[row]), int(begins[row + 1])), not begun[row])
+            for row in np.flatnonzero((lengths > 1) | ~begun)
         ]
 
     def mix(self, module: Any, hidden: torch.Tensor, run: RunMixer) -> torch.Tensor:
@@ -92,7 +101,7 @@ class BatchStates:
             )
         group, place = found
         slots = self._slots[group]
-        arrays = {name: tensor_of(each)[:, place] for name, each in self._arrays[group].items()}
+        arrays = {name: each[:, place] for name, each in self._arrays[group].items()}
         parts: list[tuple[Any, torch.Tensor]] = []
         rows, tokens = self._steps
         if len(rows):

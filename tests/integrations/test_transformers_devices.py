@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where models may be, and what is said of those that are elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import require
+
+torch = require("torch")
+require("transformers")
+
+import hf_models  # noqa: E402
+from kvcore import Device, KVCacheError  # noqa: E402
+from kvcore.backends.cuda import availability  # noqa: E402
+from kvcore.integrations.transformers import KVCoreCache, cache_params, devices, generate  # noqa: E402
+
+
+@pytest.fixture
+def model() -> Any:
+    return hf_models.build("llama")
+
+
+@pytest.mark.parametrize("call", [cache_params, lambda model: generate(model, [[1, 2]])])
+def test_a_model_on_several_devices_is_refused(model: Any, call: Any) -> None:
+    model.model.layers[1].to("meta")
+    with pytest.raises(ValueError, match=r"weights are on several devices \(cpu, meta\), its K an"):
+        call(model)
+
+
+def test_a_model_where_no_kernel_runs_is_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="it is on meta, kvcore's attention runs on the CPU and"):
+        generate(model.to("meta"), [[1, 2]])
+    keys = torch.zeros((1, 2, 3, 16), device="meta")
+    with pytest.raises(TypeError, match="K is on meta and V on meta, must both be in host memory"):
+        KVCoreCache(model.config).update(keys, keys, 0)
+
+
+@pytest.mark.skipif(availability.why_unavailable() == "", reason="there is a GPU")
+def test_a_model_on_a_gpu_is_told_what_is_missing(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a model on a GPU: this torch may have none."""
+    monkeypatch.setattr(devices, "device_of", lambda _: Device("cuda", 0))
+    with pytest.raises(KVCacheError, match=r"^CUDA unavailable: "):
+        generate(model, [[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("where", "device"),
+    [("cpu", "cpu"), ("cuda:3", "cuda:3"), ("cuda", "cuda:0"), ("mps", None), ("meta", None)],
+)
+def test_devices_of_torch(where: str, device: str | None) -> None:
+    found = devices.device_of(torch.device(where))
+    assert found == (None if device is None else Device.parse(device))
+
+
+def test_a_pool_says_where_it_is() -> None:
+    pool = np.zeros((2, 1, 1, 1, 1, 1), np.float32)
+    for blocks in (None, pool, (pool, pool)):
+        assert devices.tensors_on(devices.pool_device(blocks)).device == Device("cpu")
