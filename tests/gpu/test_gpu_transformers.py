@@ -8,7 +8,9 @@ it spent on compiling; all models have heads of one size, so that there are few 
 from __future__ import annotations
 
 import copy
+import json
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,17 +27,20 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 DEVICE = "cuda:0"
 NEW = 24
 CUTS = (9, 10, 11, 40)  # prompts in parts, single tokens among them
-EXACT = 2e-3  # what float32 logits of several units may differ by
+EXACT = 5e-4  # what float32 logits may differ by, whose deviation is 2
 
 
 @pytest.fixture(scope="module")
-def torch() -> Any:
+def torch() -> Iterator[Any]:
     """Answer torch with CUDA; transformers is there too."""
     found = conftest.require("torch")
     conftest.require("transformers")
     if not found.cuda.is_available():
         pytest.skip("this torch has no GPU")
-    return found
+    before = found.get_float32_matmul_precision()
+    found.set_float32_matmul_precision("highest")  # some images multiply in TF32
+    yield found
+    found.set_float32_matmul_precision(before)
 
 
 def model_of(family: str, **fields: Any) -> Any:
@@ -50,12 +55,12 @@ def prompts_of() -> Any:
     return hf_models.prompts_of()
 
 
-def manager_of(model: Any, page: int = 16, **overrides: Any) -> Any:
+def manager_of(model: Any) -> Any:
     from kvcore import PagedKVCacheManager
     from kvcore.integrations.transformers import cache_params
 
     return PagedKVCacheManager(
-        cache_params(model, page, **overrides),
+        cache_params(model, page_size=16),
         max_batch_size=8,
         max_seq_len=128,
         devices=[DEVICE],
@@ -147,16 +152,6 @@ def test_logits_in_bfloat16_are_as_exact_as_the_model_s_own(torch: Any, family: 
     assert theirs < 0.2 * float(exact.std())
 
 
-def test_a_narrow_pool_answers_nearly_the_same(torch: Any) -> None:
-    from paged_logits import paged_logits
-
-    model = model_of("llama")
-    manager = manager_of(model, dtype="float8_e4m3fn", kv_scale_granularity=16)
-    found = torch.cat(paged_logits(model, manager, prompts_of(), CUTS))
-    exact = torch.cat([own_logits(torch, model, prompt) for prompt in prompts_of()])
-    assert 0 < float((found - exact).abs().mean()) < 0.2 * float(exact.std())
-
-
 def waits(torch: Any, run: Any) -> int:
     """Count the calls of torch's in which the host waits for the GPU."""
     with warnings.catch_warnings(record=True) as seen:
@@ -226,18 +221,18 @@ def test_models_and_managers_on_several_devices_are_refused(torch: Any) -> None:
 
 
 # -- kvcore demo ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_demo_serves_on_the_gpu(capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+def test_the_demo_serves_on_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("typer", "rich"):
         conftest.require(name)
-    from cli_runs import told
+    from kvcore.cli.main import main
 
-    asked = ("--chats", 6, "--turns", 2, "--dtype", dtype, "--device", "cuda:0")
-    answer = told(capsys, "demo", *asked)
-    assert (answer["device"], answer["dtype"], answer["is_right"]) == ("cuda:0", dtype, True)
+    asked = ["demo", "--chats", "6", "--turns", "2", "--device", DEVICE, "--json"]
+    assert main(asked) == 0, capsys.readouterr().err
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["device"], answer["is_right"]) == (DEVICE, True)
     assert answer["with_cache"]["cached_tokens"] > 0
     assert answer["with_cache"]["leaked_pages"] == 0
-    checked = answer["check"]
-    assert checked["differing"] <= (0 if dtype == "float32" else 0.2 * checked["tokens"])
-    if dtype == "float32":
-        assert checked["largest_difference"] < 1e-3
+    assert answer["check"]["differing"] == 0
+    assert answer["check"]["largest_difference"] < 1e-3
+    assert main(["demo", "--device", "cuda:64"]) == 2
+    assert "expected an index below" in capsys.readouterr().err

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvcore import Device
 from kvcore.byte_sizes import format_size, parse_size
 from kvcore.cli import options
+from kvcore.cli.devices import DeviceName, machine_errors, usable_device
 from kvcore.cli.held_pages import WatchedManager
 from kvcore.cli.live_text import LiveText
 from kvcore.cli.local_model import Conversation, LocalModel
@@ -99,11 +101,13 @@ def generate(
     page_size: options.PageSize = 16,
     memory: Memory = "1GiB",
     flat: Flat = False,
+    device: DeviceName = "cpu",
     as_json: options.AsJson = False,
 ) -> None:
     """Generate text with a local model, in pages, as it comes.
 
-    Needs torch and transformers: pip install 'kvcore[transformers]'.
+    Needs torch and transformers: pip install 'kvcore[transformers]'; for a GPU a torch with CUDA,
+    and pip install 'kvcore[cuda13,attention]'.
 
     Example: kvcore generate ./Qwen3-0.6B "The capital of France is" --max-new-tokens 20
 
@@ -112,12 +116,14 @@ def generate(
     if not prompts and not chat:
         raise typer.BadParameter("expected a prompt, or --chat", param_hint="'PROMPT'")
     size = options.checked("--memory", parse_size, memory)
-    local = options.checked("MODEL_DIR", LocalModel.load, model_dir, dtype)
     drawing = {"do_sample": bool(temperature), "temperature": temperature or 1.0, "seed": seed}
-    pages = Pages(size, page_size, has_groups=not flat)
-    writer = Writer(local, pages, max_new_tokens, drawing, is_live=not as_json)
-    started = time.perf_counter()
-    answers = _talk(writer, prompts or []) if chat else writer.complete(prompts or [])
+    with machine_errors():
+        where = usable_device(device)
+        local = options.checked("MODEL_DIR", LocalModel.load, model_dir, dtype, where)
+        pages = Pages(size, page_size, has_groups=not flat, device=where)
+        writer = Writer(local, pages, max_new_tokens, drawing, is_live=not as_json)
+        started = time.perf_counter()
+        answers = _talk(writer, prompts or []) if chat else writer.complete(prompts or [])
     summary = writer.summary(answers, time.perf_counter() - started)
     if as_json:
         typer.echo(json.dumps({"model": str(model_dir)} | summary | {"results": answers}))
@@ -140,11 +146,14 @@ class Pages:
         Tokens per page.
     has_groups : bool
         Whether layers with windows keep those alone.
+    device : Device
+        Of the pool.
     """
 
     memory: int
     page_size: int
     has_groups: bool
+    device: Device
 
     def manager(self, model: Any, lengths: Sequence[int], context: int) -> WatchedManager:
         """Make a manager for a model, with as many pages as sequences of such lengths could use."""
@@ -159,6 +168,7 @@ class Pages:
             params,
             max_batch_size=batch,
             max_seq_len=min(longest_sequence(params, pages, most), context),
+            devices=[self.device],
             num_pages=pages,
         )
 
@@ -272,6 +282,7 @@ class Writer:
         peak_bytes = peak * params.bytes_per_page + states
         return {
             "dtype": params.dtype,
+            "device": str(self.pages.device),
             "page_size": params.page_size,
             "pages": self.manager.total_num_pages,
             "peak_used_pages": peak,

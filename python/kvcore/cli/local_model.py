@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvcore import Device
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,7 +36,7 @@ class LocalModel:
     context: int
 
     @classmethod
-    def load(cls, folder: Path, dtype: str | None) -> LocalModel:
+    def load(cls, folder: Path, dtype: str | None, device: Device) -> LocalModel:
         """Read a folder with config.json, safetensors and a tokenizer; nothing is downloaded.
 
         Parameters
@@ -42,18 +44,21 @@ class LocalModel:
         folder : Path
         dtype : str, optional
             float32, float16 or bfloat16; the config's by default.
+        device : Device
+            Where the model is to be.
 
         Raises
         ------
         ValueError
             The folder lacks one of them, or holds what transformers does not read.
         OSError
-            torch or transformers is not installed.
+            torch or transformers is not installed, or torch has no CUDA and a GPU is asked for.
         """
         _check_folder(folder)
         if dtype not in (None, *_DTYPES):
             raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(_DTYPES)}")
         transformers = _transformers()
+        _check_torch(device)
         how = {"local_files_only": True, "trust_remote_code": False}
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
@@ -65,7 +70,7 @@ class LocalModel:
         except Exception as error:
             # Whatever a file that is not what it should be makes of the many readers behind these.
             raise ValueError(f"{folder} cannot be read: {_first_line(error)}") from error
-        return cls(model.eval(), tokenizer, _eos_of(model), _context_of(model))
+        return cls(_moved(model.eval(), device), tokenizer, _eos_of(model), _context_of(model))
 
     def token_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text, with those that begin one."""
@@ -140,6 +145,31 @@ def _transformers() -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
+
+
+def _check_torch(device: Device) -> None:
+    import torch
+
+    if device.kind == "cuda" and not torch.cuda.is_available():
+        raise OSError(
+            f"torch {torch.__version__} finds no GPU for --device {device}; install one with CUDA"
+        )
+
+
+def _moved(model: Any, device: Device) -> Any:
+    """Return a model where it is to be.
+
+    Raises
+    ------
+    MemoryError
+        The GPU has less memory free.
+    """
+    import torch
+
+    try:
+        return model.to(str(device))
+    except torch.cuda.OutOfMemoryError as error:
+        raise MemoryError(f"{device} has no room for the model: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
