@@ -4,6 +4,7 @@
 // Items are cut into pieces of kUnroll units for each lane of a team, and teams take pieces. So
 // whatever is looked up (a slot, a pair, the row of a token) is looked up once for a piece; the
 // lanes of a team move neighbouring units; and a lane has kUnroll loads under way before it stores.
+// Where it is only the destination that is looked up, the loads are under way before that.
 #pragma once
 
 #include <cstddef>
@@ -75,7 +76,9 @@ struct CopyPart {
     CopyShape shape;
 };
 
-/// Items are found by items.find(part, item, counts); `counts` in one lane for each item.
+/// Items are found by items.find(part, item, counts); `counts` in one lane for each item. Those
+/// that say kKnowsSource have the sources of all items, items.source(part, item), which may be read
+/// even where an item goes nowhere; such items have all their bytes.
 template <class Items, class Unit>
 struct CopyBody {
     Items items;
@@ -97,39 +100,64 @@ struct CopyBody {
             const std::int64_t item = part.pieces.quotient(index);
             const std::int64_t piece = part.pieces.remainder(index, item);
             const bool counts = which == 0 && piece == 0 && in_team == 0;
-            const Place place = items.find(which, item, counts);
-            if (place.to == nullptr) continue;
-            move(part, place, (piece * kUnroll << shift) + in_team);
+            const std::int64_t first = (piece * kUnroll << shift) + in_team;
+            Unit held[kUnroll] = {};
+            if constexpr (Items::kKnowsSource) {
+                const Units units = units_of(part, first, part.count);
+                load(units, items.source(which, item), held);
+                const Place place = items.find(which, item, counts);
+                if (place.to != nullptr) store(units, place.to, held);
+            } else {
+                const Place place = items.find(which, item, counts);
+                if (place.to == nullptr) continue;
+                const Units units = units_of(part, first, min_of(part.count, place.bytes / kSize));
+                load(units, place.from, held);
+                store(units, place.to, held);
+            }
         }
     }
 
    private:
-    KVCORE_HOST_DEVICE void move(const CopyPart& part, const Place& place,
-                                 std::int64_t first) const {
-        const std::int64_t end = min_of(part.count, place.bytes / kSize);
-        const bool is_one_run = part.run.divisor() == part.count;
-        const std::byte* from[kUnroll] = {};
-        std::byte* to[kUnroll] = {};
+    /// The units of a lane in a piece: where they lie in an item, in bytes.
+    struct Units {
+        bool is_there[kUnroll] = {};
+        std::int64_t from[kUnroll] = {};
+        std::int64_t to[kUnroll] = {};
+    };
+
+    [[nodiscard]] KVCORE_HOST_DEVICE Units units_of(const CopyPart& part, std::int64_t first,
+                                                    std::int64_t end) const {
+        Units units;
         for (std::int32_t i = 0; i < kUnroll; ++i) {
             const std::int64_t unit = first + (i << shift);
-            if (unit >= end) continue;
-            from[i] = place.from + unit * kSize;
-            to[i] = place.to + unit * kSize;
-            if (is_one_run) continue;
+            units.is_there[i] = unit < end;
+            units.from[i] = unit * kSize;
+            units.to[i] = unit * kSize;
+        }
+        if (part.run.divisor() == part.count) return units;
+        for (std::int32_t i = 0; i < kUnroll; ++i) {
+            if (!units.is_there[i]) continue;
+            const std::int64_t unit = first + (i << shift);
             const std::int64_t run = part.run.quotient(unit);
             const std::int64_t in_run = part.run.remainder(unit, run) * kSize;
             const std::int64_t outer = part.inner.quotient(run);
             const std::int64_t inner = part.inner.remainder(run, outer);
             const CopyShape& shape = part.shape;
-            from[i] = place.from + outer * shape.outer.from + inner * shape.inner.from + in_run;
-            to[i] = place.to + outer * shape.outer.to + inner * shape.inner.to + in_run;
+            units.from[i] = outer * shape.outer.from + inner * shape.inner.from + in_run;
+            units.to[i] = outer * shape.outer.to + inner * shape.inner.to + in_run;
         }
-        Unit held[kUnroll] = {};
+        return units;
+    }
+    KVCORE_HOST_DEVICE static void load(const Units& units, const std::byte* from,
+                                        Unit (&held)[kUnroll]) {
         for (std::int32_t i = 0; i < kUnroll; ++i) {
-            if (from[i] != nullptr) held[i] = load_unit<Unit>(from[i]);
+            if (units.is_there[i]) held[i] = load_unit<Unit>(from + units.from[i]);
         }
+    }
+    KVCORE_HOST_DEVICE static void store(const Units& units, std::byte* to,
+                                         const Unit (&held)[kUnroll]) {
         for (std::int32_t i = 0; i < kUnroll; ++i) {
-            if (from[i] != nullptr) store_unit(to[i], held[i]);
+            if (units.is_there[i]) store_unit(to + units.to[i], held[i]);
         }
     }
 

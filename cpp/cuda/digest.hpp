@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "atomics.hpp"
 #include "data/digest_word.hpp"
@@ -24,25 +25,27 @@ struct ClearBody {
     }
 };
 
-/// A team adds a chunk of a page to its digest.
+/// A team adds a chunk of a page to its digest, or writes it where that is the whole page.
+///
+/// A page is cut into grains, what a lane loads at once: a unit, or as many as make a word. Lanes
+/// have kTogether loads under way before they multiply.
 template <class Unit>
 struct DigestBody {
     PageBytes<const std::byte> pool;
     const std::int64_t* ids;  // [pages]
     std::uint64_t* digests;   // [pages]
     std::uint64_t weight;
-    Divider chunks;  // of a page
+    std::int64_t rounds;  // of a lane in a chunk, kTogether grains each
+    Divider chunks;       // of a page
+    bool adds;
 
     struct Held {};
     using Part = std::uint64_t;
     static constexpr std::int64_t kWord = 8;
     static constexpr std::int64_t kSize = sizeof(Unit);
-    static constexpr std::int64_t kGrain = kSize > kWord ? kSize : kWord;  // what a lane loads
-    static constexpr std::int64_t kGrains = 16;                            // of a lane in a chunk
-
-    [[nodiscard]] static constexpr std::int64_t chunks_of(std::int64_t page_bytes) noexcept {
-        return ceil_div(page_bytes, kGrain * kGrains * kWarp);
-    }
+    static constexpr std::int64_t kGrain = kSize > kWord ? kSize : kWord;
+    static constexpr std::int32_t kTogether = 8;
+    static constexpr std::int64_t kRound = kGrain * kTogether * kWarp;  // bytes
 
     [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane lane,
                                                Held& /*held*/) const {
@@ -50,34 +53,67 @@ struct DigestBody {
         const std::int64_t chunk = chunks.remainder(team, index);
         const std::byte* page = pool.page(ids[index]);
         Part sum = 0;
-        for (std::int64_t i = 0; i < kGrains; ++i) {
-            const std::int64_t grain = (chunk * kGrains + i) * kWarp + lane.lane;
-            if (grain * kGrain < pool.page_bytes) sum += add_grain(page, grain);
+        KVCORE_NO_UNROLL
+        for (std::int64_t round = chunk * rounds; round < (chunk + 1) * rounds; ++round) {
+            sum += add_round(page, round * kRound + lane.lane * kGrain);
         }
         return sum;
     }
     [[nodiscard]] KVCORE_HOST_DEVICE static Part join(Part a, Part b) { return a + b; }
     KVCORE_HOST_DEVICE void finish(std::int64_t team, TeamLane lane, Part part,
                                    const Held& /*held*/) const {
-        if (lane.lane == 0) atomic_add(digests + chunks.quotient(team), part * weight);
+        if (lane.lane != 0) return;
+        std::uint64_t* digest = digests + chunks.quotient(team);
+        if (adds) {
+            atomic_add(digest, part * weight);
+        } else {
+            *digest = part * weight;
+        }
     }
 
    private:
-    [[nodiscard]] KVCORE_HOST_DEVICE Part add_grain(const std::byte* page,
-                                                    std::int64_t grain) const {
-        const std::byte* at = page + grain * kGrain;
-        if constexpr (kGrain > kWord) {
-            const Unit unit = load_unit<Unit>(at);
-            const std::uint64_t counter = static_cast<std::uint64_t>(grain * 2 + 1) * kDigestStep;
-            return digest_word(word_of(unit, 0), counter) +
-                   digest_word(word_of(unit, 1), counter + kDigestStep);
+    /// The grains of a lane in a round, the first of which begins at a byte of the page.
+    [[nodiscard]] KVCORE_HOST_DEVICE Part add_round(const std::byte* page,
+                                                    std::int64_t first) const {
+        constexpr std::int64_t kStep = kGrain * kWarp;
+        const std::int64_t left = pool.page_bytes - first;
+        Grain grains[kTogether] = {};
+        for (std::int32_t i = 0; i < kTogether; ++i) {
+            if (i * kStep < left)
+                grains[i] = load_grain(page + first + i * kStep, left - i * kStep);
+        }
+        std::uint64_t counter = static_cast<std::uint64_t>(first / kWord + 1) * kDigestStep;
+        Part sum = 0;
+        for (std::int32_t i = 0; i < kTogether; ++i) {
+            if (i * kStep < left) sum += add_words(grains[i], counter);
+            counter += static_cast<std::uint64_t>(kStep / kWord) * kDigestStep;
+        }
+        return sum;
+    }
+
+    using Grain = std::conditional_t<(kSize > kWord), Unit, std::uint64_t>;
+
+    /// What the page lacks of a word stays 0.
+    [[nodiscard]] KVCORE_HOST_DEVICE static Grain load_grain(const std::byte* at,
+                                                             std::int64_t left) {
+        if constexpr (kSize > kWord) {
+            return load_unit<Unit>(at);
         } else {
-            std::uint64_t word = 0;  // what the page lacks stays 0
+            std::uint64_t word = 0;
             for (std::int64_t byte = 0; byte < kWord; byte += kSize) {
-                if (grain * kWord + byte >= pool.page_bytes) break;
+                if (byte >= left) break;
                 word |= std::uint64_t{load_unit<Unit>(at + byte)} << (8 * byte);
             }
-            return digest_word(word, static_cast<std::uint64_t>(grain + 1) * kDigestStep);
+            return word;
+        }
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Part add_words(const Grain& grain,
+                                                           std::uint64_t counter) {
+        if constexpr (kSize > kWord) {
+            return digest_word(word_of(grain, 0), counter) +
+                   digest_word(word_of(grain, 1), counter + kDigestStep);
+        } else {
+            return digest_word(grain, counter);
         }
     }
     [[nodiscard]] KVCORE_HOST_DEVICE static std::uint64_t word_of(const Unit16& unit,
@@ -86,23 +122,50 @@ struct DigestBody {
     }
 };
 
+namespace {
+
+// Chunks of a page: as few as keep all of a GPU busy, so that few are added up, and none where a
+// team has a page to itself.
+constexpr std::int64_t kBusyTeams = 1 << 13;
+
+[[nodiscard]] std::int64_t rounds_for(std::int64_t rounds_of_page, std::int64_t pages) noexcept {
+    const std::int64_t all = rounds_of_page * pages;
+    const std::int64_t wanted = all / kBusyTeams < 1 ? 1 : all / kBusyTeams;
+    return wanted < rounds_of_page ? wanted : rounds_of_page;
+}
+
+[[nodiscard]] Status digest(const PageBytes<const std::byte>& pool, const std::int64_t* ids,
+                            std::int64_t n, std::uint64_t weight, bool adds, std::uint64_t* digests,
+                            Stream stream) noexcept {
+    return with_unit(alignment_of(pool.data, pool.page_stride, pool.page_bytes), [&](auto unit) {
+        using Body = DigestBody<decltype(unit)>;
+        const std::int64_t of_page = ceil_div(pool.page_bytes, Body::kRound);
+        const std::int64_t rounds = rounds_for(of_page, n);
+        const std::int64_t chunks = ceil_div(of_page, rounds);
+        const bool is_sum = adds || chunks > 1;
+        if (is_sum && !adds) {
+            const Status status = launch(ClearBody{digests, n}, grid_for(n), stream);
+            if (status != kSuccess) return status;
+        }
+        return launch_teams(Body{pool, ids, digests, weight, rounds, Divider(chunks), is_sum},
+                            {n * chunks, kWarp}, stream);
+    });
+}
+
+}  // namespace
+
 Status add_digests(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
                    std::uint64_t weight, std::uint64_t* digests, Stream stream) noexcept {
     if (n < 0) return kInvalidCall;
     if (pool.page_bytes == 0) return kSuccess;
-    return with_unit(alignment_of(pool.data, pool.page_stride, pool.page_bytes), [&](auto unit) {
-        using Body = DigestBody<decltype(unit)>;
-        const std::int64_t chunks = Body::chunks_of(pool.page_bytes);
-        return launch_teams(Body{pool, ids, digests, weight, Divider(chunks)}, {n * chunks, kWarp},
-                            stream);
-    });
+    return digest(pool, ids, n, weight, true, digests, stream);
 }
 
 Status digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
                     std::uint64_t* digests, Stream stream) noexcept {
     if (n < 0) return kInvalidCall;
-    const Status status = launch(ClearBody{digests, n}, grid_for(n), stream);
-    return status == kSuccess ? add_digests(pool, ids, n, 1, digests, stream) : status;
+    if (pool.page_bytes == 0) return launch(ClearBody{digests, n}, grid_for(n), stream);
+    return digest(pool, ids, n, 1, false, digests, stream);
 }
 
 }  // namespace kvcore::cuda

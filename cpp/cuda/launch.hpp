@@ -21,6 +21,13 @@
 #include "emulation/emulation.hpp"
 #endif
 
+// In front of loops that hardly ever go round twice: copies of them are instructions to load.
+#if defined(__CUDACC__)
+#define KVCORE_NO_UNROLL _Pragma("unroll 1")
+#else
+#define KVCORE_NO_UNROLL
+#endif
+
 namespace kvcore::cuda {
 
 /// Thread blocks, and threads of each.

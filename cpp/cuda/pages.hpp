@@ -96,6 +96,7 @@ struct PageItems {
     Tensor tensors[2];
     List list;  // [items / layers]
     Divider layers;
+    static constexpr bool kKnowsSource = false;
 
     [[nodiscard]] bool counts() const noexcept { return false; }
     [[nodiscard]] KVCORE_HOST_DEVICE Place find(int part, std::int64_t item,

@@ -13,16 +13,33 @@
 
 namespace kvcore::cuda {
 
+/// K or V of tokens, in pages and as rows.
+template <class PoolByte, class RowByte>
+struct TokenTensor {
+    PoolByte* pool = nullptr;  // of page 0
+    std::int64_t page_stride = 0;
+    std::int64_t token_stride = 0;
+    RowByte* rows = nullptr;  // of token 0
+    std::int64_t row_stride = 0;
+
+    [[nodiscard]] KVCORE_HOST_DEVICE PoolByte* in_pool(std::int64_t page,
+                                                       std::int64_t entry) const noexcept {
+        return pool + page * page_stride + entry * token_stride;
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE RowByte* row(std::int64_t token) const noexcept {
+        return rows + token * row_stride;
+    }
+    [[nodiscard]] std::int64_t alignment() const noexcept {
+        return alignment_of(pool, page_stride, token_stride, rows, row_stride);
+    }
+};
+
 /// Tokens by their slots: an item is K or V of one.
 template <class Slot>
 struct SlotItems {
-    struct Tensor {
-        std::byte* pool;  // of page 0
-        std::int64_t page_stride;
-        std::int64_t token_stride;
-        const std::byte* rows;  // of token 0
-        std::int64_t row_stride;
-    };
+    using Tensor = TokenTensor<std::byte, const std::byte>;
+    static constexpr bool kKnowsSource = true;
+
     Tensor tensors[2];
     const Slot* slots;  // [items]
     std::int64_t capacity;
@@ -39,34 +56,37 @@ struct SlotItems {
         }
         const std::int64_t page = page_size.quotient(slot);
         const std::int64_t entry = page_size.remainder(slot, page);
-        const Tensor& tensor = tensors[part];
-        return {tensor.pool + page * tensor.page_stride + entry * tensor.token_stride,
-                tensor.rows + item * tensor.row_stride};
+        return {tensors[part].in_pool(page, entry), source(part, item)};
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE const std::byte* source(int part, std::int64_t item) const {
+        return tensors[part].row(item);
     }
 };
 
-/// Tokens of a batch, which are written to pages or, where these are const, read.
+/// Tokens of a batch, which are written to pages or, where these are const, read: an item is K or V
+/// of one.
 template <class PoolByte, class RowByte>
 struct BatchItems {
+    using Tensor = TokenTensor<PoolByte, RowByte>;
+    static constexpr bool kKnowsSource = !std::is_const_v<PoolByte>;
+
+    Tensor tensors[2];
     BatchTokens tokens;
-    PoolByte* pool;  // of page 0
-    std::int64_t page_stride;
-    std::int64_t token_stride;
-    TokenRows<RowByte> rows;
     std::int32_t* bad;
 
     [[nodiscard]] bool counts() const noexcept { return bad != nullptr; }
-    [[nodiscard]] KVCORE_HOST_DEVICE Place find(int /*part*/, std::int64_t item,
-                                                bool counts) const {
+    [[nodiscard]] KVCORE_HOST_DEVICE Place find(int part, std::int64_t item, bool counts) const {
         const TokenPlace place = tokens.find(item, counts);
         if (place.page < 0) return {};
-        PoolByte* in_pool = pool + place.page * page_stride + place.entry * token_stride;
-        RowByte* in_rows = rows.data + item * rows.token_stride;
-        if constexpr (std::is_const_v<PoolByte>) {
-            return {in_rows, in_pool};
+        PoolByte* in_pool = tensors[part].in_pool(place.page, place.entry);
+        if constexpr (kKnowsSource) {
+            return {in_pool, source(part, item)};
         } else {
-            return {in_pool, in_rows};
+            return {tensors[part].row(item), in_pool};
         }
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE const std::byte* source(int part, std::int64_t item) const {
+        return tensors[part].row(item);
     }
 };
 
@@ -97,12 +117,8 @@ template <class Slot>
                                std::int64_t n, std::int32_t* bad, Stream stream) noexcept {
     const auto of_k = slot_tensor<Slot>(pool.k, k);
     const auto of_v = slot_tensor<Slot>(pool.v, v);
-    const auto aligned = [](const typename SlotItems<Slot>::Tensor& tensor) {
-        return alignment_of(tensor.pool, tensor.page_stride, tensor.token_stride, tensor.rows,
-                            tensor.row_stride);
-    };
     const std::int64_t alignment =
-        pool.v.dim == 0 ? aligned(of_k) : alignment_of(aligned(of_k), aligned(of_v));
+        pool.v.dim == 0 ? of_k.alignment() : alignment_of(of_k.alignment(), of_v.alignment());
     return launch_copy(
         SlotItems<Slot>{
             {of_k, of_v}, slots, pool.pages * pool.page_size, Divider(pool.page_size), bad},
@@ -110,20 +126,47 @@ template <class Slot>
 }
 
 template <class PoolByte, class RowByte>
-[[nodiscard]] Status move_batch(const PagedRows<PoolByte>& pool, const DeviceBatch& batch,
-                                const TokenRows<RowByte>& rows, const CopyShape& shape,
-                                std::int32_t* bad, Stream stream) noexcept {
+[[nodiscard]] CopyShape batch_shape(const TokenMove<PoolByte, RowByte>& move) noexcept {
+    const std::int64_t in_pool = move.pool.head_stride;
+    const std::int64_t in_rows = move.rows.head_stride;
+    const std::int64_t heads = move.shape.heads;
+    return token_shape(move.shape.head_bytes, std::is_const_v<PoolByte>
+                                                  ? CopyAxis{heads, in_rows, in_pool}
+                                                  : CopyAxis{heads, in_pool, in_rows});
+}
+
+template <class PoolByte, class RowByte>
+[[nodiscard]] Status move_batch(const TokenMove<PoolByte, RowByte>& first,
+                                const TokenMove<PoolByte, RowByte>& second,
+                                const DeviceBatch& batch, std::int32_t* bad,
+                                Stream stream) noexcept {
     if (batch.table.batch == 0) return kSuccess;
-    const BatchItems<PoolByte, RowByte> items{BatchTokens(batch, pool.block_size, bad),
-                                              pool.data,
-                                              pool.block_stride,
-                                              pool.token_stride,
-                                              rows,
-                                              bad};
-    return launch_copy(
-        items, batch.num_tokens, shape, {},
-        alignment_of(pool.data, pool.block_stride, pool.token_stride, rows.data, rows.token_stride),
-        stream);
+    const auto tensor_of = [](const TokenMove<PoolByte, RowByte>& move) {
+        return TokenTensor<PoolByte, RowByte>{move.pool.data, move.pool.block_stride,
+                                              move.pool.token_stride, move.rows.data,
+                                              move.rows.token_stride};
+    };
+    const BatchItems<PoolByte, RowByte> items{
+        {tensor_of(first), tensor_of(second)}, BatchTokens(batch, first.pool.block_size, bad), bad};
+    const std::int64_t alignment =
+        alignment_of(items.tensors[0].alignment(), items.tensors[1].alignment());
+    return launch_copy(items, batch.num_tokens, batch_shape(first), batch_shape(second), alignment,
+                       stream);
+}
+
+// Two tensors are one launch, unless one of them would be moved in smaller units for the other.
+template <class PoolByte, class RowByte>
+[[nodiscard]] Status move_pair(const TokenMove<PoolByte, RowByte>& k,
+                               const TokenMove<PoolByte, RowByte>& v, const DeviceBatch& batch,
+                               std::int32_t* bad, Stream stream) noexcept {
+    if (k.pool.block_size != v.pool.block_size) return kInvalidCall;
+    const auto alignment = [](const TokenMove<PoolByte, RowByte>& move) {
+        return alignment_of(batch_shape(move).alignment(), move.pool.data, move.pool.block_stride,
+                            move.pool.token_stride, move.rows.data, move.rows.token_stride);
+    };
+    if (alignment(k) == alignment(v)) return move_batch(k, v, batch, bad, stream);
+    const Status status = move_batch(k, {}, batch, bad, stream);
+    return status == kSuccess ? move_batch(v, {}, batch, nullptr, stream) : status;
 }
 
 }  // namespace
@@ -143,19 +186,26 @@ Status append_slots(const PoolView<std::byte>& pool, const TokenRows<const std::
 Status append_batch(TokenShape shape, const PagedRows<std::byte>& pool, const DeviceBatch& batch,
                     const TokenRows<const std::byte>& source, std::int32_t* bad,
                     Stream stream) noexcept {
-    return move_batch(
-        pool, batch, source,
-        token_shape(shape.head_bytes, {shape.heads, pool.head_stride, source.head_stride}), bad,
-        stream);
+    return move_batch<std::byte, const std::byte>({shape, pool, source}, {}, batch, bad, stream);
+}
+
+Status append_batch(const TokenMove<std::byte, const std::byte>& k,
+                    const TokenMove<std::byte, const std::byte>& v, const DeviceBatch& batch,
+                    std::int32_t* bad, Stream stream) noexcept {
+    return move_pair(k, v, batch, bad, stream);
 }
 
 Status gather_batch(TokenShape shape, const PagedRows<const std::byte>& pool,
                     const DeviceBatch& batch, const TokenRows<std::byte>& destination,
                     std::int32_t* bad, Stream stream) noexcept {
-    return move_batch(
-        pool, batch, destination,
-        token_shape(shape.head_bytes, {shape.heads, destination.head_stride, pool.head_stride}),
-        bad, stream);
+    return move_batch<const std::byte, std::byte>({shape, pool, destination}, {}, batch, bad,
+                                                  stream);
+}
+
+Status gather_batch(const TokenMove<const std::byte, std::byte>& k,
+                    const TokenMove<const std::byte, std::byte>& v, const DeviceBatch& batch,
+                    std::int32_t* bad, Stream stream) noexcept {
+    return move_pair(k, v, batch, bad, stream);
 }
 
 }  // namespace kvcore::cuda

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda_scene.hpp"
+#include "emulation/emulation.hpp"
 #include "kvcore/cuda.hpp"
 
 using cuda_scene::Bytes;
@@ -139,13 +140,16 @@ struct Batch {
         : alignment(random_alignment(random)),
           page_size(random_page_size(random)),
           shape{random.between(1, 5), random_dim(random)},
-          batch(random.below(9)) {
+          batch(random.chance(10) ? random.below(300) : random.below(9)),
+          is_even(random.chance(30)) {
+        const std::int64_t of_all = random.below(3 * page_size);
         offsets.push_back(static_cast<std::uint32_t>(random.chance(20) ? random.below(4) : 0));
         const auto pages = shuffled<std::uint32_t>(random, batch * kWidth);
         num_pages = batch * kWidth + 1;
         for (std::int64_t row = 0; row < batch; ++row) {
             begin.push_back(static_cast<std::uint32_t>(random.below(2 * page_size)));
-            const std::int64_t added = random.chance(20) ? 0 : random.below(3 * page_size);
+            const std::int64_t of_row = random.chance(20) ? 0 : random.below(3 * page_size);
+            const std::int64_t added = is_even ? of_all : of_row;
             offsets.push_back(offsets.back() + static_cast<std::uint32_t>(added));
             for (std::int64_t column = 0; column < kWidth; ++column) {
                 const std::uint32_t page = pages[static_cast<std::size_t>(row * kWidth + column)];
@@ -216,6 +220,7 @@ struct Batch {
     std::int64_t page_size;
     kvcore::TokenShape shape;
     std::int64_t batch;
+    bool is_even;  // rows are equally long
     std::int64_t num_pages = 0;
     std::int64_t num_tokens = 0;
     std::int64_t head_stride = 0;
@@ -269,6 +274,89 @@ void batches_go_where_single_tokens_go(Random& random) {
     }
 }
 
+/// Pools of one batch with rows of their own, at the same offset of memory of its size.
+template <class Byte, class RowByte>
+cuda::TokenMove<Byte, RowByte> move_of(const Batch& batch, Byte* pool, RowByte* rows) {
+    return {
+        batch.shape,
+        {pool, batch.page_stride, batch.token_stride, batch.head_stride, batch.page_size, nullptr},
+        {rows, batch.row_stride, batch.row_head}};
+}
+
+void pairs_are_moved_as_one_by_one(Random& random) {
+    for (int i = 0; i < 200; ++i) {
+        const Batch batch(random);
+        const std::int64_t apart = random.chance(60) ? 0 : 2;  // aligned otherwise
+        const Bytes k = random_bytes(random, batch.rows_bytes());
+        const Bytes v = random_bytes(random, batch.rows_bytes() + apart);
+        Bytes k_pool = random_bytes(random, batch.pool_bytes());
+        Bytes v_pool = random_bytes(random, batch.pool_bytes() + apart);
+        Bytes k_expected = k_pool;
+        Bytes v_expected = v_pool;
+        const std::int64_t missing =
+            batch.for_each_token([&](std::int64_t at, std::int64_t in_pool) {
+                batch.copy(k_expected.data() + in_pool, batch.head_stride,
+                           k.data() + at * batch.row_stride, batch.row_head);
+                batch.copy(v_expected.data() + apart + in_pool, batch.head_stride,
+                           v.data() + apart + at * batch.row_stride, batch.row_head);
+            });
+        std::int32_t bad = 1;
+        CHECK_EQ(cuda::append_batch(move_of(batch, k_pool.data(), k.data()),
+                                    move_of(batch, v_pool.data() + apart, v.data() + apart),
+                                    batch.view(), &bad, kDefault),
+                 cuda::kSuccess);
+        CHECK(k_pool == k_expected);
+        CHECK(v_pool == v_expected);
+        CHECK_EQ(bad, 1 + missing);
+
+        Bytes k_out(k.size());
+        Bytes v_out(v.size());
+        Bytes k_rows = k_out;
+        Bytes v_rows = v_out;
+        batch.for_each_token([&](std::int64_t at, std::int64_t in_pool) {
+            batch.copy(k_rows.data() + at * batch.row_stride, batch.row_head,
+                       k_pool.data() + in_pool, batch.head_stride);
+            batch.copy(v_rows.data() + apart + at * batch.row_stride, batch.row_head,
+                       v_pool.data() + apart + in_pool, batch.head_stride);
+        });
+        const std::byte* of_k = k_pool.data();
+        const std::byte* of_v = v_pool.data() + apart;
+        CHECK_EQ(cuda::gather_batch(move_of(batch, of_k, k_out.data()),
+                                    move_of(batch, of_v, v_out.data() + apart), batch.view(), &bad,
+                                    kDefault),
+                 cuda::kSuccess);
+        CHECK(k_out == k_rows);
+        CHECK(v_out == v_rows);
+        CHECK_EQ(bad, 1 + 2 * missing);
+    }
+}
+
+void pairs_are_one_launch() {
+    constexpr std::int64_t kBytes = 256;
+    Bytes pools(4 * kBytes);
+    const Bytes rows(4 * kBytes);
+    const std::uint32_t pages[] = {0};
+    const std::uint32_t offsets[] = {0, 1};
+    const cuda::DeviceBatch batch{{pages, 1, 1, 1}, {nullptr, offsets}, 1, 1};
+    const auto move = [&](std::int64_t at, std::int64_t page_size) {
+        return cuda::TokenMove<std::byte, const std::byte>{
+            {1, kBytes},
+            {pools.data() + at, kBytes, kBytes, kBytes, page_size, nullptr},
+            {rows.data() + at, kBytes, kBytes}};
+    };
+    CHECK_EQ(cuda::append_batch(move(0, 1), move(kBytes, 2), batch, nullptr, kDefault),
+             cuda::kInvalidCall);
+    cuda::emulation::set_order(cuda::emulation::Order::kAny);
+    CHECK_EQ(cuda::append_batch(move(0, 1), move(kBytes, 1), batch, nullptr, kDefault),
+             cuda::kSuccess);
+    CHECK_EQ(cuda::emulation::num_waiting(), 1);
+    // Units of two bytes would be slow for K too.
+    CHECK_EQ(cuda::append_batch(move(0, 1), move(kBytes + 2, 1), batch, nullptr, kDefault),
+             cuda::kSuccess);
+    CHECK_EQ(cuda::emulation::num_waiting(), 3);
+    cuda::emulation::set_order(cuda::emulation::Order::kAtOnce);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -278,5 +366,7 @@ int main(int argc, char** argv) {
     tokens_go_to_the_cpu_s_slots<std::int32_t>(random);
     bad_slots_are_counted_once_even_without_bytes();
     batches_go_where_single_tokens_go(random);
+    pairs_are_moved_as_one_by_one(random);
+    pairs_are_one_launch();
     return 0;
 }

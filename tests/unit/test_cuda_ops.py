@@ -13,7 +13,7 @@ from cuda_machine import Machine, emulated, require_emulation
 from kvcore import KVCacheError, PagedBatch, RaggedKVCacheInputs, ops
 from kvcore.dtypes import numpy_dtype
 
-require_emulation()
+KERNELS = require_emulation()
 
 TABLE, LENGTHS, NEW = [[4, 1, 0], [2, 9, 9], [5, 3, 6]], [5, 0, 3], [2, 0, 4]
 PAGE = 3
@@ -217,6 +217,16 @@ def test_bad_ids_of_the_host_are_refused_before_anything_is_written(machine: Mac
     with pytest.raises(TypeError, match="ids has dtype int32, must be int64 and contiguous"):
         ops.fill_pages(pool, machine.array(np.zeros(1, np.int32)), 1)
     assert not machine.host(pool).any()
+
+
+def test_keys_and_values_are_moved_by_one_kernel(machine: Machine) -> None:
+    given = arguments()
+    device = batches(machine, given)[1]
+    offsets = machine.array(given["offsets"], 1)
+    k, v = (machine.array(drawn((sum(NEW), 2, 8), "float32", seed), 1) for seed in (3, 4))
+    machine.in_any_order(1)
+    ops.append(device, 0, k, v, offsets)
+    assert KERNELS.emulation.num_waiting() == 1
 
 
 # ---- slots ---------------------------------------------------------------------------------------

@@ -57,6 +57,24 @@ struct DeviceBatch {
                                   const DeviceBatch& batch, const TokenRows<std::byte>& destination,
                                   std::int32_t* bad, Stream stream) noexcept;
 
+/// Rows of tokens, and the pool that they are written to or, where it is const, read from.
+template <class PoolByte, class RowByte>
+struct TokenMove {
+    TokenShape shape;
+    PagedRows<PoolByte> pool;
+    TokenRows<RowByte> rows;
+};
+/// K and V of a batch, both of pools with the batch's pages and the same page size, in one launch
+/// where both can be moved in units of one size. `bad` counts a token once.
+[[nodiscard]] Status append_batch(const TokenMove<std::byte, const std::byte>& k,
+                                  const TokenMove<std::byte, const std::byte>& v,
+                                  const DeviceBatch& batch, std::int32_t* bad,
+                                  Stream stream) noexcept;
+[[nodiscard]] Status gather_batch(const TokenMove<const std::byte, std::byte>& k,
+                                  const TokenMove<const std::byte, std::byte>& v,
+                                  const DeviceBatch& batch, std::int32_t* bad,
+                                  Stream stream) noexcept;
+
 /// As kvcore::append_batch and gather_batch with another dtype, and of latent rows.
 [[nodiscard]] Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool,
                                   const DeviceBatch& batch,

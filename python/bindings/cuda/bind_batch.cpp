@@ -48,30 +48,70 @@ std::vector<Part> parts_of(const py::list& transfers, const BatchArgs& batch, bo
     return found;
 }
 
-cuda::Status append(const Part& part, cuda::DeviceBatch batch, std::int32_t* bad,
-                    cuda::Stream stream) {
+cuda::DeviceBatch batch_of(const Part& part, cuda::DeviceBatch batch) {
     batch.num_pages = part.num_pages;
     batch.num_tokens = part.num_tokens;
+    return batch;
+}
+
+cuda::TokenMove<std::byte, const std::byte> bytes_in(const Move& move) {
+    return {move.row, move.rows<std::byte>(), move.source()};
+}
+cuda::TokenMove<const std::byte, std::byte> bytes_out(const Move& move) {
+    return {move.row, move.rows<const std::byte>(), move.tokens};
+}
+
+/// Whether K and V, or both parts of latent rows, can be moved together.
+bool is_pair(const std::vector<Part>& parts) {
+    return parts.size() == 2 && parts[0].move.is_copy && parts[1].move.is_copy &&
+           parts[0].num_pages == parts[1].num_pages &&
+           parts[0].move.shape.page_size == parts[1].move.shape.page_size;
+}
+
+cuda::Status append(const Part& part, const cuda::DeviceBatch& batch, cuda::Stream stream) {
     const Move& move = part.move;
     if (move.is_copy) {
-        return cuda::append_batch(move.row, move.rows<std::byte>(), batch, move.source(), bad,
+        return cuda::append_batch(move.row, move.rows<std::byte>(), batch, move.source(), nullptr,
                                   stream);
     }
     return move.has_scale ? cuda::append_batch(move.shape, move.pool, batch, move.source(),
-                                               move.wide, move.scale, bad, stream)
+                                               move.wide, move.scale, nullptr, stream)
                           : cuda::append_batch(move.shape, move.pool, batch, move.source(),
-                                               move.wide, move.scales, bad, stream);
+                                               move.wide, move.scales, nullptr, stream);
 }
 
-cuda::Status gather(const Part& part, cuda::DeviceBatch batch, std::int32_t* bad,
+cuda::Status append(const std::vector<Part>& parts, const cuda::DeviceBatch& batch,
                     cuda::Stream stream) {
-    batch.num_pages = part.num_pages;
-    batch.num_tokens = part.num_tokens;
+    if (is_pair(parts)) {
+        return cuda::append_batch(bytes_in(parts[0].move), bytes_in(parts[1].move),
+                                  batch_of(parts[0], batch), nullptr, stream);
+    }
+    cuda::Status status = cuda::kSuccess;
+    for (const Part& part : parts) {
+        if (status == cuda::kSuccess) status = append(part, batch_of(part, batch), stream);
+    }
+    return status;
+}
+
+cuda::Status gather(const Part& part, const cuda::DeviceBatch& batch, cuda::Stream stream) {
     const Move& move = part.move;
     return move.is_copy ? cuda::gather_batch(move.row, move.rows<const std::byte>(), batch,
-                                             move.tokens, bad, stream)
+                                             move.tokens, nullptr, stream)
                         : cuda::gather_batch(move.shape, move.readable_pool(), batch, move.tokens,
-                                             move.wide, bad, stream);
+                                             move.wide, nullptr, stream);
+}
+
+cuda::Status gather(const std::vector<Part>& parts, const cuda::DeviceBatch& batch,
+                    cuda::Stream stream) {
+    if (is_pair(parts)) {
+        return cuda::gather_batch(bytes_out(parts[0].move), bytes_out(parts[1].move),
+                                  batch_of(parts[0], batch), nullptr, stream);
+    }
+    cuda::Status status = cuda::kSuccess;
+    for (const Part& part : parts) {
+        if (status == cuda::kSuccess) status = gather(part, batch_of(part, batch), stream);
+    }
+    return status;
 }
 
 void append_tokens(const py::list& transfers, const py::object& table, const py::object& lengths,
@@ -86,11 +126,7 @@ void append_tokens(const py::list& transfers, const py::object& table, const py:
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        for (const Part& part : parts) {
-            if (status == cuda::kSuccess) {
-                status = append(part, on_device, nullptr, stream_of(device, stream));
-            }
-        }
+        status = append(parts, on_device, stream_of(device, stream));
     }
     check_status(status, "appending tokens on cuda:", device);
 }
@@ -105,11 +141,7 @@ void gather_tokens(const py::list& transfers, const py::object& table, const py:
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        for (const Part& part : parts) {
-            if (status == cuda::kSuccess) {
-                status = gather(part, on_device, nullptr, stream_of(device, stream));
-            }
-        }
+        status = gather(parts, on_device, stream_of(device, stream));
     }
     check_status(status, "gathering tokens on cuda:", device);
 }
