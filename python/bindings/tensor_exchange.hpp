@@ -71,4 +71,67 @@ struct TensorExchange {
            out.strides != nullptr;
 }
 
+/// A method without arguments; null, without an error, for something else of that name.
+[[nodiscard]] inline PyCFunction plain_method(PyObject* type, const char* name) {
+    PyObject* found = PyObject_GetAttrString(type, name);
+    PyCFunction method = nullptr;
+    if (found != nullptr && Py_IS_TYPE(found, &PyMethodDescr_Type)) {
+        const PyMethodDef& made = *reinterpret_cast<PyMethodDescrObject*>(found)->d_method;
+        if (made.ml_flags == METH_NOARGS) method = made.ml_meth;
+    }
+    Py_XDECREF(found);  // what it says lives as long as the class
+    PyErr_Clear();
+    return method;
+}
+
+/// The same of an attribute.
+[[nodiscard]] inline getter plain_getter(PyObject* type, const char* name) {
+    PyObject* found = PyObject_GetAttrString(type, name);
+    getter get = nullptr;
+    if (found != nullptr && Py_IS_TYPE(found, &PyGetSetDescr_Type)) {
+        const PyGetSetDef& made = *reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset;
+        if (made.closure == nullptr) get = made.get;
+    }
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return get;
+}
+
+/// What a class of tensors that is written in C tells of one, without a look-up by name.
+class TensorMethods {
+   public:
+    TensorMethods() = default;
+    explicit TensorMethods(PyObject* type)
+        : storage_(plain_method(type, "untyped_storage")),
+          is_negated_(plain_method(type, "is_neg")),
+          expects_gradient_(plain_getter(type, "requires_grad")) {}
+
+    [[nodiscard]] bool is_whole() const {
+        return storage_ != nullptr && is_negated_ != nullptr && expects_gradient_ != nullptr;
+    }
+    /// A new reference to what owns the memory; to None where there is nothing.
+    [[nodiscard]] PyObject* storage_of(PyObject* tensor) const {
+        PyObject* found = storage_(tensor, nullptr);
+        if (found != nullptr) return found;
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    /// Whether no gradient of floats is expected, and no bit says that they are negated.
+    [[nodiscard]] bool are_plain_floats(PyObject* tensor) const {
+        return is_false(expects_gradient_(tensor, nullptr)) &&
+               is_false(is_negated_(tensor, nullptr));
+    }
+
+   private:
+    [[nodiscard]] static bool is_false(PyObject* answer) {
+        if (answer == nullptr) PyErr_Clear();  // who asks in another way is told why
+        Py_XDECREF(answer);
+        return answer == Py_False;
+    }
+
+    PyCFunction storage_ = nullptr;
+    PyCFunction is_negated_ = nullptr;
+    getter expects_gradient_ = nullptr;
+};
+
 }  // namespace kvcore::python

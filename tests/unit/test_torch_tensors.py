@@ -15,6 +15,7 @@ from conftest import require
 from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
 from kvcore._hot.tensors import host_tensor
 from kvcore.arrays import host_array
+from kvcore.backends.selection import any_array, call_array
 from toy_engine import make_manager
 
 torch: Any = require("torch")
@@ -27,6 +28,11 @@ DTYPES = (
 
 class Subclass(torch.Tensor):  # type: ignore[misc]
     pass
+
+
+def require_exchange() -> None:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no exchange table")
 
 
 # -- what is seen --------------------------------------------------------------------------------
@@ -47,8 +53,7 @@ def test_every_dtype_shares_its_memory(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "int64", "uint32"])
 def test_common_dtypes_need_no_python_code(dtype: str) -> None:
     tensor = torch.ones((3, 4), dtype=getattr(torch, dtype))
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("this torch has no exchange table")
+    require_exchange()
     seen = host_tensor(tensor)
     assert seen is not None
     assert np.array_equal(seen, host_array(Subclass(tensor), "k"))
@@ -166,6 +171,110 @@ def test_models_find_their_layers_in_every_step() -> None:
     assert not keys[0][0].any()
 
 
+# -- what was seen before -------------------------------------------------------------------------
+def stored(k: Any, offsets: Any = (0, 1)) -> Any:
+    """Return what an append leaves of one token's keys."""
+    pool, table = torch.zeros(1, 1, *k.shape[1:]), np.zeros((1, 1), np.uint32)
+    batch = PagedBatch(pool, torch.zeros_like(pool), table, np.zeros(1, np.uint32))
+    ops.append(batch, 0, k, torch.zeros(k.shape), offsets)
+    return pool[0, 0]
+
+
+def test_tensors_of_a_call_may_have_been_given_other_memory() -> None:
+    k, offsets = torch.full((1, 2, 8), 1.0), torch.tensor([0, 1])
+    assert (stored(k, offsets) == 1).all()
+    k.data, offsets.data = torch.full((1, 2, 8), 2.0), torch.tensor([0, 1])
+    assert (stored(k, offsets) == 2).all()
+    offsets.data = torch.tensor([0, 2])
+    with pytest.raises(ValueError, match="must be \\(2, 2, 8\\)"):
+        stored(k, offsets)
+
+
+def test_tensors_of_a_call_may_lie_where_others_did() -> None:
+    for i in range(24):  # of the same bytes, so that they do
+        shape = (1, 2, 8) if i % 2 else (1, 4, 4)
+        assert (stored(torch.full(shape, float(i))) == i).all()
+    memory = torch.arange(16.0)
+    for strides in ((16, 8, 1), (16, 4, 1), (16, 0, 1)):
+        k = memory.as_strided((1, 2, 8), strides)
+        assert torch.equal(stored(k), k[0])
+    with pytest.raises(TypeError, match="k has dtype int32"):
+        stored(memory.view(torch.int32).as_strided((1, 2, 8), (16, 8, 1)))
+
+
+def test_tensors_of_a_call_may_no_longer_be_plain() -> None:
+    k = torch.ones(1, 2, 8)
+    for make, text in (
+        (lambda: torch._neg_view(k), "negative bit"),
+        (k.requires_grad_, "expects a gradient"),
+    ):
+        assert (stored(k) == 1).all()
+        with pytest.raises(TypeError, match=text):
+            stored(make())
+    numbers = torch.ones(3, dtype=torch.complex64)
+    assert call_array(numbers.imag, "k").shape == (3,)
+    with pytest.raises(TypeError, match="negative bit"):
+        call_array(numbers.conj().imag, "k")
+
+
+def test_nothing_of_a_call_is_kept() -> None:
+    memory = [np.ones((1, 1, 8), np.float32), np.array([0, 1], np.uint32)]
+    before = [sys.getrefcount(each) for each in memory]
+    pool, table = torch.zeros(1, 1, 1, 8), np.zeros((1, 1), np.uint32)
+    batch = PagedBatch(pool, pool.clone(), table, np.zeros(1, np.uint32))
+    k, offsets = map(torch.from_numpy, memory)
+    for _ in range(2):
+        ops.append(batch, 0, k, k, offsets)
+        ops.attention(batch, 0, k, offsets, out=torch.zeros(1, 1, 8))
+    del k, offsets
+    assert [sys.getrefcount(each) for each in memory] == before
+
+
+def test_tables_are_seen_again_where_their_memory_is_the_same() -> None:
+    require_exchange()
+    table = torch.arange(4, dtype=torch.int32).reshape(2, 2)
+    first = any_array(table, "table")
+    assert any_array(table, "table", first) is first
+    assert any_array(table[:], "table", first) is first
+    for other in (table.T, table[:1], table[0], table.view(torch.float32), table.clone()):
+        seen = any_array(other, "table", first)
+        assert seen is not first
+        assert np.array_equal(seen, other.numpy())
+    table.data = torch.full((2, 2), 7, dtype=torch.int32)
+    assert (any_array(table, "table", first) == 7).all()
+    assert first.tolist() == [[0, 1], [2, 3]]
+
+
+def test_memory_of_a_table_is_kept_by_who_owns_it_now() -> None:
+    require_exchange()
+    memory = np.arange(4, dtype=np.uint32)
+    one, two = torch.from_numpy(memory), torch.from_numpy(memory)
+    first = any_array(one, "table")
+    second = any_array(two, "table", first)
+    assert second is not first
+    assert any_array(two, "table", memory) is not memory
+    before = sys.getrefcount(memory)
+    del one, first
+    assert sys.getrefcount(memory) == before - 1  # by what one owned
+    del two
+    assert sys.getrefcount(memory) == before - 1
+    assert second.tolist() == [0, 1, 2, 3]
+
+
+def test_batches_with_other_tables_see_those() -> None:
+    pool, lengths = torch.zeros(4, 1, 1, 1), torch.zeros(1, dtype=torch.int32).view(torch.uint32)
+    table = torch.zeros((1, 1), dtype=torch.int32).view(torch.uint32)
+    batch = PagedBatch(pool, None, table, lengths)
+    for page in (0, 2, 2, 3):
+        if page == 3:
+            table.data = torch.zeros((1, 1), dtype=torch.int32).view(torch.uint32)
+        table.fill_(page)
+        batch = batch.with_tables(table, lengths)
+        ops.append(batch, 0, torch.ones(1, 1, 1), None, [0, 1])
+        assert pool[page] == 1
+    assert pool.flatten().tolist() == [1.0, 0.0, 1.0, 1.0]
+
+
 # -- tokens --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_tokens_may_be_tensors(dtype: str) -> None:
@@ -233,6 +342,20 @@ assert host_tensor(torch.zeros(3)) is not None or not hasattr(
 
 def test_torch_is_not_imported_and_may_come_later() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], check=True, timeout=120)
+
+
+REPLACED = """
+import torch
+torch.Tensor.is_neg = lambda tensor: False
+from kvcore._hot.tensors import host_tensor
+from kvcore.arrays import host_array
+assert host_tensor(torch.zeros(3)) is None
+assert host_array(torch.ones(3), "k").tolist() == [1, 1, 1]
+"""
+
+
+def test_methods_that_somebody_replaced_are_called() -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", REPLACED], check=True, timeout=120)
 
 
 def test_pools_stay_when_their_tensors_are_given_other_memory() -> None:

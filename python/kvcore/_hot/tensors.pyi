@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,6 +22,35 @@ def host_tensor(value: object) -> NDArray[Any] | None:
     -----
     torch is not imported: a tensor is known by its class. About .2 us; what is None
     here may be seen by Python code.
+    """
+
+def array_viewer(otherwise: Callable[[Any, str], Any]) -> Callable[..., Any]:
+    """Make a function that sees arrays of any library, numpy's and tensors of torch by itself.
+
+    Parameters
+    ----------
+    otherwise : callable (value, name) -> array
+        Sees the others, and raises for what is none.
+
+    Returns
+    -------
+    callable (value, name, last=None) -> array
+        `last`: an array that it returned, which it returns again where `value` has the same
+        elements in the same memory.
+    """
+
+def call_array_viewer(otherwise: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Make a function that sees arrays as those of ``array_viewer`` do, but only for a call.
+
+    Parameters
+    ----------
+    otherwise : callable (value, name) -> array
+
+    Returns
+    -------
+    callable (value, name) -> array
+        Nothing keeps the memory but `value`, which the caller holds for as long as the array is
+        used. A tensor that is where the last one of its name was is seen as the same array.
     """
 
 def tensor_like(given: object, result: NDArray[Any]) -> Any:

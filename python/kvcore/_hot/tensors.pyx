@@ -35,6 +35,13 @@ cdef extern from "tensor_exchange.hpp" namespace "kvcore::python" nogil:
     cdef cppclass TensorExchange:
         pass
 
+    cdef cppclass TensorMethods:
+        TensorMethods() except +
+        TensorMethods(PyObject* type) except +
+        bint is_whole()
+        object storage_of(PyObject* tensor)
+        bint are_plain_floats(PyObject* tensor)
+
     const TensorExchange* tensor_exchange(PyObject* type)
     bint view_host_memory(
         const TensorExchange& table, PyObject* tensor, ExchangedTensor& out
@@ -54,39 +61,41 @@ cdef enum:
 cdef object tensor_class = None
 cdef const TensorExchange* exchange = NULL
 cdef object from_numpy = None
+cdef TensorMethods methods
 
 # Those of ml_dtypes, imported when one is met first.
 cdef dict NAMES = {BFLOAT: "bfloat16", FLOAT8_E4M3FN: "float8_e4m3fn", FLOAT8_E5M2: "float8_e5m2"}
 cdef dict narrow_dtypes = {}
 
 
-cdef bint is_tensor(object value):
+cdef inline bint is_tensor(object value):
     """Whether it is of torch's own class: others may have code that says what they mean."""
-    if tensor_class is None and not find_tensors():
-        return False
-    return type(value) is tensor_class
+    return type(value) is tensor_class or (
+        tensor_class is None and find_tensors() and type(value) is tensor_class
+    )
 
 
 cdef bint find_tensors():
     """Look for torch, which somebody may import at any time, and how its tensors are exported."""
-    global tensor_class, exchange, from_numpy
+    global tensor_class, exchange, from_numpy, methods
     torch = sys.modules.get("torch")
     found = getattr(torch, "Tensor", None)
     if found is None:
         return False
     exchange = tensor_exchange(<PyObject*>found)
-    if exchange == NULL:  # torch before 2.10
+    methods = TensorMethods(<PyObject*>found)
+    if exchange == NULL or not methods.is_whole():  # torch before 2.10
         return False
     from_numpy = torch.from_numpy
     tensor_class = found
     return True
 
 
-cdef bint is_plain(object tensor, uint8_t code) except -1:
+cdef inline bint is_plain(object tensor, uint8_t code) noexcept:
     """Whether its memory is what it means: no bit says "negated", and no gradient is expected."""
     if code == INT or code == UINT or code == BOOL:
         return True
-    return tensor.requires_grad is False and (code != FLOAT or tensor.is_neg() is False)
+    return methods.are_plain_floats(<PyObject*>tensor)
 
 
 cdef int type_number(uint8_t code, uint8_t bits) noexcept:
@@ -122,8 +131,8 @@ cdef cnp.dtype dtype_of(const ExchangedTensor* tensor):
     return narrow_dtypes.get(tensor.code)
 
 
-cdef cnp.ndarray array_over(object storage, const ExchangedTensor* seen, cnp.dtype dtype):
-    """An array over memory of a tensor, which `storage` is and the array keeps."""
+cdef cnp.ndarray array_over(object owner, const ExchangedTensor* seen, cnp.dtype dtype):
+    """An array over memory of a tensor, which it keeps by its owner; None for nobody."""
     cdef cnp.npy_intp[MOST_AXES] shape
     cdef cnp.npy_intp[MOST_AXES] strides
     cdef int axis
@@ -135,22 +144,61 @@ cdef cnp.ndarray array_over(object storage, const ExchangedTensor* seen, cnp.dty
         cnp.ndarray, dtype, seen.ndim, shape, strides, <char*>seen.data + seen.byte_offset,
         cnp.NPY_ARRAY_WRITEABLE, NULL
     )
-    Py_INCREF(storage)
-    cnp.PyArray_SetBaseObject(array, storage)
+    if owner is not None:
+        Py_INCREF(owner)
+        cnp.PyArray_SetBaseObject(array, owner)
     return array
 
 
-cdef cnp.ndarray array_of_tensor(object value):
+cdef bint is_over(object given, const ExchangedTensor* seen, cnp.dtype dtype):
+    """Whether an array has just the elements of a tensor."""
+    if given is None:
+        return False
+    cdef cnp.ndarray array = given
+    cdef int axis
+    if (
+        cnp.PyArray_DATA(array) != <char*>seen.data + seen.byte_offset
+        or cnp.PyArray_NDIM(array) != seen.ndim
+        or <PyObject*>cnp.PyArray_DESCR(array) != <PyObject*>dtype
+    ):
+        return False
+    for axis in range(seen.ndim):
+        if (
+            cnp.PyArray_DIM(array, axis) != seen.shape[axis]
+            or cnp.PyArray_STRIDE(array, axis) != seen.strides[axis] * (seen.bits // 8)
+        ):
+            return False
+    return True
+
+
+cdef cnp.dtype look_at(object value, ExchangedTensor* seen):
+    """Find the elements of a tensor, and their dtype; None for what is seen in another way."""
+    if not is_tensor(value) or not view_host_memory(exchange[0], <PyObject*>value, seen[0]):
+        return None
+    return dtype_of(seen) if seen.ndim <= MOST_AXES else None
+
+
+cdef cnp.ndarray view_of(object value, object last):
+    """See a tensor, as an array that was returned for it before where that is still right."""
     cdef ExchangedTensor seen
-    cdef cnp.dtype dtype
-    if not is_tensor(value) or not view_host_memory(exchange[0], <PyObject*>value, seen):
+    cdef cnp.dtype dtype = look_at(value, &seen)
+    cdef cnp.ndarray array
+    if dtype is None:
         return None
     # Not the tensor is kept: code such as `tensor.data = other` may give that another one.
-    storage = value.untyped_storage()
-    dtype = dtype_of(&seen)
-    if dtype is None or seen.ndim > MOST_AXES or not is_plain(value, seen.code):
+    storage = methods.storage_of(<PyObject*>value)
+    if storage is None:
         return None
-    return array_over(storage, &seen, dtype)
+    if is_over(last, &seen, dtype) and <PyObject*>cnp.PyArray_BASE(last) == <PyObject*>storage:
+        array = last
+    else:
+        array = array_over(storage, &seen, dtype)
+    # Last, for it lets other threads run, which may change what was seen.
+    return array if is_plain(value, seen.code) else None
+
+
+cdef cnp.ndarray array_of_tensor(object value):
+    return view_of(value, None)
 
 
 def host_tensor(value):
@@ -173,6 +221,60 @@ def host_tensor(value):
     here may be seen by Python code.
     """
     return array_of_tensor(value)
+
+
+def array_viewer(otherwise):
+    """Make a function that sees arrays of any library, numpy's and tensors of torch by itself.
+
+    Parameters
+    ----------
+    otherwise : callable (value, name) -> array
+        Sees the others, and raises for what is none.
+
+    Returns
+    -------
+    callable (value, name, last=None) -> array
+        `last`: an array that it returned, which it returns again where `value` has the same
+        elements in the same memory.
+    """
+    def view(value, name, last=None):
+        if type(value) is cnp.ndarray:
+            return value
+        cdef cnp.ndarray seen = view_of(value, last)
+        return otherwise(value, name) if seen is None else seen
+
+    return view
+
+
+def call_array_viewer(otherwise):
+    """Make a function that sees arrays as those of ``array_viewer`` do, but only for a call.
+
+    Parameters
+    ----------
+    otherwise : callable (value, name) -> array
+
+    Returns
+    -------
+    callable (value, name) -> array
+        Nothing keeps the memory but `value`, which the caller holds for as long as the array is
+        used. A tensor that is where the last one of its name was is seen as the same array.
+    """
+    cdef dict lasts = {}
+
+    def view(value, name):
+        if type(value) is cnp.ndarray:
+            return value
+        cdef ExchangedTensor seen
+        cdef cnp.dtype dtype = look_at(value, &seen)
+        if dtype is None:
+            return otherwise(value, name)
+        # Its memory may be gone or another's by now: only where it was is compared.
+        array = lasts.get(name)
+        if not is_over(array, &seen, dtype):
+            array = lasts[name] = array_over(None, &seen, dtype)
+        return array if is_plain(value, seen.code) else otherwise(value, name)
+
+    return view
 
 
 def tensor_like(given, cnp.ndarray result not None):

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from kvcore._hot.tensors import are_numpy, host_tensor
+from kvcore._hot.tensors import are_numpy, array_viewer, call_array_viewer
 from kvcore.arrays import kind_of
 from kvcore.backends import host
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Backend, Place
 from kvcore.device import Device
 
-__all__ = ["any_array", "backend_of", "place_of", "zeros_on"]
+__all__ = ["any_array", "backend_of", "call_array", "place_of", "zeros_on"]
 
 _PINS = "cuda"  # the kind whose backend allocates "pinned" memory
 
@@ -39,8 +39,8 @@ def backend_of(kind: str) -> Backend:
     return found
 
 
-def any_array(value: Any, name: str) -> Any:
-    """See an array as numpy's where it lies in host memory, as cupy's where it lies on a GPU.
+def _other_array(value: Any, name: str) -> Any:
+    """See an array of any library.
 
     Raises
     ------
@@ -49,12 +49,14 @@ def any_array(value: Any, name: str) -> Any:
     KVCacheError
         An array on a GPU, and nothing here that could use it.
     """
-    if type(value) is np.ndarray:  # most of them, and at once
-        return value
-    seen = host_tensor(value)
-    if seen is not None:
-        return seen
     return backend_of(kind_of(value)).array(value, name)
+
+
+#: Sees an array (value, name, last=None) as numpy's where it is in host memory, as cupy's where it
+#: is on a GPU.
+any_array = array_viewer(_other_array)
+#: The same (value, name) of an argument that nothing keeps behind the call.
+call_array = call_array_viewer(_other_array)
 
 
 def place_of(stream: Any, arrays: dict[str, Any], beside: tuple[Any, ...] = ()) -> Place:

@@ -65,7 +65,8 @@ class LayerPools(NamedTuple):
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> LayerPools:
         """Return the same pools with the pages and lengths of another batch."""
         return self.in_batch(
-            any_array(lookup_table, "lookup_table"), any_array(cache_lengths, "cache_lengths")
+            any_array(lookup_table, "lookup_table", self.lookup_table),
+            any_array(cache_lengths, "cache_lengths", self.cache_lengths),
         )
 
     def in_batch(

@@ -20,6 +20,7 @@ from kvcore.params import KVCacheParams
 __all__ = ["ModelPools"]
 
 _NO_TABLE, _NO_LENGTHS = np.empty((0, 0), np.uint32), np.empty(0, np.uint32)
+_SEQUENCES = list, tuple
 
 
 class ModelPools:
@@ -66,18 +67,21 @@ class ModelPools:
         for layer in (layer for bundle in made for layer in bundle.layers):
             self._seen(self._layers[layer], layer)
         self._rows: dict[int, LayerPools] = {}  # of the layers asked for so far, in no batch
-        self._take(lookup_table, cache_lengths)
+        self._take(lookup_table, cache_lengths, [None] * len(made), None)
 
-    def _take(self, lookup_table: Any, cache_lengths: Any) -> None:
-        is_list = isinstance(lookup_table, list | tuple)
-        tables = lookup_table if is_list else [lookup_table]
+    def _take(
+        self, lookup_table: Any, cache_lengths: Any, last_tables: Sequence[Any], last_lengths: Any
+    ) -> None:
+        tables = lookup_table if isinstance(lookup_table, _SEQUENCES) else (lookup_table,)
         if len(tables) != self._num_tables:
             raise ValueError(
                 f"lookup_table has {len(tables)} tables, must have one for each of the "
                 f"{self._num_tables} bundles, as inputs.tables"
             )
-        self._tables = [any_array(table, "lookup_table") for table in tables]
-        self._lengths = any_array(cache_lengths, "cache_lengths")
+        self._tables = [
+            any_array(table, "lookup_table", last_tables[i]) for i, table in enumerate(tables)
+        ]
+        self._lengths = any_array(cache_lengths, "cache_lengths", last_lengths)
         self._at: dict[int, LayerPools] = {}  # the same, in this batch
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> ModelPools:
@@ -86,7 +90,7 @@ class ModelPools:
         other._layers, other._num_tables = self._layers, self._num_tables
         other._is_mixed, other._places = self._is_mixed, self._places
         other._rows = self._rows
-        other._take(lookup_table, cache_lengths)
+        other._take(lookup_table, cache_lengths, self._tables, self._lengths)
         return other
 
     def layer(self, layer: SupportsIndex) -> LayerPools:

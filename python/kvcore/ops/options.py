@@ -12,7 +12,7 @@ import numpy as np
 
 from kvcore.arguments import MOST_UINT32, integers
 from kvcore.backends.protocol import Place
-from kvcore.backends.selection import any_array, place_of
+from kvcore.backends.selection import any_array, call_array, place_of
 
 __all__ = ["Options", "array_at", "documents_options", "offsets_at"]
 
@@ -82,7 +82,7 @@ def offsets_at(place: Place, given: Any) -> Any:
     ValueError
         A number outside 0 .. 2^32 - 1.
     """
-    array = given if type(given) in _SEQUENCES else any_array(given, "row_offsets")
+    array = given if type(given) in _SEQUENCES else call_array(given, "row_offsets")
     if type(array) is not np.ndarray or array.dtype is not _UINT32:
         array = _as_uint32(array)
     return place.index_array(array, "row_offsets")

@@ -13,7 +13,7 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
 from kvcore.arrays import is_on_gpu, is_writable
 from kvcore.backends.protocol import Place
-from kvcore.backends.selection import any_array
+from kvcore.backends.selection import any_array, call_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools, own_pools
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
@@ -265,9 +265,9 @@ def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]
     if pools.is_latent and v is not None:
         raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
     if pools.is_latent:
-        parts = _parts(pools, ("k", "v"), [any_array(k, "k")])
+        parts = _parts(pools, ("k", "v"), [call_array(k, "k")])
     else:
-        parts = [("k", any_array(k, "k")), ("v", any_array(v, "v"))]
+        parts = [("k", call_array(k, "k")), ("v", call_array(v, "v"))]
     for (name, tokens), pool in zip(parts, pools.pools, strict=True):
         if tokens.dtype != pool.dtype:
             _check_stored(name, tokens.dtype, pool.dtype, pools)
