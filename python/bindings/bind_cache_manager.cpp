@@ -267,6 +267,12 @@ void bind_cache_manager(py::module_& module) {
         .def("forget", &forget, py::arg("pages"), py::arg("replica") = 0, docs::kForget)
         .def("hold", &hold, py::arg("pages"), py::arg("replica") = 0, py::keep_alive<0, 1>(),
              docs::kHold)
+        .def(
+            "next_pages",
+            [](const CacheManager& manager, std::int32_t replica) {
+                return id_array(manager.next_pages(replica));
+            },
+            py::arg("replica") = 0, docs::kNextPages)
         .def("take_copies", &take_copies, docs::kTakeCopies)
         .def("take_state_copies", &take_state_copies, docs::kTakeStateCopies)
         .def("state_of", &CacheManager::state_of, py::arg("sequence"), docs::kStateOf)

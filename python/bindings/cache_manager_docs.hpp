@@ -282,6 +282,27 @@ InvalidHandleError
     An id that is no page's; nothing has changed.
 IndexError, TypeError, ValueError)";
 
+constexpr const char* kNextPages = R"(next_pages(self, replica=0)
+--
+
+List the pages that can be had, in the order in which sequences would be given them.
+
+Returns
+-------
+int32 [n]
+    Free pages, then cached ones as they would be evicted now.
+
+Raises
+------
+ValueError
+    With groups of layers, and with quotas, where it depends on who asks for how many.
+IndexError
+
+Notes
+-----
+For tests, and for looking at a cache; changes nothing. Exact with ``"lru"``; other policies may
+have a run wait that another one follows now, which is listed right behind that one. Costs O(pages).)";
+
 constexpr const char* kHold = R"(hold(self, pages, replica=0)
 --
 

@@ -577,6 +577,25 @@ class CacheManager:
             The quotas of tenants leave no room for cached pages to be held.
         IndexError, TypeError, ValueError
         """
+    def next_pages(self, replica: int = 0) -> _Ids:
+        """List the pages that can be had, in the order in which sequences would be given them.
+
+        Returns
+        -------
+        int32 [n]
+            Free pages, then cached ones as they would be evicted now.
+
+        Raises
+        ------
+        ValueError
+            With groups of layers, and with quotas, where it depends on who asks for how many.
+        IndexError
+
+        Notes
+        -----
+        For tests, and for looking at a cache; changes nothing. Exact with ``"lru"``; other policies may
+        have a run wait that another one follows now, which is listed right behind that one. Costs O(pages).
+        """
     def take_copies(self) -> _Ids:
         """Hand out the page copies owed since the last call, to be done before the next kernels run.
 

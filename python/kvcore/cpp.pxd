@@ -463,6 +463,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         HeldPages hold(
             int32_t replica, const BlockId* pages, int64_t n
         ) except +translate_exception
+        vector[BlockId] next_pages(int32_t replica) except +translate_exception
         int32_t recommend_replica(
             string_view name_space, const TokenId* tokens, int64_t n
         ) except +translate_exception

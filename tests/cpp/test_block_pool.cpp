@@ -60,6 +60,9 @@ void last_freed_is_first_out() {
     BlockPool pool(10);
     const std::vector<BlockId> ids = take(pool, 5);
     give(pool, {ids[1], ids[3]});
+    std::vector<BlockId> free(7);
+    pool.copy_free(free.data());
+    CHECK_EQ(free, (std::vector<BlockId>{ids[3], ids[1], 5, 6, 7, 8, 9}));
     CHECK_EQ(take(pool, 3), (std::vector<BlockId>{ids[3], ids[1], 5}));
 }
 

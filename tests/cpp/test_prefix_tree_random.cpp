@@ -192,9 +192,13 @@ class CheckedTree {
     void evict(std::int64_t n, const CachedPage* spared = nullptr, EvictionGuard guard = {}) {
         std::vector<BlockId> ids(static_cast<std::size_t>(n));
         const std::int64_t possible = std::min(n, cache_.num_evictable(nullptr, spared));
+        std::vector<BlockId> expected = tree_.evictable_pages();
+        CHECK_EQ(expected.size(), cache_.num_evictable());
         CHECK_EQ(tree_.evict(n, ids.data(), guard), possible);
         ids.resize(static_cast<std::size_t>(possible));
-        std::vector<BlockId> expected;
+        expected.resize(ids.size());
+        if (guard.node == nullptr) CHECK_EQ(ids, expected);
+        expected.clear();
         for (std::int64_t i = 0; i < possible; ++i) expected.push_back(cache_.evict(spared));
         std::sort(ids.begin(), ids.end());
         std::sort(expected.begin(), expected.end());

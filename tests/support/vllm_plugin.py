@@ -49,16 +49,17 @@ def _rebind() -> None:
             return made
 
     scheduler.KVCacheManager = kv_cache_manager.KVCacheManager = Either
-    counted = property(pool.Pool.get_num_free_blocks, _count_free_blocks)
-    setattr(pool.Pool, "num_free_blocks", counted)  # noqa: B010 - a property, to type checkers
+    counted = property(lambda queue: queue._pool.get_num_free_blocks(), _count_free_blocks)
+    setattr(pool.FreeBlocks, "num_free_blocks", counted)  # noqa: B010 - a property, to type checkers
 
 
-def _count_free_blocks(blocks: Any, count: int) -> None:
+def _count_free_blocks(queue: Any, count: int) -> None:
     """Give no request a block while a test has vLLM's queue count none, which makes it preempt."""
+    manager = queue._pool.manager
     if count == 0:
-        blocks.manager._reserve = lambda *_: False
+        manager._reserve = lambda *_: False
     else:
-        vars(blocks.manager).pop("_reserve", None)
+        vars(manager).pop("_reserve", None)
 
 
 @pytest.fixture(autouse=True)

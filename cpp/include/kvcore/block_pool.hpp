@@ -56,6 +56,9 @@ class BlockPool {
     /// than `n` are free.
     [[nodiscard]] bool allocate(std::int64_t n, BlockId* out) noexcept;
 
+    /// The free ids in the order in which `allocate` hands them out, to `out` [num_free()]. O(ids).
+    void copy_free(BlockId* out) const noexcept;
+
     /// Adds one reference to each of `ids` [n]. Throws InvalidHandleError for an id that is free or
     /// out of range; then nothing has changed.
     void share(const BlockId* ids, std::int64_t n);

@@ -258,6 +258,12 @@ class CacheManager {
     /// std::out_of_range for a replica that does not exist; std::bad_alloc. Nothing has changed
     /// then. O(pages), and O(cached pages) to find them.
     [[nodiscard]] HeldPages hold(std::int32_t replica, const BlockId* pages, std::int64_t n);
+    /// The pages of a replica that can be had, in the order in which requests would be given them:
+    /// free ones, then cached ones as they would be evicted now (PrefixTree::evictable_pages). For
+    /// tests and for looking at a cache. Throws std::invalid_argument with groups of layers and
+    /// with quotas, where it depends on who asks for how many; std::out_of_range for a replica that
+    /// does not exist; std::bad_alloc. O(pages).
+    [[nodiscard]] std::vector<BlockId> next_pages(std::int32_t replica) const;
     /// Forgets every cached page that nobody holds, in every replica and its host tier. O(pages
     /// forgotten).
     void reset_prefix_cache();

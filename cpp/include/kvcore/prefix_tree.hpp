@@ -183,6 +183,11 @@ class PrefixTree {
     /// `out` [n] in that order: of a run of pages 1, 2, 3 it is 3, 2, 1. Fewer where fewer are
     /// evictable. Returns how many.
     std::int64_t evict(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept;
+    /// What `evict` would take without a guard, in that order, and takes nothing. A run that
+    /// another one follows comes as soon as that is gone: with LRU it goes then, other policies may
+    /// have it wait. Of those only runs are listed that the policy tells of (`upcoming_victims`).
+    /// Throws std::bad_alloc. O(runs log runs + pages).
+    [[nodiscard]] std::vector<BlockId> evictable_pages() const;
 
     /// Where those pages are cached that `asked` [ids] names, but none behind another one: each
     /// the last one of its prefix. Throws std::bad_alloc. O(cached pages).

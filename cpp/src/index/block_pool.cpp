@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -62,6 +63,12 @@ bool BlockPool::allocate(std::int64_t n, BlockId* out) noexcept {
         out[i] = static_cast<BlockId>(id);
     }
     return true;
+}
+
+void BlockPool::copy_free(BlockId* out) const noexcept {
+    const BlockId* stack = stack_.get();
+    out = std::reverse_copy(stack, stack + num_recycled_, out);
+    std::iota(out, out + (end_ - next_fresh_), static_cast<BlockId>(next_fresh_));
 }
 
 void BlockPool::share(const BlockId* ids, std::int64_t n) {

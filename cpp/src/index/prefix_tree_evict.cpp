@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <iterator>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "index/child_index.hpp"
 #include "index/protection.hpp"
@@ -125,6 +128,28 @@ std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard
     }
     if (set_aside != nullptr) offer_if_free(set_aside);
     return evicted;
+}
+
+// A candidate that cannot go yet is withdrawn when it is met, and goes right behind what held it
+// up; one that is not met yet goes in its own turn.
+std::vector<BlockId> PrefixTree::evictable_pages() const {
+    protection_->settle();
+    std::vector<BlockId> pages;
+    pages.reserve(static_cast<std::size_t>(num_evictable()));
+    std::unordered_map<const TreeNode*, std::uint32_t> gone;  // children of a run
+    std::unordered_set<const TreeNode*> met;
+    for (const NodeId victim : upcoming_victims(0)) {
+        const TreeNode* run = arena_->at(victim);
+        met.insert(run);
+        while (!run->is_root() && run->pins == 0 && gone[run] == run->num_children) {
+            const std::reverse_iterator<const BlockId*> end(run->ids(page_size_));
+            pages.insert(pages.end(), end - run->num_pages, end);
+            run = run->parent;
+            ++gone[run];
+            if (run->is_candidate && met.count(run) == 0) break;
+        }
+    }
+    return pages;
 }
 
 }  // namespace kvcore

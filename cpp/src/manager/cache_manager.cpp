@@ -234,6 +234,11 @@ std::int64_t CacheManager::forget(std::int32_t replica, const BlockId* pages, st
     return impl_->forgetter.forget(replica, pages, n);
 }
 
+std::vector<BlockId> CacheManager::next_pages(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    return look_up::next_pages(impl_->state.replica_at(replica));
+}
+
 void CacheManager::reset_prefix_cache() {
     const Lock lock(impl_->mutex);
     housekeeping::reset_prefix_cache(impl_->state);

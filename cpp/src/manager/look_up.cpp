@@ -159,6 +159,19 @@ std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle, 
     return pages;
 }
 
+std::vector<BlockId> next_pages(const Replica& replica) {
+    if (replica.columns != nullptr || replica.owners != nullptr) {
+        throw std::invalid_argument(
+            "which pages are next is asked of a manager with groups of layers or quotas, where it "
+            "depends on who asks for how many; ask one without");
+    }
+    const std::vector<BlockId> cached = replica.tree.evictable_pages();
+    std::vector<BlockId> pages(static_cast<std::size_t>(replica.pool.num_free()));
+    replica.pool.copy_free(pages.data());
+    pages.insert(pages.end(), cached.begin(), cached.end());
+    return pages;
+}
+
 std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest) {
     std::vector<TokenId> found;
     for (const auto& replica : state.replicas) {

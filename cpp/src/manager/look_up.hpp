@@ -22,6 +22,7 @@ namespace kvcore::look_up {
                                              const TokenId* tokens, std::int64_t n);
 [[nodiscard]] std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
                                             std::int32_t bundle, std::int64_t first);
+[[nodiscard]] std::vector<BlockId> next_pages(const Replica& replica);
 [[nodiscard]] std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest);
 [[nodiscard]] SequenceMark mark_of(const ManagerState& state, SequenceHandle handle);
 [[nodiscard]] std::int64_t first_uncached(const ManagerState& state, SequenceHandle sequence);

@@ -118,6 +118,31 @@ class EngineParts:
         no request has: they are free once they are let go. Costs O(pages), and O(cached pages) to
         find them.
         """
+    def next_pages(self, replica_idx: int = 0) -> NDArray[np.int32]:
+        """List the pages that can be had, in the order in which requests would be given them.
+
+        Parameters
+        ----------
+        replica_idx : int
+            Whose they are.
+
+        Returns
+        -------
+        int32 [n]
+            Free pages, then cached ones as they would be evicted now.
+
+        Raises
+        ------
+        ValueError
+            With groups of layers, and with quotas, where it depends on who asks for how many.
+        IndexError, TypeError
+
+        Notes
+        -----
+        For tests, and for looking at a cache; changes nothing. Exact with ``"lru"``; other policies
+        may have a run wait that another one follows now, which is listed right behind that one.
+        Costs O(pages).
+        """
     def _reset_times(self) -> None: ...
     def _require_open(self) -> None: ...
     def _let_go(self) -> None: ...

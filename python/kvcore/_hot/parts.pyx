@@ -215,6 +215,34 @@ cdef class EngineParts:
         cdef int32_t replica = self._claims.replica(replica_idx)
         return prefixes.hold(self, self._native, replica, ids, self._checks)
 
+    def next_pages(self, replica_idx=0):
+        """List the pages that can be had, in the order in which requests would be given them.
+
+        Parameters
+        ----------
+        replica_idx : int
+            Whose they are.
+
+        Returns
+        -------
+        int32 [n]
+            Free pages, then cached ones as they would be evicted now.
+
+        Raises
+        ------
+        ValueError
+            With groups of layers, and with quotas, where it depends on who asks for how many.
+        IndexError, TypeError
+
+        Notes
+        -----
+        For tests, and for looking at a cache; changes nothing. Exact with ``"lru"``; other policies
+        may have a run wait that another one follows now, which is listed right behind that one.
+        Costs O(pages).
+        """
+        listen(self)
+        return prefixes.next_pages(self._native, self._claims.replica(replica_idx))
+
     def _reset_times(self):
         """Count calls from 0 again."""
         self._times.reset()

@@ -54,6 +54,7 @@ cdef PinnedPrefix pin(
 # Ids of pages, of a list or an array of any integers.
 cdef cnp.ndarray as_pages(object pages)
 cdef int64_t forget(CacheManager* native, int32_t replica, cnp.ndarray pages) except -1
+cdef cnp.ndarray next_pages(CacheManager* native, int32_t replica)
 cdef HeldPages hold(
     object manager, CacheManager* native, int32_t replica, cnp.ndarray pages, bint checks
 )

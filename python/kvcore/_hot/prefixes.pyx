@@ -213,6 +213,14 @@ cdef int64_t forget(CacheManager* native, int32_t replica, cnp.ndarray pages) ex
     )
 
 
+cdef cnp.ndarray next_pages(CacheManager* native, int32_t replica):
+    """Ids of the pages that can be had, in the order in which they go."""
+    cdef vector[BlockId] pages = native.next_pages(replica)
+    cdef cnp.ndarray ids = room_for(pages)
+    write_ids(native, pages, <int32_t*>cnp.PyArray_DATA(ids))
+    return ids
+
+
 @cython.final
 @cython.no_gc_clear
 cdef class HeldPages:

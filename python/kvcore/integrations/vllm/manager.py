@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class KVCoreManager(KVCacheManager):
         self.block_pool = self.coordinator.block_pool = pool
         for index, group in enumerate(self._groups):
             group.block_pool = pool
-            group.req_to_blocks = Rows(self._contexts, Row.of(self, index))
+            group.req_to_blocks = Rows(self._contexts, partial(self._row, index))
             group.num_cached_block = Rows(self._contexts, self._num_published)
 
     def _make_core(self, params: KVCacheParams, num_blocks: int) -> None:
@@ -56,6 +57,9 @@ class KVCoreManager(KVCacheManager):
             reserve_chunks=True,
             keep_windows=True,  # what is published may not have run yet
         )
+
+    def _row(self, group: int, context: RequestContext) -> Row:
+        return Row(self.block_pool, self._pages(context, group))
 
     def _num_published(self, context: RequestContext) -> int:
         return int(context.start_idx // self._page_size)
@@ -313,7 +317,6 @@ class KVCoreManager(KVCacheManager):
         return self._num_published(context) * self._page_size if context is not None else 0
 
     def num_holders(self, block_id: int) -> int:
-        """Count the requests that have a page: for tests, O(everything)."""
-        held = [each for each in self._contexts.values() if each.num_pages]
-        groups = range(len(self._groups))
-        return sum(block_id in self._pages(each, group) for each in held for group in groups)
+        """Count the requests and holds that have a page: for tests, O(everything)."""
+        tables = [row for group in self._groups for row in group.req_to_blocks.values()]
+        return sum(block_id in row.ids for row in tables) + len(self.block_pool.holds[block_id])

@@ -10,13 +10,16 @@ a pool of one block, with `Rows` for its tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+from kvcore import TextGenerationContext
 
 
 class Pages(dict[int, KVCacheBlock]):
@@ -85,24 +88,17 @@ class HitIds(PageIds):
 
 
 class Row(Sequence[KVCacheBlock]):
-    """The blocks of a request in a group."""
+    """The blocks that a request had in a group when it was asked."""
 
-    def __init__(self, manager: Any, group: int, context: Any) -> None:
-        self._manager = manager
-        self._group = group
-        self._context = context
-
-    @classmethod
-    def of(cls, manager: Any, group: int) -> Callable[[Any], Row]:
-        """Make what makes the rows of a group."""
-        return lambda context: cls(manager, group, context)
+    def __init__(self, pool: Pool, ids: list[int]) -> None:
+        self._pool = pool
+        self.ids = ids
 
     def __len__(self) -> int:
-        return int(self._context.num_pages)
+        return len(self.ids)
 
     def __getitem__(self, index: Any) -> Any:
-        request_id = self._context.request.request_id
-        return self._manager.get_blocks(request_id).blocks[self._group][index]
+        return [self._pool.blocks[page] for page in self.ids][index]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == other
@@ -137,6 +133,32 @@ class Kept:
         self.claim = claim
 
 
+class FreeBlocks:
+    """What vLLM has as a queue: free blocks, in the order in which kvcore hands them out."""
+
+    _READ = ("get_all_free_blocks", "fake_free_list_head", "fake_free_list_tail")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._ids: list[int] | None = None  # of those in `_queue`
+        self._queue: Any = None
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Count them."""
+        return self._pool.get_num_free_blocks()
+
+    def __getattr__(self, name: str) -> Any:
+        """Link them as they are now, for tests: O(blocks). Nobody but kvcore takes one."""
+        if name not in self._READ:
+            raise AttributeError(name)
+        ids = self._pool.manager.core.next_pages().tolist()
+        if ids != self._ids:
+            self._queue = FreeKVCacheBlockQueue([self._pool.blocks[page] for page in ids])
+            self._ids = ids
+        return getattr(self._queue, name)
+
+
 class Pool(BlockPool):
     """vLLM's pool without blocks of its own: what is free, what was hashed, and the events."""
 
@@ -145,13 +167,8 @@ class Pool(BlockPool):
         self.manager = manager
         self.num_gpu_blocks = num_blocks
         self.blocks = Pages(self)
-        self._holds: dict[int, list[Any]] = {}
-        self.free_block_queue = self
-
-    @property
-    def num_free_blocks(self) -> int:
-        """What vLLM's queue of free blocks counts."""
-        return self.get_num_free_blocks()
+        self.holds: defaultdict[int, list[Any]] = defaultdict(list)
+        self.free_block_queue = FreeBlocks(self)
 
     def get_num_free_blocks(self) -> int:
         """Count the pages that a request could get; cached ones that nobody has are among them."""
@@ -171,20 +188,43 @@ class Pool(BlockPool):
             if block_id in known:
                 self._maybe_evict_cached_block(self.blocks[block_id])
 
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks for no request, until `free_blocks`: as many of each group."""
+        core, groups = self.manager.core, len(self.manager.kv_cache_config.kv_cache_groups)
+        free = self.get_num_free_blocks()
+        if num_blocks > free or num_blocks % groups:
+            raise ValueError(
+                f"{num_blocks} blocks are asked for, must be 0 .. {free} and a multiple of {groups}"
+            )
+        taken: dict[int, Any] = {}
+        while len(taken) < num_blocks:
+            context = TextGenerationContext(object(), [0])
+            core.claim(context.request_id)
+            try:
+                core.fetch([context])
+                for group in range(groups):
+                    ids = core.get_req_blocks(context.request_id, group)
+                    taken |= {page: core.hold([page]) for page in ids}
+            finally:
+                core.release(context.request_id)
+        self.note_taken(taken)
+        for page, held in taken.items():
+            self.holds[page].append(held)
+        return [self.blocks[page] for page in taken]
+
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        """Give back what `pop_blocks_for_free` and `touch` have kept."""
+        """Give back what `pop_blocks_for_free`, `touch` and `get_new_blocks` have kept."""
         for each in ordered_blocks:
             if isinstance(each, Kept):
                 self.manager.core.release(each.claim)
             elif not each.is_null:
-                self._holds[each.block_id].pop().let_go()
+                self.holds[each.block_id].pop().let_go()
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Keep blocks until `free_blocks`."""
         for block in blocks:
             if not block.is_null:
-                held = self.manager.core.hold([block.block_id])
-                self._holds.setdefault(block.block_id, []).append(held)
+                self.holds[block.block_id].append(self.manager.core.hold([block.block_id]))
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Take pages out of the cache whose contents are wrong."""
