@@ -8,7 +8,9 @@
 # Usage: bench/gpu.sh OUT.json          exit 0: all passed, 1: a step failed, 2: no GPU here
 #        bench/gpu.sh --dry-run         checks what can be checked without a GPU
 # PYTHON names the interpreter (python3), which has cupy, numpy, ml_dtypes, typer, rich, pytest,
-# hypothesis, scikit-build-core, pybind11, cython, cmake and ninja.
+# hypothesis, scikit-build-core, pybind11, cython, cmake and ninja; with triton attention is tested
+# and measured, with torch and transformers their tensors and models, with pytest-xdist the tests
+# run side by side.
 set -uo pipefail
 
 python=${PYTHON:-python3}
@@ -58,21 +60,24 @@ step() {
 
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 tests=("$python" -m pytest -q -p no:cacheprovider tests/gpu)
+side_by_side=()
+if "$python" -c 'import xdist' 2>/dev/null; then side_by_side=(-n 6 --dist worksteal); fi
 sanitized=(--target-processes all --error-exitcode 9 --print-limit 20)
 export KVCORE_REQUIRE=gpu PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+export TRITON_INTERPRET=0  # attention is compiled for the GPU
 
 step build 240 "$python" -m pip install -q --no-build-isolation --no-deps \
     -C cmake.define.KVCORE_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES=native . || {
     echo "the build failed" >&2
     exit 1
 }
-step tests 120 "${tests[@]}"
+step tests 180 "${tests[@]}" "${side_by_side[@]}"
 # In the memory pool of cupy, what is read behind the end of an array is still somebody's.
 export KVCORE_GPU_TESTS_UNPOOLED=1
 step memcheck 80 "$sanitizer" --tool memcheck "${sanitized[@]}" "${tests[@]}" -m reduced -x
 step racecheck 60 "$sanitizer" --tool racecheck "${sanitized[@]}" "${tests[@]}" -m reduced -x
 unset KVCORE_GPU_TESTS_UNPOOLED
-step bench 90 "$python" bench/gpu_run.py --json "$out" --steps "$steps"
+step bench 150 "$python" bench/gpu_run.py --json "$out" --steps "$steps"
 if ((failed)); then
     echo "failed steps:" >&2
     awk -F '\t' '$2 != 0 { print "  " $1 ", exit code " $2 ": " $4 }' "$steps" >&2
