@@ -187,6 +187,7 @@ def test_no_layer_makes_the_host_wait(torch: Any) -> None:
 def test_a_cache_of_transformers_holds_its_pages_on_the_gpu(torch: Any, groups: bool) -> None:
     from kvcore import Device
     from kvcore.integrations.transformers import KVCoreCache
+    from kvcore.integrations.transformers.names import CACHE
 
     model = model_of("gemma3")
     cache = KVCoreCache(model.config, page_size=4, num_pages=200, groups=groups)
@@ -197,7 +198,7 @@ def test_a_cache_of_transformers_holds_its_pages_on_the_gpu(torch: Any, groups: 
     beams = 1 if groups else 2
     found, expected = (
         model.generate(ids, attention_mask=mask, num_beams=beams, **asked, **own).tolist()
-        for own in ({"cache": cache}, {})
+        for own in ({CACHE: cache}, {})
     )
     assert found[0] == expected[0]
     assert found[1] == expected[1]

@@ -29,6 +29,7 @@ from kvcore import (  # noqa: E402
 from kvcore.backends.cuda import availability  # noqa: E402
 from kvcore.backends.cuda.place import DevicePlace  # noqa: E402
 from kvcore.integrations.transformers import KVCoreCache, cache_params, generate  # noqa: E402
+from kvcore.integrations.transformers.names import CACHE  # noqa: E402
 from paged_logits import paged_logits  # noqa: E402
 
 torch.set_num_threads(1)
@@ -156,7 +157,7 @@ def test_streams_of_cupy_and_torch_that_differ_are_refused(machine: Machine, ten
         assert manager.num_free_blocks == manager.total_num_pages
     cache = KVCoreCache(model.config, page_size=4, num_pages=8)
     with pytest.raises(ValueError, match="make one of them current in both"):
-        model.generate(torch.tensor([[1, 2]]), cache=cache, max_new_tokens=2)
+        model.generate(torch.tensor([[1, 2]]), **{CACHE: cache}, max_new_tokens=2)
 
 
 # -- managers --------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def cached(model: Any, cache: Any, **options: Any) -> list[list[int]]:
     """What model.generate makes of two prompts that are padded to one length."""
     ids = torch.tensor([prompts()[1], [0] * 4 + prompts()[1][:-4]])
     given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | options
-    out = model.generate(ids, attention_mask=(ids > 0).long(), cache=cache, **given)
+    out = model.generate(ids, attention_mask=(ids > 0).long(), **{CACHE: cache}, **given)
     answer: list[list[int]] = out.tolist()
     return answer
 
@@ -233,7 +234,7 @@ def test_a_cache_of_transformers_answers_the_same(
         given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | options
         found, expected = (
             model.generate(ids, attention_mask=torch.ones_like(ids), **given, **own).tolist()
-            for own in ({"cache": cache}, {})
+            for own in ({CACHE: cache}, {})
         )
     else:
         found, expected = cached(model, cache, **options), cached(model, None, **options)
