@@ -55,10 +55,13 @@ class BatchStates:
                 f"the manager has states on {manager.params.n_devices} devices, a packed batch "
                 f"runs over those of one"
             )
-        self._arrays = [
-            {name: tensors.tensor(each[0]) for name, each in group.items()}
-            for group in manager.states
-        ]
+        with torch.inference_mode(
+            mode=False
+        ):  # which what is made inside may not be written behind
+            self._arrays = [
+                {name: tensors.tensor(each[0]) for name, each in group.items()}
+                for group in manager.states
+            ]
         self._places = {
             layer: (group, place)
             for group, states in enumerate(manager.params.state_groups)
