@@ -35,27 +35,29 @@ struct DigestBody {
     const std::int64_t* ids;  // [pages]
     std::uint64_t* digests;   // [pages]
     std::uint64_t weight;
-    std::int64_t rounds;  // of a lane in a chunk, kTogether grains each
+    std::int32_t rounds;  // of a lane in a chunk, kTogether grains each
     Divider chunks;       // of a page
     bool adds;
 
     struct Held {};
     using Part = std::uint64_t;
-    static constexpr std::int64_t kWord = 8;
-    static constexpr std::int64_t kSize = sizeof(Unit);
-    static constexpr std::int64_t kGrain = kSize > kWord ? kSize : kWord;
+    static constexpr std::int32_t kWord = 8;
+    static constexpr std::int32_t kSize = sizeof(Unit);
+    static constexpr std::int32_t kGrain = kSize > kWord ? kSize : kWord;
     static constexpr std::int32_t kTogether = 8;
-    static constexpr std::int64_t kRound = kGrain * kTogether * kWarp;  // bytes
+    static constexpr std::int32_t kRound = kGrain * kTogether * kWarp;  // bytes
 
     [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane lane,
                                                Held& /*held*/) const {
         const std::int64_t index = chunks.quotient(team);
         const std::int64_t chunk = chunks.remainder(team, index);
         const std::byte* page = pool.page(ids[index]);
+        std::int64_t first = chunk * rounds * kRound + lane.lane * kGrain;
         Part sum = 0;
         KVCORE_NO_UNROLL
-        for (std::int64_t round = chunk * rounds; round < (chunk + 1) * rounds; ++round) {
-            sum += add_round(page, round * kRound + lane.lane * kGrain);
+        for (std::int32_t i = 0; i < rounds && first < pool.page_bytes; ++i) {
+            sum += add_round(page + first, first);
+            first += kRound;
         }
         return sum;
     }
@@ -72,21 +74,20 @@ struct DigestBody {
     }
 
    private:
-    /// The grains of a lane in a round, the first of which begins at a byte of the page.
-    [[nodiscard]] KVCORE_HOST_DEVICE Part add_round(const std::byte* page,
-                                                    std::int64_t first) const {
-        constexpr std::int64_t kStep = kGrain * kWarp;
-        const std::int64_t left = pool.page_bytes - first;
+    /// The grains of a lane in a round, the first of which is byte `first` of the page.
+    [[nodiscard]] KVCORE_HOST_DEVICE Part add_round(const std::byte* at, std::int64_t first) const {
+        constexpr std::int32_t kStep = kGrain * kWarp;
+        const std::int64_t rest = pool.page_bytes - first;
+        const auto left = static_cast<std::int32_t>(rest < kRound ? rest : kRound);
         Grain grains[kTogether] = {};
         for (std::int32_t i = 0; i < kTogether; ++i) {
-            if (i * kStep < left)
-                grains[i] = load_grain(page + first + i * kStep, left - i * kStep);
+            if (i * kStep < left) grains[i] = load_grain(at + i * kStep, left - i * kStep);
         }
         std::uint64_t counter = static_cast<std::uint64_t>(first / kWord + 1) * kDigestStep;
         Part sum = 0;
         for (std::int32_t i = 0; i < kTogether; ++i) {
             if (i * kStep < left) sum += add_words(grains[i], counter);
-            counter += static_cast<std::uint64_t>(kStep / kWord) * kDigestStep;
+            counter += std::uint64_t{kStep / kWord} * kDigestStep;
         }
         return sum;
     }
@@ -95,12 +96,12 @@ struct DigestBody {
 
     /// What the page lacks of a word stays 0.
     [[nodiscard]] KVCORE_HOST_DEVICE static Grain load_grain(const std::byte* at,
-                                                             std::int64_t left) {
+                                                             std::int32_t left) {
         if constexpr (kSize > kWord) {
             return load_unit<Unit>(at);
         } else {
             std::uint64_t word = 0;
-            for (std::int64_t byte = 0; byte < kWord; byte += kSize) {
+            for (std::int32_t byte = 0; byte < kWord; byte += kSize) {
                 if (byte >= left) break;
                 word |= std::uint64_t{load_unit<Unit>(at + byte)} << (8 * byte);
             }
@@ -147,7 +148,8 @@ constexpr std::int64_t kBusyTeams = 1 << 13;
             const Status status = launch(ClearBody{digests, n}, grid_for(n), stream);
             if (status != kSuccess) return status;
         }
-        return launch_teams(Body{pool, ids, digests, weight, rounds, Divider(chunks), is_sum},
+        return launch_teams(Body{pool, ids, digests, weight, static_cast<std::int32_t>(rounds),
+                                 Divider(chunks), is_sum},
                             {n * chunks, kWarp}, stream);
     });
 }

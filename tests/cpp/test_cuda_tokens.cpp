@@ -140,7 +140,7 @@ struct Batch {
         : alignment(random_alignment(random)),
           page_size(random_page_size(random)),
           shape{random.between(1, 5), random_dim(random)},
-          batch(random.chance(10) ? random.below(300) : random.below(9)),
+          batch(random.chance(4) ? random.below(120) : random.below(9)),
           is_even(random.chance(30)) {
         const std::int64_t of_all = random.below(3 * page_size);
         offsets.push_back(static_cast<std::uint32_t>(random.chance(20) ? random.below(4) : 0));
