@@ -51,13 +51,17 @@ struct DigestBody {
                                                Held& /*held*/) const {
         const std::int64_t index = chunks.quotient(team);
         const std::int64_t chunk = chunks.remainder(team, index);
-        const std::byte* page = pool.page(ids[index]);
-        std::int64_t first = chunk * rounds * kRound + lane.lane * kGrain;
+        const std::int64_t first = chunk * rounds * kRound + lane.lane * kGrain;
+        const std::byte* at = pool.page(ids[index]) + first;
+        std::int64_t left = pool.page_bytes - first;
+        std::uint64_t counter = static_cast<std::uint64_t>(first / kWord + 1) * kDigestStep;
         Part sum = 0;
         KVCORE_NO_UNROLL
-        for (std::int32_t i = 0; i < rounds && first < pool.page_bytes; ++i) {
-            sum += add_round(page + first, first);
-            first += kRound;
+        for (std::int32_t i = 0; i < rounds && left > 0; ++i) {
+            sum += add_round(at, static_cast<std::int32_t>(left < kRound ? left : kRound), counter);
+            at += kRound;
+            left -= kRound;
+            counter += std::uint64_t{kRound / kWord} * kDigestStep;
         }
         return sum;
     }
@@ -74,16 +78,14 @@ struct DigestBody {
     }
 
    private:
-    /// The grains of a lane in a round, the first of which is byte `first` of the page.
-    [[nodiscard]] KVCORE_HOST_DEVICE Part add_round(const std::byte* at, std::int64_t first) const {
+    /// The grains of a lane in a round, the first of which counts as `counter`.
+    [[nodiscard]] KVCORE_HOST_DEVICE static Part add_round(const std::byte* at, std::int32_t left,
+                                                           std::uint64_t counter) {
         constexpr std::int32_t kStep = kGrain * kWarp;
-        const std::int64_t rest = pool.page_bytes - first;
-        const auto left = static_cast<std::int32_t>(rest < kRound ? rest : kRound);
         Grain grains[kTogether] = {};
         for (std::int32_t i = 0; i < kTogether; ++i) {
             if (i * kStep < left) grains[i] = load_grain(at + i * kStep, left - i * kStep);
         }
-        std::uint64_t counter = static_cast<std::uint64_t>(first / kWord + 1) * kDigestStep;
         Part sum = 0;
         for (std::int32_t i = 0; i < kTogether; ++i) {
             if (i * kStep < left) sum += add_words(grains[i], counter);
