@@ -28,15 +28,19 @@ template <class Byte>
     runs.heads = shape.heads;
     runs.groups = pool.dim == 0 ? 0 : pool.dim / group;
     runs.group = group;
-    runs.of_scales = {pool.scales.page_stride, pool.scales.token_stride, 0, pool.scales.head_stride,
-                      sizeof(float)};
+    runs.of_scales = {pool.scales.page_stride,
+                      pool.scales.token_stride,
+                      0,
+                      pool.scales.head_stride,
+                      sizeof(float),
+                      true};
     if (is_scaled) runs.scales = pool.scales.data;
     runs.places = BatchTokens(batch, shape.page_size, bad);
     runs.is_paged = true;
-    return {
-        {pool.page_stride, pool.token_stride, 0, pool.head_stride, group * item_size(pool.dtype)},
-        {0, 0, token_stride, head_stride, group * item_size(wide)},
-        runs};
+    return {{pool.page_stride, pool.token_stride, 0, pool.head_stride,
+             group * item_size(pool.dtype), true},
+            {0, 0, token_stride, head_stride, group * item_size(wide)},
+            runs};
 }
 
 /// Runs of tokens on their way into a pool of another dtype.

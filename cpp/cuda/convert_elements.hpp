@@ -14,8 +14,10 @@
 // Pieces are arrays: only where their loops are unrolled do they live in registers.
 #if defined(__CUDA_ARCH__)
 #define KVCORE_UNROLL _Pragma("unroll")
+#define KVCORE_KEEP_LOOP _Pragma("unroll 1")
 #else
 #define KVCORE_UNROLL
+#define KVCORE_KEEP_LOOP
 #endif
 
 namespace kvcore::cuda {
@@ -24,6 +26,15 @@ constexpr float kSmallestScale = 1e-12F;
 
 // ---- floats from codes, and codes from floats ---------------------------------------------------
 
+#if defined(__CUDA_ARCH__)
+/// The value of a float16 in the lower half of a word; of NaN, some NaN: GPUs do not say which.
+[[nodiscard]] __device__ inline float float_of_half(std::uint32_t code) noexcept {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<std::uint16_t>(code)));
+    return value;
+}
+#endif
+
 /// The value of a code, exactly.
 template <DType kDType>
 [[nodiscard]] KVCORE_HOST_DEVICE inline float widened(std::uint32_t code) noexcept {
@@ -31,9 +42,8 @@ template <DType kDType>
         return float_of(code);
     } else if constexpr (kDType == DType::kFloat16) {
 #if defined(__CUDA_ARCH__)
-        float value;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<std::uint16_t>(code)));
-        if (value == value) return value;  // of NaN, GPUs do not say which one they answer
+        const float value = float_of_half(code);
+        if (value == value) return value;
 #endif
         return from_half(static_cast<std::uint16_t>(code));
     } else if constexpr (kDType == DType::kBFloat16) {
@@ -70,22 +80,46 @@ template <DType kDType>
     }
 }
 
-/// The codes of two values, the first one in the lower byte.
+/// The codes of four values, the first one in the lowest byte.
 template <DType kDType>
-[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed_pair(float first,
-                                                                    float second) noexcept {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    // Saturates infinities, and returns 0x7f of NaN, as to_e4m3fn and to_e5m2 do.
-    std::uint16_t codes;
-    if constexpr (kDType == DType::kFloat8E4M3FN) {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-        return codes;
-    } else if constexpr (kDType == DType::kFloat8E5M2) {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed_word(
+    const float (&values)[4]) noexcept {
+#if defined(__CUDA_ARCH__)
+    if constexpr (kDType == DType::kInt8) {
+        // Conversions to integers saturate and answer 0 of NaN; packing saturates again. What is
+        // packed first ends up in the upper half.
+        std::uint32_t upper;
+        std::uint32_t codes;
+        asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+            : "=r"(upper)
+            : "r"(__float2int_rn(values[3])), "r"(__float2int_rn(values[2])), "r"(0));
+        asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+            : "=r"(codes)
+            : "r"(__float2int_rn(values[1])), "r"(__float2int_rn(values[0])), "r"(upper));
         return codes;
     }
 #endif
-    return narrowed<kDType>(first) | narrowed<kDType>(second) << 8;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    // Saturates infinities, and returns 0x7f of NaN, as to_e4m3fn and to_e5m2 do.
+    std::uint16_t low;
+    std::uint16_t high;
+    if constexpr (kDType == DType::kFloat8E4M3FN) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(values[1]), "f"(values[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+            : "=h"(high)
+            : "f"(values[3]), "f"(values[2]));
+        return low | static_cast<std::uint32_t>(high) << 16;
+    } else if constexpr (kDType == DType::kFloat8E5M2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(values[1]), "f"(values[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+            : "=h"(high)
+            : "f"(values[3]), "f"(values[2]));
+        return low | static_cast<std::uint32_t>(high) << 16;
+    }
+#endif
+    std::uint32_t codes = 0;
+    for (int i = 0; i < 4; ++i) codes |= narrowed<kDType>(values[i]) << 8 * i;
+    return codes;
 }
 
 /// value * scale, with the NaN that processors answer: that of a factor. GPUs have one for all.
@@ -177,12 +211,31 @@ struct Piece {
         return widened<kDType>(words[i * kItem / 4] >> i * kItem % 4 * 8);
     }
 
+    /// The same; of NaN, some NaN.
+    [[nodiscard]] KVCORE_HOST_DEVICE float number(int i) const noexcept {
+#if defined(__CUDA_ARCH__)
+        if constexpr (kDType == DType::kFloat16) {
+            return float_of_half(words[i / 2] >> i % 2 * 16);
+        }
+#endif
+        return value(i);
+    }
+
+    /// Moves the elements of a byte to the place of those before.
+    KVCORE_HOST_DEVICE void drop_first() noexcept {
+        static_assert(kItem == 1);
+        for (int i = 0; i < kWords; ++i) {
+            words[i] = words[i] >> 8 | (i + 1 < kWords ? words[i + 1] << 24 : 0);
+        }
+    }
+
     /// The nearest elements to floats.
     [[nodiscard]] KVCORE_HOST_DEVICE static Piece of(const float (&values)[kCount]) noexcept {
         Piece piece{};
         if constexpr (kItem == 1 && kCount > 1) {
-            for (int i = 0; i < kCount; i += 2) {
-                piece.words[i / 4] |= narrowed_pair<kDType>(values[i], values[i + 1]) << i % 4 * 8;
+            for (int i = 0; i < kCount; i += 4) {
+                const float four[] = {values[i], values[i + 1], values[i + 2], values[i + 3]};
+                piece.words[i / 4] = narrowed_word<kDType>(four);
             }
         } else {
             for (int i = 0; i < kCount; ++i) {

@@ -12,20 +12,25 @@
 
 namespace kvcore::cuda {
 
-/// Where the run of a token, a head and a group begins. Memory of pages has no `token`, contiguous
-/// memory neither `page` nor `entry`.
-struct RunStrides {  // bytes
+/// Where the run of a token, a head and a group begins, in bytes. Memory of pages has no `token`,
+/// contiguous memory neither `page` nor `entry`.
+struct RunStrides {
     std::int64_t page = 0;
     std::int64_t entry = 0;
     std::int64_t token = 0;
     std::int64_t head = 0;
     std::int64_t group = 0;
+    bool is_paged = false;
 
-    [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t offset(const TokenPlace& place, std::int64_t at,
-                                                         std::int64_t of_head,
-                                                         std::int64_t of_group) const noexcept {
-        return place.page * page + place.entry * entry + at * token + of_head * head +
-               of_group * group;
+    /// Of a head of a token.
+    template <class Index>
+    [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t offset(const TokenPlace& place, Index at,
+                                                         Index of_head) const noexcept {
+        const std::int64_t in_token = std::int64_t{of_head} * head;
+        if (!is_paged) return in_token + std::int64_t{at} * token;
+        // Tables have pages of 32 bits.
+        const auto of_page = static_cast<std::uint32_t>(place.page);
+        return in_token + std::int64_t{of_page} * page + place.entry * entry;
     }
     /// The widest unit at which every run begins.
     [[nodiscard]] std::int64_t alignment(const std::byte* data) const noexcept {
@@ -83,30 +88,52 @@ class RunParts {
           to_bytes_(pieces_of_part * piece * item_to),
           of_run_((pieces_ + pieces_of_part - 1) / pieces_of_part),
           of_head_(of_run_.divisor() * runs.groups),
-          of_token_(of_head_.divisor() * runs.heads) {}
+          of_token_(of_head_.divisor() * runs.heads),
+          is_small_(count() < Divider::kSmall) {}
 
     [[nodiscard]] std::int64_t count() const noexcept { return runs_.tokens * of_token_.divisor(); }
     [[nodiscard]] KVCORE_HOST_DEVICE const Runs& runs() const noexcept { return runs_; }
 
     /// Part i; `counts`: this caller is the one of its team that counts tokens without a page.
     [[nodiscard]] KVCORE_HOST_DEVICE RunPart find(std::int64_t i, bool counts) const noexcept {
-        const std::int64_t token = of_token_.quotient(i);
-        const std::int64_t in_token = of_token_.remainder(i, token);
-        const std::int64_t head = of_head_.quotient(in_token);
-        const std::int64_t in_head = of_head_.remainder(in_token, head);
-        const std::int64_t group = of_run_.quotient(in_head);
-        const std::int64_t part = of_run_.remainder(in_head, group);
-        TokenPlace place{0, 0};
-        if (runs_.is_paged) place = runs_.places.find(token, counts && in_token == 0);
-        if (place.page < 0) return {};
-        const std::int64_t left = pieces_ - part * of_part_;
-        return {runs_.source + runs_.from.offset(place, token, head, group) + part * from_bytes_,
-                runs_.destination + runs_.to.offset(place, token, head, group) + part * to_bytes_,
-                runs_.of_scales.offset(place, token, head, group),
-                left < of_part_ ? left : of_part_};
+        return is_small_ ? find_as(static_cast<std::uint32_t>(i), counts) : find_as(i, counts);
     }
 
    private:
+    [[nodiscard]] KVCORE_HOST_DEVICE static std::uint32_t quotient(const Divider& by,
+                                                                   std::uint32_t of) noexcept {
+        return by.small_quotient(of);
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static std::int64_t quotient(const Divider& by,
+                                                                  std::int64_t of) noexcept {
+        return by.quotient(of);
+    }
+
+    // Most runs are not cut and are all of a head: what is needed for others is stepped over.
+    template <class Index>
+    [[nodiscard]] KVCORE_HOST_DEVICE RunPart find_as(Index i, bool counts) const noexcept {
+        const Index token = quotient(of_token_, i);
+        const Index in_token = i - token * static_cast<Index>(of_token_.divisor());
+        TokenPlace place{0, 0};
+        if (runs_.is_paged) place = runs_.places.find(token, counts && in_token == 0);
+        if (place.page < 0) return {};
+        const bool is_whole = of_head_.divisor() == 1;
+        const Index head = is_whole ? in_token : quotient(of_head_, in_token);
+        RunPart found{runs_.source + runs_.from.offset(place, token, head),
+                      runs_.destination + runs_.to.offset(place, token, head),
+                      runs_.of_scales.offset(place, token, head), pieces_};
+        if (is_whole) return found;
+        const std::int64_t in_head = in_token - head * static_cast<Index>(of_head_.divisor());
+        const std::int64_t group = of_run_.quotient(in_head);
+        const std::int64_t part = of_run_.remainder(in_head, group);
+        const std::int64_t left = pieces_ - part * of_part_;
+        found.source += group * runs_.from.group + part * from_bytes_;
+        found.destination += group * runs_.to.group + part * to_bytes_;
+        found.scale += group * runs_.of_scales.group;
+        found.pieces = left < of_part_ ? left : of_part_;
+        return found;
+    }
+
     Runs runs_;
     std::int64_t pieces_;  // of a run
     std::int64_t of_part_;
@@ -115,6 +142,7 @@ class RunParts {
     Divider of_run_;  // parts
     Divider of_head_;
     Divider of_token_;
+    bool is_small_;
 };
 
 /// Whether runs may be moved in pieces of `count` elements.

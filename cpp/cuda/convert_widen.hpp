@@ -6,12 +6,14 @@
 #include <cstdint>
 
 #include "convert_elements.hpp"
+#include "convert_narrow.hpp"
 #include "convert_runs.hpp"
 #include "teams.hpp"
 
 namespace kvcore::cuda {
 
-/// A team writes a part of a run, every lane as many elements as it holds.
+/// A team writes a part of a run, every lane as many elements as it holds. Narrow codes come here
+/// one by one, DequantizeBody takes pieces of them.
 template <DType kWide, int kCount>
 struct WidenBody {
     static constexpr int kHeld = kCount == 8 ? 2 : 4;  // pieces of a lane
@@ -39,14 +41,8 @@ struct WidenBody {
             case DType::kBFloat16:
                 load<DType::kBFloat16>(of, held);
                 break;
-            case DType::kFloat8E4M3FN:
-                load<DType::kFloat8E4M3FN>(of, held);
-                break;
-            case DType::kFloat8E5M2:
-                load<DType::kFloat8E5M2>(of, held);
-                break;
             default:
-                load<DType::kInt8>(of, held);
+                if constexpr (kCount == 1) load_code(of, held);
         }
         return {};
     }
@@ -70,6 +66,16 @@ struct WidenBody {
     }
 
    private:
+    KVCORE_HOST_DEVICE void load_code(TeamLane of, Held& held) const noexcept {
+        switch (from) {
+            case DType::kFloat8E4M3FN:
+                return load<DType::kFloat8E4M3FN>(of, held);
+            case DType::kFloat8E5M2:
+                return load<DType::kFloat8E5M2>(of, held);
+            default:
+                return load<DType::kInt8>(of, held);
+        }
+    }
     template <DType kFrom>
     KVCORE_HOST_DEVICE void load(TeamLane of, Held& held) const noexcept {
         using Elements = Piece<kFrom, kCount>;
@@ -99,9 +105,19 @@ template <DType kWide, int kCount>
 template <DType kWide>
 [[nodiscard]] Status widen_to(const Runs& runs, DType from, Stream stream) noexcept {
     constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
-    return takes_pieces(runs, kCount, item_size(from), item_size(kWide))
-               ? widen_pieces<kWide, kCount>(runs, from, stream)
-               : widen_pieces<kWide, 1>(runs, from, stream);
+    if (!takes_pieces(runs, kCount, item_size(from), item_size(kWide))) {
+        return widen_pieces<kWide, 1>(runs, from, stream);
+    }
+    switch (from) {
+        case DType::kFloat8E4M3FN:
+            return dequantize_pieces<DType::kFloat8E4M3FN, kWide>(runs, stream);
+        case DType::kFloat8E5M2:
+            return dequantize_pieces<DType::kFloat8E5M2, kWide>(runs, stream);
+        case DType::kInt8:
+            return dequantize_pieces<DType::kInt8, kWide>(runs, stream);
+        default:
+            return widen_pieces<kWide, kCount>(runs, from, stream);
+    }
 }
 
 Status widen_runs(const Runs& runs, DType from, DType wide, Stream stream) noexcept {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "atomics.hpp"
-#include "convert_elements.hpp"
+#include "convert_pairs.hpp"
 #include "convert_runs.hpp"
 #include "teams.hpp"
 
@@ -75,12 +75,7 @@ struct HeadMaximumBody {
                 const std::int64_t piece = at + i * stride;
                 if (piece < end) some[i].load(from + piece * Elements::kBytes);
             }
-            KVCORE_UNROLL
-            for (const Elements& piece : some) {
-                for (int i = 0; i < kCount; ++i) {
-                    most = join(most, finite_magnitude(piece.value(i)));
-                }
-            }
+            most = join(most, largest_magnitude(some));
         }
         return most;
     }

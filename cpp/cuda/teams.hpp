@@ -30,6 +30,11 @@ struct NoPart {};
 struct TeamLane {
     std::int32_t lane;
     std::int32_t lanes;  // of the team
+
+    /// Its i-th of pieces that the lanes of the team take in turn.
+    [[nodiscard]] KVCORE_HOST_DEVICE constexpr std::uint32_t piece(int i) const noexcept {
+        return static_cast<std::uint32_t>(lane + i * lanes);
+    }
 };
 
 /// Teams and their sizes, as a grid of lanes.

@@ -69,14 +69,22 @@ KVCORE_HOST_DEVICE inline void store_unit(std::byte* at, Unit unit) noexcept {
 /// are at least 0 and below 2^63, the divisor at least 1.
 ///
 /// With 2^(shift - 1) < divisor <= 2^shift and the multiplier 2^(63 + shift) / divisor, rounded up,
-/// what the rounding adds to a quotient is less than 1 / divisor, so its whole part is exact.
+/// what the rounding adds to a quotient is less than 1 / divisor, so its whole part is exact. In
+/// the same way 2^(31 + shift) / divisor serves dividends below 2^31, at a quarter of the
+/// instructions.
 class Divider {
    public:
+    static constexpr std::int64_t kSmall = std::int64_t{1} << 31;
+
     explicit Divider(std::int64_t divisor) noexcept : divisor_(divisor) {
         __extension__ using Wide = unsigned __int128;
         const auto by = static_cast<std::uint64_t>(divisor);
         while (shift_ < 63 && std::uint64_t{1} << shift_ < by) ++shift_;
         multiplier_ = static_cast<std::uint64_t>(((Wide{1} << (63 + shift_)) + by - 1) / by);
+        if (divisor >= kSmall) return;  // quotients of what is small are 0
+        small_shift_ = shift_;
+        small_multiplier_ =
+            static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + shift_)) + by - 1) / by);
     }
 
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t divisor() const noexcept { return divisor_; }
@@ -88,11 +96,19 @@ class Divider {
                                                             std::int64_t quotient) const noexcept {
         return dividend - quotient * divisor_;
     }
+    /// The quotient of a dividend below 2^31.
+    [[nodiscard]] KVCORE_HOST_DEVICE std::uint32_t small_quotient(
+        std::uint32_t dividend) const noexcept {
+        const std::uint64_t product = std::uint64_t{small_multiplier_} * (dividend * 2);
+        return static_cast<std::uint32_t>(product >> 32) >> small_shift_;
+    }
 
    private:
     std::int64_t divisor_;
     std::uint64_t multiplier_;
     std::uint32_t shift_ = 0;
+    std::uint32_t small_shift_ = 0;
+    std::uint32_t small_multiplier_ = 0;
 };
 
 }  // namespace kvcore::cuda

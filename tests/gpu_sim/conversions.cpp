@@ -86,6 +86,44 @@ struct PairToPair {
     }
 };
 
+// ---- arithmetic of pairs ------------------------------------------------------------------------
+
+// Differences and products of two halves are exact in double precision.
+struct PairDifference {
+    double operator()(double a, double b) const { return a - b; }
+};
+struct PairProduct {
+    double operator()(double a, double b) const { return a * b; }
+};
+// Of a number and a NaN the number; -0 is less than 0.
+struct PairLarger {
+    double operator()(double a, double b) const {
+        if (a != a) return b;
+        if (b != b) return a;
+        if (a == b) return std::signbit(a) ? b : a;
+        return a < b ? b : a;
+    }
+};
+template <const Format& kFormat, class Function>
+struct OfPairs {
+    std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const {
+        const auto one = [](std::uint32_t x, std::uint32_t y) {
+            return encoded(kFormat, Function{}(decoded(kFormat, x), decoded(kFormat, y)), false);
+        };
+        return one(a >> 16, b >> 16) << 16 | one(a & 0xffffU, b & 0xffffU);
+    }
+};
+
+// Two integers to the nearest that bytes have, before what is already packed.
+struct PackBytes {
+    std::uint32_t operator()(std::int32_t a, std::int32_t b, std::uint32_t before) const {
+        const auto byte = [](std::int32_t x) {
+            return static_cast<std::uint32_t>(x < -128 ? -128 : x > 127 ? 127 : x) & 0xffU;
+        };
+        return before << 16 | byte(a) << 8 | byte(b);
+    }
+};
+
 // ---- between numbers ----------------------------------------------------------------------------
 
 template <class To>
@@ -193,6 +231,11 @@ void add_conversions(Operations& table) {
     table["cvt.rn.satfinite.e5m2x2.f16x2"] = apply<PairToPair<kE5M2, kHalf, true>, std::uint32_t>;
     table["cvt.rn.f16x2.e4m3x2"] = apply<PairToPair<kHalf, kE4M3, false>, std::uint16_t>;
     table["cvt.rn.f16x2.e5m2x2"] = apply<PairToPair<kHalf, kE5M2, false>, std::uint16_t>;
+    table["sub.rn.f16x2"] = apply<OfPairs<kHalf, PairDifference>, std::uint32_t, std::uint32_t>;
+    table["mul.rn.f16x2"] = apply<OfPairs<kHalf, PairProduct>, std::uint32_t, std::uint32_t>;
+    table["max.f16x2"] = apply<OfPairs<kHalf, PairLarger>, std::uint32_t, std::uint32_t>;
+    table["max.bf16x2"] = apply<OfPairs<kBrain, PairLarger>, std::uint32_t, std::uint32_t>;
+    table["cvt.pack.sat.s8.s32.b32"] = apply<PackBytes, std::int32_t, std::int32_t, std::uint32_t>;
     table["cvt.sat.f32.f32"] = apply<ToUnitRange, float>;
     table["cvt.rni.f32.f32"] = apply<Nearest, float>;
     table["mov.b32"] = move_parts<std::uint16_t, std::uint32_t>;

@@ -90,12 +90,12 @@ BUDGETS: dict[str, tuple[str, Callable[[Scene], None], float]] = {
     "slots": ("bfloat16", Scene.append_slots, 23),
     "append": ("bfloat16", Scene.append, 26),
     "gather": ("bfloat16", Scene.gather, 27),
-    "append to e4m3": ("float8_e4m3fn", Scene.append, 64),
-    "append to int8": ("int8", Scene.append, 111),
-    "gather from e4m3": ("float8_e4m3fn", Scene.gather, 183),
-    "gather from int8": ("int8", Scene.gather, 136),
-    "quantize to e4m3": ("float8_e4m3fn", Scene.quantize, 70),
-    "quantize to int8": ("int8", Scene.quantize, 126),
+    "append to e4m3": ("float8_e4m3fn", Scene.append, 61),
+    "append to int8": ("int8", Scene.append, 65),
+    "gather from e4m3": ("float8_e4m3fn", Scene.gather, 64),
+    "gather from int8": ("int8", Scene.gather, 62),
+    "quantize to e4m3": ("float8_e4m3fn", Scene.quantize, 60),
+    "quantize to int8": ("int8", Scene.quantize, 64),
     "merge": ("bfloat16", Scene.merge, 73),
 }
 

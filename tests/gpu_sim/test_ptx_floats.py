@@ -205,6 +205,51 @@ def test_pairs_of_bytes(on: Runner, name: str, kind: Any) -> None:
     on.check(f"cvt.rn.f16x2.{name}", [codes], np.uint32, to_halves)
 
 
+# ---- arithmetic of pairs ------------------------------------------------------------------------
+
+
+def of_pairs(kind: Any, function: Callable[..., Any]) -> Callable[..., Array]:
+    """Compute in double precision, which holds differences and products of halves exactly."""
+
+    def pairs(a: Array, b: Array) -> Array:
+        found = function(*(x.view(kind).astype(np.float64) for x in (a, b)))
+        codes = found.astype(kind).view(np.uint16)
+        return np.asarray(np.where(np.isnan(found), np.uint16(0x7FFF), codes)).view(np.uint32)
+
+    return pairs
+
+
+@pytest.mark.parametrize(("name", "kind"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
+def test_pairs_of_halves(on: Runner, name: str, kind: Any) -> None:
+    rng = np.random.default_rng(7)
+    a, b = (rng.integers(0, 2**32, N * 9, np.uint32) for _ in range(2))
+    # Equal magnitudes, NaN of both, and infinities beside numbers.
+    a[::7] = b[::7] ^ np.uint32(0x80008000)
+    a[1::7], b[2::7] = 0x7FFFFFC1, 0x7F807C00
+
+    def larger(a: Array, b: Array) -> Array:
+        zeros = np.where(np.signbit(a) & np.signbit(b), -0.0, 0.0)
+        return np.where((a == 0) & (b == 0), zeros, np.fmax(a, b))
+
+    on.check(f"max.{name}x2", [a, b], np.uint32, of_pairs(kind, larger))
+    if name == "f16":
+        on.check("sub.rn.f16x2", [a, b], np.uint32, of_pairs(kind, np.subtract))
+        on.check("mul.rn.f16x2", [a, b], np.uint32, of_pairs(kind, np.multiply))
+
+
+def test_integers_are_packed_to_bytes(on: Runner) -> None:
+    rng = np.random.default_rng(8)
+    a, b = (rng.integers(-300, 300, N).astype(np.int32) for _ in range(2))
+    a[::9], b[::8] = -(2**31), 2**31 - 1
+    before = rng.integers(0, 2**32, N, np.uint32)
+
+    def packed(a: Array, b: Array, before: Array) -> Array:
+        high, low = (np.clip(x, -128, 127).astype(np.uint8).astype(np.uint32) for x in (a, b))
+        return before << np.uint32(16) | high << np.uint32(8) | low
+
+    on.check("cvt.pack.sat.s8.s32.b32", [a, b, before], np.uint32, packed)
+
+
 # ---- integers -----------------------------------------------------------------------------------
 
 INTEGERS = [f"{sign}{bits}" for bits in (8, 16, 32, 64) for sign in "us"]
