@@ -291,6 +291,9 @@ void bind_cache_manager(py::module_& module) {
             "host_evicted are EvictionCounts.")
         .def("reset_metrics", &CacheManager::reset_metrics, docs::kResetMetrics)
         .def("check_integrity", &CacheManager::check_integrity, docs::kCheckIntegrity)
+        .def("_late_reads", &CacheManager::late_reads, py::arg("replica"),
+             "Return the highest mark of stores that may still read pages which were handed out "
+             "since, 0 for none.")
         .def("_capsule",
              [](CacheManager& manager) { return py::capsule(&manager, "kvcore.CacheManager"); })
         .def("__repr__", [](const CacheManager& manager) {

@@ -478,6 +478,10 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         uint64_t num_resets() except +translate_exception
         void reset_prefix_cache() except +translate_exception
         void finish(uint64_t ticket, cbool done) except +translate_exception
+        void note_late_reads(
+            const PageMove* stores, int64_t n, uint64_t mark
+        ) except +translate_exception
+        uint64_t late_reads(int32_t replica) except +translate_exception
         OwedStatus take_owed(
             SequenceHandle sequence, Transfers& transfers
         ) except +translate_exception

@@ -220,34 +220,35 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         host_slots = host_states if host_pages else 0
         has_arrays = slots > 0 and blocks is not None
         states = StateArrays(params, places, slots, gpus, host_slots) if has_arrays else None
+        core = CacheManager(
+            num_blocks=pages,
+            page_size=column_tokens(params),
+            max_sequences=sizing.batch_per_replica(params, max_batch_size),
+            max_seq_len=max_seq_len,
+            num_replicas=params.data_parallel_degree,
+            prefix_caching=params.enable_prefix_caching,
+            dedup=dedup,
+            partial_page_reuse=int(partial_page_reuse),
+            host_pages=host_pages,
+            eviction=eviction,
+            groups=core_groups(params),
+            reserve_chunks=flag("reserve_chunks", reserve_chunks),
+            max_draft_tokens=max_draft_tokens,
+            quotas=list(limits.values()),
+            states=intervals(params),
+            num_states=slots,
+            num_host_states=host_slots,
+            **rules,
+            event_pages=most_event_pages,
+            first_page=first_page,
+            keep_windows=flag("keep_windows", keep_windows),
+            **options.core_arguments(has_keys=most_event_pages > 0),
+        )
         super().__init__(
-            CacheManager(
-                num_blocks=pages,
-                page_size=column_tokens(params),
-                max_sequences=sizing.batch_per_replica(params, max_batch_size),
-                max_seq_len=max_seq_len,
-                num_replicas=params.data_parallel_degree,
-                prefix_caching=params.enable_prefix_caching,
-                dedup=dedup,
-                partial_page_reuse=int(partial_page_reuse),
-                host_pages=host_pages,
-                eviction=eviction,
-                groups=core_groups(params),
-                reserve_chunks=flag("reserve_chunks", reserve_chunks),
-                max_draft_tokens=max_draft_tokens,
-                quotas=list(limits.values()),
-                states=intervals(params),
-                num_states=slots,
-                num_host_states=host_slots,
-                **rules,
-                event_pages=most_event_pages,
-                first_page=first_page,
-                keep_windows=flag("keep_windows", keep_windows),
-                **options.core_arguments(has_keys=most_event_pages > 0),
-            ),
+            core,
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
-            mover=make_mover(shards, places, host_pages, gpus),
+            mover=make_mover(shards, places, host_pages, gpus, core._late_reads),  # noqa: SLF001
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
             listener=(
@@ -268,8 +269,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         self._states = () if states is None else states.arrays
         self._host_states = host_states
         self.params = params
-        self.max_batch_size = max_batch_size
-        self.max_seq_len = max_seq_len
+        self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
         self.devices = places
         self._begin_tiers(options, states if host_slots else None)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -218,9 +219,17 @@ class WholePageCopier:
 
 
 def make_mover(
-    shards: list[list[Shard]], devices: tuple[Device, ...], num_pages: int, pools: Any
+    shards: list[list[Shard]],
+    devices: tuple[Device, ...],
+    num_pages: int,
+    pools: Any,
+    late_reads: Callable[[int], int],
 ) -> Mover | None:
-    """Return what moves the pages of a host tier, None where there is none."""
+    """Return what moves the pages of a host tier, None where there is none.
+
+    `late_reads` as of ``Backend.mover``.
+    """
     if not num_pages:
         return None
-    return backend_of(devices[0].kind).mover(shards, devices, num_pages, pools)
+    backend = backend_of(devices[0].kind)
+    return backend.mover(shards, devices, num_pages, pools, late_reads=late_reads)

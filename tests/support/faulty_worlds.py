@@ -117,9 +117,9 @@ class FaultyMover(MeddlingMover):
     points: Points
     stores = False
 
-    def run(self, orders: npt.NDArray[np.int32]) -> None:
+    def run(self, orders: npt.NDArray[np.int32]) -> Any:
         self.stores = bool(orders[0, 1] == 0)
-        super().run(orders)
+        return super().run(orders)
 
     def _call(self, phase: str) -> None:
         self.points.reach("store" if self.stores else "load")

@@ -58,12 +58,12 @@ def aside(call: Hook) -> object:
 class Meddler:
     """Stands in front of a copier or mover and calls each hook once."""
 
-    def __init__(self, run: Callable[[Any], None], spoil: Callable[[Any], None]) -> None:
+    def __init__(self, run: Callable[[Any], Any], spoil: Callable[[Any], None]) -> None:
         self._run, self._spoil = run, spoil
         self.hooks: dict[str, Hook] = {}
         self.runs: list[npt.NDArray[np.int32]] = []
 
-    def run(self, orders: npt.NDArray[np.int32]) -> None:
+    def run(self, orders: npt.NDArray[np.int32]) -> Any:
         self.runs.append(np.array(orders))
         self._spoil(orders)  # what lies in the target by chance must not pass for a copy
         self._call("before")
@@ -84,14 +84,15 @@ class Meddler:
 class MeddlingMover(Meddler):
     """The same of the host tier: the middle is when the first page has been moved."""
 
-    def run(self, orders: npt.NDArray[np.int32]) -> None:
+    def run(self, orders: npt.NDArray[np.int32]) -> Any:
         self.runs.append(np.array(orders))
         self._spoil(orders)
         self._call("before")
         self._run(orders[:1])
         self._call("middle")
-        self._run(orders)
+        mark = self._run(orders)
         self._call("after")
+        return mark
 
 
 class Pages:

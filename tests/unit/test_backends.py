@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -75,6 +75,7 @@ class _Tray:
         pools: Any,
         *,
         is_whole: bool = False,
+        late_reads: Callable[[int], int] | None = None,
     ) -> Mover:
         self.asked.append("mover")
         return host.BACKEND.mover(shards, devices, num_pages, pools, is_whole=is_whole)

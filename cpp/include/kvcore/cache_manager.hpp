@@ -276,6 +276,17 @@ class CacheManager {
     /// run or cut by others since: it is theirs.) Throws InvalidHandleError, and changes nothing,
     /// for a ticket that was finished before. O(transfers).
     void finish(std::uint64_t ticket, bool done = true);
+    /// Stores [n] to the host tier, of transfers that are about to be finished, are on a stream
+    /// that reads their pages later. `finish` lets the pages go all the same, and they are handed
+    /// out to others. `mark`, from 1 on, is a number of the caller's that rises in the order in
+    /// which such reads end. Throws InvalidHandleError for a page that is none of the device's,
+    /// std::out_of_range for a replica that does not exist, std::bad_alloc; then none is noted, and
+    /// the transfers are to be finished as not `done`. O(n).
+    void note_late_reads(const PageMove* stores, std::int64_t n, std::uint64_t mark);
+    /// The highest mark of pages of a replica that were handed out since they were noted, 0 for
+    /// none: who writes to pages of the replica does so behind the reads up to it. Throws
+    /// std::out_of_range for a replica that does not exist. O(1).
+    [[nodiscard]] std::uint64_t late_reads(std::int32_t replica) const;
     /// Gives out again what is owed to a sequence since its transfers failed. Where nothing is, but
     /// others make room in its replica with write-back, that is under way. O(transfers).
     [[nodiscard]] OwedStatus take_owed(SequenceHandle sequence, Transfers& transfers);

@@ -108,6 +108,7 @@ void ColumnPages::take(std::int32_t first_lane, std::int32_t num_lanes, BlockId 
     BlockId* ids = &ids_[slot(column, first_lane)];
     detail::require_law(pages_.allocate(num_lanes, ids), "reserve: admitted pages are there");
     if (owners_ != nullptr) owners_->take(ids, num_lanes);
+    if (late_reads_ != nullptr) late_reads_->take(ids, num_lanes);
     for (std::int32_t i = 0; i < num_lanes; ++i) ++ids[i];
 }
 

@@ -10,6 +10,7 @@
 #include "groups/idle_pages.hpp"
 #include "groups/window_listener.hpp"
 #include "groups/window_policy.hpp"
+#include "index/late_reads.hpp"
 #include "index/page_owners.hpp"
 #include "index/tree_node.hpp"
 #include "kvcore/block_pool.hpp"
@@ -93,7 +94,9 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
                                          std::size_t window) const noexcept;
     /// Who is told from now on which pages are held; nullptr for nobody. Not owned.
     void set_owners(PageOwners* owners) noexcept { owners_ = owners; }
-    /// The same for which windows cached columns lose and get again.
+    /// Who is told from now on which pages are handed out. Not owned.
+    void set_late_reads(LateReads* reads) noexcept { late_reads_ = reads; }
+    /// Who is told from now on which windows cached columns lose and get again.
     void set_window_listener(WindowListener* listener) noexcept { listener_ = listener; }
 
     [[nodiscard]] const Grouping& grouping() const noexcept { return grouping_; }
@@ -323,6 +326,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     PrefixTree& tree_;
     WindowPolicy& policy_;
     PageOwners* owners_ = nullptr;
+    LateReads* late_reads_ = nullptr;
     WindowListener* listener_ = nullptr;
     BlockPool pages_;
     std::size_t num_lanes_;

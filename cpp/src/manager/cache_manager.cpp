@@ -259,6 +259,17 @@ void CacheManager::finish(std::uint64_t ticket, bool done) {
     impl_->finished.notify_all();
 }
 
+void CacheManager::note_late_reads(const PageMove* stores, std::int64_t n, std::uint64_t mark) {
+    const Lock lock(impl_->mutex);
+    housekeeping::note_late_reads(impl_->state, stores, n, mark);
+}
+
+std::uint64_t CacheManager::late_reads(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    const LateReads* reads = impl_->state.replica_at(replica).late_reads.get();
+    return reads == nullptr ? 0 : reads->highest();
+}
+
 OwedStatus CacheManager::take_owed(SequenceHandle sequence, Transfers& transfers) {
     const Lock lock(impl_->mutex);
     ManagerState& state = impl_->state;

@@ -133,7 +133,7 @@ void ColumnImport::take_column(std::size_t i) noexcept {
     BlockId& own = own_[i];
     detail::require_law(home_.pool.allocate(1, &own), "import: counted columns are there");
     if (home_.columns == nullptr) {
-        if (home_.owners != nullptr) home_.owners->take(&own, 1);
+        home_.note_taken(&own, 1);
         pages_[i] = own;
         return;
     }

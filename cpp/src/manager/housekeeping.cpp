@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 
+#include "manager/page_ids.hpp"
+
 namespace kvcore::housekeeping {
 
 namespace {
@@ -26,6 +28,19 @@ bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done
         ticket, done,
         [&](Sequence& sequence, SequenceHandle handle) { claims.begin_again(sequence, handle); });
     return has_copies || has_states || has_flights;
+}
+
+// All that can fail comes first.
+void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n,
+                     std::uint64_t mark) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        Replica& home = state.replica_at(stores[i].replica);
+        page_ids::require(home, stores[i].source);
+        home.make_late_reads();
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+        state.replica_at(stores[i].replica).late_reads->note(stores[i].source, mark);
+    }
 }
 
 void advance(ManagerState& state, std::int64_t now) noexcept {

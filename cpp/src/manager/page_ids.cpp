@@ -8,16 +8,18 @@
 
 namespace kvcore::page_ids {
 
-std::vector<BlockId> columns_of(const Replica& home, const BlockId* pages, std::int64_t n) {
+void require(const Replica& home, BlockId page) {
     const BlockPool& pool = home.page_pool();
-    for (std::int64_t i = 0; i < n; ++i) {
-        if (pages[i] >= pool.first_id() && pages[i] < pool.end_id()) continue;
-        throw InvalidHandleError(detail::concat("page ", pages[i], " does not exist, must be ",
-                                                pool.first_id(), " .. ", pool.end_id() - 1));
-    }
+    if (page >= pool.first_id() && page < pool.end_id()) return;
+    throw InvalidHandleError(detail::concat("page ", page, " does not exist, must be ",
+                                            pool.first_id(), " .. ", pool.end_id() - 1));
+}
+
+std::vector<BlockId> columns_of(const Replica& home, const BlockId* pages, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) require(home, pages[i]);
     std::vector<BlockId> columns(pages, pages + n);
     if (home.columns == nullptr) return columns;
-    std::vector<BlockId> owner(static_cast<std::size_t>(pool.end_id()), -1);
+    std::vector<BlockId> owner(static_cast<std::size_t>(home.page_pool().end_id()), -1);
     for (std::int64_t i = 0; i < home.pool.end_id(); ++i) {
         const auto column = static_cast<BlockId>(i);
         home.columns->for_each_page(

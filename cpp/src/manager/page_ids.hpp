@@ -10,6 +10,8 @@
 
 namespace kvcore::page_ids {
 
+/// Throws InvalidHandleError for an id that is none of the replica's pages. O(1).
+void require(const Replica& home, BlockId page);
 /// The column of each of these pages [n], itself where a column is a page; -1 for a page that no
 /// column has. Throws InvalidHandleError for an id that is none of the replica's pages, and
 /// std::bad_alloc. O(n), with groups O(pages of the replica).

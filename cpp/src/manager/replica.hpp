@@ -10,6 +10,7 @@
 #include "groups/column_pages.hpp"
 #include "groups/column_states.hpp"
 #include "groups/grouping.hpp"
+#include "index/late_reads.hpp"
 #include "index/page_owners.hpp"
 #include "index/policies/lru.hpp"
 #include "kvcore/block_pool.hpp"
@@ -66,10 +67,11 @@ struct Replica {
     BlockPool pool;
     PrefixTree tree;
     const bool keeps_by_priority = tree.policy().interest().retention;
-    std::unique_ptr<ColumnPages> columns;  // none where a column is a page
-    std::unique_ptr<PageOwners> owners;    // none without quotas
-    std::unique_ptr<ColumnStates> states;  // none without layers that keep a state
-    std::int64_t num_sequences = 0;        // claimed
+    std::unique_ptr<ColumnPages> columns;   // none where a column is a page
+    std::unique_ptr<PageOwners> owners;     // none without quotas
+    std::unique_ptr<LateReads> late_reads;  // none before the first
+    std::unique_ptr<ColumnStates> states;   // none without layers that keep a state
+    std::int64_t num_sequences = 0;         // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // none without a host tier
     // What is stored of each run of tokens: a record of its bundles, in pages of the tier. None
@@ -150,7 +152,18 @@ struct Replica {
             metrics.evicted_pages += evicted;
             if (states == nullptr) metrics.evicted.policy += evicted;
         }
-        if (owners != nullptr && columns == nullptr) owners->take(out, n);
+        if (columns == nullptr) note_taken(out, n);
+    }
+    /// Pages of the pool, where a column is a page, have a new owner.
+    void note_taken(const BlockId* pages, std::int64_t n) noexcept {
+        if (owners != nullptr) owners->take(pages, n);
+        if (late_reads != nullptr) late_reads->take(pages, n);
+    }
+    /// Throws std::bad_alloc.
+    void make_late_reads() {
+        if (late_reads != nullptr) return;
+        late_reads = std::make_unique<LateReads>(page_pool().end_id());
+        if (columns != nullptr) columns->set_late_reads(late_reads.get());
     }
     /// So many pages in so many columns are free from now on: the caller knows that they can be
     /// had.

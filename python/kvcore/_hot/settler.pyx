@@ -157,7 +157,11 @@ cdef class Settler:
         if transfers.state_copies.size() != 0:
             self.states.run(state_copies_array(transfers.state_copies))
         if transfers.tier_moves.size() != 0:
-            self.mover.run(host_copies_array(transfers.tier_moves))
+            mark = self.mover.run(host_copies_array(transfers.tier_moves))
+            if mark:  # a stream reads the pages later
+                self.native.note_late_reads(
+                    transfers.tier_moves.data(), <int64_t>transfers.tier_moves.size(), mark
+                )
         if transfers.state_moves.size() != 0:
             self.states.move(host_states_array(transfers.state_moves))
         return 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,7 @@ class _HostBackend:
         pools: Any,  # noqa: ARG002 - None
         *,
         is_whole: bool = False,  # noqa: ARG002 - all there is
+        late_reads: Callable[[int], int] | None = None,  # noqa: ARG002 - copies are done at once
     ) -> Mover:
         return HostMover(shards, num_pages)
 

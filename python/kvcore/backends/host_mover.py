@@ -51,10 +51,11 @@ class HostMover:
         """As of Mover."""
         self.stores[replica].expect(last)
 
-    def run(self, orders: NDArray[np.int32]) -> None:
+    def run(self, orders: NDArray[np.int32]) -> int:
         """Copy pages now; orders as Mover describes them."""
         is_store = bool(orders[0, 1] == STORE)
         for replica in np.unique(orders[:, 0]):
             store = self.stores[replica]
             copy = store.store if is_store else store.load
             copy(orders[orders[:, 0] == replica, 2:], self.threads)
+        return 0

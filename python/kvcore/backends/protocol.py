@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -92,7 +93,7 @@ class Copier(Protocol):
 class Mover(Protocol):
     """Move pages between the pools of a manager and its host tier."""
 
-    def run(self, orders: NDArray[np.int32]) -> None:
+    def run(self, orders: NDArray[np.int32]) -> int:
         """Copy pages, or put the copies in front of everything that uses the pages later.
 
         Parameters
@@ -100,6 +101,12 @@ class Mover(Protocol):
         orders : int32 [n, 4]
             Replica, direction (0: device to host, 1: back), page of the pool, page of the host
             tier. Of one call all have the same direction, and no destination is named twice.
+
+        Returns
+        -------
+        int
+            The mark of stores that read their pages later, to be noted before these are let go:
+            what writes to pages goes behind the mark of those that were handed out. 0: none do.
         """
 
     def memory(self, replica: int) -> NDArray[np.uint8]:
@@ -196,10 +203,13 @@ class Backend(Protocol):
         pools: Any,
         *,
         is_whole: bool = False,
+        late_reads: Callable[[int], int] | None = None,
     ) -> Mover:
         """Return what moves pages to and from a host tier of `num_pages` pages a replica.
 
-        Layer by layer where `pools` does so and pages are not loaded whole.
+        Layer by layer where `pools` does so and pages are not loaded whole. `late_reads` tells the
+        highest mark of stores whose pages of a replica were handed out since; without it all that
+        is written later goes behind all stores.
         """
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,9 @@ class _CudaBackend:
         pools: Any,
         *,
         is_whole: bool = False,
+        late_reads: Callable[[int], int] | None = None,
     ) -> Mover:
-        return GpuMover(shards, devices, num_pages, pools, is_whole=is_whole)
+        return GpuMover(shards, devices, num_pages, pools, is_whole=is_whole, late_reads=late_reads)
 
 
 BACKEND: Backend = _CudaBackend()

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvcore.backends.cuda.arrays import over_memory
 from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.late_stores import LateStores
 from kvcore.backends.cuda.place import DevicePlace
 from kvcore.backends.cuda.pools import GpuPools
 from kvcore.backends.protocol import STORE, Shard
@@ -109,6 +113,8 @@ class GpuMover:
         Knows the streams that use the pools, and whether loads arrive layer by layer.
     is_whole : bool
         What is loaded arrives at once all the same.
+    late_reads : callable (replica) -> int, optional
+        Tells the highest mark of ``run`` whose pages of a replica were handed out since.
 
     Raises
     ------
@@ -119,10 +125,12 @@ class GpuMover:
 
     Notes
     -----
-    ``run`` makes the host wait for nothing. A store reads the page after the work of the current
-    stream, and whoever is handed the page later writes it after the store. A load writes after
-    everything that may still read the page, and the current stream goes on after the load: where
-    pages are loaded layer by layer, only what works on a layer waits for that one.
+    Thread-safe. ``run`` makes the host wait for nothing. A store reads the page after the work of
+    the current stream, and whoever is handed the page later writes it after the store; nobody else
+    waits for it, unless there is no `late_reads`: then all that enter later do. A load reads after
+    the stores of its pages, writes after everything that may still read the page, and the current
+    stream goes on after the load: where pages are loaded layer by layer, only what works on a layer
+    waits for that one.
     """
 
     def __init__(
@@ -133,6 +141,7 @@ class GpuMover:
         gpus: GpuPools,
         *,
         is_whole: bool = False,
+        late_reads: Callable[[int], int] | None = None,
     ) -> None:
         self._gpus = gpus
         self._by_layer = bool(gpus.loads) and not is_whole
@@ -149,6 +158,15 @@ class GpuMover:
         self._loads = {index: _Lane(index) for index in indices}
         self._lanes = [*self._stores.values(), *self._loads.values()]
         self._ready = {index: kernels().Event(index) for index in indices}
+        self._lock = threading.Lock()
+        self._mark = 0  # of the last stores
+        # The marks of the stores that wrote each host page.
+        self._written = [np.zeros(num_pages, np.int64) for _ in shards]
+        self._late = {
+            index: LateStores(index, self._late_reads_of(index, late_reads)) for index in indices
+        }
+        for index, late in self._late.items():
+            gpus.orders[index].follow(late)
 
     def __del__(self) -> None:
         """Wait for copies of pinned memory, which would go before they are done."""
@@ -169,34 +187,67 @@ class GpuMover:
     def expect(self, replica: int, last: int) -> None:
         """Return at once: pinned memory is present."""
 
-    def run(self, orders: NDArray[np.int32]) -> None:
+    def run(self, orders: NDArray[np.int32]) -> int:
         """Put copies in front of everything that uses the pages later; see Mover."""
-        copy = self._store if orders[0, 1] == STORE else self._load
-        for replica in np.unique(orders[:, 0]):
-            copy(self._parts[replica], orders[orders[:, 0] == replica, 2:])
+        by_replica = [
+            (int(replica), orders[orders[:, 0] == replica, 2:])
+            for replica in np.unique(orders[:, 0])
+        ]
+        with self._lock:  # lanes and their events are one thread's at a time
+            if orders[0, 1] == STORE:
+                return self._store_all(by_replica)
+            for replica, pages in by_replica:
+                self._load(replica, pages)
+        return 0
 
-    def _behind_current(self, lane: _Lane, other: _Lane) -> int:
-        """Put a lane behind the current stream and the other direction; return the stream."""
+    def _late_reads_of(
+        self, device: int, late_reads: Callable[[int], int] | None
+    ) -> Callable[[], int] | None:
+        """Return what tells it of all replicas that have pages on a device."""
+        if late_reads is None:
+            return None
+        on_device = [
+            partial(late_reads, replica)
+            for replica, parts in enumerate(self._parts)
+            if any(part.device == device for part in parts)
+        ]
+        return lambda: max(ask() for ask in on_device)
+
+    def _behind_current(self, lane: _Lane) -> int:
+        """Put a lane behind the current stream, whose handle it returns."""
         stream = self._gpus.orders[lane.device].enter(by_layer=bool(self._gpus.loads))
         ready = self._ready[lane.device]
         kernels().record(ready.ptr, lane.device, stream)
         lane.wait(ready)
-        lane.wait(other.done)  # a host page may be read there before it is written, or the reverse
         return stream
+
+    def _store_all(self, by_replica: list[tuple[int, NDArray[np.int32]]]) -> int:
+        """Store pages of replicas; return the mark of these stores."""
+        self._mark += 1
+        for replica, pages in by_replica:
+            self._store(self._parts[replica], pages)
+            self._written[replica][pages[:, 1]] = self._mark
+        used = {part.device for replica, _ in by_replica for part in self._parts[replica]}
+        for device in used:
+            self._late[device].add(self._mark, self._stores[device].stream.ptr)
+        return self._mark
 
     def _store(self, parts: list[_Part], pages: NDArray[np.int32]) -> None:
         for device in sorted({part.device for part in parts}):
             lane = self._stores[device]
-            self._behind_current(lane, self._loads[device])
+            self._behind_current(lane)
+            # A host page may be read there yet; a page of the pool that comes by layers, written.
+            lane.wait(self._loads[device].done)
             for part in (each for each in parts if each.device == device):
                 lane.copy(part.pool, part.host, pages)
-            lane.finish()
-            self._gpus.orders[device].put_after(lane.done.ptr)
 
-    def _load(self, parts: list[_Part], pages: NDArray[np.int32]) -> None:
+    def _load(self, replica: int, pages: NDArray[np.int32]) -> None:
+        parts = self._parts[replica]
+        stored_by = int(self._written[replica][pages[:, 1]].max())
         for device in sorted({part.device for part in parts}):
             lane = self._loads[device]
-            stream = self._behind_current(lane, self._stores[device])
+            stream = self._behind_current(lane)
+            self._late[device].put_behind(stored_by, lane.stream.ptr)
             own = [each for each in parts if each.device == device]
             if self._by_layer:
                 self._load_by_layer(lane, own, pages[:, ::-1])

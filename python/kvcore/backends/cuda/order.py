@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.late_stores import LateStores
 from kvcore.backends.cuda.streams import (
     CurrentStream,
     event_handle,
@@ -47,6 +48,7 @@ class StreamOrder:
         self._opens = kernels().Event(device)
         self._is_open = True
         self._loaded: Any = None  # the event of loads that no stream has waited for yet
+        self._late: list[LateStores] = []
 
     def enter(self, *, by_layer: bool = False) -> int:
         """Order the current stream behind everything that may use the pools; return its handle.
@@ -78,8 +80,15 @@ class StreamOrder:
             if self._loaded is not None and not by_layer:
                 kernels().wait(self._loaded.ptr, self._device, handle)
                 self._loaded = None
+            for stores in self._late:
+                stores.order(handle)
             self._last = stream, thread
         return handle
+
+    def follow(self, stores: LateStores) -> None:
+        """Put streams that enter from now on behind these stores, as far as they have to be."""
+        with self._lock:
+            self._late.append(stores)
 
     def _handle_of_last(self, handle: int, thread: int) -> int | None:
         """Return the stream to wait for: None where it is the one of that handle itself.
