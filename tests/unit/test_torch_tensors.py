@@ -98,6 +98,7 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("gradient", lambda: torch.zeros(3, requires_grad=True), "gradient"),
     ("gradient16", lambda: torch.zeros(3, dtype=torch.bfloat16, requires_grad=True), "gradient"),
     ("negated", lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "negative bit is set"),
+    ("negated16", lambda: torch._neg_view(torch.ones(3, dtype=torch.bfloat16)), "negative bit"),
     ("conjugate", lambda: torch.ones(3, dtype=torch.complex64).conj(), "conjugate bit"),
     ("meta", lambda: torch.zeros(3, device="meta"), "meta"),
     ("sparse", lambda: torch.zeros(3, 3).to_sparse(), "storage"),

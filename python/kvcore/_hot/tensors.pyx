@@ -84,7 +84,7 @@ cdef bint find_tensors():
         return False
     exchange = tensor_exchange(<PyObject*>found)
     methods = TensorMethods(<PyObject*>found)
-    if exchange == NULL or not methods.is_whole():  # torch before 2.10
+    if exchange == NULL or not methods.is_whole():  # torch before 2.10, or somebody's methods
         return False
     from_numpy = torch.from_numpy
     tensor_class = found
@@ -118,17 +118,6 @@ cdef int type_number(uint8_t code, uint8_t bits) noexcept:
     if wanted == (BOOL << 8 | 8):
         return cnp.NPY_BOOL
     return -1
-
-
-cdef cnp.dtype dtype_of(const ExchangedTensor* tensor):
-    """Its dtype; None for one that numpy sees in another way, or not at all."""
-    cdef int number = type_number(tensor.code, tensor.bits)
-    if number >= 0:
-        return cnp.PyArray_DescrFromType(number)
-    if not narrow_dtypes:
-        for code, name in NAMES.items():
-            narrow_dtypes[code] = numpy_dtype(name)
-    return narrow_dtypes.get(tensor.code)
 
 
 cdef cnp.ndarray array_over(object owner, const ExchangedTensor* seen, cnp.dtype dtype):
@@ -175,7 +164,16 @@ cdef cnp.dtype look_at(object value, ExchangedTensor* seen):
     """Find the elements of a tensor, and their dtype; None for what is seen in another way."""
     if not is_tensor(value) or not view_host_memory(exchange[0], <PyObject*>value, seen[0]):
         return None
-    return dtype_of(seen) if seen.ndim <= MOST_AXES else None
+    if seen.ndim > MOST_AXES:
+        return None
+    cdef int number = type_number(seen.code, seen.bits)
+    if number >= 0:
+        return cnp.PyArray_DescrFromType(number)
+    if narrow_dtypes:
+        return narrow_dtypes.get(seen.code)
+    for code, name in NAMES.items():
+        narrow_dtypes[code] = numpy_dtype(name)
+    return look_at(value, seen)  # anew: an import lets other code run
 
 
 cdef cnp.ndarray view_of(object value, object last):
