@@ -45,7 +45,8 @@ struct DigestBody {
     static constexpr std::int32_t kSize = sizeof(Unit);
     static constexpr std::int32_t kGrain = kSize > kWord ? kSize : kWord;
     static constexpr std::int32_t kTogether = 8;
-    static constexpr std::int32_t kRound = kGrain * kTogether * kWarp;  // bytes
+    static constexpr std::int32_t kStep = kGrain * kWarp;  // bytes
+    static constexpr std::int32_t kRound = kStep * kTogether;
 
     [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane lane,
                                                Held& /*held*/) const {
@@ -58,7 +59,9 @@ struct DigestBody {
         Part sum = 0;
         KVCORE_NO_UNROLL
         for (std::int32_t i = 0; i < rounds && left > 0; ++i) {
-            sum += add_round(at, static_cast<std::int32_t>(left < kRound ? left : kRound), counter);
+            sum += left > kRound - kStep
+                       ? add_round<true>(at, kRound, counter)
+                       : add_round<false>(at, static_cast<std::int32_t>(left), counter);
             at += kRound;
             left -= kRound;
             counter += std::uint64_t{kRound / kWord} * kDigestStep;
@@ -78,17 +81,19 @@ struct DigestBody {
     }
 
    private:
-    /// The grains of a lane in a round, the first of which counts as `counter`.
+    /// The grains of a lane in a round, the first of which counts as `counter`: all, or those that
+    /// begin in what is left of the page.
+    template <bool kIsWhole>
     [[nodiscard]] KVCORE_HOST_DEVICE static Part add_round(const std::byte* at, std::int32_t left,
                                                            std::uint64_t counter) {
-        constexpr std::int32_t kStep = kGrain * kWarp;
         Grain grains[kTogether] = {};
         for (std::int32_t i = 0; i < kTogether; ++i) {
-            if (i * kStep < left) grains[i] = load_grain(at + i * kStep, left - i * kStep);
+            if (kIsWhole || i * kStep < left)
+                grains[i] = load_grain(at + i * kStep, left - i * kStep);
         }
         Part sum = 0;
         for (std::int32_t i = 0; i < kTogether; ++i) {
-            if (i * kStep < left) sum += add_words(grains[i], counter);
+            if (kIsWhole || i * kStep < left) sum += add_words(grains[i], counter);
             counter += std::uint64_t{kStep / kWord} * kDigestStep;
         }
         return sum;

@@ -84,12 +84,12 @@ class Scene:
 
 #: Of which dtype the pools are, what is done, and instructions of a warp for 512 bytes.
 BUDGETS: dict[str, tuple[str, Callable[[Scene], None], float]] = {
-    "whole pages": ("bfloat16", Scene.copy_pages, 22),
-    "zeros": ("bfloat16", Scene.zero_pages, 44),
+    "whole pages": ("bfloat16", Scene.copy_pages, 21),
+    "zeros": ("bfloat16", Scene.zero_pages, 32),
     "digests": ("bfloat16", Scene.checksum, 40),
-    "slots": ("bfloat16", Scene.append_slots, 23),
-    "append": ("bfloat16", Scene.append, 26),
-    "gather": ("bfloat16", Scene.gather, 27),
+    "slots": ("bfloat16", Scene.append_slots, 21),
+    "append": ("bfloat16", Scene.append, 24),
+    "gather": ("bfloat16", Scene.gather, 26),
     "append to e4m3": ("float8_e4m3fn", Scene.append, 61),
     "append to int8": ("int8", Scene.append, 65),
     "gather from e4m3": ("float8_e4m3fn", Scene.gather, 64),
