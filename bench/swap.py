@@ -64,7 +64,7 @@ def _manager(pages: int, host_pages: int) -> kvcore.PagedKVCacheManager:
         )  # fmt: skip
     made = kvcore.PagedKVCacheManager(params, _ROWS, 1 << 20, num_pages=pages)
     if host_pages:
-        made._mover.run = lambda orders: None  # type: ignore[union-attr, method-assign] # noqa: SLF001, ARG005
+        made._mover.run = lambda orders: 0  # type: ignore[union-attr, method-assign] # noqa: SLF001, ARG005
     return made
 
 

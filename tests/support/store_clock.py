@@ -19,7 +19,8 @@ class StoreClock:
     def __init__(
         self, machine: Machine, manager: PagedKVCacheManager, patch: pytest.MonkeyPatch
     ) -> None:
-        kernels, mover = machine.kernels, manager._mover
+        mover: Any = manager._mover
+        kernels = machine.kernels
         self.lane = mover._stores[0].stream.ptr
         self.stores = 0
         self.streams: dict[int, int] = {}
@@ -86,7 +87,8 @@ class ClockedTraffic(DeviceTraffic):
             for context in batch:  # pages may have been swapped for cached ones
                 self.rows[context.request_id] = self.pages_of(context)
 
-        self.manager = _Front(self.manager, {"reserve": reserve, "fetch": fetch, "step": step})
+        front: Any = _Front(self.manager, {"reserve": reserve, "fetch": fetch, "step": step})
+        self.manager = front
 
     def pages_of(self, context: TextGenerationContext) -> set[int]:
         return set(self.manager.get_req_blocks(context.request_id))

@@ -64,7 +64,7 @@ class Scene:
 
     def step(self, context: TextGenerationContext) -> None:
         self.fetch(context)
-        context.update(int(context.request_id))
+        context.update(int(context.tokens[0]))
         self.manager.step([context])
 
     def serve(self, token: int, n: int) -> None:
@@ -73,7 +73,8 @@ class Scene:
 
     def block_stores(self) -> Callable[[], bool]:
         """Have stores wait for more work than anything else; return what tells if they have run."""
-        lane = self.manager._mover._stores[0].stream
+        mover: Any = self.manager._mover
+        lane = mover._stores[0].stream
         slow, event = KERNELS.Stream(0), KERNELS.Event(0)
         address = self.machine.memory((2,), np.uint8).data.ptr
         for _ in range(1000):

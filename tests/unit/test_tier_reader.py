@@ -34,7 +34,7 @@ class Pages:
     def expect(self, replica: int, last: int) -> None:
         assert 0 <= last < 100
 
-    def run(self, orders: Any) -> None:
+    def run(self, orders: Any) -> int:
         raise AssertionError
 
 
