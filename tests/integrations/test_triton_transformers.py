@@ -158,6 +158,7 @@ def test_streams_of_cupy_and_torch_that_differ_are_refused(machine: Machine, ten
     cache = KVCoreCache(model.config, page_size=4, num_pages=8)
     with pytest.raises(ValueError, match="make one of them current in both"):
         model.generate(torch.tensor([[1, 2]]), **{CACHE: cache}, max_new_tokens=2)
+    assert "0 requests" in repr(cache.manager)
 
 
 # -- managers --------------------------------------------------------------------------------------

@@ -104,7 +104,6 @@ class CacheRows:
         """
         self._settle()
         self._open(batch, self._plan.params(dtype, heads, *widths), device)
-        self._tensors.require_order()
         assert self.manager is not None
         more = _placeholders(tokens - 1)
         try:
@@ -127,6 +126,7 @@ class CacheRows:
             self.manager = self._plan.manager(shape, device)
             self._tensors = devices.tensors_on(device)
         self.require_device(device)
+        self._tensors.require_order()
         if shape != self.manager.params:
             raise ValueError(
                 f"K and V are {_told(shape)}, the pool is {_told(self.manager.params)}"
