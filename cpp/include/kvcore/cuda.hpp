@@ -8,7 +8,7 @@
 // it was, and may be captured into a graph. No work is success without a launch. Pages and slots
 // are read on the device, so what lies outside the pool is skipped there, and counted in `bad`
 // where that is not nullptr: a page or a slot beyond the pool, but not a slot below 0, which is
-// padding.
+// padding. The rows of tokens that are skipped may be read, and have to be there.
 #pragma once
 
 #include <cstddef>
