@@ -58,6 +58,21 @@ template <class Byte>
     return runs;
 }
 
+/// Runs of tokens on their way out of a pool of another dtype.
+[[nodiscard]] inline Runs runs_out_of(PageShape shape, const PagedTensor<const std::byte>& pool,
+                                      const DeviceBatch& batch,
+                                      const TokenRows<std::byte>& destination, DType wide,
+                                      std::int32_t* bad) noexcept {
+    PagedSides sides = paged_sides(shape, pool, batch, destination.token_stride,
+                                   destination.head_stride, wide, bad);
+    Runs& runs = sides.runs;
+    runs.source = pool.data;
+    runs.from = sides.pool;
+    runs.destination = destination.data;
+    runs.to = sides.tokens;
+    return runs;
+}
+
 Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool, const DeviceBatch& batch,
                     const TokenRows<const std::byte>& source, DType wide, Scales scales,
                     std::int32_t* bad, Stream stream) noexcept {
@@ -91,14 +106,42 @@ Status gather_batch(PageShape shape, const PagedTensor<const std::byte>& pool,
                              shape.page_size, nullptr},
                             batch, destination, bad, stream);
     }
-    PagedSides sides = paged_sides(shape, pool, batch, destination.token_stride,
-                                   destination.head_stride, wide, bad);
-    Runs& runs = sides.runs;
-    runs.source = pool.data;
-    runs.from = sides.pool;
-    runs.destination = destination.data;
-    runs.to = sides.tokens;
-    return widen_runs(runs, pool.dtype, wide, stream);
+    return widen_runs(runs_out_of(shape, pool, batch, destination, wide, bad), pool.dtype, wide,
+                      stream);
+}
+
+// K and V of one launch where that is possible; a token is counted once.
+
+Status append_batch(PageShape shape, const TensorPair<PagedTensor<std::byte>>& pools,
+                    const DeviceBatch& batch, const TensorPair<TokenRows<const std::byte>>& sources,
+                    DType wide, Scales scales, std::int32_t* bad, Stream stream) noexcept {
+    const auto& [k, v] = pools;
+    if (k.dtype != v.dtype || is_wide(k.dtype)) {
+        const Status status = append_batch(shape, k, batch, sources.k, wide, scales, bad, stream);
+        if (status != kSuccess) return status;
+        return append_batch(shape, v, batch, sources.v, wide, scales, nullptr, stream);
+    }
+    Runs of_k = runs_into(shape, k, batch, sources.k, wide, bad);
+    Runs of_v = runs_into(shape, v, batch, sources.v, wide, nullptr);
+    if (scales == Scales::kFound) {
+        of_k.new_scales = k.scales.data;
+        of_v.new_scales = v.scales.data;
+    }
+    return quantize_runs(of_k, of_v, wide, k.dtype, stream);
+}
+
+Status gather_batch(PageShape shape, const TensorPair<PagedTensor<const std::byte>>& pools,
+                    const DeviceBatch& batch, const TensorPair<TokenRows<std::byte>>& destinations,
+                    DType wide, std::int32_t* bad, Stream stream) noexcept {
+    const auto& [k, v] = pools;
+    if (k.dtype != v.dtype || is_wide(k.dtype)) {
+        const Status status = gather_batch(shape, k, batch, destinations.k, wide, bad, stream);
+        if (status != kSuccess) return status;
+        return gather_batch(shape, v, batch, destinations.v, wide, nullptr, stream);
+    }
+    return widen_runs(runs_out_of(shape, k, batch, destinations.k, wide, bad),
+                      runs_out_of(shape, v, batch, destinations.v, wide, nullptr), k.dtype, wide,
+                      stream);
 }
 
 // A token that has no page is counted once, by the first part of its row.

@@ -11,15 +11,6 @@
 #include "kvcore/dtype.hpp"
 #include "units.hpp"
 
-// Pieces are arrays: only where their loops are unrolled do they live in registers.
-#if defined(__CUDA_ARCH__)
-#define KVCORE_UNROLL _Pragma("unroll")
-#define KVCORE_KEEP_LOOP _Pragma("unroll 1")
-#else
-#define KVCORE_UNROLL
-#define KVCORE_KEEP_LOOP
-#endif
-
 namespace kvcore::cuda {
 
 constexpr float kSmallestScale = 1e-12F;

@@ -65,41 +65,67 @@ struct Runs {
 /// one.
 [[nodiscard]] Status widen_runs(const Runs& runs, DType from, DType wide, Stream stream) noexcept;
 
+/// The same for K and V, whose tokens stand at the same places: in one launch, which looks for each
+/// token once, where the shapes and the widths of pieces are the same.
+[[nodiscard]] Status quantize_runs(const Runs& k, const Runs& v, DType wide, DType narrow,
+                                   Stream stream) noexcept;
+[[nodiscard]] Status widen_runs(const Runs& k, const Runs& v, DType from, DType wide,
+                                Stream stream) noexcept;
+
 // ---- inside -------------------------------------------------------------------------------------
 
 /// A part of a run: what a team of lanes has to do.
 struct RunPart {
-    const std::byte* source = nullptr;  // nullptr: nothing
+    const std::byte* source = nullptr;
     std::byte* destination = nullptr;
-    std::int64_t scale = 0;   // offset
-    std::int64_t pieces = 0;  // of elements
+    std::int64_t scale = 0;  // offset
+};
+
+/// The same part of a run of each tensor.
+template <int kTensors>
+struct FoundParts {
+    RunPart of[kTensors];
+    std::int64_t pieces = 0;  // of elements; 0: nothing to do
+};
+
+/// Runs of tensors that have one shape, whose tokens stand at the same places.
+template <int kTensors>
+struct RunsOf {
+    Runs of[kTensors];
 };
 
 /// Cuts runs into parts of at most so many pieces, and numbers them.
+template <int kTensors>
 class RunParts {
    public:
     /// `piece`: elements; `item_from`, `item_to`: bytes of one.
-    RunParts(const Runs& runs, std::int64_t piece, std::int64_t item_from, std::int64_t item_to,
-             std::int64_t pieces_of_part) noexcept
+    RunParts(const RunsOf<kTensors>& runs, std::int64_t piece, std::int64_t item_from,
+             std::int64_t item_to, std::int64_t pieces_of_part) noexcept
         : runs_(runs),
-          pieces_(runs.group / piece),
+          pieces_(first().group / piece),
           of_part_(pieces_of_part),
           from_bytes_(pieces_of_part * piece * item_from),
           to_bytes_(pieces_of_part * piece * item_to),
           of_run_((pieces_ + pieces_of_part - 1) / pieces_of_part),
-          of_head_(of_run_.divisor() * runs.groups),
-          of_token_(of_head_.divisor() * runs.heads),
+          of_head_(of_run_.divisor() * first().groups),
+          of_token_(of_head_.divisor() * first().heads),
           is_small_(count() < Divider::kSmall) {}
 
-    [[nodiscard]] std::int64_t count() const noexcept { return runs_.tokens * of_token_.divisor(); }
-    [[nodiscard]] KVCORE_HOST_DEVICE const Runs& runs() const noexcept { return runs_; }
+    [[nodiscard]] std::int64_t count() const noexcept {
+        return first().tokens * of_token_.divisor();
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE const Runs& runs(int tensor) const noexcept {
+        return runs_.of[tensor];
+    }
 
     /// Part i; `counts`: this caller is the one of its team that counts tokens without a page.
-    [[nodiscard]] KVCORE_HOST_DEVICE RunPart find(std::int64_t i, bool counts) const noexcept {
+    [[nodiscard]] KVCORE_HOST_DEVICE FoundParts<kTensors> find(std::int64_t i,
+                                                               bool counts) const noexcept {
         return is_small_ ? find_as(static_cast<std::uint32_t>(i), counts) : find_as(i, counts);
     }
 
    private:
+    [[nodiscard]] KVCORE_HOST_DEVICE const Runs& first() const noexcept { return runs_.of[0]; }
     [[nodiscard]] KVCORE_HOST_DEVICE static std::uint32_t quotient(const Divider& by,
                                                                    std::uint32_t of) noexcept {
         return by.small_quotient(of);
@@ -111,30 +137,41 @@ class RunParts {
 
     // Most runs are not cut and are all of a head: what is needed for others is stepped over.
     template <class Index>
-    [[nodiscard]] KVCORE_HOST_DEVICE RunPart find_as(Index i, bool counts) const noexcept {
+    [[nodiscard]] KVCORE_HOST_DEVICE FoundParts<kTensors> find_as(Index i,
+                                                                  bool counts) const noexcept {
         const Index token = quotient(of_token_, i);
         const Index in_token = i - token * static_cast<Index>(of_token_.divisor());
         TokenPlace place{0, 0};
-        if (runs_.is_paged) place = runs_.places.find(token, counts && in_token == 0);
+        if (first().is_paged) place = first().places.find(token, counts && in_token == 0);
         if (place.page < 0) return {};
         const bool is_whole = of_head_.divisor() == 1;
         const Index head = is_whole ? in_token : quotient(of_head_, in_token);
-        RunPart found{runs_.source + runs_.from.offset(place, token, head),
-                      runs_.destination + runs_.to.offset(place, token, head),
-                      runs_.of_scales.offset(place, token, head), pieces_};
+        FoundParts<kTensors> found;
+        found.pieces = pieces_;
+        KVCORE_UNROLL
+        for (int tensor = 0; tensor < kTensors; ++tensor) {
+            const Runs& runs = runs_.of[tensor];
+            found.of[tensor] = {runs.source + runs.from.offset(place, token, head),
+                                runs.destination + runs.to.offset(place, token, head),
+                                runs.of_scales.offset(place, token, head)};
+        }
         if (is_whole) return found;
         const std::int64_t in_head = in_token - head * static_cast<Index>(of_head_.divisor());
         const std::int64_t group = of_run_.quotient(in_head);
         const std::int64_t part = of_run_.remainder(in_head, group);
         const std::int64_t left = pieces_ - part * of_part_;
-        found.source += group * runs_.from.group + part * from_bytes_;
-        found.destination += group * runs_.to.group + part * to_bytes_;
-        found.scale += group * runs_.of_scales.group;
         found.pieces = left < of_part_ ? left : of_part_;
+        KVCORE_UNROLL
+        for (int tensor = 0; tensor < kTensors; ++tensor) {
+            const Runs& runs = runs_.of[tensor];
+            found.of[tensor].source += group * runs.from.group + part * from_bytes_;
+            found.of[tensor].destination += group * runs.to.group + part * to_bytes_;
+            found.of[tensor].scale += group * runs.of_scales.group;
+        }
         return found;
     }
 
-    Runs runs_;
+    RunsOf<kTensors> runs_;
     std::int64_t pieces_;  // of a run
     std::int64_t of_part_;
     std::int64_t from_bytes_;  // of a whole part
@@ -144,6 +181,12 @@ class RunParts {
     Divider of_token_;
     bool is_small_;
 };
+
+/// Whether K and V may be moved in one launch, apart from the widths of pieces.
+[[nodiscard]] inline bool are_alike(const Runs& k, const Runs& v) noexcept {
+    return k.tokens == v.tokens && k.heads == v.heads && k.groups == v.groups &&
+           k.group == v.group && (k.new_scales == nullptr) == (v.new_scales == nullptr);
+}
 
 /// Whether runs may be moved in pieces of `count` elements.
 [[nodiscard]] inline bool takes_pieces(const Runs& runs, std::int64_t count, std::int64_t item_from,

@@ -19,18 +19,18 @@ struct WidenBody {
     static constexpr int kHeld = kCount == 8 ? 2 : 4;  // pieces of a lane
 
     struct Held {
-        RunPart run;
+        FoundParts<1> found;
         float values[kHeld][kCount];
     };
     using Part = NoPart;
 
-    RunParts parts;
+    RunParts<1> parts;
     DType from;
 
     [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane of,
                                                Held& held) const noexcept {
-        held.run = parts.find(team, of.lane == 0);
-        if (held.run.source == nullptr) return {};
+        held.found = parts.find(team, of.lane == 0);
+        if (held.found.pieces == 0) return {};
         switch (from) {
             case DType::kFloat32:
                 load<DType::kFloat32>(of, held);
@@ -48,10 +48,11 @@ struct WidenBody {
     }
 
     KVCORE_HOST_DEVICE void finish(std::int64_t, TeamLane of, Part, Held& held) const noexcept {
-        if (held.run.source == nullptr) return;
-        const std::byte* scales = parts.runs().scales;
+        if (held.found.pieces == 0) return;
+        const RunPart& run = held.found.of[0];
+        const std::byte* scales = parts.runs(0).scales;
         if (scales != nullptr) {
-            const float scale = float_of(load_word<4>(scales + held.run.scale));
+            const float scale = float_of(load_word<4>(scales + run.scale));
             for (auto& values : held.values) {
                 for (float& value : values) value = product(value, scale);
             }
@@ -59,9 +60,9 @@ struct WidenBody {
         KVCORE_UNROLL
         for (int i = 0; i < kHeld; ++i) {
             const std::int32_t at = of.lane + i * of.lanes;
-            if (at >= held.run.pieces) break;
+            if (at >= held.found.pieces) break;
             using Elements = Piece<kWide, kCount>;
-            Elements::of(held.values[i]).store(held.run.destination + at * Elements::kBytes);
+            Elements::of(held.values[i]).store(run.destination + at * Elements::kBytes);
         }
     }
 
@@ -84,7 +85,8 @@ struct WidenBody {
         for (int i = 0; i < kHeld; ++i) {
             const std::int32_t at = of.lane + i * of.lanes;
             pieces[i] = {};
-            if (at < held.run.pieces) pieces[i].load(held.run.source + at * Elements::kBytes);
+            if (at >= held.found.pieces) continue;
+            pieces[i].load(held.found.of[0].source + at * Elements::kBytes);
         }
         KVCORE_UNROLL
         for (int i = 0; i < kHeld; ++i) {
@@ -98,7 +100,7 @@ template <DType kWide, int kCount>
     using Body = WidenBody<kWide, kCount>;
     constexpr std::int64_t kHeld = Body::kHeld;
     const std::int32_t lanes = team_for((runs.group / kCount + kHeld - 1) / kHeld);
-    const RunParts parts(runs, kCount, item_size(from), item_size(kWide), lanes * kHeld);
+    const RunParts<1> parts({{runs}}, kCount, item_size(from), item_size(kWide), lanes * kHeld);
     return launch_teams(Body{parts, from}, {parts.count(), lanes}, stream);
 }
 
@@ -108,16 +110,8 @@ template <DType kWide>
     if (!takes_pieces(runs, kCount, item_size(from), item_size(kWide))) {
         return widen_pieces<kWide, 1>(runs, from, stream);
     }
-    switch (from) {
-        case DType::kFloat8E4M3FN:
-            return dequantize_pieces<DType::kFloat8E4M3FN, kWide>(runs, stream);
-        case DType::kFloat8E5M2:
-            return dequantize_pieces<DType::kFloat8E5M2, kWide>(runs, stream);
-        case DType::kInt8:
-            return dequantize_pieces<DType::kInt8, kWide>(runs, stream);
-        default:
-            return widen_pieces<kWide, kCount>(runs, from, stream);
-    }
+    return is_wide(from) ? widen_pieces<kWide, kCount>(runs, from, stream)
+                         : dequantize_pieces<kWide>(RunsOf<1>{{runs}}, from, stream);
 }
 
 Status widen_runs(const Runs& runs, DType from, DType wide, Stream stream) noexcept {
@@ -129,6 +123,30 @@ Status widen_runs(const Runs& runs, DType from, DType wide, Stream stream) noexc
             return widen_to<DType::kFloat16>(runs, from, stream);
         default:
             return widen_to<DType::kBFloat16>(runs, from, stream);
+    }
+}
+
+template <DType kWide>
+[[nodiscard]] Status widen_both_to(const Runs& k, const Runs& v, DType from,
+                                   Stream stream) noexcept {
+    constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
+    const bool is_one = !is_wide(from) && are_alike(k, v) &&
+                        takes_pieces(k, kCount, item_size(from), item_size(kWide)) &&
+                        takes_pieces(v, kCount, item_size(from), item_size(kWide));
+    if (is_one) return dequantize_pieces<kWide>(RunsOf<2>{{k, v}}, from, stream);
+    const Status status = widen_runs(k, from, kWide, stream);
+    return status == kSuccess ? widen_runs(v, from, kWide, stream) : status;
+}
+
+Status widen_runs(const Runs& k, const Runs& v, DType from, DType wide, Stream stream) noexcept {
+    if (k.elements() == 0) return widen_runs(v, from, wide, stream);
+    switch (wide) {
+        case DType::kFloat32:
+            return widen_both_to<DType::kFloat32>(k, v, from, stream);
+        case DType::kFloat16:
+            return widen_both_to<DType::kFloat16>(k, v, from, stream);
+        default:
+            return widen_both_to<DType::kBFloat16>(k, v, from, stream);
     }
 }
 

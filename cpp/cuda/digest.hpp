@@ -57,7 +57,7 @@ struct DigestBody {
         std::int64_t left = pool.page_bytes - first;
         std::uint64_t counter = static_cast<std::uint64_t>(first / kWord + 1) * kDigestStep;
         Part sum = 0;
-        KVCORE_NO_UNROLL
+        KVCORE_KEEP_LOOP
         for (std::int32_t i = 0; i < rounds && left > 0; ++i) {
             sum += left > kRound - kStep
                        ? add_round<true>(at, kRound, counter)

@@ -22,7 +22,7 @@ struct FillBody {
     static constexpr std::int64_t kSize = sizeof(Unit);
 
     KVCORE_HOST_DEVICE void operator()(Lane lane) const {
-        KVCORE_NO_UNROLL
+        KVCORE_KEEP_LOOP
         for (std::int64_t i = lane.index(); i < n * units.divisor(); i += lane.count()) {
             const std::int64_t page = units.quotient(i);
             store_unit(pool.page(ids[page]) + units.remainder(i, page) * kSize, value);

@@ -21,13 +21,6 @@
 #include "emulation/emulation.hpp"
 #endif
 
-// In front of loops that hardly ever go round twice: copies of them are instructions to load.
-#if defined(__CUDACC__)
-#define KVCORE_NO_UNROLL _Pragma("unroll 1")
-#else
-#define KVCORE_NO_UNROLL
-#endif
-
 namespace kvcore::cuda {
 
 /// Thread blocks, and threads of each.
@@ -65,10 +58,16 @@ struct Lane {
 
 #if defined(__CUDACC__)
 
-// Bodies stay where arguments are: an array of theirs is indexed without a copy for each lane. Four
-// blocks to a multiprocessor leave a lane 64 registers.
+/// How many blocks a multiprocessor holds at once, at least: four leave a lane 64 registers. Bodies
+/// that hold more say so by a `kBlocks`.
+template <class Body, class = void>
+inline constexpr int kBlocksOf = 4;
 template <class Body>
-__global__ void __launch_bounds__(kThreads, 4)
+inline constexpr int kBlocksOf<Body, std::void_t<decltype(Body::kBlocks)>> = Body::kBlocks;
+
+// Bodies stay where arguments are: an array of theirs is indexed without a copy for each lane.
+template <class Body>
+__global__ void __launch_bounds__(kThreads, kBlocksOf<Body>)
     run_lanes(const __grid_constant__ Body body, const __grid_constant__ Grid grid) {
     body(Lane{static_cast<std::int64_t>(blockIdx.x), static_cast<std::int32_t>(threadIdx.x), grid});
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "convert_pairs.hpp"
 #include "convert_runs.hpp"
@@ -13,63 +14,99 @@ namespace kvcore::cuda {
 
 /// A team makes the codes of a part of a run. It holds the elements in registers between looking
 /// for the largest and dividing by it; what a long run has beyond those is read twice.
-template <DType kWide, DType kNarrow, int kCount>
+template <DType kWide, DType kNarrow, int kCount, int kTensors>
 struct QuantizeBody {
     using Elements = Piece<kWide, kCount>;
     static constexpr int kHeld = 4;  // pieces of a lane
+    // Of two tensors a lane holds 128 bytes.
+    static constexpr int kBlocks = kTensors == 1 ? 4 : 3;
 
-    struct Held {
-        RunPart run;
+    struct Tensor {
         Elements pieces[kHeld];
     };
-    using Part = std::uint32_t;  // bits of the largest finite magnitude
+    struct Held {
+        FoundParts<kTensors> found;
+        Tensor tensors[kTensors];
+    };
+    /// Bits of the largest finite magnitudes: 32 for each tensor.
+    using Part = std::conditional_t<kTensors == 1, std::uint32_t, std::uint64_t>;
 
-    RunParts parts;
+    RunParts<kTensors> parts;
 
     [[nodiscard]] KVCORE_HOST_DEVICE static Part join(Part a, Part b) noexcept {
-        return a > b ? a : b;
+        Part joined = 0;
+        KVCORE_UNROLL
+        for (int tensor = 0; tensor < kTensors; ++tensor) {
+            joined |= placed(larger(part_of(a, tensor), part_of(b, tensor)), tensor);
+        }
+        return joined;
     }
 
+    // All loads are under way before the first result is waited for.
     [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane of,
                                                Held& held) const noexcept {
-        held.run = parts.find(team, of.lane == 0);
-        if (held.run.source == nullptr) return 0;
-        const std::int64_t n = held.run.pieces;
+        held.found = parts.find(team, of.lane == 0);
+        const std::int64_t n = held.found.pieces;
+        if (n == 0) return 0;
         const std::uint32_t first = held_pieces(of, n);
         KVCORE_UNROLL
-        for (int i = 0; i < kHeld; ++i) {
-            const std::uint32_t at = of.piece(i);
-            held.pieces[i] = {};
-            if (at < first) held.pieces[i].load(address(held.run, at));
+        for (int tensor = 0; tensor < kTensors; ++tensor) {
+            KVCORE_UNROLL
+            for (int i = 0; i < kHeld; ++i) {
+                const std::uint32_t at = of.piece(i);
+                Elements& piece = held.tensors[tensor].pieces[i];
+                piece = {};
+                if (at < first) piece.load(address(held.found.of[tensor], at));
+            }
         }
-        if (parts.runs().new_scales == nullptr) return 0;
-        Part most = largest_magnitude(held.pieces);
-        KVCORE_KEEP_LOOP
-        for (std::int64_t at = of.lane + kHeld * of.lanes; at < n; at += of.lanes) {
-            const Elements more[] = {loaded(held.run, at)};
-            most = join(most, largest_magnitude(more));
+        if (parts.runs(0).new_scales == nullptr) return 0;
+        Part all = 0;
+        KVCORE_UNROLL
+        for (int tensor = 0; tensor < kTensors; ++tensor) {
+            std::uint32_t most = largest_magnitude(held.tensors[tensor].pieces);
+            KVCORE_KEEP_LOOP
+            for (std::int64_t at = of.lane + kHeld * of.lanes; at < n; at += of.lanes) {
+                const Elements more[] = {loaded(held.found.of[tensor], at)};
+                most = larger(most, largest_magnitude(more));
+            }
+            all |= placed(most, tensor);
         }
-        return most;
+        return all;
     }
 
-    KVCORE_HOST_DEVICE void finish(std::int64_t, TeamLane of, Part most,
+    KVCORE_HOST_DEVICE void finish(std::int64_t, TeamLane of, Part all,
                                    const Held& held) const noexcept {
-        if (held.run.source == nullptr) return;
-        const float factor = 1.0F / scale_of(of, most, held.run);
-        const std::int64_t n = held.run.pieces;
+        const std::int64_t n = held.found.pieces;
+        if (n == 0) return;
         const std::uint32_t first = held_pieces(of, n);
         KVCORE_UNROLL
-        for (int i = 0; i < kHeld; ++i) {
-            const std::uint32_t at = of.piece(i);
-            if (at < first) store(held.run, at, held.pieces[i], factor);
-        }
-        KVCORE_KEEP_LOOP
-        for (std::int64_t at = of.lane + kHeld * of.lanes; at < n; at += of.lanes) {
-            store(held.run, at, loaded(held.run, at), factor);
+        for (int tensor = 0; tensor < kTensors; ++tensor) {
+            const RunPart& run = held.found.of[tensor];
+            const float factor =
+                1.0F / scale_of(parts.runs(tensor), of, part_of(all, tensor), run.scale);
+            KVCORE_UNROLL
+            for (int i = 0; i < kHeld; ++i) {
+                const std::uint32_t at = of.piece(i);
+                if (at < first) store(run, at, held.tensors[tensor].pieces[i], factor);
+            }
+            KVCORE_KEEP_LOOP
+            for (std::int64_t at = of.lane + kHeld * of.lanes; at < n; at += of.lanes) {
+                store(run, at, loaded(run, at), factor);
+            }
         }
     }
 
    private:
+    [[nodiscard]] KVCORE_HOST_DEVICE static std::uint32_t larger(std::uint32_t a,
+                                                                 std::uint32_t b) noexcept {
+        return a > b ? a : b;
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static std::uint32_t part_of(Part all, int tensor) noexcept {
+        return static_cast<std::uint32_t>(all >> 32 * tensor);
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Part placed(std::uint32_t most, int tensor) noexcept {
+        return Part{most} << 32 * tensor;
+    }
     // Of a run's n pieces, those that the team holds.
     [[nodiscard]] KVCORE_HOST_DEVICE static std::uint32_t held_pieces(TeamLane of,
                                                                       std::int64_t n) noexcept {
@@ -86,67 +123,90 @@ struct QuantizeBody {
         piece.load(address(run, at));
         return piece;
     }
-    [[nodiscard]] KVCORE_HOST_DEVICE float scale_of(TeamLane of, Part most,
-                                                    const RunPart& run) const noexcept {
-        const Runs& runs = parts.runs();
+    [[nodiscard]] KVCORE_HOST_DEVICE static float scale_of(const Runs& runs, TeamLane of,
+                                                           std::uint32_t most,
+                                                           std::int64_t offset) noexcept {
         if (runs.new_scales != nullptr) {
             const float scale = scale_for(most, kNarrow);
-            if (of.lane == 0) store_word<4>(runs.new_scales + run.scale, bits_of(scale));
+            if (of.lane == 0) store_word<4>(runs.new_scales + offset, bits_of(scale));
             return scale;
         }
-        return runs.scales == nullptr ? runs.scale
-                                      : float_of(load_word<4>(runs.scales + run.scale));
+        return runs.scales == nullptr ? runs.scale : float_of(load_word<4>(runs.scales + offset));
     }
-    KVCORE_HOST_DEVICE void store(const RunPart& run, std::int64_t at, const Elements& piece,
-                                  float factor) const noexcept {
+    KVCORE_HOST_DEVICE static void store(const RunPart& run, std::int64_t at, const Elements& piece,
+                                         float factor) noexcept {
         float values[kCount];
         for (int i = 0; i < kCount; ++i) values[i] = piece.number(i) * factor;
         Piece<kNarrow, kCount>::of(values).store(run.destination + at * kCount);
     }
 };
 
-template <DType kWide, DType kNarrow, int kCount>
-[[nodiscard]] Status quantize_pieces(const Runs& runs, Stream stream) noexcept {
-    using Body = QuantizeBody<kWide, kNarrow, kCount>;
+template <DType kWide, DType kNarrow, int kCount, int kTensors>
+[[nodiscard]] Status quantize_pieces(const RunsOf<kTensors>& runs, Stream stream) noexcept {
+    using Body = QuantizeBody<kWide, kNarrow, kCount, kTensors>;
     constexpr std::int64_t kHeld = Body::kHeld;
-    const std::int64_t pieces = runs.group / kCount;
+    const std::int64_t pieces = runs.of[0].group / kCount;
     const std::int32_t lanes = team_for((pieces + kHeld - 1) / kHeld);
     // Scales are those of whole runs; where they are given, long runs may be cut.
-    const std::int64_t of_part = runs.new_scales != nullptr ? pieces : lanes * kHeld;
-    const RunParts parts(runs, kCount, item_size(kWide), 1, of_part);
+    const std::int64_t of_part = runs.of[0].new_scales != nullptr ? pieces : lanes * kHeld;
+    const RunParts<kTensors> parts(runs, kCount, item_size(kWide), 1, of_part);
     return launch_teams(Body{parts}, {parts.count(), lanes}, stream);
 }
 
 template <DType kWide, DType kNarrow>
-[[nodiscard]] Status quantize_both(const Runs& runs, Stream stream) noexcept {
+[[nodiscard]] Status quantize_to(const Runs& runs, Stream stream) noexcept {
     constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
+    if (runs.elements() == 0) return kSuccess;
     return takes_pieces(runs, kCount, item_size(kWide), 1)
-               ? quantize_pieces<kWide, kNarrow, kCount>(runs, stream)
-               : quantize_pieces<kWide, kNarrow, 1>(runs, stream);
+               ? quantize_pieces<kWide, kNarrow, kCount>(RunsOf<1>{{runs}}, stream)
+               : quantize_pieces<kWide, kNarrow, 1>(RunsOf<1>{{runs}}, stream);
 }
 
-template <DType kWide>
-[[nodiscard]] Status quantize_from(const Runs& runs, DType narrow, Stream stream) noexcept {
+template <DType kWide, DType kNarrow>
+[[nodiscard]] Status quantize_to(const Runs& k, const Runs& v, Stream stream) noexcept {
+    constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
+    const bool is_one = k.elements() > 0 && are_alike(k, v) &&
+                        takes_pieces(k, kCount, item_size(kWide), 1) &&
+                        takes_pieces(v, kCount, item_size(kWide), 1);
+    if (is_one) return quantize_pieces<kWide, kNarrow, kCount>(RunsOf<2>{{k, v}}, stream);
+    const Status status = quantize_to<kWide, kNarrow>(k, stream);
+    return status == kSuccess ? quantize_to<kWide, kNarrow>(v, stream) : status;
+}
+
+// `runs` are those of one tensor, or of K and V.
+
+template <DType kWide, class... OfRuns>
+[[nodiscard]] Status quantize_from(DType narrow, Stream stream, const OfRuns&... runs) noexcept {
     switch (narrow) {
         case DType::kFloat8E4M3FN:
-            return quantize_both<kWide, DType::kFloat8E4M3FN>(runs, stream);
+            return quantize_to<kWide, DType::kFloat8E4M3FN>(runs..., stream);
         case DType::kFloat8E5M2:
-            return quantize_both<kWide, DType::kFloat8E5M2>(runs, stream);
+            return quantize_to<kWide, DType::kFloat8E5M2>(runs..., stream);
         default:
-            return quantize_both<kWide, DType::kInt8>(runs, stream);
+            return quantize_to<kWide, DType::kInt8>(runs..., stream);
+    }
+}
+
+template <class... OfRuns>
+[[nodiscard]] Status quantize_any(DType wide, DType narrow, Stream stream,
+                                  const OfRuns&... runs) noexcept {
+    switch (wide) {
+        case DType::kFloat32:
+            return quantize_from<DType::kFloat32>(narrow, stream, runs...);
+        case DType::kFloat16:
+            return quantize_from<DType::kFloat16>(narrow, stream, runs...);
+        default:
+            return quantize_from<DType::kBFloat16>(narrow, stream, runs...);
     }
 }
 
 Status quantize_runs(const Runs& runs, DType wide, DType narrow, Stream stream) noexcept {
-    if (runs.elements() == 0) return kSuccess;
-    switch (wide) {
-        case DType::kFloat32:
-            return quantize_from<DType::kFloat32>(runs, narrow, stream);
-        case DType::kFloat16:
-            return quantize_from<DType::kFloat16>(runs, narrow, stream);
-        default:
-            return quantize_from<DType::kBFloat16>(runs, narrow, stream);
-    }
+    return quantize_any(wide, narrow, stream, runs);
+}
+
+Status quantize_runs(const Runs& k, const Runs& v, DType wide, DType narrow,
+                     Stream stream) noexcept {
+    return quantize_any(wide, narrow, stream, k, v);
 }
 
 }  // namespace kvcore::cuda

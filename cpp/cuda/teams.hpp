@@ -54,6 +54,8 @@ struct Teams {
 /// Runs a body of teams as lanes. Lanes of a warp stay together, those without a team as well.
 template <class Body>
 struct TeamBody {
+    static constexpr int kBlocks = kBlocksOf<Body>;
+
     Body body;
     std::int64_t teams;
     std::int32_t lanes;

@@ -10,6 +10,16 @@
 #include "data/high_product.hpp"
 #include "kvcore/dtype.hpp"
 
+// Small arrays live in registers only where the loops over them are unrolled. Of loops that hardly
+// ever go round twice, copies are instructions to load.
+#if defined(__CUDA_ARCH__)
+#define KVCORE_UNROLL _Pragma("unroll")
+#define KVCORE_KEEP_LOOP _Pragma("unroll 1")
+#else
+#define KVCORE_UNROLL
+#define KVCORE_KEEP_LOOP
+#endif
+
 namespace kvcore::cuda {
 
 /// 16 bytes that a lane loads and stores in one instruction.

@@ -73,6 +73,56 @@ void wide_pools_have_the_cpu_s_bytes(Random& random) {
     }
 }
 
+// K and V in one call, alike or not: of other groups, another dtype, addresses of another width.
+void pairs_have_the_cpu_s_bytes(Random& random) {
+    for (int round = 0; round < 400; ++round) {
+        const Scene scene(random);
+        Scene of_v = scene;
+        if (random.chance(20)) of_v.groups = scene.groups % 3 + 1;
+        if (random.chance(20)) of_v.is_aligned = !scene.is_aligned;
+        const DType wide = conversion::kWide[random.below(3)];
+        const DType k_dtype = conversion::kNarrow[random.below(3)];
+        const DType v_dtype = random.chance(80) ? k_dtype : conversion::kNarrow[random.below(3)];
+        const Scales scales = random.chance(50) ? Scales::kFound : Scales::kGiven;
+        TokenMemory sources[] = {{random, scene, wide}, {random, of_v, wide}};
+        PoolMemory expected[] = {{random, scene, k_dtype}, {random, of_v, v_dtype}};
+        sources[0].fill(random, scene, wide);
+        sources[1].fill(random, of_v, wide);
+        if (scales == Scales::kGiven) {
+            for (PoolMemory& pool : expected) pool.fill_scales(random);
+        }
+        PoolMemory pools[] = {expected[0], expected[1]};
+        std::int32_t bad = 0;
+        for (int i = 0; i < 2; ++i) {
+            kvcore::append_batch(scene.page_shape(), expected[i].view<std::byte>(true),
+                                 scene.page_table(), scene.ranges(), sources[i].seen(), wide,
+                                 scales);
+        }
+        CHECK(cuda::append_batch(scene.page_shape(),
+                                 {pools[0].view<std::byte>(true), pools[1].view<std::byte>(true)},
+                                 scene.device_batch(), {sources[0].seen(), sources[1].seen()}, wide,
+                                 scales, &bad, kStream) == cuda::kSuccess);
+        const DType back = conversion::kWide[random.below(3)];
+        TokenMemory values[] = {{random, scene, back}, {random, of_v, back}};
+        TokenMemory found[] = {values[0], values[1]};
+        for (int i = 0; i < 2; ++i) {
+            kvcore::gather_batch(scene.page_shape(), expected[i].view<const std::byte>(true),
+                                 scene.page_table(), scene.ranges(), values[i].rows(), back);
+        }
+        CHECK(cuda::gather_batch(
+                  scene.page_shape(),
+                  {pools[0].view<const std::byte>(true), pools[1].view<const std::byte>(true)},
+                  scene.device_batch(), {found[0].rows(), found[1].rows()}, back, &bad,
+                  kStream) == cuda::kSuccess);
+        for (int i = 0; i < 2; ++i) {
+            CHECK(pools[i].bytes() == expected[i].bytes());
+            CHECK(pools[i].scales() == expected[i].scales());
+            CHECK(found[i].bytes() == values[i].bytes());
+        }
+        CHECK_EQ(bad, 0);
+    }
+}
+
 // Scales by head, or one for the tensor, are views with strides of 0.
 void scales_of_heads_serve_all_tokens(Random& random) {
     for (int round = 0; round < 100; ++round) {
@@ -127,6 +177,14 @@ void tokens_without_a_page_are_skipped_and_counted() {
                   DType::kFloat32, Scales::kGiven, &bad, kStream) == cuda::kSuccess);
         CHECK(pool == expected);
         CHECK_EQ(bad, width == 3 ? 2 : 4);
+        const kvcore::TokenRows<const std::byte> rows{
+            reinterpret_cast<const std::byte*>(source.data()), 8 * kDim, 4 * kDim};
+        CHECK(cuda::append_batch(
+                  {2, 2}, {view, view},
+                  {{table.data(), 3, width, 1}, {begin.data(), offsets.data()}, kTokens, 4},
+                  {rows, rows}, DType::kFloat32, Scales::kGiven, &bad, kStream) == cuda::kSuccess);
+        CHECK(pool == expected);
+        CHECK_EQ(bad, width == 3 ? 4 : 8);
     }
 }
 
@@ -214,6 +272,7 @@ int main(int argc, char** argv) {
     cuda::emulation::reset(1);
     narrow_pools_have_the_cpu_s_bytes(random);
     wide_pools_have_the_cpu_s_bytes(random);
+    pairs_have_the_cpu_s_bytes(random);
     scales_of_heads_serve_all_tokens(random);
     tokens_without_a_page_are_skipped_and_counted();
     offsets_do_not_wrap_around(random);

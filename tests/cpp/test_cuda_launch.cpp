@@ -24,6 +24,9 @@ void divide(std::int64_t dividend, std::int64_t divisor, const Divider& divider)
     const std::int64_t quotient = divider.quotient(dividend);
     CHECK_EQ(quotient, dividend / divisor);
     CHECK_EQ(divider.remainder(dividend, quotient), dividend % divisor);
+    if (dividend >= Divider::kSmall) return;
+    const auto small = static_cast<std::uint32_t>(dividend);
+    CHECK_EQ(std::int64_t{divider.small_quotient(small)}, dividend / divisor);
 }
 
 /// Around multiples of the divisor, where a multiplier that is wrong in its last bit shows.
@@ -38,10 +41,15 @@ void divide_at_edges(std::int64_t divisor, Random& random) {
         if (multiple > 0) divide(multiple - 1, divisor, divider);
         if (multiple < kLargest) divide(multiple + 1, divisor, divider);
     }
-    for (const std::int64_t dividend : {kLargest, kLargest - 1, std::int64_t{1} << 62,
-                                        (std::int64_t{1} << 32) - 1, std::int64_t{1} << 31}) {
+    for (const std::int64_t dividend :
+         {kLargest, kLargest - 1, std::int64_t{1} << 62, (std::int64_t{1} << 32) - 1,
+          std::int64_t{1} << 31, (std::int64_t{1} << 31) - 1}) {
         divide(dividend, divisor, divider);
     }
+    if (divisor >= Divider::kSmall) return;
+    const std::int64_t last = (Divider::kSmall - 1) / divisor * divisor;
+    divide(last, divisor, divider);
+    divide(last - 1 + (last == 0), divisor, divider);
 }
 
 void divisions_are_exact(Random& random) {

@@ -88,6 +88,26 @@ struct TokenMove {
 [[nodiscard]] Status gather_batch(PageShape shape, const PagedTensor<const std::byte>& pool,
                                   const DeviceBatch& batch, const TokenRows<std::byte>& destination,
                                   DType wide, std::int32_t* bad, Stream stream) noexcept;
+
+/// K and V, whose pools have as many pages.
+template <class Tensor>
+struct TensorPair {
+    Tensor k;
+    Tensor v;
+};
+/// The same for K and V: in one launch, which looks for each token once, where the pools have one
+/// narrow dtype and the pairs are alike in shape, scales and alignment, otherwise in two. Tokens
+/// without a page are counted once.
+[[nodiscard]] Status append_batch(PageShape shape, const TensorPair<PagedTensor<std::byte>>& pools,
+                                  const DeviceBatch& batch,
+                                  const TensorPair<TokenRows<const std::byte>>& sources, DType wide,
+                                  Scales scales, std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status gather_batch(PageShape shape,
+                                  const TensorPair<PagedTensor<const std::byte>>& pools,
+                                  const DeviceBatch& batch,
+                                  const TensorPair<TokenRows<std::byte>>& destinations, DType wide,
+                                  std::int32_t* bad, Stream stream) noexcept;
+
 [[nodiscard]] Status append_latent(const PoolView<std::byte>& pool, const DeviceBatch& batch,
                                    const TokenRows<const std::byte>& source, DType wide,
                                    std::int32_t* bad, Stream stream) noexcept;

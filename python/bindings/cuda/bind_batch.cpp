@@ -61,14 +61,21 @@ cuda::TokenMove<const std::byte, std::byte> bytes_out(const Move& move) {
     return {move.row, move.rows<const std::byte>(), move.tokens};
 }
 
-/// Whether K and V, or both parts of latent rows, can be moved together.
+/// Whether K and V, or both parts of latent rows, are in one launch: as copies or as conversions.
 bool is_pair(const std::vector<Part>& parts) {
-    return parts.size() == 2 && parts[0].move.is_copy && parts[1].move.is_copy &&
-           parts[0].num_pages == parts[1].num_pages &&
-           parts[0].move.shape.page_size == parts[1].move.shape.page_size;
+    if (parts.size() != 2 || parts[0].num_pages != parts[1].num_pages ||
+        parts[0].num_tokens != parts[1].num_tokens) {
+        return false;
+    }
+    const Move& k = parts[0].move;
+    const Move& v = parts[1].move;
+    if (k.is_copy != v.is_copy || k.shape.page_size != v.shape.page_size) return false;
+    return k.is_copy || (!k.has_scale && !v.has_scale && k.wide == v.wide && k.scales == v.scales &&
+                         k.shape.heads == v.shape.heads);
 }
 
-cuda::Status append(const Part& part, const cuda::DeviceBatch& batch, cuda::Stream stream) {
+cuda::Status append(const Part& part, const cuda::DeviceBatch& on_device, cuda::Stream stream) {
+    const cuda::DeviceBatch batch = batch_of(part, on_device);
     const Move& move = part.move;
     if (move.is_copy) {
         return cuda::append_batch(move.row, move.rows<std::byte>(), batch, move.source(), nullptr,
@@ -80,20 +87,8 @@ cuda::Status append(const Part& part, const cuda::DeviceBatch& batch, cuda::Stre
                                                move.wide, move.scales, nullptr, stream);
 }
 
-cuda::Status append(const std::vector<Part>& parts, const cuda::DeviceBatch& batch,
-                    cuda::Stream stream) {
-    if (is_pair(parts)) {
-        return cuda::append_batch(bytes_in(parts[0].move), bytes_in(parts[1].move),
-                                  batch_of(parts[0], batch), nullptr, stream);
-    }
-    cuda::Status status = cuda::kSuccess;
-    for (const Part& part : parts) {
-        if (status == cuda::kSuccess) status = append(part, batch_of(part, batch), stream);
-    }
-    return status;
-}
-
-cuda::Status gather(const Part& part, const cuda::DeviceBatch& batch, cuda::Stream stream) {
+cuda::Status gather(const Part& part, const cuda::DeviceBatch& on_device, cuda::Stream stream) {
+    const cuda::DeviceBatch batch = batch_of(part, on_device);
     const Move& move = part.move;
     return move.is_copy ? cuda::gather_batch(move.row, move.rows<const std::byte>(), batch,
                                              move.tokens, nullptr, stream)
@@ -101,15 +96,37 @@ cuda::Status gather(const Part& part, const cuda::DeviceBatch& batch, cuda::Stre
                                              move.wide, nullptr, stream);
 }
 
-cuda::Status gather(const std::vector<Part>& parts, const cuda::DeviceBatch& batch,
+cuda::Status append(const std::vector<Part>& parts, const cuda::DeviceBatch& on_device,
                     cuda::Stream stream) {
     if (is_pair(parts)) {
-        return cuda::gather_batch(bytes_out(parts[0].move), bytes_out(parts[1].move),
-                                  batch_of(parts[0], batch), nullptr, stream);
+        const Move& k = parts[0].move;
+        const Move& v = parts[1].move;
+        const cuda::DeviceBatch batch = batch_of(parts[0], on_device);
+        return k.is_copy
+                   ? cuda::append_batch(bytes_in(k), bytes_in(v), batch, nullptr, stream)
+                   : cuda::append_batch(k.shape, {k.pool, v.pool}, batch, {k.source(), v.source()},
+                                        k.wide, k.scales, nullptr, stream);
     }
     cuda::Status status = cuda::kSuccess;
     for (const Part& part : parts) {
-        if (status == cuda::kSuccess) status = gather(part, batch_of(part, batch), stream);
+        if (status == cuda::kSuccess) status = append(part, on_device, stream);
+    }
+    return status;
+}
+
+cuda::Status gather(const std::vector<Part>& parts, const cuda::DeviceBatch& on_device,
+                    cuda::Stream stream) {
+    if (is_pair(parts)) {
+        const Move& k = parts[0].move;
+        const Move& v = parts[1].move;
+        const cuda::DeviceBatch batch = batch_of(parts[0], on_device);
+        return k.is_copy ? cuda::gather_batch(bytes_out(k), bytes_out(v), batch, nullptr, stream)
+                         : cuda::gather_batch(k.shape, {k.readable_pool(), v.readable_pool()},
+                                              batch, {k.tokens, v.tokens}, k.wide, nullptr, stream);
+    }
+    cuda::Status status = cuda::kSuccess;
+    for (const Part& part : parts) {
+        if (status == cuda::kSuccess) status = gather(part, on_device, stream);
     }
     return status;
 }
