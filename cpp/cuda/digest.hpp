@@ -59,7 +59,7 @@ struct DigestBody {
         Part sum = 0;
         KVCORE_KEEP_LOOP
         for (std::int32_t i = 0; i < rounds && left > 0; ++i) {
-            sum += left > kRound - kStep
+            sum += left >= kRound - kStep + kGrain
                        ? add_round<true>(at, kRound, counter)
                        : add_round<false>(at, static_cast<std::int32_t>(left), counter);
             at += kRound;
