@@ -641,8 +641,7 @@ class CacheManager:
         """Set every counter to zero, the peak to what is in use."""
     def check_integrity(self) -> None:
         """Raise AssertionError naming the conservation law that does not hold. O(everything)."""
-    def _late_reads(self, replica: int) -> int:
-        """Return the highest mark of stores that may still read pages which were handed out since, 0 for none."""
+    def _late_reads(self, replica: int) -> int: ...
     def _capsule(self) -> object: ...
 
 class PageCopier:

@@ -2,6 +2,7 @@
 // Reads of pages that go on when the pages have new owners: who is told to write behind them.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 #include <vector>
