@@ -24,8 +24,8 @@ from vllm.v1.request import RequestStatus
 from kvcore.integrations.vllm.manager import KVCoreManager
 
 BLOCKS = {False: 24, True: 42}  # without and with windows: too few for all requests
-VERBS = ("claim", "reserve", "plan", "match_prefix", "get_req_blocks", "step", "leave_windows")
-CALLS = {False: 62, True: 117}  # of `VERBS`, by `serve`
+VERBS = ("claim", "reserve", "match_prefix", "get_req_blocks", "step", "leave_windows")
+CALLS = {False: 60, True: 116}  # of `VERBS`, by `serve`
 NEVER = 1 << 30
 
 

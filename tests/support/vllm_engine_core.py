@@ -45,6 +45,7 @@ class Scene:
     cached: bool = True
     second_runner: bool = False  # vLLM's newer one, which is told otherwise of preemptions
     blocks: int = 90  # of several groups together; so few that requests are preempted
+    seed: int = 0  # of the prompts
 
 
 SCENES = [
@@ -54,7 +55,7 @@ SCENES = [
     Scene("full", is_async=True, cached=False),
     Scene("window", is_async=True, blocks=45),
     Scene("mixed", is_async=True, blocks=150),
-    Scene("mixed", drafts=True, blocks=100),
+    Scene("mixed", drafts=True, blocks=100, seed=5),
 ]
 
 
@@ -155,7 +156,7 @@ def run(scene: Scene) -> dict[str, Any]:
     """Serve the requests of a scene; return what happened."""
     engine = engine_of(scene)
     manager = engine.scheduler.kv_cache_manager
-    wanted = prompts(seed=0)
+    wanted = prompts(scene.seed)
     happened = serve(engine, wanted)
     told = happened["told"]
     for name in ABORTED:

@@ -158,7 +158,8 @@ class KVCoreManager(KVCacheManager):
             waits = has_scheduled_reqs and not is_running
             keep_free = self.watermark_blocks if waits else 0
             whole = min(request.num_tokens, self.max_model_len) if full_sequence_must_fit else 0
-            if not self._reserve(context, slots, keep_free, reserved_blocks, whole):
+            keep_free += max(reserved_blocks, self._num_ahead(whole, slots, computed))
+            if not self._reserve(context, slots, keep_free):
                 return None
             if num_external_computed_tokens:
                 self._leave(context, computed)  # which is all that is loaded
@@ -185,9 +186,17 @@ class KVCoreManager(KVCacheManager):
             raise
         return PageIds(self.block_pool, new) if any(new) else self.empty_kv_cache_blocks
 
-    def _reserve(
-        self, context: RequestContext, slots: int, keep_free: int, reserved: int, whole: int
-    ) -> bool:
+    def _num_ahead(self, num_tokens: int, slots: int, computed: int) -> int:
+        """Count the pages that a request needs at most, at a time, beyond those for its slots."""
+        wanted, held = (-(-n // self._page_size) for n in (num_tokens, slots))
+        total = 0
+        for group in self._groups:
+            left = group.get_num_skipped_tokens(computed) // self._page_size
+            most = group.max_admission_blocks_per_request or wanted
+            total += max(0, min(wanted - left, most) - (held - left))
+        return total
+
+    def _reserve(self, context: RequestContext, slots: int, keep_free: int) -> bool:
         is_new = not context.num_pages
         done = False
         published = context.start_idx
@@ -196,17 +205,8 @@ class KVCoreManager(KVCacheManager):
         try:
             if is_new:
                 self.core.claim(context.request_id)
-            done = (
-                (not (whole and reserved) or self._fits(context, keep_free, whole))
-                and self.core.reserve(
-                    context,
-                    max_hit=context.hit,
-                    keep_free=keep_free + reserved,
-                    must_fit=whole if whole and not reserved else None,
-                )
-                and (
-                    not is_new or context.start_idx >= context.hit
-                )  # else some of it was evicted since
+            done = self.core.reserve(context, max_hit=context.hit, keep_free=keep_free) and (
+                not is_new or context.start_idx >= context.hit  # else some was evicted since
             )
         except CapacityError:
             pass  # it never fits, which is no error to vLLM
@@ -214,21 +214,13 @@ class KVCoreManager(KVCacheManager):
             if not is_new:
                 context.start_idx = published
             elif not done:
-                self._unclaim(context)
+                context.start_idx = context.left = 0
+                if self.core.contains(context.request_id):
+                    self.core.release(context.request_id)
         if done and slots > context.room:
             context.num_pages = -(-slots // self._page_size)
             context.room = context.num_pages * self._page_size
         return done
-
-    def _fits(self, context: RequestContext, keep_free: int, whole: int) -> bool:
-        """Tell whether all of a request would fit; what is reserved for others may serve that."""
-        plan = self.core.plan(context, max_hit=context.hit, keep_free=keep_free, must_fit=whole)
-        return bool(plan.fits)
-
-    def _unclaim(self, context: RequestContext) -> None:
-        if self.core.contains(context.request_id):
-            self.core.release(context.request_id)
-        context.start_idx = context.left = 0
 
     def _note_new(
         self, context: RequestContext, held: int, first: int, zeroed: dict[int, int]

@@ -5,55 +5,43 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kvcore import TextGenerationContext
 
-_names = itertools.count()
 
-
+@dataclass(slots=True, eq=False)
 class RequestContext:
     """The tokens of a request so far, in a buffer that grows, and the pages that it has."""
 
-    __slots__ = (
-        "active_idx",
-        "cache_salt",
-        "end_idx",
-        "extra_key",
-        "hit",
-        "idle_until",
-        "keys",
-        "leaves_at",
-        "left",
-        "num_pages",
-        "num_tokens",
-        "publish_at",
-        "request",
-        "request_id",
-        "room",
-        "start_idx",
-        "tokens",
-    )
+    request: Any
+    publish_at: int  # computed tokens with which the next page is full
+    leaves_at: int  # and with which windows leave one
+    # Not vLLM's: pages may be kept when a request is gone.
+    request_id: int = field(default_factory=itertools.count().__next__)
+    extra_key: str | None = field(init=False)
+    cache_salt: str | None = field(init=False)
+    keys: list[tuple[int, int, bytes]] | None = field(init=False)
+    tokens: Any = field(default_factory=lambda: np.zeros(1, np.int32))
+    num_tokens: int = 0  # of `tokens` that are read from the request
+    start_idx: int = 0  # tokens that are published
+    active_idx: int = 1
+    end_idx: int = 1
+    hit: int = 0  # tokens adopted from the cache
+    num_pages: int = 0
+    room: int = 0  # tokens that fit into its pages
+    left: int = 0  # computed tokens with which windows left a page last
+    idle_until: int = field(init=False)
 
-    def __init__(self, request: Any, publish_at: int, leaves_at: int) -> None:
-        self.request = request
-        self.request_id = next(_names)  # not vLLM's: pages may be kept when a request is gone
-        self.extra_key = request.lora_request.lora_name if request.lora_request else None
-        self.cache_salt = request.cache_salt or None
-        self.keys = own_keys(request)
-        self.tokens = np.zeros(1, np.int32)
-        self.num_tokens = 0  # of `tokens` that are read from the request
-        self.start_idx = 0  # tokens that are published
-        self.active_idx = self.end_idx = 1
-        self.hit = 0  # tokens adopted from the cache
-        self.num_pages = 0
-        self.room = 0  # tokens that fit into its pages
-        self.publish_at = publish_at  # computed tokens with which the next page is full
-        self.leaves_at = leaves_at  # and with which windows leave one
-        self.left = 0  # computed tokens with which they left one last
-        self.idle_until = min(publish_at, leaves_at)
+    def __post_init__(self) -> None:
+        lora = self.request.lora_request
+        self.extra_key = lora.lora_name if lora else None
+        self.cache_salt = self.request.cache_salt or None
+        self.keys = own_keys(self.request)
+        self.idle_until = min(self.publish_at, self.leaves_at)
 
     @property
     def extra_keys(self) -> list[tuple[int, int, bytes]] | None:
