@@ -32,7 +32,7 @@ def batch_of(torch: Any, dtype: Any) -> tuple[PagedBatch, Any]:
     pools = [torch.zeros(shape, device="cuda", dtype=torch.float32).to(dtype) for _ in "kv"]
     table = torch.randperm(pages + 3, device="cuda")[:pages].to(torch.int32).view(1, pages)
     lengths = torch.zeros(1, dtype=torch.int32, device="cuda")
-    batch = PagedBatch(*pools, table.view(torch.uint32), lengths.view(torch.uint32))
+    batch = PagedBatch(pools[0], pools[1], table.view(torch.uint32), lengths.view(torch.uint32))
     return batch, torch.tensor([0, TOKENS], dtype=torch.int32, device="cuda")
 
 

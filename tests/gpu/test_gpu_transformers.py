@@ -156,11 +156,14 @@ def waits(torch: Any, run: Any) -> int:
     """Count the calls of torch's in which the host waits for the GPU."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
+        before = torch.is_warn_always_enabled()
+        torch.set_warn_always(True)  # by itself torch warns once in a process
         torch.cuda.set_sync_debug_mode("warn")
         try:
             run()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+            torch.set_warn_always(before)
     return sum("synchronizing" in str(each.message) for each in seen)
 
 

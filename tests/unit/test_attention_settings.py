@@ -143,7 +143,7 @@ def test_grids_depend_on_shapes_alone() -> None:
 def test_splits_are_for_processors_that_would_be_idle() -> None:
     plan = make_plan(sizes(), Settings(16, 64, 4, 2), 90, 1)
     assert plan.grid == (10, 8, 1)
-    assert default_splits(sizes(), plan, 132) == 2 * 132 // 80
+    assert default_splits(sizes(), plan, 132) == 4 * 132 // 64  # of the rows, 8 heads of K each
     assert default_splits(sizes(columns=16), plan, 132) == 1  # 256 tokens are not worth two
     assert default_splits(sizes(columns=10**6), plan, 10**6) == MOST_SPLITS
     full = make_plan(sizes(rows=600, tokens=600), Settings(16, 64, 4, 2), 90, 1)
