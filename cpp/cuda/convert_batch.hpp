@@ -130,6 +130,26 @@ Status append_batch(PageShape shape, const TensorPair<PagedTensor<std::byte>>& p
     return quantize_runs(of_k, of_v, wide, k.dtype, stream);
 }
 
+Status append_batch(PageShape shape, const TensorPair<PagedTensor<std::byte>>& pools,
+                    const DeviceBatch& batch, const TensorPair<TokenRows<const std::byte>>& sources,
+                    DType wide, TensorPair<float> scales, std::int32_t* bad,
+                    Stream stream) noexcept {
+    const auto& [k, v] = pools;
+    if (k.dtype != v.dtype) {
+        const Status status = append_batch(shape, k, batch, sources.k, wide, scales.k, bad, stream);
+        if (status != kSuccess) return status;
+        return append_batch(shape, v, batch, sources.v, wide, scales.v, nullptr, stream);
+    }
+    if (is_wide(k.dtype) || k.scales.data != nullptr || v.scales.data != nullptr) {
+        return kInvalidCall;
+    }
+    Runs of_k = runs_into(shape, k, batch, sources.k, wide, bad);
+    Runs of_v = runs_into(shape, v, batch, sources.v, wide, nullptr);
+    of_k.scale = scales.k;
+    of_v.scale = scales.v;
+    return quantize_runs(of_k, of_v, wide, k.dtype, stream);
+}
+
 Status gather_batch(PageShape shape, const TensorPair<PagedTensor<const std::byte>>& pools,
                     const DeviceBatch& batch, const TensorPair<TokenRows<std::byte>>& destinations,
                     DType wide, std::int32_t* bad, Stream stream) noexcept {

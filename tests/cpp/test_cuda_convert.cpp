@@ -151,6 +151,38 @@ void scales_of_heads_serve_all_tokens(Random& random) {
     }
 }
 
+// Pools without scales, all of whose codes have one.
+void pairs_have_a_scale_each(Random& random) {
+    for (int round = 0; round < 100; ++round) {
+        const Scene scene(random);
+        const DType wide = conversion::kWide[random.below(3)];
+        const DType k_dtype = conversion::kNarrow[random.below(3)];
+        const DType v_dtype = random.chance(80) ? k_dtype : conversion::kNarrow[random.below(3)];
+        TokenMemory sources[] = {{random, scene, wide}, {random, scene, wide}};
+        PoolMemory expected[] = {{random, scene, k_dtype}, {random, scene, v_dtype}};
+        PoolMemory pools[] = {expected[0], expected[1]};
+        float factors[] = {0.03F, 2.0F};
+        for (int i = 0; i < 2; ++i) {
+            sources[i].fill(random, scene, wide);
+            auto view = expected[i].view<std::byte>(false);
+            view.scales = {reinterpret_cast<std::byte*>(factors + i), 0, 0, 0, scene.dim()};
+            kvcore::append_batch(scene.page_shape(), view, scene.page_table(), scene.ranges(),
+                                 sources[i].seen(), wide, Scales::kGiven);
+        }
+        CHECK(cuda::append_batch(scene.page_shape(),
+                                 {pools[0].view<std::byte>(false), pools[1].view<std::byte>(false)},
+                                 scene.device_batch(), {sources[0].seen(), sources[1].seen()}, wide,
+                                 cuda::TensorPair<float>{factors[0], factors[1]}, nullptr,
+                                 kStream) == cuda::kSuccess);
+        for (int i = 0; i < 2; ++i) CHECK(pools[i].bytes() == expected[i].bytes());
+        CHECK(cuda::append_batch(scene.page_shape(),
+                                 {pools[0].view<std::byte>(true), pools[0].view<std::byte>(false)},
+                                 scene.device_batch(), {sources[0].seen(), sources[1].seen()}, wide,
+                                 cuda::TensorPair<float>{factors[0], factors[1]}, nullptr,
+                                 kStream) == cuda::kInvalidCall);
+    }
+}
+
 // Each is counted once, whatever its heads and groups; the others are written.
 void tokens_without_a_page_are_skipped_and_counted() {
     constexpr std::int64_t kTokens = 5;
@@ -274,6 +306,7 @@ int main(int argc, char** argv) {
     wide_pools_have_the_cpu_s_bytes(random);
     pairs_have_the_cpu_s_bytes(random);
     scales_of_heads_serve_all_tokens(random);
+    pairs_have_a_scale_each(random);
     tokens_without_a_page_are_skipped_and_counted();
     offsets_do_not_wrap_around(random);
     calls_run_in_stream_order_and_nothing_is_not_enqueued(random);

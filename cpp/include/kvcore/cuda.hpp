@@ -102,6 +102,11 @@ struct TensorPair {
                                   const DeviceBatch& batch,
                                   const TensorPair<TokenRows<const std::byte>>& sources, DType wide,
                                   Scales scales, std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status append_batch(PageShape shape, const TensorPair<PagedTensor<std::byte>>& pools,
+                                  const DeviceBatch& batch,
+                                  const TensorPair<TokenRows<const std::byte>>& sources, DType wide,
+                                  TensorPair<float> scales, std::int32_t* bad,
+                                  Stream stream) noexcept;
 [[nodiscard]] Status gather_batch(PageShape shape,
                                   const TensorPair<PagedTensor<const std::byte>>& pools,
                                   const DeviceBatch& batch,

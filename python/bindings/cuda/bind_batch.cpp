@@ -102,10 +102,16 @@ cuda::Status append(const std::vector<Part>& parts, const cuda::DeviceBatch& on_
         const Move& k = parts[0].move;
         const Move& v = parts[1].move;
         const cuda::DeviceBatch batch = batch_of(parts[0], on_device);
-        return k.is_copy
-                   ? cuda::append_batch(bytes_in(k), bytes_in(v), batch, nullptr, stream)
-                   : cuda::append_batch(k.shape, {k.pool, v.pool}, batch, {k.source(), v.source()},
-                                        k.wide, k.scales, nullptr, stream);
+        if (k.is_copy) {
+            return cuda::append_batch(bytes_in(k), bytes_in(v), batch, nullptr, stream);
+        }
+        const cuda::TensorPair<kvcore::PagedTensor<std::byte>> pools{k.pool, v.pool};
+        const cuda::TensorPair<kvcore::TokenRows<const std::byte>> sources{k.source(), v.source()};
+        return k.has_scale
+                   ? cuda::append_batch(k.shape, pools, batch, sources, k.wide,
+                                        cuda::TensorPair<float>{k.scale, v.scale}, nullptr, stream)
+                   : cuda::append_batch(k.shape, pools, batch, sources, k.wide, k.scales, nullptr,
+                                        stream);
     }
     cuda::Status status = cuda::kSuccess;
     for (const Part& part : parts) {
