@@ -70,7 +70,7 @@ bool is_pair(const std::vector<Part>& parts) {
     const Move& k = parts[0].move;
     const Move& v = parts[1].move;
     if (k.is_copy != v.is_copy || k.shape.page_size != v.shape.page_size) return false;
-    return k.is_copy || (!k.has_scale && !v.has_scale && k.wide == v.wide && k.scales == v.scales &&
+    return k.is_copy || (k.has_scale == v.has_scale && k.wide == v.wide && k.scales == v.scales &&
                          k.shape.heads == v.shape.heads);
 }
 
