@@ -38,6 +38,7 @@ struct Scene {
     }
 
     static constexpr std::int64_t kWidth = 6;
+    static constexpr std::int64_t kPadding = 3;  // tokens that go nowhere, whose memory is there
 
     [[nodiscard]] std::int64_t dim() const { return group * groups; }
     [[nodiscard]] std::int64_t end() const { return offsets.back(); }
@@ -48,7 +49,7 @@ struct Scene {
     [[nodiscard]] kvcore::PageShape page_shape() const { return {page_size, heads}; }
     /// As a captured graph has it: with room for more tokens than there are.
     [[nodiscard]] kvcore::cuda::DeviceBatch device_batch() const {
-        return {page_table(), ranges(), end() + 3, pages};
+        return {page_table(), ranges(), end() + kPadding, pages};
     }
 
     std::int64_t page_size;
@@ -72,8 +73,9 @@ class TokenMemory {
         };
         head_stride_ = scene.dim() * item_ + gap();
         token_stride_ = scene.heads * head_stride_ + gap();
-        bytes_.assign(static_cast<std::size_t>((scene.end() + 1) * token_stride_ + 64),
-                      std::byte{0xff});
+        bytes_.assign(
+            static_cast<std::size_t>((scene.end() + Scene::kPadding) * token_stride_ + 64),
+            std::byte{0xff});
         const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
         first_ = static_cast<std::int64_t>((16 - address % 16) % 16) +
                  (scene.is_aligned ? 0 : random.below(9));
