@@ -55,11 +55,12 @@ void one_case(Random& random, const Case& of, DType wide, DType back) {
     const std::vector<std::uint32_t> offsets{2, 2 + n, 2 + 2 * n};
     const kvcore::PageTable pages{table.data(), 4, 4, 2};
     const kvcore::TokenRanges ranges{begin.data(), offsets.data()};
-    const cuda::DeviceBatch batch{pages, ranges, offsets.back() + 5, kPages};
+    const std::int64_t num_tokens = offsets.back() + 5;  // the last ones are padding
+    const cuda::DeviceBatch batch{pages, ranges, num_tokens, kPages};
 
     const std::int64_t dim = of.rank + of.rope;
     const std::int64_t stride = (dim + 8) * kvcore::item_size(wide);  // rows with a gap
-    Bytes source(static_cast<std::size_t>((offsets.back() + 1) * stride), std::byte{0xff});
+    Bytes source(static_cast<std::size_t>(num_tokens * stride), std::byte{0xff});
     for (std::int64_t token = 2; token < offsets.back(); ++token) {
         conversion::fill_elements(random, wide, source.data() + token * stride, dim);
     }
@@ -75,7 +76,7 @@ void one_case(Random& random, const Case& of, DType wide, DType back) {
     CHECK(pool == expected);
 
     const std::int64_t back_stride = (dim + 3) * kvcore::item_size(back);
-    Bytes values(static_cast<std::size_t>((offsets.back() + 1) * back_stride), std::byte{0x5a});
+    Bytes values(static_cast<std::size_t>(num_tokens * back_stride), std::byte{0x5a});
     Bytes found = values;
     const auto seen = kvcore::latent_view<const std::byte>(layout, pool.data(), 1, of.rank);
     kvcore::gather_latent(seen, pages, ranges, {values.data(), back_stride, 0}, back);

@@ -39,8 +39,8 @@ class Row(NamedTuple):
     prompt: Settings
 
 
-#: On 9.0, for heads of 128 elements in 16 bits, what was fastest on an H100; otherwise what compiles
-#: without spilling registers in its loops, which is not measured.
+#: On 9.0, for heads of 128 elements in 16 bits, what was fastest on an H100; otherwise what
+#: compiles without spilling registers in its loops, which is not measured.
 TABLE: tuple[Row, ...] = (
     Row(80, 64, False, Settings(64, 64, 4, 3), Settings(128, 64, 8, 2)),
     Row(80, 64, True, Settings(64, 64, 4, 3), Settings(64, 64, 8, 2)),
