@@ -52,7 +52,8 @@ struct DigestBody {
                                                Held& /*held*/) const {
         const std::int64_t index = chunks.quotient(team);
         const std::int64_t chunk = chunks.remainder(team, index);
-        const std::int64_t first = chunk * rounds * kRound + lane.lane * kGrain;
+        const std::int32_t in_round = lane.lane * kGrain;
+        const std::int64_t first = chunk * rounds * kRound + in_round;
         const std::byte* at = pool.page(ids[index]) + first;
         std::int64_t left = pool.page_bytes - first;
         std::uint64_t counter = static_cast<std::uint64_t>(first / kWord + 1) * kDigestStep;
@@ -88,8 +89,8 @@ struct DigestBody {
                                                            std::uint64_t counter) {
         Grain grains[kTogether] = {};
         for (std::int32_t i = 0; i < kTogether; ++i) {
-            if (kIsWhole || i * kStep < left)
-                grains[i] = load_grain(at + i * kStep, left - i * kStep);
+            const std::int32_t offset = i * kStep;
+            if (kIsWhole || offset < left) grains[i] = load_grain(at + offset, left - offset);
         }
         Part sum = 0;
         for (std::int32_t i = 0; i < kTogether; ++i) {

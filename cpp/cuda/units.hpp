@@ -109,7 +109,8 @@ class Divider {
     /// The quotient of a dividend below 2^31.
     [[nodiscard]] KVCORE_HOST_DEVICE std::uint32_t small_quotient(
         std::uint32_t dividend) const noexcept {
-        const std::uint64_t product = std::uint64_t{small_multiplier_} * (dividend * 2);
+        const std::uint32_t twice = dividend * 2;
+        const std::uint64_t product = std::uint64_t{small_multiplier_} * twice;
         return static_cast<std::uint32_t>(product >> 32) >> small_shift_;
     }
 

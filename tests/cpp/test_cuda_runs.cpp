@@ -47,8 +47,10 @@ void parts_are_found(Random& random) {
         runs.heads = random.between(1, 9);
         runs.groups = random.chance(50) ? 1 : random.between(1, 4);
         runs.group = 8 * random.between(1, 20);
+        // NOLINTBEGIN(performance-no-int-to-ptr): nobody follows them
         runs.source = reinterpret_cast<const std::byte*>(std::uintptr_t{4096});
         runs.destination = reinterpret_cast<std::byte*>(std::uintptr_t{8192});
+        // NOLINTEND(performance-no-int-to-ptr)
         for (cuda::RunStrides* strides : {&runs.from, &runs.to, &runs.of_scales}) {
             strides->group = random.below(100);
             strides->head = random.below(1 << 20);
