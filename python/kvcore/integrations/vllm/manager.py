@@ -158,7 +158,8 @@ class KVCoreManager(KVCacheManager):
             waits = has_scheduled_reqs and not is_running
             keep_free = self.watermark_blocks if waits else 0
             whole = min(request.num_tokens, self.max_model_len) if full_sequence_must_fit else 0
-            keep_free += max(reserved_blocks, self._num_ahead(whole, slots, computed))
+            ahead = self._num_ahead(whole, slots, computed) if whole else 0
+            keep_free += max(reserved_blocks, ahead)
             if not self._reserve(context, slots, keep_free):
                 return None
             if num_external_computed_tokens:
