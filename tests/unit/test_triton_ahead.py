@@ -21,7 +21,7 @@ require_interpreter()
 
 ARCHITECTURES = (80, 90, 100)
 #: Bytes of stack: what some conversions of bytes take, and what is kept there until a loop is done.
-_STACK = 160
+_STACK = 192
 #: Bytes of shared memory that a block may have.
 _SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
