@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conftest
 import gpu_arrays
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import DTYPES, Scene
@@ -22,8 +21,7 @@ from kvcore.dtypes import NARROW, WIDE
 from latent_rows import Latent
 
 cupy = gpu_arrays.require_gpu()
-if conftest.require("triton").knobs.runtime.interpret:
-    pytest.skip("kernels would be interpreted: set TRITON_INTERPRET=0", allow_module_level=True)
+gpu_arrays.require_compiler()
 pytestmark = [pytest.mark.gpu]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conftest
 import gpu_arrays
 from gpu_arrays import on_gpu, same_bytes, to_host
 from graph_steps import SHAPES, Run, wide
@@ -66,8 +65,8 @@ class Model:
 @pytest.mark.parametrize("splits", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_64_replays_are_eager_steps_bit_for_bit(shape: str, splits: int) -> None:
-    if splits and conftest.require("triton").knobs.runtime.interpret:
-        pytest.skip("kernels would be interpreted: set TRITON_INTERPRET=0")
+    if splits:
+        gpu_arrays.require_compiler()
     params = SHAPES[shape]
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conftest
 import gpu_arrays
 from gpu_arrays import on_gpu, same_bytes, to_host
 from kvcore import PagedBatch, ops
@@ -17,13 +16,6 @@ cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu
 
 PAGE, HEADS, DIM, TOKENS = 16, 8, 128, 300
-
-
-def torch_with_gpus() -> Any:
-    torch = conftest.require("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this torch has no GPU")
-    return torch
 
 
 def batch_of(torch: Any, dtype: Any) -> tuple[PagedBatch, Any]:
@@ -40,7 +32,7 @@ def batch_of(torch: Any, dtype: Any) -> tuple[PagedBatch, Any]:
 @pytest.mark.parametrize("has_stream", [False, True])
 def test_tensors_are_worked_on_on_torch_s_current_stream(dtype: str, has_stream: bool) -> None:
     """K comes late on that stream: a copy on another one would miss it."""
-    torch = torch_with_gpus()
+    torch = gpu_arrays.require_torch()
     kind = getattr(torch, dtype)
     stream = torch.cuda.Stream() if has_stream else torch.cuda.current_stream()
     busy = torch.ones((4096, 4096), device="cuda")
@@ -61,7 +53,7 @@ def test_tensors_are_worked_on_on_torch_s_current_stream(dtype: str, has_stream:
 
 
 def test_tensors_of_float8_keep_their_bits() -> None:
-    torch = torch_with_gpus()
+    torch = gpu_arrays.require_torch()
     codes = torch.randint(0, 126, (TOKENS, HEADS, DIM), device="cuda", dtype=torch.uint8)
     k = codes.view(torch.float8_e4m3fn)
     batch, offsets = batch_of(torch, torch.float8_e4m3fn)
@@ -71,9 +63,8 @@ def test_tensors_of_float8_keep_their_bits() -> None:
 
 
 def test_attention_of_tensors_is_torch_s() -> None:
-    torch = torch_with_gpus()
-    if conftest.require("triton").knobs.runtime.interpret:
-        pytest.skip("kernels would be interpreted: set TRITON_INTERPRET=0")
+    torch = gpu_arrays.require_torch()
+    gpu_arrays.require_compiler()
     with torch.cuda.stream(torch.cuda.Stream()):
         batch, offsets = batch_of(torch, torch.bfloat16)
         q, k, v = (
@@ -91,9 +82,8 @@ def test_attention_of_tensors_is_torch_s() -> None:
 
 
 def test_a_torch_graph_holds_append_and_attention() -> None:
-    torch = torch_with_gpus()
-    if conftest.require("triton").knobs.runtime.interpret:
-        pytest.skip("kernels would be interpreted: set TRITON_INTERPRET=0")
+    torch = gpu_arrays.require_torch()
+    gpu_arrays.require_compiler()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         batch, offsets = batch_of(torch, torch.float16)
@@ -129,9 +119,7 @@ def test_a_torch_graph_holds_append_and_attention() -> None:
 
 
 def test_arrays_of_jax_are_read() -> None:
-    jax = conftest.require("jax")
-    if jax.default_backend() != "gpu":
-        pytest.skip("this jax has no GPU")
+    jax = gpu_arrays.require_jax()
     pool = cupy.zeros((4, PAGE, HEADS, DIM), np.float32)
     table, lengths = on_gpu(np.array([[2, 1]], np.uint32)), on_gpu(np.zeros(1, np.uint32))
     k = np.random.default_rng(3).standard_normal((20, HEADS, DIM), np.float32)

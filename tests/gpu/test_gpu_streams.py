@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conftest
 import gpu_arrays
 import kvcore
 from builders import make_params
@@ -156,7 +155,7 @@ def test_what_a_graph_cannot_hold_is_refused_by_name(side: Any, name: str) -> No
 
 @pytest.mark.parametrize("form", ["current", "graph"])
 def test_torch_s_stream_is_taken_for_tensors(form: str) -> None:
-    torch = conftest.require("torch")
+    torch = gpu_arrays.require_torch()
     pool = torch.full((5, PAGE, HEADS, DIM), 3, dtype=torch.float16).cuda()
     table, lengths, ends = (
         torch.from_numpy(array.view(np.int32).copy()).cuda().view(torch.uint32)
@@ -182,7 +181,7 @@ def test_torch_s_stream_is_taken_for_tensors(form: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
 def test_torch_tensors_go_in_and_come_out(dtype: str) -> None:
-    torch = conftest.require("torch")
+    torch = gpu_arrays.require_torch()
     kind = getattr(torch, dtype)
     whole = torch.randn(25, 3 * HEADS, DIM).to(kind).cuda()
     pool = torch.zeros(5, PAGE, HEADS, DIM).to(kind).cuda()
@@ -203,7 +202,7 @@ def test_torch_tensors_go_in_and_come_out(dtype: str) -> None:
 
 
 def test_a_torch_stream_is_taken() -> None:
-    torch = conftest.require("torch")
+    torch = gpu_arrays.require_torch()
     stream = torch.cuda.Stream()
     batch, k, offsets = fresh_batch(), on_gpu(tokens(1)), on_gpu(ENDS)
     cupy.cuda.Device(0).synchronize()
@@ -214,9 +213,7 @@ def test_a_torch_stream_is_taken() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_jax_arrays_go_in_and_come_out(dtype: str) -> None:
-    jax = conftest.require("jax")
-    if not any(each.platform == "gpu" for each in jax.devices()):
-        pytest.skip("jax has no GPU here")
+    jax = gpu_arrays.require_jax()
     x = jax.numpy.asarray(tokens(1), dtype)
     codes, scales = ops.quantize(x, "int8", DIM)
     assert isinstance(codes, jax.Array)

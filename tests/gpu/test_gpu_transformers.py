@@ -19,8 +19,7 @@ import conftest
 import gpu_arrays
 
 gpu_arrays.require_gpu()
-if conftest.require("triton").knobs.runtime.interpret:
-    pytest.skip("kernels would be interpreted: set TRITON_INTERPRET=0", allow_module_level=True)
+gpu_arrays.require_compiler()
 # What torch and transformers, of whichever version, have to say about themselves is no error.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -33,10 +32,8 @@ EXACT = 5e-4  # what float32 logits may differ by, whose deviation is 2
 @pytest.fixture(scope="module")
 def torch() -> Iterator[Any]:
     """Answer torch with CUDA; transformers is there too."""
-    found = conftest.require("torch")
+    found = gpu_arrays.require_torch()
     conftest.require("transformers")
-    if not found.cuda.is_available():
-        pytest.skip("this torch has no GPU")
     before = found.get_float32_matmul_precision()
     found.set_float32_matmul_precision("highest")  # some images multiply in TF32
     yield found

@@ -35,6 +35,35 @@ def require_gpu() -> Any:
     return cupy
 
 
+def require_torch() -> Any:
+    """Answer a torch that uses GPUs, or skip; fail if torch is required: this is a wrong one."""
+    return _with_gpus("torch", lambda torch: torch.cuda.is_available())
+
+
+def require_jax() -> Any:
+    """Answer a jax that uses GPUs, likewise."""
+    return _with_gpus("jax", lambda jax: any(each.platform == "gpu" for each in jax.devices()))
+
+
+def require_compiler() -> None:
+    """Skip where Triton would interpret its kernels, or fail if triton is required."""
+    if conftest.require("triton").knobs.runtime.interpret:
+        _refuse("triton", "kernels would be interpreted: set TRITON_INTERPRET=0")
+
+
+def _with_gpus(name: str, has_gpus: Callable[[Any], bool]) -> Any:
+    library = conftest.require(name)
+    if not has_gpus(library):
+        _refuse(name, f"this {name} uses no GPU: install the one that does")
+    return library
+
+
+def _refuse(name: str, reason: str) -> None:
+    if name in conftest.REQUIRED:
+        raise RuntimeError(f"KVCORE_REQUIRE names {name}, but {reason}")
+    pytest.skip(reason, allow_module_level=True)
+
+
 def _why_not() -> str:
     try:
         from kvcore.cuda import why_unavailable

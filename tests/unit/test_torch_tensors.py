@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import require
+from conftest import REQUIRED, require
 from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
 from kvcore._hot.tensors import host_tensor
 from kvcore.arrays import host_array
@@ -32,6 +32,8 @@ class Subclass(torch.Tensor):  # type: ignore[misc]
 
 def require_exchange() -> None:
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        if "torch" in REQUIRED:
+            raise RuntimeError("KVCORE_REQUIRE names torch, but this one has no exchange table")
         pytest.skip("this torch has no exchange table")
 
 
