@@ -27,6 +27,8 @@ _HEADS, _GROUP, _DIM = 8, 4, 128
 _POOL_BYTES = 1 << 30  # of K, and of V
 _BATCHES = ((1, 32_768, 1), (16, 8192, 1), (64, 2048, 1), (1, 8192, 2048))  # rows, cached, new
 _NARROW = ("float8_e4m3fn", "int8")
+_NARROW_BATCH = (16, 8192)  # rows, cached
+_HOST_BATCH = (16, 256)
 
 
 class _Scene(NamedTuple):
@@ -180,7 +182,7 @@ def _rows_of(shape: tuple[int, int, int], page: int, copies: Copies, rounds: int
 
 def _narrow_row(narrow: str, copies: Copies, rounds: int) -> Row:
     """Decode from quantised pages, with a scale for each token and head."""
-    rows, cached, page = 16, 8192, 16
+    (rows, cached), page = _NARROW_BATCH, 16
     scene = _Scene.make(rows, cached, 1, page, rounds, narrow)
     limits = [copies.of(scene.tokens * scene.token_bytes, i) for i in range(rounds)]
     work = f"decode, {rows} x {cached:,} tokens before 1 new, {narrow}, page {page}"
@@ -189,7 +191,8 @@ def _narrow_row(narrow: str, copies: Copies, rounds: int) -> Row:
 
 def _host_row(rounds: int) -> Row:
     """Ask how long a call keeps the host, which a graph spares."""
-    scene = _Scene.make(16, 256, 1, 16, 1)
+    rows, cached = _HOST_BATCH
+    scene = _Scene.make(rows, cached, 1, 16, 1)
     (call,) = scene.calls()
     spent = []
     for _ in range(20 * rounds):
@@ -197,7 +200,8 @@ def _host_row(rounds: int) -> Row:
         call()
         spent.append((perf_counter() - start) * 1e6)
     library().cuda.get_current_stream().synchronize()
-    return make_row("gpu.attention.host", "decode, 16 x 256 tokens: the host's time", spent)
+    work = f"decode, {rows} x {cached} tokens: the host's time"
+    return make_row("gpu.attention.host", work, spent)
 
 
 def measure(options: Namespace) -> list[Row]:

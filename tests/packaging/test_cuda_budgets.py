@@ -22,6 +22,9 @@ SOURCES = sorted((ROOT / "cpp" / "cuda").glob("*.cu"))
 HOST_ONLY = {"convert_batch.cu", "copy_batch.cu", "device.cu"}  # no kernels of their own
 
 MAX_REGISTERS = 64  # of a lane: four blocks of 256 on a multiprocessor
+# A lane that quantises K and V has 128 bytes under way: three blocks fill a multiprocessor's loads.
+TWO_TENSORS = re.compile(r"QuantizeBody.*ELi2E")
+MAX_REGISTERS_OF_TWO = 80
 ARCHITECTURES = ("sm_80", "sm_90")
 TARGETS = (
     "-gencode=arch=compute_80,code=sm_80",
@@ -42,8 +45,9 @@ class Kernel:
 
     def excess(self) -> list[str]:
         """Say which budgets it exceeds."""
+        registers = MAX_REGISTERS_OF_TWO if TWO_TENSORS.search(self.name) else MAX_REGISTERS
         taken = {
-            "registers": (self.registers, MAX_REGISTERS),
+            "registers": (self.registers, registers),
             "bytes of stack": (self.stack, 0),
             "bytes spilled": (self.spills, 0),
             "bytes of static shared memory": (self.shared, 0),

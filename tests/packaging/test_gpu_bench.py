@@ -44,7 +44,8 @@ def host_library() -> Any:
         randint=np.random.RandomState(1).randint,
         standard_normal=lambda shape, kind: rng.standard_normal(shape, kind),
     )
-    library.cuda = SimpleNamespace(get_current_stream=lambda: None)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    library.cuda = SimpleNamespace(get_current_stream=lambda: stream)
     return library
 
 
@@ -141,6 +142,8 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.setattr(gpu_moves, name, value)
     monkeypatch.setattr(gpu_attention, "_POOL_BYTES", 4 << 20)
     monkeypatch.setattr(gpu_attention, "_BATCHES", ((1, 256, 1), (2, 100, 1), (1, 64, 32)))
+    for name in ("_NARROW_BATCH", "_HOST_BATCH"):
+        monkeypatch.setattr(gpu_attention, name, (2, 100))
     return monkeypatch
 
 
@@ -158,8 +161,8 @@ def test_attention_is_timed_beside_what_is_there() -> None:
     import gpu_attention
 
     rows = gpu_attention.measure(Namespace(quick=True))
-    assert [row.key for row in rows] == [
-        f"gpu.attention.{name}"
+    names = [
+        name
         for page in (16, 64)
         for name in (
             f"decode.1x256.{page}.copy",
@@ -167,3 +170,5 @@ def test_attention_is_timed_beside_what_is_there() -> None:
             f"prefill.1x64.{page}",  # neither torch nor FlashInfer has a GPU here
         )
     ]
+    names += ["decode.float8_e4m3fn.copy", "decode.int8.copy", "host"]
+    assert [row.key for row in rows] == [f"gpu.attention.{name}" for name in names]

@@ -175,6 +175,8 @@ def attend(
         token, position, row, low, high = _of_stack(
             stack, num_tokens, num_rows, state, is_query, row, lengths, lengths_stride, new, causal
         )
+    # A table may be narrower than the lengths say: what it does not list is not there.
+    high = tl.minimum(high.to(tl.int64), columns.to(tl.int64) * page_size).to(tl.int32)
 
     # ---- their elements
     d = tl.arange(0, block_dim)
@@ -207,10 +209,10 @@ def attend(
     # Tiles that all queries see need no mask. They come first, then those in front of and behind
     # them.
     at = low + whole * block_n + n
-    page = pages_of(entries, at, high, columns, page_size)
+    page = pages_of(entries, at, high, page_size)
     for _ in tl.range(whole, behind):
         # Loaded a tile ahead: what is read from pages waits for it.
-        following = pages_of(entries, at + block_n, high, columns, page_size)
+        following = pages_of(entries, at + block_n, high, page_size)
         most, total, acc = add_tile(
             most,
             total,
@@ -253,9 +255,14 @@ def attend(
         )
         page = following
         at += block_n
-    for j in tl.range(tile, end - (behind - whole), num_stages=1):
-        at = low + tl.where(j < whole, j, j + (behind - whole)) * block_n + n
-        page = pages_of(entries, at, high, columns, page_size)
+    masked = end - (behind - whole)
+    start = low + tile * block_n
+    first_whole = low + whole * block_n
+    behind_whole = low + behind * block_n
+    for _ in tl.range(tile, masked, num_stages=1):
+        start = tl.where(start == first_whole, behind_whole, start)
+        at = start + n
+        page = pages_of(entries, at, high, page_size)
         most, total, acc = add_tile(
             most,
             total,
@@ -296,6 +303,7 @@ def attend(
             v_group,
             dtype,
         )
+        start += block_n
 
     if sinks is not None:
         most, total, acc = _with_sinks(sinks + q_head, is_query, most, total, acc)

@@ -59,11 +59,9 @@ def _capped(scores, soft_cap):
 
 
 @triton.jit
-def pages_of(entries, at, high, columns, page_size: tl.constexpr):
-    """Load the pages of the tokens at `at` [n]: 2^32 - 1 for those that are not there."""
-    column = at // page_size
-    has = (at < high) & (column < columns)
-    return tl.load(entries + column, mask=has, other=0xFFFFFFFF)
+def pages_of(entries, at, high, page_size: tl.constexpr):
+    """Load the pages of the tokens at `at` [n]: 2^32 - 1 for those from `high` on."""
+    return tl.load(entries + at // page_size, mask=at < high, other=0xFFFFFFFF)
 
 
 @triton.jit
