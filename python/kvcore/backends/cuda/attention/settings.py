@@ -51,7 +51,7 @@ TABLE: tuple[Row, ...] = (
     Row(80, 512, False, Settings(32, 32, 8, 2), Settings(32, 32, 8, 2)),
     Row(80, 512, True, Settings(16, 16, 8, 2), Settings(16, 16, 8, 2)),
     Row(90, 128, False, Settings(64, 32, 4, 3), Settings(128, 32, 4, 3)),
-    Row(90, 128, True, Settings(64, 64, 4, 2), Settings(128, 64, 8, 2)),
+    Row(90, 128, True, Settings(64, 32, 4, 3), Settings(128, 64, 8, 2)),
     Row(100, 128, False, Settings(64, 32, 4, 3), Settings(64, 64, 8, 2)),
     Row(100, 128, True, Settings(64, 64, 4, 2), Settings(64, 64, 8, 2)),
     Row(90, 512, True, Settings(16, 32, 8, 2), Settings(16, 32, 8, 2)),
