@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
 from kvcore.integrations.vllm.layers import params_of
-from kvcore.integrations.vllm.pool import HitIds, Kept, PageIds, Pool, Row, Rows
+from kvcore.integrations.vllm.pool import HitIds, Kept, NoPages, PageIds, Pool, Row, Rows
 from kvcore.integrations.vllm.request import RequestContext
 
 RUNNING = RequestStatus.RUNNING
@@ -32,6 +32,7 @@ class KVCoreManager(KVCacheManager):
         self.kv_cache_config = kv_cache_config
         self.watermark_blocks = int(kwargs.get("watermark", 0.0) * kv_cache_config.num_blocks)
         self._groups = self.coordinator.single_type_managers
+        self.empty_kv_cache_blocks = NoPages(self.empty_kv_cache_blocks.blocks)
         self._page_size = self._groups[0].block_size
         self._contexts: dict[str, RequestContext] = {}
         params = params_of([group.kv_cache_spec for group in self._groups], self.enable_caching)
@@ -246,9 +247,9 @@ class KVCoreManager(KVCacheManager):
 
     def _publish(self, request: Any, num_computed_tokens: int) -> None:
         context = self._contexts.get(request.request_id)
-        n = self.coordinator.get_num_cacheable_tokens(num_computed_tokens, 0)
-        if context is None or n < context.publish_at:
+        if context is None or num_computed_tokens < context.publish_at:
             return
+        n = self.coordinator.get_num_cacheable_tokens(num_computed_tokens, 0)
         n = min(n, request.num_tokens, context.room)  # with drafts vLLM may count beyond its slots
         if n < context.publish_at:
             return

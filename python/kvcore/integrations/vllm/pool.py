@@ -53,6 +53,16 @@ class Page(KVCacheBlock):
         """Nobody but kvcore counts."""
 
 
+class NoPages(KVCacheBlocks):
+    """No pages in any group: what most requests take in most steps."""
+
+    def get_block_ids(
+        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], ...] | None:
+        """Return None where that is allowed, which needs no look at the groups."""
+        return None if allow_none else super().get_block_ids(group_ids=group_ids)
+
+
 class PageIds(KVCacheBlocks):
     """Pages of each group by their ids; objects for them are made for who wants those."""
 

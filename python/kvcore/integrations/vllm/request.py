@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from kvcore import TextGenerationContext
-
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
@@ -67,7 +65,7 @@ class RequestContext:
         if num_tokens > self.num_tokens:
             new = self.request.all_token_ids[self.num_tokens : num_tokens]
             self.stand(self.start_idx, max(num_tokens, self.end_idx))
-            self.tokens[self.num_tokens : num_tokens] = TextGenerationContext(None, new).tokens
+            self.tokens[self.num_tokens : num_tokens] = new
             self.num_tokens = num_tokens
 
 
