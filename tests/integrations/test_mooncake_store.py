@@ -303,6 +303,23 @@ def test_a_client_that_hangs_costs_one_time_out(lasting: MooncakeServer, open_st
     assert store.health().breaker == "closed"
 
 
+def test_a_reply_that_comes_when_its_call_was_given_up_is_dropped(store: MooncakeStore) -> None:
+    """The thread that reads has it in its hands while another one fails all calls."""
+    assert raw(store)("exist", ["nothing"]) == [0]
+    client = store._started()
+    number, reply = client._expect()
+    with client._lock:
+        client._connection.send((number, "exist", ["nothing"]))
+        time.sleep(0.5)  # now it waits for the lock
+        client._waiting.clear()
+    client.kill()
+    ends = time.monotonic() + 30
+    while not client._connection.closed:  # which it does last
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    assert reply.empty()
+
+
 @pytest.fixture
 def server(lasting: MooncakeServer) -> Iterator[MooncakeServer]:
     """Its servers may be killed: others come."""

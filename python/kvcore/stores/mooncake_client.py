@@ -147,8 +147,9 @@ class MooncakeClient:
             while True:
                 number, error, result = self._connection.recv()
                 with self._lock:
-                    reply = self._waiting.pop(number)
-                reply.put((error, result))
+                    reply = self._waiting.pop(number, None)
+                if reply is not None:  # else `kill` has answered meanwhile
+                    reply.put((error, result))
         self._fail_all()
         with self._sending:
             self._connection.close()
