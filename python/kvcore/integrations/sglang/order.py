@@ -10,18 +10,21 @@ def dfs_weight_order(paths: list[list[int]]) -> list[int]:
     Of the ways on from a prefix those of more requests come first, its own requests last.
     """
     order: list[int] = []
-    left: list[tuple[list[int], bool]] = [([*range(len(paths))], False)]
+    # Requests, how many pages they are known to share, and whether nothing is left to be walked.
+    left: list[tuple[list[int], int, bool]] = [([*range(len(paths))], 0, False)]
     while left:
-        members, is_walked = left.pop()
+        members, depth, is_walked = left.pop()
         if is_walked or len(members) < 2:
             order += members
             continue
         group = [paths[each] for each in members]
-        columns = enumerate(zip(*group, strict=False))  # as far as the shortest
-        depth = next((i for i, pages in columns if len({*pages}) > 1), min(map(len, group)))
+        shortest = min(map(len, group))
+        while depth < shortest and len({path[depth] for path in group}) == 1:
+            depth += 1
         ways: dict[tuple[int, ...], list[int]] = {}
         for each in members:
             ways.setdefault(tuple(paths[each][depth : depth + 1]), []).append(each)
-        left.append((ways.pop((), []), True))
-        left += [(way, False) for way in sorted(ways.values(), key=len, reverse=True)[::-1]]
+        left.append((ways.pop((), []), depth, True))
+        ranked = sorted(ways.values(), key=len, reverse=True)
+        left += [(way, depth + 1, False) for way in reversed(ranked)]
     return order
