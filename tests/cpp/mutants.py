@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Break the cache manager in known ways and see that its tests notice.
 
-    python tests/cpp/mutants.py [--only NAME] [--jobs N] [--folder F] [--cmake-arg ARG ...]
+    python tests/cpp/mutants.py [--only NAME] [--laws] [--jobs N] [--folder F] [--cmake-arg ARG ...]
 
 Works on copies of the tree, which are mended when it ends. Each mutant replaces text that must be
 there exactly once. Most are looked for by exploring interleavings: their rows say how deep the
 shortest sequence is that shows them, to the laws of the manager and, without asking those, to a
-reader of the pages. Those of states and tenants have to fail one of the fast tests.
+reader of the pages; ``--laws`` leaves the second search out. Those of states and tenants have to
+fail one of the fast tests.
 """
 
 from __future__ import annotations
@@ -110,11 +111,12 @@ def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
     return "-", "not found"
 
 
-def look_for(where: Path, mutant: Mutant) -> list[tuple[str, str]]:
-    """Look for a mutant with the laws of the manager and, where that can be, without them."""
+def look_for(where: Path, mutant: Mutant, *, by_laws_alone: bool) -> list[tuple[str, str]]:
+    """Look for a mutant with the laws of the manager and, where that is wanted, without them."""
     if mutant.scenario in TESTS:
         return [fail_tests(where, mutant), ("", "")]
-    return [search(where, mutant, extra) for extra in ((), ("--contents",))]
+    found = search(where, mutant, ())
+    return [found, ("", "") if by_laws_alone else search(where, mutant, ("--contents",))]
 
 
 def described(output: str) -> tuple[str, str]:
@@ -125,7 +127,7 @@ def described(output: str) -> tuple[str, str]:
     return found[1], f"{found[2]}: {found[3]}"
 
 
-def is_noticed(folders: Queue[Path], mutant: Mutant) -> bool:
+def is_noticed(folders: Queue[Path], mutant: Mutant, *, by_laws_alone: bool) -> bool:
     """Build a mutant in a folder that nobody uses, look for it, and print its row."""
     text = (ROOT / mutant.path).read_text()
     if (count := text.count(mutant.old)) != 1:
@@ -135,7 +137,7 @@ def is_noticed(folders: Queue[Path], mutant: Mutant) -> bool:
     try:
         (where / mutant.path).write_text(text.replace(mutant.old, mutant.new))
         build(where, targets_of(mutant))
-        (laws, why), (contents, read) = look_for(where, mutant)
+        (laws, why), (contents, read) = look_for(where, mutant, by_laws_alone=by_laws_alone)
     finally:  # also for the next one, which waits for a folder
         (where / mutant.path).write_text(text)
         folders.put(where)
@@ -148,6 +150,7 @@ def main() -> int:
     """Print a row for each mutant; 1 when one of them goes unnoticed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="mutants whose name contains this")
+    parser.add_argument("--laws", action="store_true", help="leave contents out: that is slower")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--folder", type=Path, help="where the copies stay, with their builds")
     parser.add_argument("--cmake-arg", action="append", default=[], help="for the first cmake call")
@@ -164,7 +167,8 @@ def main() -> int:
         for where in pool.map(make, [folder / str(i) for i in range(options.jobs)]):
             folders.put(where)
         print(f"{'mutant':52} {'laws':>4} {'contents':>8} {'seconds':>7}", flush=True)
-        noticed = list(pool.map(partial(is_noticed, folders), chosen))
+        look = partial(is_noticed, folders, by_laws_alone=options.laws)
+        noticed = list(pool.map(look, chosen))
     return 0 if all(noticed) else 1
 
 
