@@ -47,6 +47,86 @@ struct AdvanceBody {
     }
 };
 
+/// A lane moves a column: it walks over the rows in order, which its column's other rows are read
+/// before they are written to. Behind the table's columns are a lane for the lengths, and one for
+/// the row offsets.
+struct CompactBody {
+    BatchRows batch;
+    const std::uint32_t* kept;  // [n]
+    std::int64_t n;
+    // Rows whose loads are under way together; none of them is written to before all are read.
+    static constexpr int kAhead = 8;
+
+    KVCORE_HOST_DEVICE void operator()(Lane lane) const {
+        for (std::int64_t i = lane.index(); i < batch.columns + 2; i += lane.count()) {
+            if (i < batch.columns) {
+                move(batch.pages + i, batch.row_stride, kNoPage);
+            } else if (i == batch.columns && batch.lengths != nullptr) {
+                move(batch.lengths, 1, 0);
+            } else if (i > batch.columns && batch.offsets != nullptr) {
+                move_offsets();
+            }
+        }
+    }
+
+   private:
+    // The walk over `kept`: everybody's ends at the same number, whatever it holds.
+    struct Walk {
+        std::int64_t least = 0;  // of the rows that may come
+        bool is_over = false;
+    };
+    // The row that comes to row `to`, or -1 where that becomes empty.
+    [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t next(Walk& walk, std::uint32_t named,
+                                                       std::int64_t to) const {
+        walk.is_over = walk.is_over || to >= n || named < walk.least || named >= batch.rows;
+        if (walk.is_over) return -1;
+        walk.least = std::int64_t{named} + 1;
+        return named;
+    }
+    KVCORE_HOST_DEVICE void name_rows(std::int64_t first, std::uint32_t* named) const {
+        KVCORE_UNROLL
+        for (int j = 0; j < kAhead; ++j) named[j] = first + j < n ? kept[first + j] : kNoPage;
+    }
+
+    KVCORE_HOST_DEVICE void move(std::uint32_t* column, std::int64_t stride,
+                                 std::uint32_t empty) const {
+        Walk walk;
+        for (std::int64_t first = 0; first < batch.rows; first += kAhead) {
+            std::uint32_t entries[kAhead];
+            name_rows(first, entries);
+            KVCORE_UNROLL
+            for (int j = 0; j < kAhead; ++j) {
+                const std::int64_t from = next(walk, entries[j], first + j);
+                entries[j] = from < 0 ? empty : column[from * stride];
+            }
+            KVCORE_UNROLL
+            for (int j = 0; j < kAhead; ++j) {
+                if (first + j < batch.rows) column[(first + j) * stride] = entries[j];
+            }
+        }
+    }
+    // The offset that a row begins at may be written already where it is that of row `to`: then all
+    // rows in front of it are where they were, and so is the offset.
+    KVCORE_HOST_DEVICE void move_offsets() const {
+        Walk walk;
+        std::uint32_t end = batch.offsets[0];
+        for (std::int64_t first = 0; first < batch.rows; first += kAhead) {
+            std::uint32_t added[kAhead];
+            name_rows(first, added);
+            KVCORE_UNROLL
+            for (int j = 0; j < kAhead; ++j) {
+                const std::int64_t from = next(walk, added[j], first + j);
+                added[j] = from < 0 ? 0 : batch.offsets[from + 1] - batch.offsets[from];
+            }
+            KVCORE_UNROLL
+            for (int j = 0; j < kAhead; ++j) {
+                end += added[j];
+                if (first + j < batch.rows) batch.offsets[first + j + 1] = end;
+            }
+        }
+    }
+};
+
 /// A lane writes an entry.
 struct EditBody {
     std::uint32_t* table;  // [rows, columns]
@@ -101,6 +181,15 @@ Status advance_lengths(const std::uint32_t* lengths, const std::uint32_t* offset
                        Stream stream) noexcept {
     if (batch < 0) return kInvalidCall;
     return launch(AdvanceBody{lengths, offsets, active, advanced, batch}, grid_for(batch), stream);
+}
+
+Status compact_table(const BatchRows& batch, const std::uint32_t* kept, std::int64_t n,
+                     Stream stream) noexcept {
+    if (batch.rows < 0 || batch.columns < 0 || n < 0) return kInvalidCall;
+    if (batch.rows == 0) return kSuccess;
+    // Small blocks: columns are few, and so are spread over more multiprocessors.
+    constexpr std::int32_t kLanes = 2 * kWarp;
+    return launch(CompactBody{batch, kept, n}, grid_for(batch.columns + 2, 0, kLanes), stream);
 }
 
 Status update_table(std::uint32_t* table, std::int64_t row_stride, std::int64_t rows,

@@ -15,6 +15,7 @@ using kvcore::PoolView;
 using kvcore::TokenRows;
 using kvcore::python::active_rows;
 using kvcore::python::BatchArgs;
+using kvcore::python::BatchRowsArgs;
 using kvcore::python::check_apart;
 using kvcore::python::check_named_once;
 using kvcore::python::check_no_common_memory;
@@ -117,6 +118,17 @@ void advance_lengths(const py::array& lengths, const py::array& offsets, const p
                             batch);
 }
 
+// ---- rows that stay ----------------------------------------------------------------------------
+
+void compact_table(const py::array& table, const py::object& lengths, const py::object& offsets,
+                   const py::array& kept, const py::object& threads) {
+    const BatchRowsArgs batch(table, lengths, offsets);
+    const std::int64_t n = batch.check_kept(kept, true);
+    const int workers = threads_of(threads);
+    const py::gil_scoped_release unlocked;
+    kvcore::compact_table(batch.rows(), static_cast<const std::uint32_t*>(kept.data()), n, workers);
+}
+
 }  // namespace
 
 void bind_slots(py::module_& module) {
@@ -126,4 +138,6 @@ void bind_slots(py::module_& module) {
                py::arg("threads"));
     module.def("advance_lengths", &advance_lengths, py::arg("lengths"), py::arg("offsets"),
                py::arg("active"), py::arg("out"));
+    module.def("compact_table", &compact_table, py::arg("table"), py::arg("lengths"),
+               py::arg("offsets"), py::arg("kept"), py::arg("threads"));
 }

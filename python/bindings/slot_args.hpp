@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "array_args.hpp"
@@ -163,5 +164,74 @@ inline void check_apart(const pybind11::array& lengths, const pybind11::array& o
             "out overlaps lengths or row_offsets; pass lengths itself or others");
     }
 }
+
+/// A table uint32 [rows, columns] and what has an entry for each of its rows, which `compact_table`
+/// writes to; lengths and row offsets may be None.
+class BatchRowsArgs {
+   public:
+    BatchRowsArgs(const pybind11::array& table, const pybind11::object& lengths,
+                  const pybind11::object& offsets)
+        : written_{{table, "lookup_table"}} {
+        check_rank(table, "lookup_table", "(rows, columns)", 2);
+        check_uint32(table, "lookup_table");
+        check_own_memory(table, "lookup_table");
+        add(lengths, "cache_lengths", table.shape(0));
+        add(offsets, "row_offsets", table.shape(0) + 1);
+        rows_ = {static_cast<std::uint32_t*>(written_[0].first.mutable_data()),
+                 table.strides(0) / static_cast<pybind11::ssize_t>(sizeof(std::uint32_t)),
+                 table.shape(1),
+                 table.shape(0),
+                 lengths.is_none() ? nullptr : data_of(1),
+                 offsets.is_none() ? nullptr : data_of(written_.size() - 1)};
+    }
+    [[nodiscard]] const BatchRows& rows() const noexcept { return rows_; }
+
+    /// The number of rows that are kept: checked where they are readable, as those on a GPU are
+    /// not.
+    [[nodiscard]] std::int64_t check_kept(const pybind11::array& kept, bool are_readable) const {
+        check_rank(kept, "kept", "(rows,)", 1);
+        check_uint32(kept, "kept");
+        for (const auto& [array, name] : written_) {
+            check_no_common_memory(array, name, kept, "kept");
+        }
+        const std::int64_t n = kept.shape(0);
+        if (n > rows_.rows) {
+            throw pybind11::value_error(concat("kept names ", n, " rows, the table has ",
+                                               rows_.rows, "; name each that stays once"));
+        }
+        if (are_readable) check_named(static_cast<const std::uint32_t*>(kept.data()), n);
+        return n;
+    }
+
+   private:
+    void add(const pybind11::object& given, const char* name, pybind11::ssize_t size) {
+        if (given.is_none()) return;
+        const auto array = given.cast<pybind11::array>();
+        uint32_data(array, name, size);
+        for (const auto& [other, its_name] : written_) {
+            check_no_common_memory(array, name, other, its_name);
+        }
+        written_.emplace_back(array, name);
+    }
+    [[nodiscard]] std::uint32_t* data_of(std::size_t i) {
+        return static_cast<std::uint32_t*>(written_[i].first.mutable_data());
+    }
+    void check_named(const std::uint32_t* kept, std::int64_t n) const {
+        for (std::int64_t i = 0; i < n && kept[i] != kNoPage; ++i) {
+            if (kept[i] >= rows_.rows) {
+                throw pybind11::index_error(
+                    concat("kept[", i, "] is ", kept[i], ", the table has ", rows_.rows, " rows"));
+            }
+            if (i > 0 && kept[i] <= kept[i - 1]) {
+                throw pybind11::value_error(concat("kept[", i, "] is ", kept[i],
+                                                   ", must be above the one before, ", kept[i - 1],
+                                                   "; sort the rows that stay"));
+            }
+        }
+    }
+
+    std::vector<std::pair<pybind11::array, const char*>> written_;
+    BatchRows rows_{};
+};
 
 }  // namespace kvcore::python

@@ -923,6 +923,15 @@ def advance_lengths(
 ) -> None:
     """advance_lengths(lengths: numpy.ndarray, offsets: numpy.ndarray, active: object, out: numpy.ndarray) -> None"""
 
+def compact_table(
+    table: NDArray[np.uint32],
+    lengths: NDArray[np.uint32] | None,
+    offsets: NDArray[np.uint32] | None,
+    kept: NDArray[np.uint32],
+    threads: int,
+) -> None:
+    """compact_table(table: numpy.ndarray, lengths: object, offsets: object, kept: numpy.ndarray, threads: object) -> None"""
+
 def layout_axes() -> dict[str, tuple[str, ...]]:
     """layout_axes() -> dict"""
 

@@ -146,6 +146,14 @@ def advance_lengths(
     device: int,
     stream: int,
 ) -> None: ...
+def compact_table(
+    table: _Device,
+    lengths: _Device | None,
+    offsets: _Device | None,
+    kept: _Numbers,
+    device: int,
+    stream: int,
+) -> None: ...
 def allocate_blocks(
     key_pool: _Device,
     value_pool: _Device,

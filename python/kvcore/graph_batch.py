@@ -204,6 +204,43 @@ class GraphBatch:
         lengths = self.inputs.cache_lengths
         ops.advance_lengths(lengths, self.row_offsets, out=lengths, stream=stream)
 
+    def compact(self, kept: Any, *, stream: Any = None) -> None:
+        """Move the rows that stay to the front, in place: requests that ended leave no holes.
+
+        So launches go on without a ``load``, on the rows that are left; or a graph captures it,
+        with what says which rows stay.
+
+        Parameters
+        ----------
+        kept : integers [at most max_rows]
+            The rows that stay, ascending; a -1 ends them. From the host, or int32 or uint32 on the
+            GPU, as a call that is captured takes them; see ``ops.compact_table``.
+        stream : stream, optional
+            As for ``load``.
+
+        Raises
+        ------
+        IndexError
+            A row beyond `max_rows`.
+        ValueError
+            Rows that do not ascend. Nothing has changed.
+        TypeError
+            Others than integers.
+
+        Notes
+        -----
+        One launch for the table of each bundle and for the slots of each State group. The rows
+        behind those that stay become padding. K and V, q and whatever else the caller has for each
+        row are the caller's to move; ``slots`` are those of before until ``build_slots``.
+        """
+        lengths: Any = self.inputs.cache_lengths
+        offsets: Any = self.row_offsets
+        for table in self.inputs.tables:
+            ops.compact_table(table, lengths, kept, row_offsets=offsets, stream=stream)
+            lengths = offsets = None  # move once
+        for states in self.inputs.states:
+            ops.compact_table(states.reshape(-1, 1), None, kept, stream=stream)
+
     def _padded(self, offsets: NDArray[Any], rows: int) -> NDArray[np.uint32]:
         """Return row offsets of all rows, of which those of padding have no tokens."""
         if offsets.shape != (rows + 1,) or offsets[0] != 0:
@@ -262,7 +299,7 @@ def _bundles_of(inputs: RaggedKVCacheInputs) -> dict[int, tuple[int, int]]:
         pool = inputs.blocks[0] if isinstance(inputs.blocks, tuple) else inputs.blocks
         return {0: (int(pool.shape[3]), 0)}
     found: dict[int, tuple[int, int]] = {}
-    for layer in range(places.num_layers):
+    for layer in places.with_pages:
         place = places[layer]
         found.setdefault(place.bundle, (place.page_size, layer))
     return dict(sorted(found.items()))

@@ -79,6 +79,47 @@ void lengths_are_the_cpu_s(Random& random) {
     }
 }
 
+/// Whatever a list holds: rows, the end, rows that do not ascend or that are none.
+void rows_that_stay_are_the_cpu_s(Random& random) {
+    for (int i = 0; i < 1000; ++i) {
+        const std::int64_t rows = random.below(40);
+        const std::int64_t columns = random.below(100);
+        const std::int64_t stride = columns + random.below(4);
+        std::vector<std::uint32_t> pages(static_cast<std::size_t>(rows * stride));
+        for (std::uint32_t& entry : pages) entry = static_cast<std::uint32_t>(random.next());
+        std::vector<std::uint32_t> lengths, kept;
+        std::vector<std::uint32_t> offsets = {0};
+        for (std::int64_t row = 0; row < rows; ++row) {
+            lengths.push_back(static_cast<std::uint32_t>(random.next()));
+            offsets.push_back(offsets.back() + static_cast<std::uint32_t>(random.below(4)));
+            if (random.chance(70)) kept.push_back(static_cast<std::uint32_t>(row));
+        }
+        if (!kept.empty() && random.chance(30)) {
+            const auto at = static_cast<std::size_t>(random.below(size_of(kept)));
+            const auto any = static_cast<std::uint32_t>(random.below(rows + 2));
+            kept[at] = random.chance(50) ? any : ~any;
+        }
+        std::vector<std::uint32_t> expected[] = {pages, lengths, offsets};
+        const bool has_more = random.chance(70);
+        const auto view = [&](auto& table, auto& of_rows, auto& ends) {
+            return kvcore::BatchRows{table.data(),
+                                     stride,
+                                     columns,
+                                     rows,
+                                     has_more ? of_rows.data() : nullptr,
+                                     has_more ? ends.data() : nullptr};
+        };
+        kvcore::compact_table(view(expected[0], expected[1], expected[2]), kept.data(),
+                              size_of(kept));
+        CHECK_EQ(cuda::compact_table(view(pages, lengths, offsets), kept.data(), size_of(kept),
+                                     kDefault),
+                 cuda::kSuccess);
+        CHECK(pages == expected[0]);
+        CHECK(lengths == expected[1]);
+        CHECK(offsets == expected[2]);
+    }
+}
+
 void tables_are_edited_in_their_place(Random& random) {
     for (int i = 0; i < 300; ++i) {
         const std::int64_t rows = random.between(1, 20);
@@ -120,6 +161,7 @@ int main(int argc, char** argv) {
     slots_are_the_cpu_s<std::int32_t>(random);
     slots_do_not_wrap();
     lengths_are_the_cpu_s(random);
+    rows_that_stay_are_the_cpu_s(random);
     tables_are_edited_in_their_place(random);
     return 0;
 }

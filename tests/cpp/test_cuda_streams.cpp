@@ -131,6 +131,10 @@ struct Calls {
                                              s);
             },
             [this](N n, S s) {
+                return cuda::compact_table({table.data(), 1, 1, n, nullptr, nullptr},
+                                           offsets.data(), n, s);
+            },
+            [this](N n, S s) {
                 return cuda::update_table(table.data(), 1, 1, 1, edits.data(), n, nullptr, s);
             },
             [this](N n, S s) { return cuda::copy_batch(&to, &from, &bytes, n, s); },

@@ -189,6 +189,92 @@ void lengths_grow_where_rows_are_active() {
     CHECK(lengths == (std::vector<std::uint32_t>{7, 0, 14, 4000000001U}));
 }
 
+/// A batch in memory of its own, with a gap behind each row of its table.
+struct Batch {
+    Batch(Random& random, std::int64_t num_rows, std::int64_t width)
+        : rows(num_rows), columns(width), stride(width + random.below(3)) {
+        pages = numbers(random, rows * stride);
+        lengths = numbers(random, rows);
+        offsets = {0};
+        for (std::int64_t row = 0; row < rows; ++row) {
+            offsets.push_back(offsets.back() + static_cast<std::uint32_t>(random.below(4)));
+        }
+    }
+    static std::vector<std::uint32_t> numbers(Random& random, std::int64_t n) {
+        std::vector<std::uint32_t> found;
+        for (std::int64_t i = 0; i < n; ++i) {
+            found.push_back(static_cast<std::uint32_t>(random.next()));
+        }
+        return found;
+    }
+    [[nodiscard]] kvcore::BatchRows view() {
+        return {pages.data(), stride, columns, rows, lengths.data(), offsets.data()};
+    }
+    /// The same with rows taken one by one.
+    [[nodiscard]] Batch of(const std::vector<std::uint32_t>& kept) const {
+        Batch found = *this;
+        for (std::int64_t row = 0; row < rows; ++row) {
+            const auto to = static_cast<std::size_t>(row);
+            const bool is_kept = to < kept.size();
+            const std::size_t from = is_kept ? kept[to] : 0;
+            for (std::int64_t c = 0; c < columns; ++c) {
+                const auto column = static_cast<std::size_t>(c);
+                const auto step = static_cast<std::size_t>(stride);
+                found.pages[to * step + column] =
+                    is_kept ? pages[from * step + column] : 0xffffffffU;
+            }
+            found.lengths[to] = is_kept ? lengths[from] : 0;
+            found.offsets[to + 1] =
+                found.offsets[to] + (is_kept ? offsets[from + 1] - offsets[from] : 0);
+        }
+        return found;
+    }
+    [[nodiscard]] bool operator==(const Batch& other) const {
+        return pages == other.pages && lengths == other.lengths && offsets == other.offsets;
+    }
+
+    std::int64_t rows;
+    std::int64_t columns;
+    std::int64_t stride;
+    std::vector<std::uint32_t> pages, lengths, offsets;
+};
+
+void rows_that_stay_move_to_the_front(Random& random) {
+    for (int i = 0; i < 2000; ++i) {
+        Batch batch(random, random.below(30), random.below(9));
+        std::vector<std::uint32_t> kept;
+        const std::int64_t stays = random.below(101);
+        for (std::int64_t row = 0; row < batch.rows; ++row) {
+            if (random.chance(static_cast<int>(stays))) {
+                kept.push_back(static_cast<std::uint32_t>(row));
+            }
+        }
+        const Batch expected = batch.of(kept);
+        if (static_cast<std::int64_t>(kept.size()) < batch.rows && random.chance(50)) {
+            kept.push_back(random.chance(50) || kept.empty() ? 0xffffffffU : kept.back());
+        }
+        kvcore::compact_table(batch.view(), kept.data(), static_cast<std::int64_t>(kept.size()),
+                              static_cast<int>(random.between(1, 3)));
+        CHECK(batch == expected);
+    }
+}
+
+/// Enough columns for threads; nothing but a table.
+void columns_of_a_table_are_shared_among_threads(Random& random) {
+    std::vector<std::uint32_t> kept;
+    for (std::uint32_t row = 1; row < 64; row += 2) kept.push_back(row);
+    for (int threads = 1; threads <= 3; ++threads) {
+        Batch batch(random, 64, 5000);
+        Batch expected = batch.of(kept);
+        expected.lengths = batch.lengths;
+        expected.offsets = batch.offsets;
+        kvcore::BatchRows view = batch.view();
+        view.lengths = view.offsets = nullptr;
+        kvcore::compact_table(view, kept.data(), static_cast<std::int64_t>(kept.size()), threads);
+        CHECK(batch == expected);
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -200,5 +286,7 @@ int main(int argc, char** argv) {
     tokens_go_to_their_slots<std::int32_t>(random);
     many_tokens_are_the_same_for_all_threads(random);
     lengths_grow_where_rows_are_active();
+    rows_that_stay_move_to_the_front(random);
+    columns_of_a_table_are_shared_among_threads(random);
     return 0;
 }

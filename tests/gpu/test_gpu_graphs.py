@@ -104,6 +104,27 @@ def blocks_of(run: Run) -> list[Any]:
     return [to_host(part) for part in parts]
 
 
+def test_a_graph_compacts_by_the_rows_of_each_replay() -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    table = np.arange(60, dtype=np.int32).reshape(6, 10)
+    device, kept = on_gpu(table), on_gpu(np.zeros(6, np.int32))
+    lengths, offsets = on_gpu(np.arange(6, dtype=np.int32)), on_gpu(np.arange(7, dtype=np.int32))
+    with stream:
+        stream.synchronize()
+        stream.begin_capture()
+        ops.compact_table(device, lengths, kept, row_offsets=offsets)
+        graph = stream.end_capture()
+        for rows, left in (([0, 1, 3, 5], [0, 1, 3, 5]), ([1, 2, 3], [1, 3, 5]), ([2], [5])):
+            kept.set(np.array([*rows, *[-1] * (6 - len(rows))], np.int32))
+            graph.launch(stream)
+            stream.synchronize()
+            expected = np.full_like(table, -1)
+            expected[: len(left)] = table[left]
+            assert np.array_equal(to_host(device), expected)
+            assert to_host(lengths).tolist() == left + [0] * (6 - len(left))
+            assert to_host(offsets).tolist() == np.minimum(np.arange(7), len(left)).tolist()
+
+
 def test_a_capture_that_would_read_host_memory_is_refused() -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     pool = cupy.zeros((4, 16), np.uint8)

@@ -71,6 +71,33 @@ def test_lengths_advance_as_on_the_host(has_active: bool) -> None:
     check_both(work)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (9, 1), (257, 300), (64, 4097)])
+def test_rows_that_stay_are_the_host_s(rows: int, columns: int, share: float) -> None:
+    def work(put: Put, rng: np.random.Generator) -> list[Any]:
+        table = put(rng.integers(0, 2**32, (rows, columns)).astype(np.uint32))
+        lengths = put(rng.integers(0, 2**32, rows).astype(np.uint32))
+        offsets = put(np.cumsum([0, *rng.integers(0, 4, rows)]).astype(np.uint32))
+        kept = np.flatnonzero(rng.random(rows) < share).astype(np.uint32)
+        ops.compact_table(table, lengths, put(kept), row_offsets=offsets)
+        return [table, lengths, offsets]
+
+    check_both(work)
+
+
+@pytest.mark.parametrize(
+    ("kept", "good"), [([1, 2, 2, 3], 2), ([2, 99, 3], 1), ([0, 3, 1], 2), ([-1, 2], 0)]
+)
+def test_rows_on_the_gpu_that_are_wrong_end_the_list(kept: list[int], good: int) -> None:
+    table = np.arange(300, dtype=np.int32).reshape(6, 50)
+    device = on_gpu(table)
+    ops.compact_table(device[1:-1], None, on_gpu(np.array(kept, np.int32)))
+    expected = table.copy()
+    expected[1:-1] = -1
+    expected[1 : 1 + good] = table[1:-1][kept[:good]]
+    assert np.array_equal(to_host(device), expected)
+
+
 def test_a_slot_that_is_padding_does_not_touch_slot_zero() -> None:
     pool = on_gpu(np.full((2, 2, 1, 8), 7, np.float32))
     none = on_gpu(np.zeros((0, 0), np.uint32)), on_gpu(np.zeros(0, np.uint32))

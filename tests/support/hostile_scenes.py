@@ -81,6 +81,17 @@ SCENES: dict[str, Callable[[], Scene]] = {
             "stream": None,
         },
     ),
+    "compact_table": lambda: (
+        ops.compact_table,
+        {
+            "lookup_table": np.array([[0, 1], [2, 3]], np.uint32),
+            "cache_lengths": np.array([1, 2], np.uint32),
+            "kept": np.array([1], np.uint32),
+            "row_offsets": np.array([0, 1, 2], np.uint32),
+            "stream": None,
+            "threads": 1,
+        },
+    ),
     "attention": lambda: (ops.attention, attends()),
     "cascade_attention": lambda: (
         ops.cascade_attention,

@@ -170,6 +170,11 @@ struct TensorPair {
                                      const std::uint8_t* active, std::uint32_t* advanced,
                                      std::int64_t batch, Stream stream) noexcept;
 
+/// As kvcore::compact_table, in one launch; `kept` [n] on the device. A column is moved by one
+/// lane, so a batch of few pages takes about as long as a launch, whatever its rows.
+[[nodiscard]] Status compact_table(const BatchRows& batch, const std::uint32_t* kept,
+                                   std::int64_t n, Stream stream) noexcept;
+
 /// offsets[row] = lengths[0] + ... + lengths[row - 1], 0 <= row <= batch. Cost: batch^2 / 2 loads,
 /// which warps share.
 [[nodiscard]] Status row_offsets(const std::uint32_t* lengths, std::uint32_t* offsets,

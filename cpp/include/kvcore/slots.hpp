@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Slots: page * page_size + token of the page, one for each token of a step. Engines compute them
-// once per step and write every layer by them.
+// once per step and write every layer by them. Lengths and tables of a batch from step to step.
 #pragma once
 
 #include <cstddef>
@@ -37,5 +37,25 @@ std::int64_t append_slots(const PoolView<std::byte>& pool, const TokenRows<const
 void advance_lengths(const std::uint32_t* lengths, const std::uint32_t* offsets,
                      const std::uint8_t* active, std::uint32_t* advanced,
                      std::int64_t batch) noexcept;
+
+/// What an entry of a table without a page is made, which no pool has.
+constexpr std::uint32_t kNoPage = 0xffffffffU;
+
+/// The arrays of a batch that have a row for each request.
+struct BatchRows {
+    std::uint32_t* pages;     // [rows, columns]
+    std::int64_t row_stride;  // elements
+    std::int64_t columns;
+    std::int64_t rows;
+    std::uint32_t* lengths;  // [rows]; nullptr: none
+    std::uint32_t* offsets;  // [rows + 1], of the rows' new tokens, from 0 on; nullptr: none
+};
+
+/// Moves the rows `kept` [n], n <= rows, to the front, in place and in their order. `kept` ascends;
+/// the first number that does not, or that is no row, ends it. Rows behind those that stay become
+/// empty: `kNoPage` in all columns, length 0, no new tokens. The arrays share no byte. Cost: the
+/// bytes of the rows that move and of those that become empty.
+void compact_table(const BatchRows& batch, const std::uint32_t* kept, std::int64_t n,
+                   int threads = 1);
 
 }  // namespace kvcore

@@ -101,6 +101,16 @@ std::int64_t append_to(const PoolView<std::byte>& pool, const TokenRows<const st
     return beyond;
 }
 
+// How many numbers ascend and are rows, from the first one on.
+std::int64_t count_ascending(const std::uint32_t* kept, std::int64_t n,
+                             std::int64_t rows) noexcept {
+    std::int64_t count = 0;
+    while (count < n && kept[count] < rows && (count == 0 || kept[count] > kept[count - 1])) {
+        ++count;
+    }
+    return count;
+}
+
 }  // namespace
 
 void build_slots(const PageTable& table, const TokenRanges& ranges, std::int64_t page_size,
@@ -132,6 +142,39 @@ void advance_lengths(const std::uint32_t* lengths, const std::uint32_t* offsets,
         const bool grows = active == nullptr || active[row] != 0;
         advanced[row] = lengths[row] + (grows ? offsets[row + 1] - offsets[row] : 0U);
     }
+}
+
+void compact_table(const BatchRows& batch, const std::uint32_t* kept, std::int64_t n, int threads) {
+    const std::int64_t stay = count_ascending(kept, n, batch.rows);
+    std::int64_t in_place = 0;
+    while (in_place < stay && kept[in_place] == in_place) ++in_place;
+    for (std::int64_t row = in_place; row < batch.rows; ++row) {
+        const bool is_kept = row < stay;
+        // What is read here was not written yet: kept[row] > row.
+        if (batch.lengths != nullptr) {
+            batch.lengths[row] = is_kept ? batch.lengths[kept[row]] : 0;
+        }
+        if (batch.offsets != nullptr) {
+            const std::uint32_t* from = is_kept ? batch.offsets + kept[row] : nullptr;
+            const std::uint32_t added = is_kept ? from[1] - from[0] : 0;
+            batch.offsets[row + 1] = batch.offsets[row] + added;
+        }
+    }
+    const std::int64_t column_bytes =
+        (batch.rows - in_place) * static_cast<std::int64_t>(sizeof(std::uint32_t));
+    cpu::parallel_for(batch.columns, cpu::worth_a_thread(column_bytes), threads,
+                      [&](std::int64_t begin, std::int64_t end) {
+                          for (std::int64_t row = in_place; row < batch.rows; ++row) {
+                              std::uint32_t* to = batch.pages + row * batch.row_stride;
+                              if (row < stay) {
+                                  const std::uint32_t* from =
+                                      batch.pages + kept[row] * batch.row_stride;
+                                  std::copy(from + begin, from + end, to + begin);
+                              } else {
+                                  std::fill(to + begin, to + end, kNoPage);
+                              }
+                          }
+                      });
 }
 
 }  // namespace kvcore

@@ -12,6 +12,7 @@ namespace cuda = kvcore::cuda;
 using kvcore::PoolView;
 using kvcore::python::active_rows;
 using kvcore::python::BatchArgs;
+using kvcore::python::BatchRowsArgs;
 using kvcore::python::check_apart;
 using kvcore::python::check_named_once;
 using kvcore::python::check_rank;
@@ -121,6 +122,16 @@ void advance_lengths(const py::object& given_lengths, const py::object& offsets,
     check_status(status, "advancing ", batch, " lengths on cuda:", device);
 }
 
+void compact_table(const py::object& table, const py::object& lengths, const py::object& offsets,
+                   const py::object& given_kept, int device, std::uintptr_t stream) {
+    const BatchRowsArgs batch(seen(table), seen_all(lengths), seen_all(offsets));
+    const DeviceNumbers kept(given_kept);
+    const std::int64_t n = batch.check_kept(kept.checked(), kept.is_readable());
+    const cuda::Status status =
+        cuda::compact_table(batch.rows(), kept.data<std::uint32_t>(), n, stream_of(device, stream));
+    check_status(status, "compacting ", batch.rows().rows, " rows on cuda:", device);
+}
+
 }  // namespace
 
 void bind_cuda_slots(py::module_& module) {
@@ -130,4 +141,6 @@ void bind_cuda_slots(py::module_& module) {
                py::arg("bad"), py::arg("device"), py::arg("stream"));
     module.def("advance_lengths", &advance_lengths, py::arg("lengths"), py::arg("offsets"),
                py::arg("active"), py::arg("out"), py::arg("device"), py::arg("stream"));
+    module.def("compact_table", &compact_table, py::arg("table"), py::arg("lengths"),
+               py::arg("offsets"), py::arg("kept"), py::arg("device"), py::arg("stream"));
 }

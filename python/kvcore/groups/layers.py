@@ -116,6 +116,11 @@ class LayerMap:
         """Return the map of these params; None where a page has all layers in their order."""
         return None if params.groups is None and params.shared is None else cls(params)
 
+    @property
+    def with_pages(self) -> list[int]:
+        """The layers that have K and V, ascending: those of State groups have none."""
+        return sorted(self._places)
+
     def __getitem__(self, layer: int) -> LayerPlace:
         """Return the place of a layer; IndexError where it has none."""
         place = self._places.get(layer)

@@ -11,7 +11,7 @@ from kvcore.ops.pages import checksum, copy_pages, fill_pages, zero_pages
 from kvcore.ops.paging import append, gather, scatter
 from kvcore.ops.quantization import dequantize, quantize
 from kvcore.ops.scratch import attention_scratch
-from kvcore.ops.slots import advance_lengths, append_slots, build_slots
+from kvcore.ops.slots import advance_lengths, append_slots, build_slots, compact_table
 from kvcore.ops.transfer import copy_partial, transfer
 from kvcore.ops.waiting import wait_layer
 
@@ -27,6 +27,7 @@ __all__ = [
     "build_slots",
     "cascade_attention",
     "checksum",
+    "compact_table",
     "copy_pages",
     "copy_partial",
     "dequantize",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: the places of a step's tokens, computed once and used for every layer."""
+"""Slots: the places of a step's tokens, computed once and used for every layer; rows of a batch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.arguments import MOST_UINT32, integers
 from kvcore.arrays import is_writable
+from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools, own_pools
 from kvcore.ops.options import Options, documents_options, offsets_at
 
-__all__ = ["advance_lengths", "append_slots", "build_slots"]
+__all__ = ["advance_lengths", "append_slots", "build_slots", "compact_table"]
 
 
 @documents_options
@@ -188,6 +190,80 @@ def advance_lengths(
         target = place.empty(before.shape, before.dtype, "the lengths")
     place.advance_lengths(before, offsets, flags, target)
     return target if out is None else out
+
+
+@documents_options
+def compact_table(
+    lookup_table: Any,
+    cache_lengths: Any,
+    kept: Any,
+    *,
+    row_offsets: Any = None,
+    stream: Any = None,
+    threads: int = 1,
+) -> None:
+    """Move the rows of a batch that stay to the front, in place.
+
+    Parameters
+    ----------
+    lookup_table : uint32 or int32 array [B, columns]
+        Rows may be strided. Not one of ``fetch`` in host memory, which is read-only.
+    cache_lengths : uint32 or int32 array [B], or None
+    kept : integers [at most B]
+        The rows that stay, ascending; a -1 (or 2^32 - 1) ends them. For a batch on a GPU they may
+        come from the host, or be int32 or uint32 there.
+    row_offsets : uint32 or int32 array [B + 1], optional
+        Of the rows' new tokens, from 0 on, in memory of the batch's: each row keeps as many.
+
+    Raises
+    ------
+    IndexError
+        A row that does not exist.
+    ValueError
+        Rows that do not ascend, shapes that do not fit, arrays that are read-only or share memory.
+        Nothing has changed.
+    TypeError
+        Another dtype.
+
+    Notes
+    -----
+    Rows behind those that stay become empty: no page (2^32 - 1, or -1) in any column, length 0, no
+    new tokens. Costs copying the bytes. On a GPU it is one launch, which a graph can capture, and
+    rows that lie there are not read back: the first that does not ascend or does not exist ends
+    them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvcore import ops
+    >>> table, lengths = np.array([[3, 4], [7, 8], [5, 9]], np.int32), np.array([5, 6, 8], np.int32)
+    >>> ops.compact_table(table, lengths, [0, 2])
+    >>> table.tolist(), lengths.tolist()
+    ([[3, 4], [5, 9], [-1, -1]], [5, 8, 0])
+    """
+    named = {"lookup_table": _as_uint32(_writable(lookup_table, "lookup_table"))}
+    for name, given in {"cache_lengths": cache_lengths, "row_offsets": row_offsets}.items():
+        if given is not None:
+            named[name] = _as_uint32(_writable(given, name))
+    options = Options(stream, threads)
+    place = options.place(named, kept)
+    beside = named.get("cache_lengths"), named.get("row_offsets")
+    rows = _kept_at(place, kept)
+    last = place.launch_args(options.threads)
+    place.kernels.compact_table(named["lookup_table"], *beside, rows, *last)
+
+
+def _kept_at(place: Place, given: Any) -> Any:
+    """See the rows that stay as uint32 where the call runs; what lies on a GPU is not looked at."""
+    array = given if isinstance(given, list | tuple) else any_array(given, "kept")
+    if isinstance(array, list | tuple | np.ndarray):
+        array = integers("kept", array, -1, MOST_UINT32).astype(np.uint32)
+    return place.index_array(_as_uint32(array), "kept")
+
+
+def _as_uint32(array: Any) -> Any:
+    """See int32 as uint32, and -1 as 2^32 - 1; others as they are."""
+    return array.view(np.uint32) if array.dtype == np.int32 else array
 
 
 def _writable(given: Any, name: str) -> Any:
