@@ -207,7 +207,9 @@ def merge_states(
 ) -> None: ...
 def transfer(
     source: _Cache,
+    source_is_packed: bool,
     destination: _Cache,
+    destination_is_packed: bool,
     pairs: _Numbers,
     first_layer: SupportsIndex,
     num_layers: SupportsIndex,

@@ -80,7 +80,47 @@ def test_pages_move_between_layouts_as_on_the_host(
     check_both(work)
 
 
-@pytest.mark.parametrize("name", ["max", "page_first_direct", "page_first"])
+def packed(put: Put, rng: np.random.Generator, sizes: tuple[int, ...], dtype: str) -> Any:
+    pages, layers, page, heads, dim = sizes
+    kind = numpy_dtype(dtype)
+    x = 16 // kind.itemsize
+    shapes = ((layers, pages, heads, dim // x, page, x), (layers, pages, heads, dim, page))
+    return ops.PoolLayout(tuple(put(random_bytes(rng, shape, kind)) for shape in shapes), "vllm")
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+@pytest.mark.parametrize("other", [*LAYOUTS, "vllm"])
+@pytest.mark.parametrize(
+    ("page", "dim", "dtype"),
+    [
+        (16, 128, "bfloat16"),
+        (32, 64, "int8"),
+        (16, 80, "float32"),
+        (3, 16, "float16"),
+        (1, 48, "int8"),
+        (24, 24, "float16"),
+    ],
+)
+@pytest.mark.reduced
+def test_packed_pages_move_as_on_the_host(
+    page: int, dim: int, dtype: str, other: str, is_source: bool
+) -> None:
+    def work(put: Put, rng: np.random.Generator) -> list[Any]:
+        first = packed(put, rng, (11, 3, page, 2, dim), dtype)
+        sizes = (12, 3, page, 2, dim)
+        is_packed = other == "vllm"
+        second = (
+            packed(put, rng, sizes, dtype) if is_packed else cache(put, rng, other, sizes, dtype)
+        )
+        pair = (first, second) if is_source else (second, first)
+        ops.transfer(*pair, [0, 10, -1, 4], [3, 0, 5, 7])
+        ops.transfer(*pair, [9], [1], layers=1, max_blocks=2)
+        return [*first.arrays, *(second.arrays if is_packed else [second.arrays])]
+
+    check_both(work)
+
+
+@pytest.mark.parametrize("name", ["max", "page_first_direct", "page_first", "vllm"])
 @pytest.mark.reduced
 def test_pages_go_to_pinned_memory_and_come_back(name: str) -> None:
     rng = np.random.default_rng(7)

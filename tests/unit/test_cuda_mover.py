@@ -70,7 +70,7 @@ def test_small_pages_leave_multiprocessors_to_the_model(
     calls = Calls(monkeypatch, "transfer")
     mover.run(orders([(2, 4)]))
     (args,) = calls.all
-    most_blocks = args[5]
+    most_blocks = args[7]
     assert 1 <= most_blocks <= 32
 
 

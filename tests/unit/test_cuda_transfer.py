@@ -130,16 +130,6 @@ def test_caches_are_on_one_device(machine: Machine) -> None:
         ops.transfer(source, destination, [0], [1])
 
 
-def test_pages_are_transposed_in_host_memory_only(machine: Machine) -> None:
-    sizes = SIZES | {"head_dim": 8}
-    source, destination = (
-        ops.PoolLayout.allocate(layout, pages=2, device="cuda:0", **sizes)
-        for layout in ("max", "vllm")
-    )
-    with pytest.raises(ValueError, match="'vllm', which is transposed in host memory only"):
-        ops.transfer(source, destination, [0], [1])
-
-
 def test_pools_on_a_gpu_are_zeros_of_their_exact_size(machine: Machine) -> None:
     before = machine.kernels.memory_info(1)[0]
     cache = ops.PoolLayout.allocate("max", pages=7, device="cuda:1", **SIZES)

@@ -153,6 +153,30 @@ struct TensorPair {
                               const std::int64_t* source_ids, const std::int64_t* destination_ids,
                               std::int64_t n, LayerRange layers, std::int64_t max_blocks,
                               Stream stream) noexcept;
+/// As kvcore::transfer_to_packed and transfer_from_packed; otherwise as `transfer`. One launch
+/// where K has units of 16 bytes, page size and units of V are multiples of 8 (of 4 for elements of
+/// four bytes), and all strides and addresses are multiples of 16. Otherwise K and V are moved by
+/// one launch each, V by the element: its bytes then count several times.
+[[nodiscard]] Status transfer_to_packed(const CacheView<const std::byte>& source,
+                                        const PackedCacheView<std::byte>& destination,
+                                        const PagePair* pairs, std::int64_t n, LayerRange layers,
+                                        std::int64_t max_blocks, Stream stream) noexcept;
+[[nodiscard]] Status transfer_to_packed(const CacheView<const std::byte>& source,
+                                        const PackedCacheView<std::byte>& destination,
+                                        const std::int64_t* source_ids,
+                                        const std::int64_t* destination_ids, std::int64_t n,
+                                        LayerRange layers, std::int64_t max_blocks,
+                                        Stream stream) noexcept;
+[[nodiscard]] Status transfer_from_packed(const PackedCacheView<const std::byte>& source,
+                                          const CacheView<std::byte>& destination,
+                                          const PagePair* pairs, std::int64_t n, LayerRange layers,
+                                          std::int64_t max_blocks, Stream stream) noexcept;
+[[nodiscard]] Status transfer_from_packed(const PackedCacheView<const std::byte>& source,
+                                          const CacheView<std::byte>& destination,
+                                          const std::int64_t* source_ids,
+                                          const std::int64_t* destination_ids, std::int64_t n,
+                                          LayerRange layers, std::int64_t max_blocks,
+                                          Stream stream) noexcept;
 
 // ---- tables and lengths of a step ---------------------------------------------------------------
 

@@ -76,11 +76,18 @@ class PagesToMove {
     py::ssize_t count_ = 0;
 };
 
-void transfer(const py::list& source, const py::list& destination, const py::object& pairs,
-              std::int64_t first_layer, std::int64_t num_layers, std::int64_t max_blocks,
-              int device, std::uintptr_t stream) {
-    const Source from(seen_all(source).cast<py::list>(), "the source", false);
-    const Destination to(seen_all(destination).cast<py::list>(), "the destination", false);
+/// Calls move(pages...) with pairs of them, or with two lists.
+template <class Move>
+cuda::Status with_pages(const PagesToMove& pages, const Move& move) {
+    return pages.are_split() ? move(pages.sources(), pages.destinations()) : move(pages.pairs());
+}
+
+void transfer(const py::list& source, bool source_is_packed, const py::list& destination,
+              bool destination_is_packed, const py::object& pairs, std::int64_t first_layer,
+              std::int64_t num_layers, std::int64_t max_blocks, int device, std::uintptr_t stream) {
+    const Source from(seen_all(source).cast<py::list>(), "the source", source_is_packed);
+    const Destination to(seen_all(destination).cast<py::list>(), "the destination",
+                         destination_is_packed);
     check_alike(from, to);
     const PagesToMove pages(pairs);
     if (pages.are_readable()) {
@@ -95,11 +102,21 @@ void transfer(const py::list& source, const py::list& destination, const py::obj
     {
         const py::gil_scoped_release unlocked;
         const cuda::Stream queue = stream_of(device, stream);
-        status = pages.are_split()
-                     ? cuda::transfer(from.view(), to.view(), pages.sources(), pages.destinations(),
-                                      n, range, max_blocks, queue)
-                     : cuda::transfer(from.view(), to.view(), pages.pairs(), n, range, max_blocks,
-                                      queue);
+        status = with_pages(pages, [&](auto... ids) {
+            if (source_is_packed && destination_is_packed) {
+                return cuda::transfer(from.head_view(), to.head_view(), ids..., n, range,
+                                      max_blocks, queue);
+            }
+            if (destination_is_packed) {
+                return cuda::transfer_to_packed(from.view(), to.packed_view(), ids..., n, range,
+                                                max_blocks, queue);
+            }
+            if (source_is_packed) {
+                return cuda::transfer_from_packed(from.packed_view(), to.view(), ids..., n, range,
+                                                  max_blocks, queue);
+            }
+            return cuda::transfer(from.view(), to.view(), ids..., n, range, max_blocks, queue);
+        });
     }
     check_status(status, "moving ", n, " pages on cuda:", device);
 }
@@ -132,7 +149,8 @@ void copy_partial(const py::list& given, const py::object& copies, int device,
 }  // namespace
 
 void bind_cuda_transfer(py::module_& module) {
-    module.def("transfer", &transfer, py::arg("source"), py::arg("destination"), py::arg("pairs"),
+    module.def("transfer", &transfer, py::arg("source"), py::arg("source_is_packed"),
+               py::arg("destination"), py::arg("destination_is_packed"), py::arg("pairs"),
                py::arg("first_layer"), py::arg("num_layers"), py::arg("max_blocks"),
                py::arg("device"), py::arg("stream"));
     module.def("copy_partial", &copy_partial, py::arg("pool"), py::arg("copies"), py::arg("device"),

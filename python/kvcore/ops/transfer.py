@@ -57,8 +57,9 @@ def transfer(
     Notes
     -----
     Costs the bytes. Where elements lie alike on both sides, they move in the longest runs there
-    are: rows of a head, tokens, pages, neighbouring pages. From and to "vllm" pages are transposed,
-    in host memory only.
+    are: rows of a head, tokens, pages, neighbouring pages. From and to "vllm" pages are transposed.
+    On a GPU V is then moved by the element, several times slower, unless page size and head size
+    are multiples of 8, and addresses and strides of 16 bytes.
 
     On a GPU the call enqueues its work and waits for nothing. One of the caches may be in pinned
     host memory, which the caller keeps until the copy is done. Ids that lie on the GPU are int64
@@ -140,8 +141,6 @@ def _common_place(
     for name, given in named.items():
         if on_gpu and name not in on_gpu:
             _check_pinned(place, given, name)
-    if on_gpu and PACKED in (source.layout, destination.layout):
-        raise ValueError("a cache has the layout 'vllm', which is transposed in host memory only")
     return place
 
 

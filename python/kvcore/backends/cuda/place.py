@@ -251,9 +251,9 @@ class DevicePlace:
         most_blocks: int,
         threads: int,
     ) -> None:
-        """Copy pages between caches, neither of which is packed as vLLM's."""
-        caches = source[0], destination[0]
-        kernels().transfer(*caches, pairs, *layers, most_blocks, *self.launch_args(threads))
+        """Copy pages between caches, each with whether it is packed as vLLM's."""
+        last = most_blocks, *self.launch_args(threads)
+        kernels().transfer(*source, *destination, pairs, *layers, *last)
 
     def take_over(self, arrays: list[Any]) -> None:
         """Put the stream behind cupy's current one where that is behind what DLPack handed over."""

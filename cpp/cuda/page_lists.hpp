@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which pages of which layers move between caches, as arguments of kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "kvcore/cuda.hpp"
+#include "units.hpp"
+
+namespace kvcore::cuda {
+
+/// Where layers lie whose distances are all the same.
+template <class Byte>
+struct EvenLayers {
+    Byte* first;
+    std::int64_t stride;
+
+    static constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+    template <class Tensor>
+    EvenLayers(const Tensor& tensor, LayerRange layers) noexcept
+        : first(tensor.data + layers.first * tensor.layer_stride), stride(tensor.layer_stride) {}
+
+    [[nodiscard]] KVCORE_HOST_DEVICE Byte* at(std::int64_t layer) const noexcept {
+        return first + layer * stride;
+    }
+    [[nodiscard]] std::int64_t alignment() const noexcept { return alignment_of(first, stride); }
+};
+
+/// Where each of a few layers lies, in the arguments of the kernel: a list that the caller may
+/// change, and that a captured graph keeps.
+template <class Byte>
+struct ListedLayers {
+    static constexpr std::int64_t kMost = 24;
+
+    Byte* layers[kMost] = {};
+    std::int64_t count;
+
+    template <class Tensor>
+    ListedLayers(const Tensor& tensor, LayerRange range) noexcept : count(range.count) {
+        for (std::int64_t i = 0; i < count; ++i) layers[i] = tensor.layer(range.first + i);
+    }
+
+    [[nodiscard]] KVCORE_HOST_DEVICE Byte* at(std::int64_t layer) const noexcept {
+        return layers[layer];
+    }
+    [[nodiscard]] std::int64_t alignment() const noexcept {
+        std::int64_t found = 16;
+        for (std::int64_t i = 0; i < count; ++i) found = alignment_of(found, layers[i]);
+        return found;
+    }
+};
+
+/// Pairs of pages, or two lists of them.
+struct PairList {
+    const std::int64_t* sources;
+    const std::int64_t* destinations;
+    std::int64_t step;  // from one to the next
+
+    explicit PairList(const PagePair* pairs) noexcept
+        : PairList(reinterpret_cast<const std::int64_t*>(pairs)) {}
+    PairList(const std::int64_t* of_sources, const std::int64_t* of_destinations) noexcept
+        : sources(of_sources), destinations(of_destinations), step(1) {}
+
+    [[nodiscard]] KVCORE_HOST_DEVICE PagePair at(std::int64_t i) const noexcept {
+        return {sources[i * step], destinations[i * step]};
+    }
+
+   private:
+    static_assert(sizeof(PagePair) == 2 * sizeof(std::int64_t));
+    explicit PairList(const std::int64_t* pairs) noexcept
+        : sources(pairs), destinations(pairs == nullptr ? nullptr : pairs + 1), step(2) {}
+};
+
+/// Calls move(layers) for at most `most` of them at a time, until one call fails.
+template <class Move>
+[[nodiscard]] Status for_some_layers(LayerRange layers, std::int64_t most,
+                                     const Move& move) noexcept {
+    const std::int64_t end = layers.first + layers.count;
+    while (layers.first < end) {
+        const std::int64_t left = end - layers.first;
+        layers.count = left < most ? left : most;
+        const Status status = move(layers);
+        if (status != kSuccess) return status;
+        layers.first += layers.count;
+    }
+    return kSuccess;
+}
+
+}  // namespace kvcore::cuda
