@@ -59,13 +59,14 @@ struct CompactBody {
 
     KVCORE_HOST_DEVICE void operator()(Lane lane) const {
         for (std::int64_t i = lane.index(); i < batch.columns + 2; i += lane.count()) {
-            if (i < batch.columns) {
-                move(batch.pages + i, batch.row_stride, kNoPage);
-            } else if (i == batch.columns && batch.lengths != nullptr) {
-                move(batch.lengths, 1, 0);
-            } else if (i > batch.columns && batch.offsets != nullptr) {
-                move_offsets();
+            if (i > batch.columns) {
+                if (batch.offsets != nullptr) move_offsets();
+                continue;
             }
+            const bool is_page = i < batch.columns;
+            std::uint32_t* column = is_page ? batch.pages + i : batch.lengths;
+            if (column == nullptr) continue;
+            move(column, is_page ? batch.row_stride : 1, is_page ? kNoPage : 0);
         }
     }
 

@@ -81,6 +81,19 @@ class Scene:
         lse = self.machine.array(np.zeros((TOKENS, HEADS), np.float32))
         ops.merge_states(self.k, lse, self.v, lse)
 
+    def pack(self, *, back: bool = False) -> None:
+        """Move all pages to vLLM's layout, or out of it."""
+        x, pages = 16 // self.pool.itemsize, len(self.ids)
+        shapes = (1, pages, HEADS, DIM // x, PAGE, x), (1, pages, HEADS, DIM, PAGE)
+        packed = tuple([self.machine.memory(shape, self.pool.dtype) for shape in shapes])
+        host = self.machine.host(self.pool)[None]
+        plain = tuple([self.machine.array(host[:, first : first + pages]) for first in range(2)])
+        caches = [ops.PoolLayout(plain, "layer_first_nhd"), ops.PoolLayout(packed, "vllm")]
+        ops.transfer(*(caches[::-1] if back else caches), self.ids, self.ids)
+
+    def unpack(self) -> None:
+        self.pack(back=True)
+
 
 #: Of which dtype the pools are, what is done, and instructions of a warp for 512 bytes.
 BUDGETS: dict[str, tuple[str, Callable[[Scene], None], float]] = {
@@ -97,6 +110,9 @@ BUDGETS: dict[str, tuple[str, Callable[[Scene], None], float]] = {
     "quantize to e4m3": ("float8_e4m3fn", Scene.quantize, 60),
     "quantize to int8": ("int8", Scene.quantize, 64),
     "merge": ("bfloat16", Scene.merge, 73),
+    "pages to vLLM's": ("bfloat16", Scene.pack, 20),
+    "pages out of vLLM's": ("bfloat16", Scene.unpack, 20),
+    "pages to vLLM's of int8": ("int8", Scene.pack, 29),
 }
 
 
