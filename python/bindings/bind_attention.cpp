@@ -26,6 +26,7 @@ using kvcore::AttentionRule;
 using kvcore::PageTable;
 using kvcore::PoolView;
 using kvcore::python::BatchArgs;
+using kvcore::python::check_aligned;
 using kvcore::python::check_own_memory;
 using kvcore::python::check_rank;
 using kvcore::python::check_wide;
@@ -227,6 +228,35 @@ py::array results(const py::object& out, const py::array& q, std::int64_t dim,
     return array;
 }
 
+/// Where logarithms go: the caller's array, or a new one.
+py::array sums_of(const py::object& given, const py::array& q, const py::array& values,
+                  const std::vector<py::array>& read) {
+    if (given.is_none()) return py::array_t<float>({q.shape(0), q.shape(1)});
+    auto array = given.cast<py::array>();
+    if (array.ndim() != 2 || !std::equal(array.shape(), array.shape() + 2, q.shape())) {
+        throw py::value_error(concat("out[1] has shape ", shape_text(array), ", must be (",
+                                     q.shape(0), ", ", q.shape(1), "): one for each head of q"));
+    }
+    if (!py::isinstance<py::array_t<float>>(array)) {
+        throw py::type_error(concat("out[1] has dtype ", text(array.dtype()), ", must be float32"));
+    }
+    if ((array.flags() & py::array::c_style) == 0) {
+        throw py::value_error("out[1] is strided, must be in C order");
+    }
+    check_aligned(array, "out[1]");
+    if (!array.writeable()) {
+        throw py::value_error("out[1] is read-only; pass one that is writable");
+    }
+    for (const py::array& other : read) {
+        if (!is_overlapping(array, other)) continue;
+        throw py::value_error("out[1] overlaps what is read in memory; pass an array of its own");
+    }
+    if (is_overlapping(array, values)) {
+        throw py::value_error("out[1] overlaps out[0] in memory; pass an array of its own");
+    }
+    return array;
+}
+
 std::vector<py::array> arrays_of(const py::tuple& given) {
     std::vector<py::array> found;
     for (const py::handle item : given) {
@@ -237,8 +267,8 @@ std::vector<py::array> arrays_of(const py::tuple& given) {
 
 py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const py::tuple& step,
                     const py::array& q, const py::tuple& rule, const py::object& shared,
-                    const py::object& replica, const py::object& out, const py::object& return_lse,
-                    const py::object& threads) {
+                    const py::object& replica, const py::object& out, const py::object& out_lse,
+                    const py::object& return_lse, const py::object& threads) {
     const int workers = threads_of(threads);
     const bool has_lse = flag_arg(return_lse, "return_lse");
     const PoolArgs pool(pools, v_head_dim);
@@ -257,9 +287,9 @@ py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const 
     py::object lse = py::none();
     float* sums = nullptr;
     if (has_lse) {
-        py::array_t<float> made({q.shape(0), q.shape(1)});
-        sums = made.mutable_data();
-        lse = std::move(made);
+        py::array target = sums_of(out_lse, q, values, read);
+        sums = static_cast<float*>(target.mutable_data());
+        lse = std::move(target);
     }
     const AttentionInput input{pool.view, table,      batch.cached,  batch.batch.offsets_data(),
                                queries,   rules.rule, groups.data(), groups.size()};
@@ -290,7 +320,7 @@ void merge_states(const py::array& o_a, const py::array& lse_a, const py::array&
 void bind_attention(py::module_& module) {
     module.def("attention", &attention, py::arg("pools"), py::arg("v_head_dim"), py::arg("step"),
                py::arg("q"), py::arg("rule"), py::arg("shared"), py::arg("replica"), py::arg("out"),
-               py::arg("return_lse"), py::arg("threads"));
+               py::arg("out_lse"), py::arg("return_lse"), py::arg("threads"));
     module.def("merge_states", &merge_states, py::arg("o_a"), py::arg("lse_a"), py::arg("o_b"),
                py::arg("lse_b"), py::arg("out"), py::arg("out_lse"), py::arg("threads"));
 }

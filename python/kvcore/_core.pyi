@@ -887,10 +887,11 @@ def attention(
     shared: object,
     replica: SupportsIndex,
     out: _Array | None,
+    out_lse: NDArray[np.float32] | None,
     return_lse: bool,
     threads: int,
 ) -> tuple[_Array, NDArray[np.float32] | None]:
-    """attention(pools: tuple, v_head_dim: object, step: tuple, q: numpy.ndarray, rule: tuple, shared: object, replica: object, out: object, return_lse: object, threads: object) -> tuple"""
+    """attention(pools: tuple, v_head_dim: object, step: tuple, q: numpy.ndarray, rule: tuple, shared: object, replica: object, out: object, out_lse: object, return_lse: object, threads: object) -> tuple"""
 
 def merge_states(
     o_a: _Array,

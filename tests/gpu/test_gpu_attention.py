@@ -144,6 +144,41 @@ def test_a_captured_call_serves_other_lengths_and_pages() -> None:
         assert_close(to_host(out), scene.expected()[0], "float16")
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_captured_call_returns_logarithms(splits: int) -> None:
+    scenes = [Scene(cached=[n, 40], new=[1, 1], seed=n) for n in (90, 95)]
+    batch, q = moved(scenes[0])
+    offsets = on_gpu(scenes[0].offsets)
+    pair = cupy.empty(q.shape, q.dtype), cupy.empty(q.shape[:2], np.float32)
+    scratch = cupy.empty(max(1, ops.attention_scratch(batch, q, splits)), np.float32)
+    asked: dict[str, Any] = {"out": pair, "return_lse": True, "scratch": scratch, "splits": splits}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    ops.attention(batch, 0, q, offsets, stream=stream, **asked)  # compiles
+    stream.synchronize()
+    with stream:
+        stream.begin_capture()
+        found = ops.attention(batch, 0, q, offsets, stream=stream, **asked)
+        graph = stream.end_capture()
+    assert found[0] is pair[0]
+    assert found[1] is pair[1]
+    for scene in (*scenes, scenes[0]):
+        other, other_q = moved(scene)
+        for to, source in (
+            (batch.key_pool, other.key_pool),
+            (batch.value_pool, other.value_pool),
+            (batch.lookup_table, other.lookup_table),
+            (batch.cache_lengths, other.cache_lengths),
+            (q, other_q),
+        ):
+            to[...] = source
+        cupy.cuda.get_current_stream().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        expected, sums = scene.expected()
+        assert_close(to_host(pair[0]), expected, "float32")
+        assert_lse(to_host(pair[1]), sums)
+
+
 def test_shared_prefixes_and_lists_of_pages() -> None:
     scene = Scene(
         cached=[90, 100, 95, 200], new=[1, 3, 1, 1], group=4, shared=[([0, 1, 3], 3), ([0, 3], 5)]

@@ -89,7 +89,8 @@ class Scene:
         host = self.machine.host(self.pool)[None]
         plain = tuple([self.machine.array(host[:, first : first + pages]) for first in range(2)])
         caches = [ops.PoolLayout(plain, "layer_first_nhd"), ops.PoolLayout(packed, "vllm")]
-        ops.transfer(*(caches[::-1] if back else caches), self.ids, self.ids)
+        source, target = caches[::-1] if back else caches
+        ops.transfer(source, target, self.ids, self.ids)
 
     def unpack(self) -> None:
         self.pack(back=True)

@@ -182,3 +182,24 @@ def rules(draw: st.DrawFn) -> dict[str, Any]:
         "soft_cap": st.sampled_from([0.5, 5.0, 50.0]),
     }
     return {name: draw(values) for name, values in options.items() if draw(st.booleans())}
+
+
+def on_device(machine: Any, scene: Scene) -> tuple[kvcore.PagedBatch, Any]:
+    """The scene's batch and queries on device 1; the queries are still cut out of a fused QKV."""
+    batch = scene.batch
+
+    def put(array: Any) -> Any:
+        return machine.array(array, 1) if isinstance(array, np.ndarray) else array
+
+    fused = machine.array(scene.q.base, 1)
+    q = fused[:, 1 : 1 + scene.q_heads, 2 : 2 + scene.dim]
+    moved = kvcore.PagedBatch(
+        put(batch.key_pool),
+        put(batch.value_pool),
+        put(scene.table),
+        put(batch.cache_lengths),
+        batch.layout,
+        put(batch.key_scales),
+        put(batch.value_scales),
+    )
+    return moved, q

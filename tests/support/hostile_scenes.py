@@ -93,6 +93,10 @@ SCENES: dict[str, Callable[[], Scene]] = {
         },
     ),
     "attention": lambda: (ops.attention, attends()),
+    "attention with logarithms": lambda: (
+        ops.attention,
+        attends() | {"return_lse": True, "out": (array(3, 2, 8), array(3, 2))},
+    ),
     "cascade_attention": lambda: (
         ops.cascade_attention,
         attends() | {"shared": [kvcore.SharedPrefix((0,), 1, 0)], "replica": 0},

@@ -45,6 +45,7 @@ def attend_on_host(
         tuple(asked.pop(name, name == "causal" or None) for name in rule),
         (asked.pop("shared", ()), 0),
         asked.pop("out", None),
+        asked.pop("lse", None),
         True,
         1,
         splits,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -268,6 +269,26 @@ def test_out_is_written_and_nothing_beside_it(scene: Scene, form: str) -> None:
     target[...] = o[::-1] if form == "reversed" else o
     assert ops.attention(scene.batch, 0, scene.q, scene.offsets, out=out) is out
     assert same(memory, untouched)
+
+
+@pytest.mark.parametrize("cascades", [False, True])
+def test_logarithms_go_where_the_caller_says(cascades: bool) -> None:
+    scene = Scene(cached=[40, 3], new=[1, 2], group=2)
+    attend = partial(ops.cascade_attention, shared=[]) if cascades else ops.attention
+    expected = attend(scene.batch, 0, scene.q, scene.offsets, return_lse=True)
+    memory = np.full((len(scene.q) + 2, scene.q_heads), 7, np.float32)
+    out, lse = np.empty_like(expected[0]), memory[1:-1]
+    for pair in ((out, lse), [out, lse]):
+        memory[...] = 7
+        found = attend(scene.batch, 0, scene.q, scene.offsets, out=pair, return_lse=True)
+        assert found[0] is out
+        assert found[1] is lse
+        assert same(out, expected[0])
+        assert same(lse, expected[1])
+        assert (memory[[0, -1]] == 7).all()
+    alone = attend(scene.batch, 0, scene.q, scene.offsets, out=out, return_lse=True)
+    assert alone[0] is out
+    assert same(alone[1], expected[1])
 
 
 def over(scene: Scene, k: Any, v: Any) -> kvcore.PagedBatch:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -110,6 +111,66 @@ def test_refused_calls_write_nothing(
         call(**arguments)
     assert whole.pool_bytes() == before
     assert kept is None or np.array_equal(arguments["out"], kept)
+
+
+OUT, LSE = np.full(Q.shape, 7, np.float32), np.full(Q.shape[:2], 7, np.float32)
+BAD_PAIRS: list[tuple[Any, bool, type[Exception], str]] = [
+    (
+        (OUT, LSE),
+        False,
+        TypeError,
+        "out is a tuple, must be an array; a pair of arrays goes wi",
+    ),
+    ([OUT, LSE], False, TypeError, "out is a list, must be an array"),
+    ((OUT,), True, ValueError, "out holds 1 items, must hold 2"),
+    ((OUT, LSE, LSE), True, ValueError, "out holds 3 items, must hold 2"),
+    ((OUT, None), True, TypeError, r"out\[1\] is None, must be an array"),
+    ((None, LSE), True, TypeError, r"out\[0\] is None, must be an array"),
+    ((OUT, 3), True, TypeError, r"out\[1\] is a int"),
+    ((OUT, LSE.T), True, ValueError, r"out\[1\] has shape \(4, 5\), must be \(5, 4\)"),
+    ((OUT, LSE[:4]), True, ValueError, r"out\[1\] has shape \(4, 4\), must be \(5, 4\): one for"),
+    ((OUT, LSE[..., None]), True, ValueError, r"out\[1\] has shape \(5, 4, 1\), must be"),
+    (
+        (OUT, LSE.astype(np.float64)),
+        True,
+        TypeError,
+        r"out\[1\] has dtype float64, must be fl",
+    ),
+    ((OUT, LSE.view(np.int32)), True, TypeError, r"out\[1\] has dtype int32, must be float32"),
+    (
+        (OUT, np.zeros((5, 8), np.float32)[:, ::2]),
+        True,
+        ValueError,
+        r"out\[1\] is strided, must",
+    ),
+    (
+        (OUT, np.broadcast_to(LSE[0], (5, 4))),
+        True,
+        ValueError,
+        r"out\[1\] is strided, must",
+    ),
+    ((OUT, OUT.reshape(-1)[20:40].reshape(5, 4)), True, ValueError, r"out\[1\] overlaps out\[0\]"),
+    ((OUT, Q.reshape(-1)[:20].reshape(5, 4)), True, ValueError, r"out\[1\] overlaps what is read"),
+    ((OUT[:4], LSE), True, ValueError, "out has shape"),
+]
+
+
+@pytest.mark.parametrize("cascades", [False, True])
+@pytest.mark.parametrize(("out", "return_lse", "error", "match"), BAD_PAIRS)
+def test_pairs_for_results_that_do_not_fit(
+    out: Any, return_lse: bool, error: type[Exception], match: str, cascades: bool
+) -> None:
+    whole, queries = scene(), Q.copy()
+    attend = partial(ops.cascade_attention, shared=[]) if cascades else ops.attention
+    with pytest.raises(error, match=match):
+        attend(whole.batch, 0, Q, whole.offsets, out=out, return_lse=return_lse)
+    assert (OUT == 7).all()
+    assert (LSE == 7).all()
+    assert np.array_equal(Q, queries)
+    frozen = LSE.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match=r"out\[1\] is read-only"):
+        attend(whole.batch, 0, Q, whole.offsets, out=(OUT, frozen), return_lse=True)
 
 
 def strided(shape: tuple[int, ...], *strides: int) -> Any:
@@ -234,7 +295,7 @@ def test_unaligned_tables_are_refused() -> None:
         (
             {"key_pool": CODES, "value_pool": CODES, "key_scales": np.ones(2)},
             TypeError,
-            "key_scales has dtype float64, must be float32",
+            "key_scales has dtype float64, must be fl",
         ),
         (
             {"key_pool": CODES, "value_pool": CODES, "key_scales": np.ones((4, 16, 2, 3), "f4")},

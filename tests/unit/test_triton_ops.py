@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attention_oracle import assert_close, assert_lse
-from attention_scenes import Scene
+from attention_scenes import Scene, on_device
 from cuda_machine import Machine, emulated, require_emulation
 from fake_torch import FakeTorch
 from kvcore import (
@@ -34,27 +34,6 @@ require_emulation()
 def machine() -> Iterator[Machine]:
     with emulated() as found:
         yield found
-
-
-def on_device(machine: Machine, scene: Scene) -> tuple[PagedBatch, Any]:
-    """The scene's batch and queries on device 1; the queries are still cut out of a fused QKV."""
-    batch = scene.batch
-
-    def put(array: Any) -> Any:
-        return machine.array(array, 1) if isinstance(array, np.ndarray) else array
-
-    fused = machine.array(scene.q.base, 1)
-    q = fused[:, 1 : 1 + scene.q_heads, 2 : 2 + scene.dim]
-    moved = PagedBatch(
-        put(batch.key_pool),
-        put(batch.value_pool),
-        put(scene.table),
-        put(batch.cache_lengths),
-        batch.layout,
-        put(batch.key_scales),
-        put(batch.value_scales),
-    )
-    return moved, q
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,12 @@ class _HostPlace:
         _core.advance_lengths(lengths, offsets, active, out)
 
     def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
-        asked = request.rule, *request.shared, request.out, request.return_lse
-        given = request.pools, request.v_head_dim, request.step, request.q
-        found: tuple[Any, Any] = _core.attention(*given, *asked, request.threads)
+        given = request.pools, request.v_head_dim, request.step, request.q, request.rule
+        shared, replica = request.shared
+        targets = request.out, request.lse, request.return_lse
+        found: tuple[Any, Any] = _core.attention(
+            *given, shared, replica, *targets, threads=request.threads
+        )
         return found
 
     def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:

@@ -50,7 +50,9 @@ class AttentionRequest(NamedTuple):
         Scale, causal, window, chunk, soft cap and sinks.
     shared : (sequence of SharedPrefix, int)
         Groups of rows, and the replica that the rows are of.
-    out, return_lse, threads, splits, scratch
+    out, lse : array or None
+        The caller's memory for the result and for the logarithms.
+    return_lse, threads, splits, scratch
         Of each see ``ops.attention``.
     """
 
@@ -61,6 +63,7 @@ class AttentionRequest(NamedTuple):
     rule: tuple[Any, ...]
     shared: tuple[Any, Any]
     out: Any
+    lse: Any
     return_lse: Any
     threads: int
     splits: Any

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.tensors import call_array_viewer
-from kvcore.arguments import integer, pair_of
+from kvcore.arguments import flag, integer, pair_of
 from kvcore.arrays import host_array
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import AttentionRequest, Place
@@ -82,7 +82,8 @@ def attention(
     return_lse : bool
         Whether to return the logarithms of the sums of exponentials as well.
     out : array [tokens, q_heads, v_head_dim], optional
-        Where the result goes: of q's dtype, last axis contiguous.
+        Where the result goes: of q's dtype, last axis contiguous. With `return_lse` also a pair:
+        this array, and one for the logarithms, float32 [tokens, q_heads] in C order.
     v_head_dim : int, optional
         Elements of a value to use, the first ones; all by default. DeepSeek's latent rows of 576
         elements have values of 512.
@@ -99,6 +100,7 @@ def attention(
         In q's dtype and library, or `out`. Zeros for a token that sees nothing.
     lse : array float32 [tokens, q_heads]
         With `return_lse`: natural logarithms, sinks included; -inf for a token that sees nothing.
+        In q's library, or the second one of `out`.
 
     Raises
     ------
@@ -107,9 +109,9 @@ def attention(
     ValueError
         Shapes that do not fit, a window or chunk below 1 or wider than the layer keeps, a soft cap
         that is not above 0, a scale or sink that is not finite, an `out` that is read-only or
-        overlaps what is read.
+        overlaps what is read, a pair whose arrays overlap.
     TypeError
-        Another dtype.
+        Another dtype; a pair as `out` without `return_lse`.
     KVCacheError
         Arrays on a GPU, and no Triton: "attention on GPUs unavailable: " and why.
 
@@ -118,10 +120,11 @@ def attention(
     Everything is checked before `out` is written. Scores, weights and sums are float32, and the
     result is the same for every number of threads. On a GPU weights have the dtype of `q`, what
     lies there is not read back to be checked, a position without a page is skipped, and rows may
-    end before `q` does: what is behind them is not written. With `out` and, where there are splits,
-    `scratch` given nothing is allocated there. Costs reading the K and V that a row's tokens
-    see once or, where many query heads share them, their multiplications. What no token of a row
-    sees is neither read nor looked up: there the table may hold anything, as behind a window.
+    end before `q` does: what is behind them is not written. With `out`, a pair where there are
+    logarithms, and `scratch`, where there are splits, nothing is allocated there. Costs reading the
+    K and V that a row's tokens see once or, where many query heads share them, their
+    multiplications. What no token of a row sees is neither read nor looked up: there the table may
+    hold anything, as behind a window.
 
     Examples
     --------
@@ -325,7 +328,9 @@ def _attend(
     options: Options,
 ) -> Any:
     pools = layer_pools(inputs, layer)
-    place = pools.place(options, beside=(q, row_offsets, rule.sinks, options.out, wanted.scratch))
+    given, given_lse = _targets(options.out, wanted.return_lse)
+    beside = q, row_offsets, rule.sinks, given, given_lse, wanted.scratch
+    place = pools.place(options, beside=beside)
     see = _host_view if place is HOST else partial(array_at, place)
     sinks = None if rule.sinks is None else _small(place, rule.sinks, "sinks")
     request = AttentionRequest(
@@ -335,12 +340,31 @@ def _attend(
         see(q, "q"),
         rule.of(pools, layer)._replace(sinks=sinks),
         groups,
-        None if options.out is None else see(options.out, "out"),
+        None if given is None else see(given, "out"),
+        None if given_lse is None else see(given_lse, "out[1]"),
         wanted.return_lse,
         options.threads,
         wanted.splits,
         None if wanted.scratch is None or place is HOST else see(wanted.scratch, "scratch"),
     )
     o, lse = place.attention(request)
-    result = place.in_library_of(q, o) if options.out is None else options.out
-    return result if lse is None else (result, place.in_library_of(q, lse))
+    result = place.in_library_of(q, o) if given is None else given
+    if lse is None:
+        return result
+    return result, place.in_library_of(q, lse) if given_lse is None else given_lse
+
+
+def _targets(out: Any, return_lse: Any) -> tuple[Any, Any]:
+    """Return the caller's arrays for the result and for the logarithms, or None."""
+    if not isinstance(out, tuple | list):
+        return out, None
+    if not flag("return_lse", return_lse):
+        raise TypeError(
+            f"out is a {type(out).__name__}, must be an array; a pair of arrays goes with "
+            f"return_lse=True"
+        )
+    pair = pair_of("out", out)
+    for i, array in enumerate(pair):
+        if array is None:
+            raise TypeError(f"out[{i}] is None, must be an array; or pass no pair")
+    return pair

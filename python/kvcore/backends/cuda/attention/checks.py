@@ -13,7 +13,14 @@ from kvcore.arrays import address_of, is_writable, require_own_memory
 from kvcore.backends.cuda.attention.call import Call, Rule
 from kvcore.dtypes import NARROW, WIDE
 
-__all__ = ["MOST_DIM", "checked_call", "checked_out", "checked_scratch", "value_dim"]
+__all__ = [
+    "MOST_DIM",
+    "checked_call",
+    "checked_lse",
+    "checked_out",
+    "checked_scratch",
+    "value_dim",
+]
 
 MOST_DIM = 512  # elements of a head: more do not fit a multiprocessor
 _LAST_POSITION = 2**31 - 1
@@ -95,6 +102,29 @@ def checked_out(call: Call, out: Any) -> Any:
     return out
 
 
+def checked_lse(call: Call, lse: Any, out: Any) -> Any:
+    """Return the caller's array for logarithms, which shares no memory with that for results."""
+    shape = call.q.shape[:2]
+    if lse.shape != shape:
+        raise ValueError(f"out[1] has shape {lse.shape}, must be {shape}: one for each head of q")
+    if lse.dtype != np.float32:
+        raise TypeError(f"out[1] has dtype {lse.dtype}, must be float32")
+    if not lse.flags.c_contiguous:
+        raise ValueError("out[1] is strided, must be in C order")
+    if not is_writable(lse):
+        raise ValueError("out[1] is read-only; pass one that is writable")
+    pools = call.key, call.value, call.rest, call.key_scales, call.value_scales
+    read = call.q, *pools, call.table, call.lengths, call.offsets, call.rule.sinks
+    mine = _extent(lse)
+    for name, array in [("out[0]", out), *(("what is read", array) for array in read)]:
+        if array is None:
+            continue
+        theirs = _extent(array)
+        if mine[0] < theirs[1] and theirs[0] < mine[1]:
+            raise ValueError(f"out[1] overlaps {name} in memory; pass an array of its own")
+    return lse
+
+
 def checked_scratch(scratch: Any, needed: int) -> Any:
     """Return the caller's memory for the states of splits."""
     if scratch.dtype != np.float32:
@@ -108,6 +138,17 @@ def checked_scratch(scratch: Any, needed: int) -> Any:
 
 
 # ---- inside --------------------------------------------------------------------------------------
+
+
+def _extent(array: Any) -> tuple[int, int]:
+    """Return where an array's memory begins and ends, as far as its strides reach."""
+    begin = end = address_of(array)
+    if not array.size:
+        return begin, end
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        reach = (size - 1) * stride
+        begin, end = begin + min(reach, 0), end + max(reach, 0)
+    return begin, end + array.dtype.itemsize
 
 
 def _check_last_axis(name: str, array: Any) -> None:

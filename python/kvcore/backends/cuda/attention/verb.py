@@ -10,7 +10,12 @@ import numpy as np
 from kvcore.arguments import flag, integer
 from kvcore.backends.cuda.attention.call import Call, attend, planned
 from kvcore.backends.cuda.attention.cascade import checked_groups, make_stack
-from kvcore.backends.cuda.attention.checks import checked_call, checked_out, checked_scratch
+from kvcore.backends.cuda.attention.checks import (
+    checked_call,
+    checked_lse,
+    checked_out,
+    checked_scratch,
+)
 from kvcore.backends.cuda.attention.indices import write_page_indices
 from kvcore.backends.cuda.attention.plan import MOST_SPLITS, Plan, scratch_elements
 from kvcore.backends.protocol import AttentionRequest, Place
@@ -33,11 +38,14 @@ def run(place: Place, request: AttentionRequest) -> tuple[Any, Any]:
     pools, step = request.pools, request.step
     call = _stacked(checked_call(pools, request.v_head_dim, step, request.q, rule), request, place)
     given_out = None if request.out is None else checked_out(call, request.out)
+    given_lse = None if request.lse is None else checked_lse(call, request.lse, given_out)
     plan = _planned(call, request, place)
     scratch = _scratch(call, plan, request, place)
     shape = *call.q.shape[:2], call.v_dim
     out = place.empty(shape, call.q.dtype, "the result") if given_out is None else given_out
-    lse = place.empty(shape[:2], _FLOAT32, "the array of logarithms") if has_lse else None
+    lse = given_lse
+    if has_lse and lse is None:
+        lse = place.empty(shape[:2], _FLOAT32, "the array of logarithms")
     attend(call, plan, out, lse, scratch, place)
     return out, lse
 
