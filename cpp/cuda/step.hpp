@@ -94,31 +94,39 @@ struct CompactBody {
         Walk walk;
         for (std::int64_t first = 0; first < batch.rows; first += kAhead) {
             std::uint32_t entries[kAhead];
+            bool moves[kAhead];  // else the entry is in its place
             name_rows(first, entries);
             KVCORE_UNROLL
             for (int j = 0; j < kAhead; ++j) {
                 const std::int64_t from = next(walk, entries[j], first + j);
-                entries[j] = from < 0 ? empty : column[from * stride];
+                moves[j] = first + j < batch.rows && from != first + j;
+                entries[j] = empty;
+                if (moves[j] && from >= 0) entries[j] = column[from * stride];
             }
             KVCORE_UNROLL
             for (int j = 0; j < kAhead; ++j) {
-                if (first + j < batch.rows) column[(first + j) * stride] = entries[j];
+                if (moves[j]) column[(first + j) * stride] = entries[j];
             }
         }
     }
-    // The offset that a row begins at may be written already where it is that of row `to`: then all
-    // rows in front of it are where they were, and so is the offset.
+    // While rows are in their place, so are their offsets. From the first row that moves on, a row
+    // comes from further behind, whose offsets nobody has written yet.
     KVCORE_HOST_DEVICE void move_offsets() const {
         Walk walk;
-        std::uint32_t end = batch.offsets[0];
+        std::uint32_t end = 0;
+        bool is_moving = false;
         for (std::int64_t first = 0; first < batch.rows; first += kAhead) {
             std::uint32_t added[kAhead];
             name_rows(first, added);
+            const bool was_moving = is_moving;
             KVCORE_UNROLL
             for (int j = 0; j < kAhead; ++j) {
                 const std::int64_t from = next(walk, added[j], first + j);
+                is_moving = is_moving || (first + j < batch.rows && from != first + j);
                 added[j] = from < 0 ? 0 : batch.offsets[from + 1] - batch.offsets[from];
             }
+            if (!is_moving) continue;
+            if (!was_moving) end = batch.offsets[first];
             KVCORE_UNROLL
             for (int j = 0; j < kAhead; ++j) {
                 end += added[j];

@@ -30,7 +30,7 @@ EXPECTED = {
     ("packed", "8TurnBody.*ELi2E"): (128, 128, 4, 490),  # K, and V of two bytes
     ("packed", "8TurnBody.*ELi1E"): (128, 128, 4, 525),
     ("packed", "9HeadItems.*Unit16"): (128, 128, 4, 650),
-    ("step", "11CompactBody"): (0, 0, 0, 720),
+    ("step", "11CompactBody"): (0, 0, 0, 910),
     ("quantize_runs", "12QuantizeBody.*E2E.*ELi8ELi1E"): (128, 64, 4, 1790),  # from bfloat16
     ("quantize_runs", "12QuantizeBody.*E2E.*ELi8ELi2E"): (128, 64, 8, 2600),  # K and V
     ("convert_widen", "9WidenBody.*E2ELi8E"): (128, 128, 4, 1800),  # to bfloat16

@@ -194,8 +194,9 @@ struct TensorPair {
                                      const std::uint8_t* active, std::uint32_t* advanced,
                                      std::int64_t batch, Stream stream) noexcept;
 
-/// As kvcore::compact_table, in one launch; `kept` [n] on the device. A column is moved by one
-/// lane, so a batch of few pages takes about as long as a launch, whatever its rows.
+/// As kvcore::compact_table, in one launch; `kept` [n] on the device. A lane moves a column, eight
+/// rows at a time: that many rows take a round trip to memory, and next to nothing while they are
+/// in their place.
 [[nodiscard]] Status compact_table(const BatchRows& batch, const std::uint32_t* kept,
                                    std::int64_t n, Stream stream) noexcept;
 
