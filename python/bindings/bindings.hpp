@@ -11,6 +11,7 @@ void bind_disk_store(pybind11::module_& module);
 void bind_host_store(pybind11::module_& module);
 void bind_page_copier(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
+void bind_nvfp4(pybind11::module_& module);
 void bind_page_bytes(pybind11::module_& module);
 void bind_paged_batch(pybind11::module_& module);
 void bind_paged_rows(pybind11::module_& module);

@@ -42,6 +42,7 @@ KVCORE_MODULE(_core, module) {
     bind_host_store(module);
     bind_page_copier(module);
     bind_kernels(module);
+    bind_nvfp4(module);
     bind_page_bytes(module);
     bind_paged_batch(module);
     bind_paged_rows(module);

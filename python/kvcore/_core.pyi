@@ -861,6 +861,48 @@ def dequantize(
 ) -> None:
     """dequantize(shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], codes: numpy.ndarray, scales: numpy.ndarray, destination: numpy.ndarray, threads: object) -> None"""
 
+def quantize_nvfp4(
+    source: _Array,
+    codes: NDArray[np.uint8],
+    scales: _Array,
+    global_scale: float | NDArray[np.float32],
+    threads: int,
+) -> None:
+    """quantize_nvfp4(source: numpy.ndarray, codes: numpy.ndarray, scales: numpy.ndarray, global_scale: object, threads: object) -> None"""
+
+def dequantize_nvfp4(
+    codes: NDArray[np.uint8],
+    scales: _Array,
+    destination: _Array,
+    global_scale: float | NDArray[np.float32],
+    threads: int,
+) -> None:
+    """dequantize_nvfp4(codes: numpy.ndarray, scales: numpy.ndarray, destination: numpy.ndarray, global_scale: object, threads: object) -> None"""
+
+def append_nvfp4(
+    transfers: list[tuple[str, NDArray[np.uint8], _Array, Any, _Array]],
+    table: NDArray[np.uint32],
+    lengths: NDArray[np.uint32] | None,
+    offsets: NDArray[np.uint32],
+    threads: int,
+) -> None:
+    """append_nvfp4(transfers: list, table: numpy.ndarray, lengths: object, offsets: numpy.ndarray, threads: object) -> None"""
+
+def gather_nvfp4(
+    transfers: list[tuple[str, NDArray[np.uint8], _Array, Any, _Array]],
+    table: NDArray[np.uint32],
+    offsets: NDArray[np.uint32],
+    threads: int,
+) -> None:
+    """gather_nvfp4(transfers: list, table: numpy.ndarray, offsets: numpy.ndarray, threads: object) -> None"""
+
+def append_slots_nvfp4(
+    transfers: list[tuple[str, NDArray[np.uint8], _Array, Any, _Array]],
+    slots: _Array,
+    threads: int,
+) -> int:
+    """append_slots_nvfp4(transfers: list, slots: numpy.ndarray, threads: object) -> int"""
+
 def append_tokens(
     transfers: list[tuple[str, _Array, _Array | None, _Array | None, _Array]],
     table: NDArray[np.uint32],

@@ -195,6 +195,44 @@ def dequantize(
     device: int,
     stream: int,
 ) -> None: ...
+def quantize_nvfp4(
+    source: _Device,
+    codes: _Device,
+    scales: _Device,
+    global_scale: float | _Device,
+    device: int,
+    stream: int,
+) -> None: ...
+def dequantize_nvfp4(
+    codes: _Device,
+    scales: _Device,
+    destination: _Device,
+    global_scale: float | _Device,
+    device: int,
+    stream: int,
+) -> None: ...
+def append_nvfp4(
+    transfers: list[tuple[str, _Device, _Device, float | _Device, _Device]],
+    table: _Device,
+    lengths: _Device | None,
+    offsets: _Numbers,
+    device: int,
+    stream: int,
+) -> None: ...
+def gather_nvfp4(
+    transfers: list[tuple[str, _Device, _Device, float | _Device, _Device]],
+    table: _Device,
+    offsets: _Numbers,
+    device: int,
+    stream: int,
+) -> None: ...
+def append_slots_nvfp4(
+    transfers: list[tuple[str, _Device, _Device, float | _Device, _Device]],
+    slots: _Numbers,
+    bad: _Device,
+    device: int,
+    stream: int,
+) -> None: ...
 def merge_states(
     o_a: _Device,
     lse_a: _Device,

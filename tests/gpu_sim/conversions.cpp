@@ -104,6 +104,12 @@ struct PairLarger {
         return a < b ? b : a;
     }
 };
+struct PairLargerOrNan {
+    double operator()(double a, double b) const {
+        if (a != a || b != b) return std::numeric_limits<double>::quiet_NaN();
+        return PairLarger{}(a, b);
+    }
+};
 template <const Format& kFormat, class Function>
 struct OfPairs {
     std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const {
@@ -235,6 +241,8 @@ void add_conversions(Operations& table) {
     table["mul.rn.f16x2"] = apply<OfPairs<kHalf, PairProduct>, std::uint32_t, std::uint32_t>;
     table["max.f16x2"] = apply<OfPairs<kHalf, PairLarger>, std::uint32_t, std::uint32_t>;
     table["max.bf16x2"] = apply<OfPairs<kBrain, PairLarger>, std::uint32_t, std::uint32_t>;
+    table["max.NaN.f16x2"] = apply<OfPairs<kHalf, PairLargerOrNan>, std::uint32_t, std::uint32_t>;
+    table["max.NaN.bf16x2"] = apply<OfPairs<kBrain, PairLargerOrNan>, std::uint32_t, std::uint32_t>;
     table["cvt.pack.sat.s8.s32.b32"] = apply<PackBytes, std::int32_t, std::int32_t, std::uint32_t>;
     table["cvt.sat.f32.f32"] = apply<ToUnitRange, float>;
     table["cvt.rni.f32.f32"] = apply<Nearest, float>;

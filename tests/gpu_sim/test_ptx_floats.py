@@ -232,6 +232,11 @@ def test_pairs_of_halves(on: Runner, name: str, kind: Any) -> None:
         return np.where((a == 0) & (b == 0), zeros, np.fmax(a, b))
 
     on.check(f"max.{name}x2", [a, b], np.uint32, of_pairs(kind, larger))
+
+    def larger_or_nan(a: Array, b: Array) -> Array:
+        return np.where(np.isnan(a) | np.isnan(b), np.nan, larger(a, b))
+
+    on.check(f"max.NaN.{name}x2", [a, b], np.uint32, of_pairs(kind, larger_or_nan))
     if name == "f16":
         on.check("sub.rn.f16x2", [a, b], np.uint32, of_pairs(kind, np.subtract))
         on.check("mul.rn.f16x2", [a, b], np.uint32, of_pairs(kind, np.multiply))

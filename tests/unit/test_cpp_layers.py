@@ -34,8 +34,8 @@ MAY_INCLUDE = {
 PUBLIC = {
     "words": {"errors", "page_moves", "types"},
     "data": {
-        *("attention", "crc32c", "dtype", "kernels", "layout", "page_bytes", "paged_batch"),
-        *("paged_rows", "pool_view", "slots", "transfer"),
+        *("attention", "crc32c", "dtype", "kernels", "layout", "nvfp4", "page_bytes"),
+        *("paged_batch", "paged_rows", "pool_view", "slots", "transfer"),
     },
     "keys": {"cbor", "page_keys", "sha256"},
     "index": {
@@ -68,7 +68,9 @@ PARTS = {
     "data/attention/stage.hpp",
     "data/attention/weights.hpp",
     "data/kernels/isa_table.hpp",
+    "data/kernels/nvfp4.hpp",
     "data/kernels/quantize.hpp",
+    "data/kernels/wide_kernels.hpp",
     "simd/elements.hpp",
     "simd/four.hpp",
     "simd/lanes.hpp",

@@ -6,6 +6,7 @@
 #include "../digest.hpp"
 #include "../fill.hpp"
 #include "../merge.hpp"
+#include "../nvfp4.hpp"
 #include "../packed.hpp"
 #include "../pages.hpp"
 #include "../quantize.hpp"

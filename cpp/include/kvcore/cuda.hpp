@@ -17,6 +17,7 @@
 #include "kvcore/attention.hpp"
 #include "kvcore/cuda_device.hpp"
 #include "kvcore/kernels.hpp"
+#include "kvcore/nvfp4.hpp"
 #include "kvcore/page_bytes.hpp"
 #include "kvcore/paged_batch.hpp"
 #include "kvcore/pool_view.hpp"
@@ -251,6 +252,38 @@ struct StridedCopy {
 [[nodiscard]] Status dequantize(HeadRows shape, DType narrow, const std::byte* codes,
                                 const float* scales, DType wide, std::byte* destination,
                                 Stream stream) noexcept;
+
+// ---- nvfp4 --------------------------------------------------------------------------------------
+// As the functions of kvcore/nvfp4.hpp; `GlobalScale::at` is read on the device. Fastest where rows
+// of wide elements lie at addresses and strides that 16 divides, and codes at those that 8 does.
+
+[[nodiscard]] Status quantize_nvfp4(std::int64_t blocks, DType wide, const std::byte* source,
+                                    GlobalScale global, std::byte* codes, std::byte* scales,
+                                    Stream stream) noexcept;
+[[nodiscard]] Status dequantize_nvfp4(std::int64_t blocks, const std::byte* codes,
+                                      const std::byte* scales, GlobalScale global, DType wide,
+                                      std::byte* destination, Stream stream) noexcept;
+/// K and V in one launch where their heads are as long; `dim` 0 of V: K alone. `bad` counts a token
+/// once.
+[[nodiscard]] Status append_batch(PageShape shape, const TensorPair<Nvfp4Tensor<std::byte>>& pools,
+                                  const DeviceBatch& batch,
+                                  const TensorPair<TokenRows<const std::byte>>& sources, DType wide,
+                                  std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status gather_batch(PageShape shape,
+                                  const TensorPair<Nvfp4Tensor<const std::byte>>& pools,
+                                  const DeviceBatch& batch,
+                                  const TensorPair<TokenRows<std::byte>>& destinations, DType wide,
+                                  std::int32_t* bad, Stream stream) noexcept;
+[[nodiscard]] Status append_slots(const Nvfp4Pool<std::byte>& pool,
+                                  const TokenRows<const std::byte>& k,
+                                  const TokenRows<const std::byte>& v, DType wide,
+                                  const std::int64_t* slots, std::int64_t n, std::int32_t* bad,
+                                  Stream stream) noexcept;
+[[nodiscard]] Status append_slots(const Nvfp4Pool<std::byte>& pool,
+                                  const TokenRows<const std::byte>& k,
+                                  const TokenRows<const std::byte>& v, DType wide,
+                                  const std::int32_t* slots, std::int64_t n, std::int32_t* bad,
+                                  Stream stream) noexcept;
 
 // ---- attention ----------------------------------------------------------------------------------
 

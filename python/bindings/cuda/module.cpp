@@ -42,4 +42,5 @@ KVCORE_MODULE(_cuda, module) {
     bind_cuda_slots(module);
     bind_cuda_transfer(module);
     bind_cuda_conversions(module);
+    bind_cuda_nvfp4(module);
 }

@@ -121,10 +121,11 @@ class _HostPlace:
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
         bad = _core.append_slots(pools, self.index_array(slots, "slots"), tokens, threads)
-        if out is None:
-            return bad
-        out[0] = bad
-        return out
+        return _counted(bad, out)
+
+    def append_slots_nvfp4(self, transfers: Any, slots: Any, out: Any, threads: int) -> Any:
+        bad = _core.append_slots_nvfp4(transfers, self.index_array(slots, "slots"), threads)
+        return _counted(bad, out)
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         _core.advance_lengths(lengths, offsets, active, out)
@@ -154,6 +155,14 @@ class _HostPlace:
         threads: int,
     ) -> None:
         _core.transfer(*source, *destination, pairs, *layers, threads)
+
+
+def _counted(bad: int, out: Any) -> Any:
+    """Return a number, as `out` if there is one."""
+    if out is None:
+        return bad
+    out[0] = bad
+    return out
 
 
 class _HostBackend:

@@ -296,6 +296,9 @@ class Place(Protocol):
     def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
         """Append by slots; return how many were beyond the pool, as `out` if there is one."""
 
+    def append_slots_nvfp4(self, transfers: Any, slots: Any, out: Any, threads: int) -> Any:
+        """Append to pools in nvfp4; `transfers` as kernels take them."""
+
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         """Write the lengths after a step to `out`."""
 

@@ -328,6 +328,7 @@ def _attend(
     options: Options,
 ) -> Any:
     pools = layer_pools(inputs, layer)
+    pools.refuse_nvfp4("attention")
     given, given_lse = _targets(options.out, wanted.return_lse)
     beside = q, row_offsets, rule.sinks, given, given_lse, wanted.scratch
     place = pools.place(options, beside=beside)

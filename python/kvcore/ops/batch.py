@@ -48,6 +48,11 @@ class PagedBatch:
         entry for each group of elements; ``append`` writes such scales and only reads others.
     value_scales : likewise, optional
         Of the same kind as `key_scales`; None with "MLA".
+    global_scales : (K's, V's), each a float or an array float32 of one element, optional
+        Of pools in nvfp4: then pools are uint8 [pages, page_size, heads, head_dim / 2], two codes
+        in a byte, and `key_scales` and `value_scales` float8_e4m3fn [pages, page_size, heads,
+        head_dim / 16] (or both "HND"), as ``ops.quantize`` makes them. 1.0 each by default. One on
+        a GPU is read there when work runs.
     params : KVCacheParams, optional
         Of pools of all layers: then `layer` is the model's everywhere. Pools and scales are lists
         with one for each place of a layer in a page (``params.layers_per_page``; without groups
@@ -87,13 +92,15 @@ class PagedBatch:
     key_scales: Any = None
     value_scales: Any = None
     params: KVCacheParams | None = None
+    global_scales: Any = None
     _pools: LayerPools | ModelPools = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.layout not in AXES:
             raise ValueError(f"layout is {self.layout!r}, must be one of {', '.join(AXES)}")
         arrays = OwnArrays(
-            self.key_pool, self.value_pool, self.key_scales, self.value_scales, self.layout
+            *(self.key_pool, self.value_pool, self.key_scales, self.value_scales, self.layout),
+            self.global_scales,
         )
         step = self.lookup_table, self.cache_lengths
         pools: LayerPools | ModelPools
@@ -130,6 +137,7 @@ class PagedBatch:
         _set(other, "key_scales", self.key_scales)
         _set(other, "value_scales", self.value_scales)
         _set(other, "params", self.params)
+        _set(other, "global_scales", self.global_scales)
         _set(other, "_pools", pools)
         return other
 

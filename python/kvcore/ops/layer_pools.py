@@ -16,6 +16,7 @@ from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of
 from kvcore.dtypes import NARROW
 from kvcore.ops.latent import latent_fp8_parts
+from kvcore.ops.nvfp4 import checked_blocks, has_block_scales, seen_pair
 from kvcore.ops.options import Options
 
 __all__ = ["AXES", "LayerPools", "OwnArrays", "own_arrays"]
@@ -33,7 +34,7 @@ class LayerPools(NamedTuple):
         Keys, then values. Of latent rows: the rows, then what their keys end with where that is
         stored apart.
     scales : list of float32 array [pages, page_size, heads, groups], or None
-        Of each pool; the ends of latent keys have none.
+        Of each pool; the ends of latent keys have none. Of nvfp4 float8_e4m3fn.
     lookup_table : uint32 [B, columns]
     cache_lengths : uint32 [B]
     is_latent : bool
@@ -48,6 +49,8 @@ class LayerPools(NamedTuple):
         By which its part of some pages is still on the way from the host tier.
     position : int
         Its place in a page.
+    global_scales : (float or array, float or array) or None
+        Of K and V in nvfp4, whose pools are uint8 [pages, page_size, heads, dim / 2].
     """
 
     pools: list[NDArray[Any]]
@@ -61,6 +64,7 @@ class LayerPools(NamedTuple):
     owner: int | None = None
     loads: Any = None
     position: int = 0
+    global_scales: tuple[Any, Any] | None = None
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> LayerPools:
         """Return the same pools with the pages and lengths of another batch."""
@@ -74,6 +78,18 @@ class LayerPools(NamedTuple):
     ) -> LayerPools:
         """Return the same pools with another table and lengths, as ``any_array`` returns them."""
         return LayerPools._make((*self[:2], lookup_table, cache_lengths, *self[4:]))
+
+    def width(self, i: int) -> int:
+        """Return the elements of a head of a pool."""
+        return int(self.pools[i].shape[3]) * (1 if self.global_scales is None else 2)
+
+    def refuse_nvfp4(self, verb: str) -> None:
+        """Raise ValueError for pools in nvfp4."""
+        if self.global_scales is not None:
+            raise ValueError(
+                f"the pools are in nvfp4, which {verb} does not read; gather them to a wide dtype, "
+                f"or keep them in float8 or int8"
+            )
 
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
         """Return keys, values, ends of keys, scales of keys and of values; None for none."""
@@ -98,7 +114,7 @@ class LayerPools(NamedTuple):
             "cache_lengths": self.cache_lengths,
             **dict(named),
         }
-        place = options.place(arrays, *beside)
+        place = options.place(arrays, *beside, self.global_scales)
         self.await_loads(place)
         return place
 
@@ -122,6 +138,7 @@ class OwnArrays(NamedTuple):
     key_scales: Any
     value_scales: Any
     layout: str
+    global_scales: Any = None
 
 
 def own_arrays(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
@@ -134,6 +151,13 @@ def own_arrays(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
     """
     scales: list[NDArray[np.float32]] | None
     factors: list[NDArray[np.float32]] | None
+    if has_block_scales(given.key_scales) or has_block_scales(given.value_scales):
+        return _nvfp4(given, table, lengths)
+    if given.global_scales is not None:
+        raise ValueError(
+            "global_scales are given without key_scales and value_scales of float8_e4m3fn; they "
+            "are for pools in nvfp4"
+        )
     if given.layout == "MLA_FP8":
         pools, scales = _latent_fp8(given)
         factors, is_latent = None, True
@@ -145,6 +169,22 @@ def own_arrays(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
         scales, factors = _scales(given, pools[:1] if is_latent else pools)
     table, lengths = any_array(table, "lookup_table"), any_array(lengths, "cache_lengths")
     return LayerPools(pools, scales, table, lengths, is_latent, factors)
+
+
+def _nvfp4(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
+    """See pools of codes with block scales."""
+    if given.layout not in ("NHD", "HND"):
+        raise ValueError(f"layout is {given.layout!r}, must be 'NHD' or 'HND' for nvfp4")
+    pools, scales = [], []
+    for name in ("key", "value"):
+        of_pool, of_scales = getattr(given, f"{name}_pool"), getattr(given, f"{name}_scales")
+        if of_pool is None or of_scales is None:
+            raise ValueError(f"{name}_pool or {name}_scales are None, nvfp4 needs both")
+        pools.append(_with_heads(of_pool, f"{name}_pool", given.layout))
+        seen = _with_heads(of_scales, f"{name}_scales", given.layout)
+        scales.append(checked_blocks(pools[-1], seen, f"{name}_scales"))
+    step = any_array(table, "lookup_table"), any_array(lengths, "cache_lengths")
+    return LayerPools(pools, scales, *step, global_scales=seen_pair(given.global_scales))
 
 
 def _latent_fp8(given: OwnArrays) -> tuple[list[Any], list[Any]]:

@@ -59,6 +59,12 @@ class ModelPools:
             own_arrays(OwnArrays(k, v, k_scales, v_scales, arrays.layout), _NO_TABLE, _NO_LENGTHS)
             for k, v, k_scales, v_scales in zip(*each, strict=True)
         ]
+        is_nvfp4 = any(pools.global_scales is not None for pools in self._places)
+        if is_nvfp4 or arrays.global_scales is not None:
+            raise ValueError(
+                "params are given with pools in nvfp4, which are given layer by layer; make a "
+                "PagedBatch of each layer's without params"
+            )
         if self._places[0].is_latent != params.is_mla:
             raise ValueError(
                 f"is_mla is {params.is_mla}, but the pools have {arrays.layout} pages "

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
-from kvcore.arrays import is_on_gpu, is_writable
+from kvcore.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, call_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools, own_pools
+from kvcore.ops.factors import head_factors
+from kvcore.ops.nvfp4_calls import nvfp4_transfers
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
 
 __all__ = ["append", "gather", "scatter"]
@@ -47,7 +49,8 @@ def append(
     k : array [tokens, heads, head_dim]
         Any library with DLPack, where the pool is; axes but the last may be strided, as those of a
         fused QKV are. Of the pool's dtype; a float8 or int8 pool also takes float32, float16 and
-        bfloat16 and quantises them. Latent keys (MLA) have one head and all their elements.
+        bfloat16 and quantises them, one in nvfp4 takes these alone. Latent keys (MLA) have one head
+        and all their elements.
     v : array [tokens, heads, v_head_dim], or None
         Likewise; None for pools of latent rows.
     row_offsets : integers [B + 1]
@@ -70,7 +73,8 @@ def append(
     Notes
     -----
     Token j of row b goes to position ``cache_lengths[b] + j``. A pool with scales gets one for
-    each group of elements, as from ``quantize``; without, codes are the values themselves.
+    each group of elements, as from ``quantize``; without, codes are the values themselves. Blocks
+    in nvfp4 get their scales too, beside the global one of the PagedBatch.
     Everything is checked before anything is written. Costs reading the tokens once and writing
     their bytes, whatever the layout and dtype.
 
@@ -185,7 +189,9 @@ def gather(
     parts = _parts(pools, ("out[0]", "out[1]"), targets)
     transfers = _transfers(pools, place, parts, None)
     last = place.launch_args(options.threads)
-    place.kernels.gather_tokens(transfers, pools.lookup_table, offsets, *last)
+    kernels = place.kernels
+    move = kernels.gather_tokens if pools.global_scales is None else kernels.gather_nvfp4
+    move(transfers, pools.lookup_table, offsets, *last)
     if out is None:
         pool = given_pool(inputs)
         results = [place.in_library_of(pool, target) for target in targets]
@@ -255,10 +261,10 @@ def _write(
     place = pools.place(options, parts, (row_offsets, scale))
     offsets = offsets_at(place, row_offsets)
     transfers = _transfers(pools, place, parts, scale)
-    table = pools.lookup_table
-    place.kernels.append_tokens(
-        transfers, table, lengths, offsets, *place.launch_args(options.threads)
-    )
+    kernels = place.kernels
+    move = kernels.append_tokens if pools.global_scales is None else kernels.append_nvfp4
+    last = place.launch_args(options.threads)
+    move(transfers, pools.lookup_table, lengths, offsets, *last)
 
 
 def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]]:
@@ -277,7 +283,7 @@ def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]
 def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: LayerPools) -> None:
     """Refuse to round what the caller may want as it is; beside codes it was not to be kept."""
     is_beside_codes = pools.is_latent and pools.pools[0].dtype.name in NARROW
-    if pool.name in NARROW or is_beside_codes:
+    if pool.name in NARROW or is_beside_codes or pools.global_scales is not None:
         return
     raise TypeError(f"{name} has dtype {given}, the pool has {pool}; convert it first")
 
@@ -301,6 +307,12 @@ def _parts(
 def _transfers(
     pools: LayerPools, place: Place, parts: list[tuple[str, NDArray[Any]]], scale: Any
 ) -> list[_Transfer]:
+    if pools.global_scales is not None:
+        if scale is not None:
+            raise ValueError(
+                "scale is given for pools in nvfp4; their global_scales take its place"
+            )
+        return nvfp4_transfers(pools, place, parts)
     if scale is None and pools.scales is None and pools.factors is None:
         (name, tokens), *more = parts
         transfers: list[_Transfer] = [(name, pools.pools[0], None, None, tokens)]
@@ -322,38 +334,12 @@ def _transfer(
             raise ValueError(
                 f"scale is given for {name} of dtype {tokens.dtype}, pool {pool.dtype}"
             )
-        factors = _factors(place, scale, pool.shape[2])
+        factors = head_factors(place, scale, pool.shape[2])
     return name, pool, scales, None if tokens.dtype == pool.dtype else factors, tokens
 
 
 def _at(arrays: list[NDArray[np.float32]] | None, i: int) -> NDArray[np.float32] | None:
     return None if arrays is None or i >= len(arrays) else arrays[i]
-
-
-def _factors(place: Place, scale: Any, heads: int) -> Any:
-    """Return one factor for each head, where the pool is; values on a GPU are not looked at."""
-    if is_on_gpu(scale):
-        factors = any_array(scale, "scale")
-        if factors.shape != (heads,):
-            raise ValueError(f"scale has shape {factors.shape}, must be ({heads},) on a GPU")
-        return place.checked(factors, "scale")
-    values = _numbers(scale)
-    is_shaped = values.shape in ((), (1,), (heads,))
-    if not is_shaped or not (np.isfinite(values) & (values > 0)).all():
-        raise ValueError(f"scale is {scale!r}, must be positive and finite, one or one per head")
-    return place.factors(values, heads, "scale")
-
-
-def _numbers(scale: Any) -> NDArray[np.float32]:
-    """Return numbers as float32; TypeError for others."""
-    values = np.asarray(scale)
-    if values.dtype.kind not in "iuf" and values.dtype.name not in WIDE:
-        is_huge = values.dtype.kind == "O" and all(type(each) is int for each in values.flat)
-        if not is_huge:
-            raise TypeError(f"scale has dtype {values.dtype}, must be numbers")
-        values = np.full(values.shape, np.inf)
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32)
 
 
 def _pair(given: Any, count: int) -> list[Any]:
@@ -369,7 +355,8 @@ def _targets(
     pools: LayerPools, place: Place, total: int, dtype: str | None, out: Any
 ) -> list[NDArray[Any]]:
     """Return where K and V go, or latent keys."""
-    outputs = [pools.pools] if pools.is_latent else [[pool] for pool in pools.pools]
+    each = range(len(pools.pools))
+    outputs = [[*each]] if pools.is_latent else [[i] for i in each]
     if out is not None:
         if dtype is not None:
             raise ValueError(f"dtype is {dtype!r} beside out, whose dtype decides; give one")
@@ -381,19 +368,20 @@ def _targets(
         raise TypeError(f"dtype is a {type(dtype).__name__}, must be a str")
     if dtype is not None and dtype not in WIDE:
         raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(WIDE)}")
-    return [_fresh(pools, place, parts, total, dtype) for parts in outputs]
+    return [_fresh(pools, place, indices, total, dtype) for indices in outputs]
 
 
 def _fresh(
     pools: LayerPools,
     place: Place,
-    parts: Sequence[NDArray[Any]],
+    indices: Sequence[int],
     total: int,
     dtype: str | None,
 ) -> Any:
+    parts = [pools.pools[i] for i in indices]
     has_scales = pools.scales is not None or pools.factors is not None
     kinds = {part.dtype for part in parts}
     kind = np.dtype(np.float32) if has_scales or len(kinds) > 1 else parts[0].dtype
-    width = sum(part.shape[3] for part in parts)
+    width = sum(map(pools.width, indices))
     wanted = kind if dtype is None else numpy_dtype(dtype)
     return place.empty((total, parts[0].shape[2], width), wanted, "the tokens")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, SupportsIndex
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.arguments import integer, pair_of
@@ -13,6 +14,7 @@ from kvcore.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.ops.nvfp4 import BLOCK, SCALES, global_scale_at
 from kvcore.ops.options import Options, array_at, documents_options
 
 __all__ = ["dequantize", "quantize"]
@@ -38,20 +40,25 @@ def quantize(
     dtype: str,
     granularity: SupportsIndex | str,
     *,
+    global_scale: Any = 1.0,
     out: tuple[Any, Any] | None = None,
     stream: Any = None,
     threads: int = 1,
 ) -> tuple[Any, Any]:
-    """Quantise values, so that ``x`` is about ``values * scales``.
+    """Quantise values, so that ``x`` is about ``values * scales``, in nvfp4 times `global_scale`.
 
     Parameters
     ----------
     x : array float32, float16 or bfloat16 [..., n]
         Copied first where it is not in C order.
-    dtype : {"float8_e4m3fn", "float8_e5m2", "int8"}
+    dtype : {"float8_e4m3fn", "float8_e5m2", "int8", "nvfp4"}
     granularity : int, "head" or "tensor"
         Elements of the last axis per scale, its length for one per token and head; or one scale
-        for each index of the last but one axis; or one for all.
+        for each index of the last but one axis; or one for all. 16 for nvfp4, whose last axis has
+        whole blocks.
+    global_scale : float or array float32 of one element
+        Of nvfp4: one more scale of all elements. On a GPU it is read on the device, by each replay
+        of a captured graph anew.
     out : (array, array), optional
         Where values and scales go, in C order.
 
@@ -59,13 +66,15 @@ def quantize(
     -------
     values : array `dtype` [..., n]
     scales : array float32 [..., n / granularity], [heads] or [1]
-        Both in the library of `x`, or `out`.
+        Both in the library of `x`, or `out`. In nvfp4 values are uint8 [..., n / 2], two codes in a
+        byte, those of even indices in its lower half, and scales float8_e4m3fn [..., n / 16].
 
     Raises
     ------
     ValueError
         A granularity that does not divide the last axis, another `dtype`, an `out` of another shape
-        or order, or that shares memory with `x`.
+        or order, or that shares memory with `x`; a `global_scale` that is not finite and positive,
+        or is given for another dtype than nvfp4.
     TypeError
         An `x` or `out` of another dtype, a granularity that is neither int nor str.
 
@@ -77,6 +86,13 @@ def quantize(
     -128; NaN stays NaN, in int8 it is 0. The codes are the same on every processor, whatever its
     instruction set. Costs reading `x` twice (from cache where a group fits) and writing the codes.
 
+    nvfp4 has the codes 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign (e2m1). A block's scale is its largest
+    finite magnitude over ``6 * global_scale`` to the nearest float8_e4m3fn, at least 2^-9 and at
+    most 448; a code is ``x * (1 / (scale * global_scale))`` to the nearest, ties to the even code.
+    Each of these steps is rounded to float32. What is beyond 6, infinities included, is 6 of its
+    sign, NaN is 0. The format is that of NVIDIA's "Introducing NVFP4 for Efficient and Accurate
+    Low-Precision Inference" (2025), its codes are those of OCP's Microscaling formats.
+
     Examples
     --------
     >>> import numpy as np
@@ -87,11 +103,15 @@ def quantize(
     """
     options = Options(stream, threads, out)
     given_x = any_array(x, "x")
-    place = options.place({"x": given_x}, out)
+    place = options.place({"x": given_x}, out, global_scale)
     source = place.contiguous(given_x, "x")
     _typed("x", source, WIDE)
-    narrow = _one_of("dtype", dtype, NARROW)
+    narrow = _one_of("dtype", dtype, (*NARROW, "nvfp4"))
     given = (None, None) if out is None else pair_of("out", out)
+    if narrow == "nvfp4":
+        made = _blocks(place, source, granularity, given, global_scale, options)
+        return options.result(place, x, *made)  # type: ignore[no-any-return]
+    _refuse_global(global_scale, narrow)
     codes = _target(place, "out[0]", given[0], source.shape, narrow)
     if isinstance(granularity, str):
         shape: tuple[int, ...] = _head_rows(source.shape, granularity)
@@ -111,18 +131,22 @@ def dequantize(
     scales: Any,
     dtype: str,
     *,
+    global_scale: Any = 1.0,
     out: Any = None,
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Return ``values * scales``.
+    """Return ``values * scales``, in nvfp4 times `global_scale`.
 
     Parameters
     ----------
-    values : array float8_e4m3fn, float8_e5m2 or int8 [..., n]
+    values : array float8_e4m3fn, float8_e5m2 or int8 [..., n], or uint8 [..., n / 2]
+        uint8 are codes of nvfp4.
     scales : array float32 [..., groups], [heads] or [1]
         As ``quantize`` returns them: groups of the last axis, one for each index of the last but
-        one axis, or one for all.
+        one axis, or one for all. Of nvfp4 float8_e4m3fn [..., n / 16].
+    global_scale : float or array float32 of one element
+        Of nvfp4, as ``quantize`` took it.
     dtype : {"float32", "float16", "bfloat16"}
     out : array `dtype` [..., n], optional
         Where the result goes, in C order.
@@ -135,21 +159,27 @@ def dequantize(
     Raises
     ------
     ValueError
-        Scales of another shape, another `dtype`, an `out` that shares memory with what is read.
+        Scales of another shape, another `dtype`, an `out` that shares memory with what is read; a
+        `global_scale` as ``quantize`` refuses it.
     TypeError
         Arrays of other dtypes.
 
     Notes
     -----
-    The product is rounded once, to the nearest, ties to even.
+    The product is rounded once, to the nearest, ties to even. Of nvfp4 it is ``code * (scale *
+    global_scale)``, both products rounded to float32.
     """
     options = Options(stream, threads, out)
     given = any_array(values, "values"), any_array(scales, "scales")
-    place = options.place({"values": given[0], "scales": given[1]}, out)
+    place = options.place({"values": given[0], "scales": given[1]}, out, global_scale)
     codes = place.contiguous(given[0], "values")
     factors = place.contiguous(given[1], "scales")
-    _typed("values", codes, NARROW)
+    _typed("values", codes, (*NARROW, "uint8"))
     wide = _one_of("dtype", dtype, WIDE)
+    if codes.dtype.name == "uint8":
+        target = _values_of_blocks(place, codes, factors, (wide, out), global_scale, options)
+        return options.result(place, values, target)
+    _refuse_global(global_scale, codes.dtype.name)
     _typed("scales", factors, ("float32",))
     target = _target(place, "out", out, codes.shape, wide)
     if factors.ndim == codes.ndim and factors.shape[:-1] == codes.shape[:-1]:
@@ -162,10 +192,68 @@ def dequantize(
     return options.result(place, values, target)
 
 
+def _refuse_global(global_scale: Any, dtype: str) -> None:
+    if isinstance(global_scale, float | int) and global_scale == 1:
+        return
+    raise ValueError(f"global_scale is given for {dtype}, must be left out but for nvfp4")
+
+
+def _blocks(
+    place: Place,
+    source: NDArray[Any],
+    granularity: SupportsIndex | str,
+    given: tuple[Any, Any],
+    global_scale: Any,
+    options: Options,
+) -> tuple[Any, Any]:
+    """Return codes and scales of nvfp4."""
+    if granularity != BLOCK or isinstance(granularity, bool):
+        raise ValueError(f"granularity is {granularity!r}, must be {BLOCK} for nvfp4")
+    n = source.shape[-1] if source.shape else 1
+    if n % BLOCK:
+        raise ValueError(
+            f"x has shape {source.shape}, must have whole blocks of {BLOCK} along its last axis "
+            f"for nvfp4; pad it"
+        )
+    lead = source.shape[:-1]
+    factor = global_scale_at(place, global_scale)
+    codes = _target(place, "out[0]", given[0], (*lead, n // 2), "uint8")
+    scales = _target(place, "out[1]", given[1], (*lead, n // BLOCK), SCALES)
+    last = place.launch_args(options.threads)
+    place.kernels.quantize_nvfp4(source, codes, scales, factor, *last)
+    return codes, scales
+
+
+def _values_of_blocks(
+    place: Place,
+    codes: NDArray[Any],
+    scales: NDArray[Any],
+    target: tuple[str, Any],
+    global_scale: Any,
+    options: Options,
+) -> Any:
+    """Return the values of nvfp4 as an array of a wide dtype."""
+    _typed("scales", scales, (SCALES,))
+    is_whole = bool(codes.shape) and codes.shape[-1] * 2 % BLOCK == 0
+    wanted = (*codes.shape[:-1], codes.shape[-1] * 2 // BLOCK) if is_whole else "whole blocks"
+    if scales.shape != wanted:
+        raise ValueError(
+            f"scales has shape {scales.shape} for nvfp4 values of shape {codes.shape}, must be "
+            f"{wanted}: one for each {BLOCK} elements, which are {BLOCK // 2} bytes"
+        )
+    factor = global_scale_at(place, global_scale)
+    wide, out = target
+    made = _target(place, "out", out, (*codes.shape[:-1], 2 * codes.shape[-1]), wide)
+    last = place.launch_args(options.threads)
+    place.kernels.dequantize_nvfp4(codes, scales, made, factor, *last)
+    return made
+
+
 def _target(place: Place, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Return the array that a result goes to."""
     if given is None:
-        return place.empty(shape, numpy_dtype(dtype), "the values")
+        kind = np.dtype(np.uint8) if dtype == "uint8" else numpy_dtype(dtype)
+        return place.empty(shape, kind, "the values")
     array = array_at(place, given, name)
     _typed(name, array, (dtype,))
     if array.shape != shape or not (array.flags.c_contiguous and is_writable(array)):

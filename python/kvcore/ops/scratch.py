@@ -60,7 +60,9 @@ def attention_scratch(
     shape = any_array(q, "q").shape
     if len(shape) != 3:
         raise ValueError(f"q has shape {shape}, must be (tokens, q_heads, head_dim)")
-    k, v, *_ = layer_pools(inputs, layer).parts()
+    pools = layer_pools(inputs, layer)
+    pools.refuse_nvfp4("attention")
+    k, v, *_ = pools.parts()
     most = int((k if v is None else v).shape[3])  # type: ignore[union-attr]
     dim = most if v_head_dim is None else integer("v_head_dim", v_head_dim, 1, most)
     return count * shape[0] * shape[1] * (dim + 1) if count > 1 else 0

@@ -14,6 +14,7 @@ from kvcore.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools, own_pools
+from kvcore.ops.nvfp4_calls import nvfp4_transfers
 from kvcore.ops.options import Options, documents_options, offsets_at
 
 __all__ = ["advance_lengths", "append_slots", "build_slots", "compact_table"]
@@ -101,9 +102,9 @@ def append_slots(
         Its table and lengths are not read.
     layer : int
     k : array [at least len(slots), heads, head_dim]
-        Of the pool's dtype, any library with DLPack, where the pool is; axes but the last may be
-        strided, as those of a fused QKV are. Latent rows (MLA) that the pool keeps in two arrays
-        come as one.
+        Of the pool's dtype, for one in nvfp4 float32, float16 or bfloat16; any library with DLPack,
+        where the pool is; axes but the last may be strided, as those of a fused QKV are. Latent
+        rows (MLA) that the pool keeps in two arrays come as one.
     v : array [at least len(slots), heads, v_head_dim], or None
         Likewise; None for latent rows.
     slots : int64 or int32 [n]
@@ -122,8 +123,8 @@ def append_slots(
     IndexError
         A layer that does not exist.
     ValueError
-        Shapes that do not fit, a slot twice, a pool with scales, a layer that reads the K and V of
-        another one.
+        Shapes that do not fit, a slot twice, a float8 or int8 pool with scales, a layer
+        that reads the K and V of another one.
     TypeError
         Another dtype.
 
@@ -133,14 +134,19 @@ def append_slots(
     lie there are not looked at: of one that is named twice, either token's bytes stay.
     """
     pools = own_pools(inputs, layer)
-    if pools.scales is not None or pools.factors is not None:
+    is_nvfp4 = pools.global_scales is not None
+    if not is_nvfp4 and (pools.scales is not None or pools.factors is not None):
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
     options = Options(stream, threads)
     count = None if out is None else _counter(out)
     place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:]), ("out", count)], [slots])
     given = any_array(slots, "slots")
-    found = place.append_slots(pools.pools, given, tokens, count, options.threads)
+    if is_nvfp4:
+        transfers = nvfp4_transfers(pools, place, list(zip("kv", tokens, strict=True)))
+        found = place.append_slots_nvfp4(transfers, given, count, options.threads)
+    else:
+        found = place.append_slots(pools.pools, given, tokens, count, options.threads)
     return found if out is None else out
 
 

@@ -48,6 +48,10 @@ struct WideKernels {
     void (*quantize_by[kNumNarrow])(const Tile&);        // takes them
     void (*dequantize[kNumNarrow])(const Tile&);
     void (*widen[kNumWide])(const Tile&);  // to another wide dtype, without scales
+    // Of nvfp4: `dim` elements in whole blocks, whose codes take half a byte each and scales a
+    // byte.
+    void (*quantize_nvfp4)(const Tile&, float global_scale);
+    void (*dequantize_nvfp4)(const Tile&, float global_scale);
 };
 
 struct AttentionKernels {

@@ -27,6 +27,10 @@ namespace {
 
 #include "data/kernels/quantize.hpp"
 
+#include "data/kernels/nvfp4.hpp"
+
+#include "data/kernels/wide_kernels.hpp"
+
 #include "simd/math.hpp"
 
 #include "data/attention/rows.hpp"

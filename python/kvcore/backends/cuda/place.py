@@ -218,11 +218,22 @@ class DevicePlace:
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
         """Append by slots; return int32 [1], how many were beyond the pool."""
+        wanted, bad = self._slots_and_count(slots, out)
+        kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
+        return bad
+
+    def append_slots_nvfp4(self, transfers: Any, slots: Any, out: Any, threads: int) -> Any:
+        """Append to pools in nvfp4; return int32 [1] likewise."""
+        wanted, bad = self._slots_and_count(slots, out)
+        kernels().append_slots_nvfp4(transfers, wanted, bad, *self.launch_args(threads))
+        return bad
+
+    def _slots_and_count(self, slots: Any, out: Any) -> tuple[Any, Any]:
+        """Return slots as kernels take them, and a count of 0."""
         bad = self.empty((1,), np.dtype(np.int32), "the count") if out is None else out
         wanted = self.index_array(slots, "slots")
         kernels().fill(bad.data.ptr, 0, bad.nbytes, self.device, self.stream)
-        kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
-        return bad
+        return wanted, bad
 
     def advance_lengths(self, lengths: Any, offsets: Any, active: Any, out: Any) -> None:
         """Write the lengths after a step to `out`."""
