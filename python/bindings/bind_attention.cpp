@@ -15,6 +15,7 @@
 #include "array_args.hpp"
 #include "batch_args.hpp"
 #include "bindings.hpp"
+#include "nvfp4_args.hpp"
 #include "pool_args.hpp"
 #include "shared_args.hpp"
 #include "state_args.hpp"
@@ -30,9 +31,11 @@ using kvcore::python::check_aligned;
 using kvcore::python::check_own_memory;
 using kvcore::python::check_rank;
 using kvcore::python::check_wide;
+using kvcore::python::coded_tensor;
 using kvcore::python::concat;
 using kvcore::python::flag_arg;
 using kvcore::python::head_vectors;
+using kvcore::python::host_global_scale;
 using kvcore::python::integer_arg;
 using kvcore::python::is_overlapping;
 using kvcore::python::MergeArgs;
@@ -49,10 +52,19 @@ namespace {
 constexpr std::int64_t kFarthest = std::int64_t{1} << 33;
 
 /// (keys, values, rope, key_scales, value_scales): arrays, or None but for the keys. Without values
-/// they are the keys' own first elements.
+/// they are the keys' own first elements. With `globals`, a pair, they are those of nvfp4.
 struct PoolArgs {
-    PoolArgs(const py::tuple& given, const py::object& v_head_dim)
+    PoolArgs(const py::tuple& given, const py::object& globals, const py::object& v_head_dim)
         : keys(given[0].cast<py::array>()) {
+        if (!globals.is_none()) {
+            take_nvfp4(given, globals.cast<py::tuple>());
+        } else {
+            take(given);
+        }
+        if (!v_head_dim.is_none()) narrow_values(integer_arg(v_head_dim, "v_head_dim"));
+    }
+
+    void take(const py::tuple& given) {
         view.k = paged_tensor(keys, "the pool of keys");
         view.pages = keys.shape(0);
         view.page_size = keys.shape(1);
@@ -71,7 +83,16 @@ struct PoolArgs {
         if (!given[2].is_none()) {
             view.rope = paged_tensor(part(given[2], "the pool of rope"), "the pool of rope");
         }
-        if (!v_head_dim.is_none()) narrow_values(integer_arg(v_head_dim, "v_head_dim"));
+    }
+
+    void take_nvfp4(const py::tuple& given, const py::tuple& globals) {
+        const auto values = part(given[1], "the pool of values");
+        view.k = coded_tensor(keys, given[3].cast<py::array>());
+        view.v = coded_tensor(values, given[4].cast<py::array>());
+        view.pages = keys.shape(0);
+        view.page_size = keys.shape(1);
+        view.heads = keys.shape(2);
+        nvfp4 = {true, host_global_scale(globals[0]).value, host_global_scale(globals[1]).value};
     }
 
     [[nodiscard]] py::array part(const py::handle& given, const char* name) const {
@@ -95,6 +116,7 @@ struct PoolArgs {
 
     py::array keys;
     PoolView<const std::byte> view;
+    kvcore::Nvfp4Globals nvfp4;
 };
 
 /// (lookup_table, cache_lengths, row_offsets), against each other and the pool.
@@ -265,13 +287,14 @@ std::vector<py::array> arrays_of(const py::tuple& given) {
     return found;
 }
 
-py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const py::tuple& step,
-                    const py::array& q, const py::tuple& rule, const py::object& shared,
-                    const py::object& replica, const py::object& out, const py::object& out_lse,
-                    const py::object& return_lse, const py::object& threads) {
+py::tuple attention(const py::tuple& pools, const py::object& globals, const py::object& v_head_dim,
+                    const py::tuple& step, const py::array& q, const py::tuple& rule,
+                    const py::object& shared, const py::object& replica, const py::object& out,
+                    const py::object& out_lse, const py::object& return_lse,
+                    const py::object& threads) {
     const int workers = threads_of(threads);
     const bool has_lse = flag_arg(return_lse, "return_lse");
-    const PoolArgs pool(pools, v_head_dim);
+    const PoolArgs pool(pools, globals, v_head_dim);
     const StepArgs batch(step);
     const PageTable table = batch.batch.table();
     check_queries(q, pool.view, batch.batch.total());
@@ -292,7 +315,8 @@ py::tuple attention(const py::tuple& pools, const py::object& v_head_dim, const 
         lse = std::move(target);
     }
     const AttentionInput input{pool.view, table,      batch.cached,  batch.batch.offsets_data(),
-                               queries,   rules.rule, groups.data(), groups.size()};
+                               queries,   rules.rule, groups.data(), groups.size(),
+                               pool.nvfp4};
     const AttentionOutput output{head_vectors<std::byte>(values, "out"), sums};
     {
         const py::gil_scoped_release unlocked;
@@ -318,9 +342,10 @@ void merge_states(const py::array& o_a, const py::array& lse_a, const py::array&
 }  // namespace
 
 void bind_attention(py::module_& module) {
-    module.def("attention", &attention, py::arg("pools"), py::arg("v_head_dim"), py::arg("step"),
-               py::arg("q"), py::arg("rule"), py::arg("shared"), py::arg("replica"), py::arg("out"),
-               py::arg("out_lse"), py::arg("return_lse"), py::arg("threads"));
+    module.def("attention", &attention, py::arg("pools"), py::arg("global_scales"),
+               py::arg("v_head_dim"), py::arg("step"), py::arg("q"), py::arg("rule"),
+               py::arg("shared"), py::arg("replica"), py::arg("out"), py::arg("out_lse"),
+               py::arg("return_lse"), py::arg("threads"));
     module.def("merge_states", &merge_states, py::arg("o_a"), py::arg("lse_a"), py::arg("o_b"),
                py::arg("lse_b"), py::arg("out"), py::arg("out_lse"), py::arg("threads"));
 }

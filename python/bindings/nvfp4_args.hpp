@@ -108,6 +108,41 @@ struct Nvfp4Move {
     return {data_of(array), array.strides(0), array.strides(1), array.strides(2)};
 }
 
+/// ValueError for scales that are not one for each block of a pool.
+inline void check_blocks(const pybind11::array& pool, const pybind11::array& scales) {
+    const bool is_whole = pool.shape(3) > 0 && pool.shape(3) % kNvfp4BlockBytes == 0 &&
+                          std::equal(pool.shape(), pool.shape() + 3, scales.shape()) &&
+                          scales.shape(3) == pool.shape(3) / kNvfp4BlockBytes;
+    if (is_whole) return;
+    throw pybind11::value_error(concat("scales has shape ", shape_text(scales),
+                                       " for a pool of shape ", shape_text(pool),
+                                       ", must have one for each 8 bytes of the last axis"));
+}
+
+/// K or V in nvfp4 as attention reads it.
+[[nodiscard]] inline PagedTensor<const std::byte> coded_tensor(const pybind11::array& pool,
+                                                               const pybind11::array& scales) {
+    check_rank(pool, "pool", "(pages, page_size, heads, dim / 2)", 4);
+    check_rank(scales, "scales", "(pages, page_size, heads, dim / 16)", 4);
+    check_codes(pool, "the pool");
+    check_block_scales(scales, "scales");
+    check_dense_rows(pool, "the pool");
+    check_dense_rows(scales, "scales");
+    check_blocks(pool, scales);
+    if (pool.shape(1) < 1 || pool.shape(2) < 1) {
+        throw pybind11::value_error(
+            concat("the pool has shape ", shape_text(pool), ", pages must have tokens and heads"));
+    }
+    return {
+        data_of(pool),
+        DType::kInt8,
+        2 * pool.shape(3),
+        pool.strides(0),
+        pool.strides(1),
+        pool.strides(2),
+        {data_of(scales), scales.strides(0), scales.strides(1), scales.strides(2), kNvfp4Block}};
+}
+
 /// A pool uint8 [pages, page_size, heads, dim / 2], its scales [pages, page_size, heads, dim / 16]
 /// and its global scale (in the place of factors), and at least `total` tokens [tokens, heads, dim]
 /// of a wide dtype; exactly so many unless `may_be_more`.
@@ -123,14 +158,7 @@ struct Nvfp4Move {
     check_block_scales(scales, "scales");
     check_wide(tokens, name.c_str());
     if (pool.shape(1) < 1) throw pybind11::value_error("the pool's pages have no tokens");
-    const bool is_whole = pool.shape(3) > 0 && pool.shape(3) % kNvfp4BlockBytes == 0 &&
-                          std::equal(pool.shape(), pool.shape() + 3, scales.shape()) &&
-                          scales.shape(3) == pool.shape(3) / kNvfp4BlockBytes;
-    if (!is_whole) {
-        throw pybind11::value_error(concat("scales has shape ", shape_text(scales),
-                                           " for a pool of shape ", shape_text(pool),
-                                           ", must have one for each 8 bytes of the last axis"));
-    }
+    check_blocks(pool, scales);
     const std::int64_t dim = 2 * pool.shape(3);
     const bool has_tokens = may_be_more ? tokens.shape(0) >= total : tokens.shape(0) == total;
     if (!has_tokens || tokens.shape(1) != pool.shape(2) || tokens.shape(2) != dim) {

@@ -922,6 +922,7 @@ def gather_tokens(
 
 def attention(
     pools: tuple[_Array | None, ...],
+    global_scales: tuple[Any, Any] | None,
     v_head_dim: SupportsIndex | None,
     step: tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]],
     q: _Array,
@@ -933,7 +934,7 @@ def attention(
     return_lse: bool,
     threads: int,
 ) -> tuple[_Array, NDArray[np.float32] | None]:
-    """attention(pools: tuple, v_head_dim: object, step: tuple, q: numpy.ndarray, rule: tuple, shared: object, replica: object, out: object, out_lse: object, return_lse: object, threads: object) -> tuple"""
+    """attention(pools: tuple, global_scales: object, v_head_dim: object, step: tuple, q: numpy.ndarray, rule: tuple, shared: object, replica: object, out: object, out_lse: object, return_lse: object, threads: object) -> tuple"""
 
 def merge_states(
     o_a: _Array,

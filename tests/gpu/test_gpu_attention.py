@@ -19,6 +19,7 @@ from gpu_arrays import on_gpu, to_host
 from kvcore import PagedBatch, ops
 from kvcore.dtypes import NARROW, WIDE
 from latent_rows import Latent
+from nvfp4_scenes import Nvfp4Scene
 
 cupy = gpu_arrays.require_gpu()
 gpu_arrays.require_compiler()
@@ -36,7 +37,8 @@ def moved(scene: Scene) -> tuple[PagedBatch, Any]:
     scales = put(batch.key_scales), put(batch.value_scales)
     fused = on_gpu(scene.q.base)
     q = fused[:, 1 : 1 + scene.q_heads, 2 : 2 + scene.dim]
-    return PagedBatch(*pools, *step, batch.layout, *scales), q
+    more = batch.global_scales
+    return PagedBatch(*pools, *step, batch.layout, *scales, global_scales=more), q
 
 
 def check(scene: Scene, splits: int | None = None, **rule: Any) -> None:
@@ -50,6 +52,24 @@ def check(scene: Scene, splits: int | None = None, **rule: Any) -> None:
         np.testing.assert_allclose(to_host(lse), sums, atol=2e-2, rtol=1e-5)
     else:
         assert_lse(to_host(lse), sums)
+
+
+@pytest.mark.parametrize("q_dtype", WIDE)
+@pytest.mark.parametrize(("dim", "new"), [(128, 1), (64, 40), (80, 3)])
+@pytest.mark.reduced
+def test_pools_in_nvfp4(q_dtype: str, dim: int, new: int) -> None:
+    scale = np.array([0.02], np.float32)
+    scene = Nvfp4Scene(
+        cached=[300, 0, 41],
+        new=[new, new, 2],
+        dim=dim,
+        group=4,
+        q_dtype=q_dtype,
+        layout="HND" if dim == 64 else "NHD",
+        global_scales=(0.75, scale),
+    )
+    check(scene)
+    check(scene, splits=3)
 
 
 # Each case compiles a kernel or two, in seconds: so there are pairs here, and not all combinations.

@@ -193,7 +193,7 @@ def on_device(machine: Any, scene: Scene) -> tuple[kvcore.PagedBatch, Any]:
 
     fused = machine.array(scene.q.base, 1)
     q = fused[:, 1 : 1 + scene.q_heads, 2 : 2 + scene.dim]
-    moved = kvcore.PagedBatch(
+    moved = kvcore.PagedBatch(  # global scales may stay in host memory
         put(batch.key_pool),
         put(batch.value_pool),
         put(scene.table),
@@ -201,5 +201,6 @@ def on_device(machine: Any, scene: Scene) -> tuple[kvcore.PagedBatch, Any]:
         batch.layout,
         put(batch.key_scales),
         put(batch.value_scales),
+        global_scales=batch.global_scales,
     )
     return moved, q

@@ -38,6 +38,15 @@ CASES: dict[str, tuple[int, int, int, int, int, int, str, str, str]] = {
     "prompt_64_int8": (4096, 2, 8, 64, 64, 64, "float16", "int8", "tokens"),
     "decode_256_fp8": (64, 64, 4, 16, 256, 256, "bfloat16", "float8_e4m3fn", "tokens"),
     "prompt_256_fp8": (4096, 2, 4, 16, 256, 256, "bfloat16", "float8_e4m3fn", "tokens"),
+    "decode_nvfp4": (64, 64, 8, 32, 128, 128, "bfloat16", "nvfp4", "numbers"),
+    "decode_nvfp4_arrays": (64, 64, 8, 32, 128, 128, "float16", "nvfp4", "arrays"),
+    "decode_group_nvfp4": (64, 64, 1, 64, 128, 128, "bfloat16", "nvfp4", "numbers"),
+    "prompt_nvfp4": (4096, 2, 8, 32, 128, 128, "bfloat16", "nvfp4", "numbers"),
+    "decode_64_nvfp4": (64, 64, 8, 64, 64, 64, "bfloat16", "nvfp4", "numbers"),
+    "prompt_64_nvfp4": (4096, 2, 8, 64, 64, 64, "float16", "nvfp4", "arrays"),
+    "decode_256_nvfp4": (64, 64, 4, 16, 256, 256, "bfloat16", "nvfp4", "numbers"),
+    "prompt_256_nvfp4": (4096, 2, 4, 16, 256, 256, "bfloat16", "nvfp4", "numbers"),
+    "decode_80_nvfp4": (64, 64, 8, 32, 80, 80, "bfloat16", "nvfp4", "numbers"),
     "prompt_latent": (4096, 2, 1, 128, 576, 512, "bfloat16", "bfloat16", "latent"),
     "stacked": (64, 64, 8, 32, 128, 128, "bfloat16", "bfloat16", "stacked"),
     "latent": (64, 64, 1, 128, 576, 512, "bfloat16", "bfloat16", "latent"),
@@ -48,14 +57,20 @@ _PAGE = 16
 
 def call_of(case: str) -> Any:
     """A call of such shapes, over memory that nobody looks into."""
-    from kvcore.backends.cuda.attention.call import Call, Rule
-
     tokens, rows, heads, q_heads, dim, v_dim, q_dtype, dtype, scales = CASES[case]
 
     def memory(*shape: int, dtype: str) -> Any:
         return np.empty(shape, numpy_dtype(dtype))
 
     pages = 64
+    if dtype == "nvfp4":
+        codes = [np.empty((pages, _PAGE, heads, n // 2), np.uint8) for n in (dim, v_dim)]
+        of_blocks = [
+            memory(pages, _PAGE, heads, n // 16, dtype="float8_e4m3fn") for n in (dim, v_dim)
+        ]
+        given = (0.5, 0.25) if scales == "numbers" else (np.ones(1, np.float32),) * 2
+        q = memory(tokens, q_heads, dim, dtype=q_dtype)
+        return _call(q, [*codes, None, *of_blocks], v_dim, rows)._replace(global_scales=given)
     key, value, rest, ks, vs = memory(pages, _PAGE, heads, dim, dtype=dtype), None, None, None, None
     if scales == "latent_fp8":
         from kvcore.ops.latent import latent_fp8_parts
@@ -75,8 +90,16 @@ def call_of(case: str) -> Any:
 
         made = make_stack([Group((0, 1), 32)], np.arange(rows + 1, dtype=np.uint32))
         stack = made, made.numbers
+    q = memory(tokens, q_heads, dim, dtype=q_dtype)
+    return _call(q, [key, value, rest, ks, vs], v_dim, rows)._replace(stack=stack)
+
+
+def _call(q: Any, pools: list[Any], v_dim: int, rows: int) -> Any:
+    key, value, rest, ks, vs = pools
+    from kvcore.backends.cuda.attention.call import Call, Rule
+
     return Call(
-        memory(tokens, q_heads, dim, dtype=q_dtype),
+        q,
         key,
         value,
         rest,
@@ -87,7 +110,6 @@ def call_of(case: str) -> Any:
         np.empty(rows + 1, np.uint32),
         Rule(0.1, True, None, None, None, None),
         v_dim,
-        stack,
     )
 
 

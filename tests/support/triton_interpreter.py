@@ -14,6 +14,7 @@ from kvcore import PagedBatch
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import AttentionRequest
 from kvcore.ops.batch import layer_pools
+from kvcore.ops.nvfp4_calls import global_scales_of
 
 
 def require_interpreter() -> Any:
@@ -39,6 +40,7 @@ def attend_on_host(
     rule = ("scale", "causal", "window", "chunk", "soft_cap", "sinks")
     request = AttentionRequest(
         pools.parts(),
+        global_scales_of(pools, HOST),
         asked.pop("v_head_dim", None),
         (pools.lookup_table, pools.cache_lengths, (offsets, offsets)),
         q,

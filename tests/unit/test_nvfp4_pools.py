@@ -284,14 +284,6 @@ def test_pools_that_are_read_only_or_share_memory_are_refused() -> None:
         )
 
 
-def test_attention_says_that_it_does_not_read_them() -> None:
-    q = np.zeros((2, 2, 48), np.float32)
-    with pytest.raises(ValueError, match="nvfp4, which attention does not read"):
-        ops.attention(made(), 0, q, [0, 2])
-    with pytest.raises(ValueError, match="nvfp4, which attention does not read"):
-        ops.attention_scratch(made(), q, 2)
-
-
 def test_lengths_of_the_batch_are_the_default() -> None:
     pools = Pools()
     found = ops.gather(pools.batch(), 0)

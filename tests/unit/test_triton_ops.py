@@ -24,6 +24,7 @@ from kvcore import (
 )
 from kvcore.backends.cuda import availability, driver
 from kvcore.groups import FullAttention, SlidingWindow
+from nvfp4_scenes import Nvfp4Scene
 from triton_interpreter import require_interpreter
 
 require_interpreter()
@@ -63,6 +64,33 @@ def test_results_are_those_of_the_cpu(
     assert_close(machine.host(o), expected, scene.q_dtype)
     cpu = ops.attention(scene.batch, 0, scene.q, scene.offsets, sinks=sinks, **rule)
     assert_close(cpu, expected, scene.q_dtype)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "host", "device"])
+def test_pools_in_nvfp4_and_their_global_scales(machine: Machine, kind: str) -> None:
+    scales: list[Any] = [0.75, 0.02]
+    if kind != "numbers":
+        scales = [np.array([scale], np.float32) for scale in scales]
+    scene = Nvfp4Scene(
+        cached=[20, 3], new=[1, 2], page=3, dim=48, global_scales=(scales[0], scales[1])
+    )
+    batch, q = on_device(machine, scene)
+    if kind == "device":
+        made = [machine.array(scale, 1) for scale in scales]
+        batch = PagedBatch(
+            *(batch.key_pool, batch.value_pool, batch.lookup_table, batch.cache_lengths),
+            key_scales=batch.key_scales,
+            value_scales=batch.value_scales,
+            global_scales=(made[0], made[1]),
+        )
+    o, lse = ops.attention(batch, 0, q, scene.offsets, return_lse=True)
+    expected, sums = scene.expected()
+    assert_close(machine.host(o), expected, scene.q_dtype)
+    assert_lse(machine.host(lse), sums)
+    if kind == "device":  # read when the work runs
+        machine.view(made[1])[...] = 0.04
+        twice = ops.attention(batch, 0, q, scene.offsets)
+        assert_close(machine.host(twice), 2 * expected, scene.q_dtype)
 
 
 @pytest.mark.parametrize("seed", range(3))

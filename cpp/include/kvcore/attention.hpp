@@ -57,6 +57,14 @@ struct SharedRows {
     std::int64_t num_tokens;
 };
 
+/// The global scales of K and V in nvfp4 (kvcore/nvfp4.hpp): then `data` of a tensor are its codes,
+/// `dim` counts elements, and its scales are bytes, one for each of `scales.group` = 16 elements.
+struct Nvfp4Globals {
+    bool is_nvfp4 = false;
+    float k = 1.0F;
+    float v = 1.0F;
+};
+
 /// Everything attention reads.
 struct AttentionInput {
     PoolView<const std::byte> pool;
@@ -68,6 +76,7 @@ struct AttentionInput {
     AttentionRule rule;
     const SharedRows* shared = nullptr;  // longest first
     std::int64_t num_shared = 0;
+    Nvfp4Globals nvfp4 = {};
 };
 
 /// Where results go: `values` [tokens, heads, v.dim]; `lse` float32 [tokens, heads] in C order, the

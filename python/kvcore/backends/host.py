@@ -131,12 +131,11 @@ class _HostPlace:
         _core.advance_lengths(lengths, offsets, active, out)
 
     def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
-        given = request.pools, request.v_head_dim, request.step, request.q, request.rule
-        shared, replica = request.shared
+        asked = request.rule, *request.shared
         targets = request.out, request.lse, request.return_lse
-        found: tuple[Any, Any] = _core.attention(
-            *given, shared, replica, *targets, threads=request.threads
-        )
+        pools = request.pools, request.global_scales, request.v_head_dim
+        given = *pools, request.step, request.q
+        found: tuple[Any, Any] = _core.attention(*given, *asked, *targets, request.threads)
         return found
 
     def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:

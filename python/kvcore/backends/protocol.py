@@ -42,6 +42,8 @@ class AttentionRequest(NamedTuple):
     ----------
     pools : tuple of array or None
         Keys, values, ends of keys, scales of keys and of values.
+    global_scales : (float or array, float or array) or None
+        Of keys and of values in nvfp4, as kernels take them.
     v_head_dim : int or None
     step : (array, array, array)
         Table, lengths and row offsets.
@@ -57,6 +59,7 @@ class AttentionRequest(NamedTuple):
     """
 
     pools: tuple[Any, ...]
+    global_scales: Any
     v_head_dim: Any
     step: tuple[Any, Any, Any]
     q: Any

@@ -17,6 +17,7 @@ from kvcore.backends.host import HOST
 from kvcore.backends.protocol import AttentionRequest, Place
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.nvfp4_calls import global_scales_of
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
 from kvcore.plans import SharedPrefix
 
@@ -328,7 +329,6 @@ def _attend(
     options: Options,
 ) -> Any:
     pools = layer_pools(inputs, layer)
-    pools.refuse_nvfp4("attention")
     given, given_lse = _targets(options.out, wanted.return_lse)
     beside = q, row_offsets, rule.sinks, given, given_lse, wanted.scratch
     place = pools.place(options, beside=beside)
@@ -336,6 +336,7 @@ def _attend(
     sinks = None if rule.sinks is None else _small(place, rule.sinks, "sinks")
     request = AttentionRequest(
         pools.parts(),
+        global_scales_of(pools, place),
         wanted.v_head_dim,
         (pools.lookup_table, pools.cache_lengths, offsets_at(place, row_offsets)),
         see(q, "q"),

@@ -83,14 +83,6 @@ class LayerPools(NamedTuple):
         """Return the elements of a head of a pool."""
         return int(self.pools[i].shape[3]) * (1 if self.global_scales is None else 2)
 
-    def refuse_nvfp4(self, verb: str) -> None:
-        """Raise ValueError for pools in nvfp4."""
-        if self.global_scales is not None:
-            raise ValueError(
-                f"the pools are in nvfp4, which {verb} does not read; gather them to a wide dtype, "
-                f"or keep them in float8 or int8"
-            )
-
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
         """Return keys, values, ends of keys, scales of keys and of values; None for none."""
         k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None

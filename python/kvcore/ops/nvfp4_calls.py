@@ -11,15 +11,25 @@ from kvcore.backends.protocol import Place
 from kvcore.ops.layer_pools import LayerPools
 from kvcore.ops.nvfp4 import global_scale_at
 
-__all__ = ["nvfp4_transfers"]
+__all__ = ["global_scales_of", "nvfp4_transfers"]
+
+
+def global_scales_of(pools: LayerPools, place: Place) -> tuple[Any, Any] | None:
+    """Return the global scales of K and V as kernels take them, None of other pools."""
+    if pools.global_scales is None:
+        return None
+    k, v = pools.global_scales
+    return (
+        global_scale_at(place, k, "global_scales[0]"),
+        global_scale_at(place, v, "global_scales[1]"),
+    )
 
 
 def nvfp4_transfers(
     pools: LayerPools, place: Place, parts: list[tuple[str, NDArray[Any]]]
 ) -> list[tuple[str, NDArray[Any], Any, Any, NDArray[Any]]]:
     """Return what kernels take of K and V: name of tokens, pool, scales, global scale, tokens."""
-    given = pools.global_scales or ()
-    factors = [global_scale_at(place, each, f"global_scales[{i}]") for i, each in enumerate(given)]
+    factors = global_scales_of(pools, place) or ()
     return [
         (name, pools.pools[i], pools.scales and pools.scales[i], factors[i], tokens)
         for i, (name, tokens) in enumerate(parts)

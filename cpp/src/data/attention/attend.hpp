@@ -86,10 +86,24 @@ inline void attend_direct(const ItemWork& work, std::int64_t first_key, const Pl
 
 // ---- many queries: K and V are converted once for all of them ----------------------------------
 
+inline void stage_nvfp4(const ItemWork& work, const Place& now) {
+    const auto& pool = work.job.input->pool;
+    const AttentionSizes& sizes = work.job.sizes;
+    const TileRows& rows = now.tile;
+    const Nvfp4Globals& global = work.job.input->nvfp4;
+    stage_blocks(now.keys(work), rows.n, pool.k.dim, rows.k_scales,
+                 now.head * pool.k.scales.head_stride, global.k, work.keys, sizes.key_floats);
+    transpose(work.keys, sizes.key_floats, rows.n, sizes.key_dim, work.across);
+    if (sizes.values_are_keys) return;
+    stage_blocks(now.values(work), rows.n, pool.v.dim, rows.v_scales,
+                 now.head * pool.v.scales.head_stride, global.v, work.values, sizes.value_floats);
+}
+
 inline void stage(const ItemWork& work, const Place& now) {
     const auto& pool = work.job.input->pool;
     const AttentionSizes& sizes = work.job.sizes;
     const TileRows& rows = now.tile;
+    if (work.job.input->nvfp4.is_nvfp4) return stage_nvfp4(work, now);
     kStageRows[static_cast<int>(pool.k.dtype)](now.keys(work), rows.n, pool.k.dim, rows.k_scales,
                                                now.head * pool.k.scales.head_stride,
                                                pool.k.scales.group, work.keys, sizes.key_floats);
@@ -110,10 +124,11 @@ inline void stage(const ItemWork& work, const Place& now) {
 [[gnu::always_inline]] inline void ask_for_part(const ItemWork& work, const Place& place,
                                                 std::int64_t i, std::int64_t n) {
     const auto& pool = work.job.input->pool;
+    const std::int64_t per_byte = work.job.input->nvfp4.is_nvfp4 ? 2 : 1;
     for (std::int64_t t = kTileKeys * i / n; t < kTileKeys * (i + 1) / n; ++t) {
-        ask_for_row(place.keys(work).at(t), pool.k.dim * item_size(pool.k.dtype));
+        ask_for_row(place.keys(work).at(t), pool.k.dim * item_size(pool.k.dtype) / per_byte);
         if (work.job.sizes.values_are_keys) continue;
-        ask_for_row(place.values(work).at(t), pool.v.dim * item_size(pool.v.dtype));
+        ask_for_row(place.values(work).at(t), pool.v.dim * item_size(pool.v.dtype) / per_byte);
     }
 }
 

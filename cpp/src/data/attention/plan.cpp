@@ -204,15 +204,16 @@ AttentionSizes::AttentionSizes(const AttentionInput& input) noexcept
     const auto& v = input.pool.v;
     values_are_keys = k.data == v.data && k.dtype == v.dtype && v.dim <= k.dim &&
                       k.page_stride == v.page_stride && k.token_stride == v.token_stride &&
-                      k.head_stride == v.head_stride && k.scales.data == v.scales.data;
+                      k.head_stride == v.head_stride && k.scales.data == v.scales.data &&
+                      input.nvfp4.k == input.nvfp4.v;
 }
 
 bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept {
     const auto has_one_scale = [](const PagedTensor<const std::byte>& tensor) {
         return tensor.scales.data == nullptr || tensor.scales.group >= tensor.dim;
     };
-    return vectors >= kWorthStaging || input.pool.rope.dim > 0 || !has_one_scale(input.pool.k) ||
-           !has_one_scale(input.pool.v);
+    return vectors >= kWorthStaging || input.nvfp4.is_nvfp4 || input.pool.rope.dim > 0 ||
+           !has_one_scale(input.pool.k) || !has_one_scale(input.pool.v);
 }
 
 ScratchLayout::ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limits) noexcept

@@ -69,7 +69,7 @@ struct ItemLimits {
 constexpr std::int64_t kWorthStaging = 17;
 
 /// Whether K and V become floats in scratch first: for many queries, and where a head of a token
-/// has more than one scale or lies in more than one place.
+/// has more than one scale or lies in more than one place, or codes are two in a byte.
 [[nodiscard]] bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept;
 
 /// What a plan needs room for.

@@ -45,6 +45,22 @@ void stage_rows(HeadRowsAt rows, std::int64_t n, std::int64_t dim, const std::by
     }
 }
 
+// The same of nvfp4, whose `scales` are bytes. Both products are rounded as `dequantize_nvfp4`
+// does.
+inline void stage_blocks(HeadRowsAt rows, std::int64_t n, std::int64_t dim,
+                         const std::byte* const* scales, std::int64_t scale_offset,
+                         float global_scale, float* to, std::int64_t stride) {
+    Tile row{};
+    row.tokens = row.heads = 1;
+    row.dim = (dim + kBlock - 1) / kBlock * kBlock;  // values may end within a block
+    for (std::int64_t t = 0; t < n; ++t) {
+        row.source = rows.at(t);
+        row.scales = scales[t] + scale_offset;
+        row.destination = reinterpret_cast<std::byte*>(to + t * stride);
+        dequantize_nvfp4<DType::kFloat32>(row, global_scale);
+    }
+}
+
 // to[i][t] = from[t][i], four keys by kLanes elements at a time; t beyond n is whatever is there.
 inline void transpose(const float* from, std::int64_t stride, std::int64_t n, std::int64_t dim,
                       float* to) {

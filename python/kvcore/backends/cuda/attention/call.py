@@ -16,6 +16,7 @@ from kvcore.backends.cuda.attention.plan import (
     Plan,
     Sizes,
     default_splits,
+    dim_of,
     make_plan,
     power_of_two,
     sizes_of,
@@ -23,11 +24,10 @@ from kvcore.backends.cuda.attention.plan import (
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
 from kvcore.backends.cuda.attention.settings import Settings, settings_for
 from kvcore.backends.cuda.attention.settings_file import measured_rows
-from kvcore.dtypes import NARROW
 
 __all__ = ["Call", "Launch", "Rule", "attend", "launches", "plan_with", "planned", "product_dtype"]
 
-_KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
+_KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8", "uint8": "nvfp4"}
 _FIRST_WITH_FP8 = 89  # architecture that turns e4m3 into float16 by itself
 _DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 _NO_STRIDES = (0, 0, 0)
@@ -54,7 +54,9 @@ class Call(NamedTuple):
     q : array [tokens, q_heads, dim]
     key, value, rest : array [pages, page_size, heads, dim]
         Value is None for latent rows; `rest` are the ends of latent keys where they lie apart.
+        In nvfp4 uint8 [pages, page_size, heads, dim / 2].
     key_scales, value_scales : float32 array [pages, page_size, heads, groups], or None
+        In nvfp4 float8_e4m3fn, and `global_scales` are numbers or arrays of one.
     table : uint32 [rows, columns]
     lengths, offsets : uint32 [rows], [rows + 1]
     rule : Rule
@@ -76,6 +78,7 @@ class Call(NamedTuple):
     rule: Rule
     v_dim: int
     stack: tuple[Stack, Any] | None = None
+    global_scales: tuple[Any, Any] = (None, None)
 
     @property
     def sizes(self) -> Sizes:
@@ -103,8 +106,9 @@ def planned(call: Call, splits: int | None, place: Any) -> Plan:
         max(sizes.dim, sizes.v_dim),
         group=sizes.group,
         tokens_per_row=sizes.tokens / max(1, sizes.rows),
-        has_codes=any(x is not None and x.dtype.name in NARROW for x in (call.key, call.value)),
+        has_codes=any(x is not None and x.dtype.name in _KINDS for x in (call.key, call.value)),
         is_wide=product_dtype(call) == "float32",
+        is_nvfp4=call.key.dtype.name == "uint8",
         measured=measured_rows(),
     )
     if splits is None:
@@ -201,6 +205,8 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
     v_source, k_scales = call.key if value is None else value, call.key_scales
     v_scales = k_scales if value is None else call.value_scales
     k_group = _group(k_scales, call.key, is_wide=value is None and bool(narrows or joined))
+    # Numbers for keys go into the scale; arrays are read when the kernel runs.
+    addressed = [None if isinstance(each, float) else each for each in call.global_scales]
     return (
         pointer_to(call.q),
         strides_of(call.q, 2),
@@ -220,12 +226,14 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
         strides_of(call.lengths, 1)[0],
         *_rows(call),
         pointer_to(sinks),
+        *map(pointer_to, addressed),
+        call.global_scales[1] if addressed[1] is None else None,
         *target,
         sizes.rows,
         sizes.tokens,
         call.key.shape[0],
         sizes.columns,
-        rule.scale,
+        rule.scale if addressed[0] is not None else rule.scale * (call.global_scales[0] or 1.0),
         rule.soft_cap,
         rule.window,
         rule.chunk,
@@ -277,6 +285,7 @@ def _group(scales: Any, pool: Any, *, is_wide: bool) -> int:
     0 where there is none, or where weights and scores are scaled instead. `is_wide`: where those
     must not be.
     """
-    if scales is None or (scales.shape[3] == 1 and not is_wide):
+    is_one = scales is not None and scales.shape[3] == 1 and pool.dtype.name != "uint8"
+    if scales is None or (is_one and not is_wide):
         return 0
-    return int(pool.shape[3]) // int(scales.shape[3])
+    return dim_of(pool) // int(scales.shape[3])

@@ -11,6 +11,7 @@ import numpy as np
 from kvcore.arguments import flag, integer, number
 from kvcore.arrays import address_of, is_writable, require_own_memory
 from kvcore.backends.cuda.attention.call import Call, Rule
+from kvcore.backends.cuda.attention.plan import dim_of
 from kvcore.dtypes import NARROW, WIDE
 
 __all__ = [
@@ -27,7 +28,12 @@ _LAST_POSITION = 2**31 - 1
 
 
 def checked_call(
-    pools: tuple[Any, ...], v_head_dim: Any, step: tuple[Any, ...], q: Any, rule: tuple[Any, ...]
+    pools: tuple[Any, ...],
+    v_head_dim: Any,
+    step: tuple[Any, ...],
+    q: Any,
+    rule: tuple[Any, ...],
+    global_scales: tuple[Any, Any] | None = None,
 ) -> Call:
     """Return a call whose shapes and dtypes fit.
 
@@ -41,6 +47,8 @@ def checked_call(
     q : array
     rule : tuple
         Scale, causal, window, chunk, soft cap and sinks.
+    global_scales : (float or array, float or array), optional
+        Of pools in nvfp4.
 
     Raises
     ------
@@ -51,7 +59,7 @@ def checked_call(
     table, lengths, offsets = step
     for name, pool in (("keys", key), ("values", value), ("rope", rest)):
         if pool is not None:
-            _check_pool(name, pool, key)
+            _check_pool(name, pool, key, is_nvfp4=global_scales is not None)
     _check_table(table, lengths)
     v_dim = value_dim(pools, v_head_dim)
     _check_queries(q, key, rest)
@@ -60,6 +68,10 @@ def checked_call(
     call = Call(
         q, key, value, rest, key_scales, value_scales, table, lengths, offsets, rules, v_dim
     )
+    if global_scales is not None:
+        for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+            _check_last_axis(name, scales)
+        call = call._replace(global_scales=global_scales)
     sizes = call.sizes
     if max(sizes.dim, sizes.rest, sizes.v_dim) > MOST_DIM:
         raise ValueError(
@@ -74,11 +86,12 @@ def value_dim(pools: tuple[Any, ...], v_head_dim: Any) -> int:
     """Return how many elements of a value are used."""
     key, value, _, key_scales, value_scales = pools
     source, scales = (key, key_scales) if value is None else (value, value_scales)
-    most = int(source.shape[3])
+    most = dim_of(source)
     if v_head_dim is None:
         return most
     dim = integer("v_head_dim", v_head_dim)
-    group = 1 if scales is None or scales.shape[3] == 1 else most // int(scales.shape[3])
+    has_groups = scales is not None and (scales.shape[3] > 1 or source.dtype == np.uint8)
+    group = most // int(scales.shape[3]) if has_groups else 1
     if not 1 <= dim <= most or dim % group:
         more = f" and a multiple of {group}, those that share a scale" if group > 1 else ""
         raise ValueError(f"v_head_dim is {dim}, must be 1 to {most}, the elements of a value{more}")
@@ -156,8 +169,8 @@ def _check_last_axis(name: str, array: Any) -> None:
         raise ValueError(f"{name} is strided along its last axis, must be contiguous there")
 
 
-def _check_pool(name: str, pool: Any, key: Any) -> None:
-    if pool.dtype.name not in (*WIDE, *NARROW):
+def _check_pool(name: str, pool: Any, key: Any, *, is_nvfp4: bool) -> None:
+    if pool.dtype.name not in (("uint8",) if is_nvfp4 else (*WIDE, *NARROW)):
         raise TypeError(f"the pool of {name} has dtype {pool.dtype}, must be one of a cache")
     if pool.ndim != 4 or pool.shape[:3] != key.shape[:3]:
         raise ValueError(
@@ -190,7 +203,7 @@ def _check_queries(q: Any, key: Any, rest: Any) -> None:
         raise ValueError(
             f"q has {q.shape[1]} heads, must have a multiple of the {heads} heads of the pool"
         )
-    wide = key.shape[3] + (0 if rest is None else rest.shape[3])
+    wide = dim_of(key) + (0 if rest is None else rest.shape[3])
     if q.shape[2] != wide:
         raise ValueError(f"q has a head_dim of {q.shape[2]}, keys have {wide}")
     _check_last_axis("q", q)

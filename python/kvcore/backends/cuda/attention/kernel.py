@@ -114,6 +114,9 @@ def attend(
     offsets,  # uint32 [rows + 1]
     stack,  # int32, see ``cascade.Stack``: rows are stacked; or None
     sinks,  # [q_heads], or None
+    k_global,  # float32 [1], which keys in nvfp4 are multiplied by, or None
+    v_global,  # likewise of values
+    v_factor,  # a number that values are multiplied by, or None
     out,  # [splits, tokens, q_heads, v_dim]
     out_strides,  # of a token and a head
     lse,  # float32 [splits, tokens, q_heads], or None
@@ -187,6 +190,9 @@ def attend(
         e = tl.arange(0, block_rest)
         e_mask = is_query[:, None] & (e < rest_dim)[None, :]
         ends = tl.load(q + q_at[:, None] + (dim + e)[None, :], mask=e_mask, other=0.0).to(dtype)
+
+    if k_global is not None:
+        scale = scale * tl.load(k_global)
 
     # ---- which of the tokens that they see
     oldest = tl.min(tl.where(is_query, position, 0x7FFFFFFF), 0)
@@ -313,6 +319,10 @@ def attend(
     e_v = tl.arange(0, block_v)
     o_mask = is_query[:, None] & (e_v < v_dim)[None, :]
     values = acc / tl.where(is_empty, 1.0, total)[:, None]
+    if v_global is not None:
+        values = values * tl.load(v_global)
+    if v_factor is not None:
+        values = values * v_factor
     tl.store(out + o_at[:, None] + e_v[None, :], values.to(out.dtype.element_ty), mask=o_mask)
     if lse is not None:
         sums = (most + tl.log2(tl.where(is_empty, 1.0, total))) / log2e

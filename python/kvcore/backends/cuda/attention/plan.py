@@ -12,6 +12,7 @@ __all__ = [
     "Plan",
     "Sizes",
     "default_splits",
+    "dim_of",
     "make_plan",
     "power_of_two",
     "scratch_elements",
@@ -105,6 +106,11 @@ def scratch_elements(sizes: Sizes, splits: int, *, is_stacked: bool = False) -> 
     return splits * sizes.tokens * sizes.q_heads * (sizes.v_dim + 1)
 
 
+def dim_of(pool: Any) -> int:
+    """Return the elements of a head of a pool: twice the bytes of nvfp4, which alone is uint8."""
+    return int(pool.shape[3]) * (2 if pool.dtype.name == "uint8" else 1)
+
+
 def sizes_of(q: Any, pools: tuple[Any, Any, Any], table: Any, v_dim: int) -> Sizes:
     """Return the shapes of a call.
 
@@ -118,7 +124,8 @@ def sizes_of(q: Any, pools: tuple[Any, Any, Any], table: Any, v_dim: int) -> Siz
     """
     key, value, rest = pools
     tokens, q_heads, wide = q.shape
-    _, page_size, heads, dim = key.shape
+    _, page_size, heads, _ = key.shape
+    dim = dim_of(key)
     # Rows of a latent cache that hold everything: values, and what only keys have.
     main = v_dim if value is None and rest is None else dim
     return Sizes(

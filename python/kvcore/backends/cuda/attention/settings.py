@@ -10,6 +10,7 @@ __all__ = ["MOST_DRAFT", "TABLE", "Row", "Settings", "no_more_than_needed", "set
 
 MOST_DRAFT = 8  # new tokens of a row, on average, that are no prompt
 _LEAST_M = 16  # rows of a matrix product
+_MOST_NVFP4 = 32  # tokens of a tile in nvfp4, whose codes take more registers than others
 
 
 class Settings(NamedTuple):
@@ -71,6 +72,7 @@ def settings_for(
     tokens_per_row: float,
     has_codes: bool,
     is_wide: bool,
+    is_nvfp4: bool = False,
     measured: tuple[Row, ...] = (),
 ) -> Settings:
     """Return the sizes of a program.
@@ -86,9 +88,11 @@ def settings_for(
     tokens_per_row : float
         New tokens of a row, on average.
     has_codes : bool
-        Whether pools are float8 or int8.
+        Whether pools are float8, int8 or nvfp4.
     is_wide : bool
         Whether products are taken in float32.
+    is_nvfp4 : bool
+        Whether pools are nvfp4, for which no row is measured.
     measured : tuple of Row
         Of this architecture: they come before the table.
 
@@ -105,6 +109,8 @@ def settings_for(
     rows = [row for row in fitting if row.dim == narrow]
     row = max((row for row in rows if row.arch <= arch), key=_arch, default=rows[0])
     found = row.prompt if tokens_per_row > MOST_DRAFT else row.decode
+    if is_nvfp4:
+        found = found._replace(block_n=min(found.block_n, _MOST_NVFP4))
     return no_more_than_needed(found, group, tokens_per_row)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles of pages: codes of narrow pools as numbers, their scales, and where tokens lie.
 
-fp8 is taken apart by its bits where the architecture has no instruction for it.
+fp8 is taken apart by its bits where the architecture has no instruction for it, nvfp4 everywhere.
 """
 
 from __future__ import annotations
@@ -54,6 +54,38 @@ def _numbers(codes, kind: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def _half_of(codes):
+    """Turn e2m1 in the lower bits into float16: as its bits, whose exponent has another bias."""
+    bits = ((codes & 8).to(tl.uint16) << 12) | ((codes & 7).to(tl.uint16) << 9)
+    return bits.to(tl.uint16).to(tl.float16, bitcast=True) * 16384.0
+
+
+@triton.jit
+def _load_blocks(
+    pool,
+    at,
+    has,
+    scales,
+    scale_at,
+    dtype: tl.constexpr,
+    dim: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Load rows of nvfp4, [tokens, block], times the scales of their blocks: exact in 16 bits."""
+    tokens: tl.constexpr = has.shape[0]
+    d = tl.arange(0, block // 2)
+    mask = has[:, None] if dim == block else has[:, None] & (d < dim // 2)[None, :]
+    pairs = tl.load(pool + at[:, None] + d[None, :], mask=mask, other=0)
+    b = tl.arange(0, block // 16)
+    b_mask = has[:, None] if dim == block else has[:, None] & (b < dim // 16)[None, :]
+    codes = tl.load(scales + scale_at[:, None] + b[None, :], mask=b_mask, other=0)
+    factor = _numbers(codes, "e4m3", tl.float16)[:, :, None]
+    even = _half_of(pairs).reshape(tokens, block // 16, 8) * factor
+    odd = _half_of(pairs >> 4).reshape(tokens, block // 16, 8) * factor
+    return tl.join(even, odd).reshape(tokens, block).to(dtype)
+
+
+@triton.jit
 def load_tile(
     pool,
     at,
@@ -69,14 +101,18 @@ def load_tile(
 ):
     """Load `dim` elements of rows from `first` on, [tokens, block]: zeros where there is none.
 
-    `group` elements share a scale; 0 leaves the codes as they are.
+    `group` elements share a scale; 0 leaves the codes as they are. Of nvfp4, whose codes are two in
+    a byte, `first` is 0.
     """
     d = tl.arange(0, block)
     mask = has[:, None] if dim == block else has[:, None] & (d < dim)[None, :]
-    codes = tl.load(pool + at[:, None] + (first + d)[None, :], mask=mask, other=0)
-    if group == 0:
+    if kind == "nvfp4":
+        tile = _load_blocks(pool, at, has, scales, scale_at, dtype, dim, block)
+    elif group == 0:
+        codes = tl.load(pool + at[:, None] + (first + d)[None, :], mask=mask, other=0)
         tile = _numbers(codes, kind, dtype)
     elif group & (group - 1) == 0 and block % group == 0 and first % group == 0:
+        codes = tl.load(pool + at[:, None] + (first + d)[None, :], mask=mask, other=0)
         g = tl.arange(0, block // group)
         g_mask = has[:, None] & (g * group < dim)[None, :]
         g_at = scale_at[:, None] + (first // group + g)[None, :]
@@ -84,6 +120,7 @@ def load_tile(
         parts = _numbers(codes, kind, tl.float32).reshape(has.shape[0], block // group, group)
         tile = (parts * factor[:, :, None]).reshape(has.shape[0], block).to(dtype)
     else:
+        codes = tl.load(pool + at[:, None] + (first + d)[None, :], mask=mask, other=0)
         d_at = scale_at[:, None] + ((first + d) // group)[None, :]
         factor = tl.load(scales + d_at, mask=mask, other=0.0)
         tile = (_numbers(codes, kind, tl.float32) * factor).to(dtype)

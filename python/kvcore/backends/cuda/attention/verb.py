@@ -36,7 +36,8 @@ def run(place: Place, request: AttentionRequest) -> tuple[Any, Any]:
     has_lse = flag("return_lse", request.return_lse)
     rule = (*request.rule[:5], _sinks(place, request.rule[5]))
     pools, step = request.pools, request.step
-    call = _stacked(checked_call(pools, request.v_head_dim, step, request.q, rule), request, place)
+    checked = checked_call(pools, request.v_head_dim, step, request.q, rule, request.global_scales)
+    call = _stacked(checked, request, place)
     given_out = None if request.out is None else checked_out(call, request.out)
     given_lse = None if request.lse is None else checked_lse(call, request.lse, given_out)
     plan = _planned(call, request, place)
