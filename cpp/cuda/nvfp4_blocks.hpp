@@ -89,6 +89,25 @@ template <DType kWide>
 #endif
 }
 
+/// The lesser of two numbers.
+[[nodiscard]] KVCORE_HOST_DEVICE inline float lesser(float a, float b) noexcept {
+#if defined(__CUDA_ARCH__)
+    return fminf(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+/// `before` up by four bits, and the upper four of `bits` below it.
+[[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t with_upper(std::uint32_t before,
+                                                                 std::uint32_t bits) noexcept {
+#if defined(__CUDA_ARCH__)
+    return __funnelshift_l(bits, before, 4);
+#else
+    return before << 4 | bits >> 28;
+#endif
+}
+
 /// The codes of eight elements times `factor`, the first one in the lowest half byte; what is
 /// rounded is below 7.
 ///
@@ -107,11 +126,10 @@ template <DType kWide>
         const float value = block.number(i) * factor;
         const std::uint32_t bits = bits_of(value);
         const float x = float_of(bits & ~detail::kFloatSign);
-        const float steps[] = {fused(x, 2.0F, kUnit), x + (kUnit + 2.0F),
-                               fused(x, 0.5F, kUnit + 4.0F)};
-        const float lower = steps[0] < steps[1] ? steps[0] : steps[1];
-        codes = (codes << 4) + bits_of(lower < steps[2] ? lower : steps[2]);
-        signs = signs << 4 | bits >> 28;
+        const float least =
+            lesser(lesser(fused(x, 2.0F, kUnit), x + (kUnit + 2.0F)), fused(x, 0.5F, kUnit + 4.0F));
+        codes = (codes << 4) + bits_of(least);
+        signs = with_upper(signs, bits);
     }
     constexpr std::uint32_t kAll = kUnitBits + (kUnitBits << 4) + (kUnitBits << 8);
     return (codes - kAll) | (signs & 0x88888888U);

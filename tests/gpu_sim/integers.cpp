@@ -164,6 +164,13 @@ struct Permute {
         return found;
     }
 };
+// The upper word of two, up by some bits.
+struct FunnelLeft {
+    std::uint32_t operator()(std::uint32_t low, std::uint32_t high, std::uint32_t bits) const {
+        const std::uint64_t both = low | std::uint64_t{high} << 32U;
+        return static_cast<std::uint32_t>(both << (bits & 31U) >> 32U);
+    }
+};
 template <class T>
 [[nodiscard]] T ones(std::uint32_t length) {
     return length >= kBits<T> ? static_cast<T>(~T{0}) : static_cast<T>((T{1} << length) - 1);
@@ -319,6 +326,7 @@ void add_integers(Operations& table) {
     add_fields<std::uint32_t>(table, "32");
     add_fields<std::uint64_t>(table, "64");
     table["prmt.b32"] = apply<Permute, std::uint32_t, std::uint32_t, std::uint32_t>;
+    table["shf.l.wrap.b32"] = apply<FunnelLeft, std::uint32_t, std::uint32_t, std::uint32_t>;
     for (const char* type :
          {"b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64"}) {
         table[std::string("mov.") + type] = apply<Same, std::uint64_t>;

@@ -77,6 +77,25 @@ class Scene:
     def quantize(self) -> None:
         ops.quantize(self.k, self.dtype, granularity="head")
 
+    def in_nvfp4(self, lengths: int) -> PagedBatch:
+        """The same batch in pools of four bits."""
+        shape = PAGES + 1, PAGE, HEADS
+        codes = np.random.default_rng(2).integers(0, 256, (*shape, DIM // 2), np.uint8)
+        scales = np.ones((*shape, DIM // 16), numpy_dtype("float8_e4m3fn"))
+        arrays = [self.machine.array(each) for each in (codes, codes, scales, scales)]
+        table = self.machine.array(np.arange(PAGES, dtype=np.uint32)[None])
+        cached = self.machine.array(np.array([lengths], np.uint32))
+        return PagedBatch(*arrays[:2], table, cached, key_scales=arrays[2], value_scales=arrays[3])
+
+    def append_nvfp4(self) -> None:
+        ops.append(self.in_nvfp4(0), 0, self.k, self.v, self.offsets)
+
+    def gather_nvfp4(self) -> None:
+        ops.gather(self.in_nvfp4(TOKENS), 0, out=(self.k, self.v))
+
+    def quantize_nvfp4(self) -> None:
+        ops.quantize(self.k, "nvfp4", 16)
+
     def merge(self) -> None:
         lse = self.machine.array(np.zeros((TOKENS, HEADS), np.float32))
         ops.merge_states(self.k, lse, self.v, lse)
@@ -110,6 +129,9 @@ BUDGETS: dict[str, tuple[str, Callable[[Scene], None], float]] = {
     "gather from int8": ("int8", Scene.gather, 57),
     "quantize to e4m3": ("float8_e4m3fn", Scene.quantize, 60),
     "quantize to int8": ("int8", Scene.quantize, 64),
+    "append to nvfp4": ("bfloat16", Scene.append_nvfp4, 132),
+    "gather from nvfp4": ("bfloat16", Scene.gather_nvfp4, 79),
+    "quantize to nvfp4": ("bfloat16", Scene.quantize_nvfp4, 151),
     "merge": ("bfloat16", Scene.merge, 73),
     "pages to vLLM's": ("bfloat16", Scene.pack, 20),
     "pages out of vLLM's": ("bfloat16", Scene.unpack, 20),

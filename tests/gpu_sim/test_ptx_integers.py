@@ -152,6 +152,11 @@ def test_fields(on: Runner, width: int) -> None:
     if width == 32:
         on.check("prmt.b32", [a, b, draw(np.uint32, 5)], kind, exact(permuted))
 
+        def funnelled(low: int, high: int, bits: int) -> int:
+            return ((high << 32 | low) << (bits & 31) >> 32) & 0xFFFFFFFF
+
+        on.check("shf.l.wrap.b32", [a, b, draw(np.uint32, 6)], kind, exact(funnelled))
+
 
 def test_signed_fields_end_in_their_sign(on: Runner) -> None:
     a = draw(np.int32, 1)

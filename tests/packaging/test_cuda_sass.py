@@ -36,6 +36,8 @@ EXPECTED = {
     ("convert_widen", "9WidenBody.*E2ELi8E"): (128, 128, 4, 1800),  # to bfloat16
     ("convert_widen", "14DequantizeBody.*ELS4_2ELi1E"): (64, 128, 4, 1300),
     ("convert_widen", "14DequantizeBody.*ELS4_2ELi2E"): (64, 128, 8, 1760),
+    ("nvfp4", "14CodeBlocksBody.*E2E"): (128, 64, 4, 1840),  # from bfloat16
+    ("nvfp4", "14ReadBlocksBody.*E2E"): (64, 128, 1, 900),
     ("merge", "9MergeBody.*E2ELi8E"): (128, 128, 2, 450),
     ("fill", "8FillBody.*Unit16"): (0, 128, 0, 90),
     ("digest", "10DigestBody.*Unit16"): (128, 0, 8, 780),
