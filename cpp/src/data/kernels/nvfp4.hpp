@@ -61,8 +61,12 @@ inline F32 widen_e2m1(U8 codes) {
 
 template <DType kIn>
 inline float largest_finite(const std::byte* block) {
-    const std::uint32_t found = largest_bits<kIn>(block, kBlock);
-    return float_from(found < kInfinity ? found : largest_finite_bits<kIn>(block, kBlock));
+    U32 most{};
+    for (std::int64_t i = 0; i < kBlock; i += kLanes) {
+        const U32 magnitude = bits(load_elements<kIn>(block, i, kLanes)) & ~kSign;
+        most = larger(magnitude < kInfinity ? magnitude : U32{}, most);
+    }
+    return float_from(largest_lane(most));
 }
 
 template <DType kIn>
