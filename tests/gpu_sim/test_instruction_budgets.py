@@ -82,10 +82,10 @@ class Scene:
         shape = PAGES + 1, PAGE, HEADS
         codes = np.random.default_rng(2).integers(0, 256, (*shape, DIM // 2), np.uint8)
         scales = np.ones((*shape, DIM // 16), numpy_dtype("float8_e4m3fn"))
-        arrays = [self.machine.array(each) for each in (codes, codes, scales, scales)]
+        k, v, *of_blocks = (self.machine.array(each) for each in (codes, codes, scales, scales))
         table = self.machine.array(np.arange(PAGES, dtype=np.uint32)[None])
         cached = self.machine.array(np.array([lengths], np.uint32))
-        return PagedBatch(*arrays[:2], table, cached, key_scales=arrays[2], value_scales=arrays[3])
+        return PagedBatch(k, v, table, cached, key_scales=of_blocks[0], value_scales=of_blocks[1])
 
     def append_nvfp4(self) -> None:
         ops.append(self.in_nvfp4(0), 0, self.k, self.v, self.offsets)
