@@ -16,6 +16,16 @@ inline std::uint64_t seed = 0;  // of the random numbers, where the program uses
 inline std::string note;        // where the program is, for example which configuration
 inline const char* verb = "";   // the call made last
 
+/// How many rounds of random values to run. ThreadSanitizer takes ten times as long for each, and
+/// has seen all there is to see after a few: values are for the other builds.
+constexpr int rounds(int all) {
+#if defined(__SANITIZE_THREAD__)
+    return all / 5;
+#else
+    return all;
+#endif
+}
+
 inline std::string text(const std::string& value) { return '"' + value + '"'; }
 inline std::string text(const char* value) { return text(std::string(value)); }
 inline std::string text(bool value) { return value ? "true" : "false"; }

@@ -384,9 +384,6 @@ std::vector<Setting> settings() {
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 20240607);
     std::int64_t calls = 1'010'000;
-#if defined(__SANITIZE_THREAD__)
-    calls /= 5;  // each takes several times as long
-#endif
     if (argc > 2) calls = std::atoll(argv[2]);
     const std::vector<Setting> all = settings();
     for (std::size_t i = 0; i < all.size(); ++i) {

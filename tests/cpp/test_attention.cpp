@@ -79,7 +79,7 @@ void draw_rule(Random& random, Case& of, std::vector<float>& sinks) {
 }
 
 void random_batches_are_attended_as_in_double_precision(Random& random) {
-    for (int i = 0; i < 250; ++i) {
+    for (int i = 0; i < check::rounds(250); ++i) {
         const Shape shape = random_shape(random);
         check::note = text(shape);
         Case of(random, shape);

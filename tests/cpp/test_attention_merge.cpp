@@ -43,7 +43,7 @@ double weight_of(float lse, double most) {
 }
 
 void states_merge_as_in_double_precision(Random& random) {
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < check::rounds(60); ++round) {
         const DType dtype = kWide[random.below(3)];
         const std::int64_t item = kvcore::item_size(dtype);
         const std::int64_t n = random.below(200);
@@ -86,7 +86,7 @@ void states_merge_as_in_double_precision(Random& random) {
 
 // Rows in groups that lie in each other, with pages in common as far as the longest.
 void what_rows_share_is_read_for_all_of_them(Random& random) {
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < check::rounds(60); ++round) {
         Shape shape;
         shape.dtype = static_cast<DType>(random.below(3));
         shape.page_size = random.chance(50) ? 16 : 3;

@@ -124,7 +124,7 @@ kvcore::cpu::Tile line(std::int64_t blocks, const std::byte* source, std::byte* 
 }
 
 void every_table_agrees_with_the_scalar_conversions(Random& random) {
-    for (int i = 0; i < 300; ++i) {
+    for (int i = 0; i < check::rounds(300); ++i) {
         const auto w = static_cast<std::size_t>(random.below(3));
         const DType wide = kWide[w];
         const std::int64_t blocks = random.below(40);
@@ -227,7 +227,7 @@ struct Pool {
 };
 
 void tokens_are_written_to_slots_and_read_from_pages(Random& random) {
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < check::rounds(60); ++round) {
         const DType wide = kWide[random.below(3)];
         Pool pool(random.between(1, 9));
         Pool expected = pool;
@@ -269,7 +269,7 @@ void batches_are_written_and_read(Random& random) {
     const kvcore::PageTable table{kTable, 3, 3, 2};
     const kvcore::TokenRanges ranges{kBegin, kOffsets};
     const kvcore::PageShape shape{Pool::kPage, Pool::kHeads};
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < check::rounds(60); ++round) {
         const DType wide = kWide[random.below(3)];
         Pool pool(random.between(1, 9));
         Pool expected = pool;

@@ -124,7 +124,7 @@ std::vector<PagePair> random_pairs(Random& random, std::int64_t sources, std::in
 }
 
 void pages_move_between_all_layouts(Random& random) {
-    for (int i = 0; i < 4000; ++i) {
+    for (int i = 0; i < check::rounds(4000); ++i) {
         CacheSizes sizes = random_sizes(random);
         Cache from(random, sizes, random_name(random));
         sizes.pages = random.between(1, 9);
@@ -149,7 +149,7 @@ void pages_move_between_all_layouts(Random& random) {
 }
 
 void starts_of_pages_are_copied(Random& random) {
-    for (int i = 0; i < 2000; ++i) {
+    for (int i = 0; i < check::rounds(2000); ++i) {
         const CacheSizes sizes = random_sizes(random);
         Cache cache(random, sizes, random_name(random));
         const auto ids = shuffled(random, sizes.pages);
@@ -242,7 +242,7 @@ void for_each_byte(PackedCache& packed, Cache& plain, std::int64_t packed_page,
 
 void vllm_pages_are_packed_and_unpacked(Random& random) {
     const std::vector<std::int64_t> page_sizes = {1, 3, 8, 16, 24, 33};
-    for (int i = 0; i < 600; ++i) {
+    for (int i = 0; i < check::rounds(600); ++i) {
         CacheSizes sizes = random_sizes(random);
         sizes.page_size = page_sizes[static_cast<std::size_t>(random.below(6))];
         sizes.dim_k = 16 / kvcore::item_size(sizes.dtype) * random.between(1, 6);
