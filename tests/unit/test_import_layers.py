@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import kvcore
-
-ROOT = Path(kvcore.__file__).parent
+#: What is in the checkout: wheels leave the Cython sources out.
+ROOT = Path(__file__).resolve().parents[2] / "python" / "kvcore"
 
 #: From the bottom up, by the first name behind ``kvcore``; a module imports its own layer and those
 #: before it. "" is the package itself, from which the layers behind it take the public names.

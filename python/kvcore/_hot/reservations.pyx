@@ -21,6 +21,7 @@ from kvcore._hot.settler cimport (
     Call,
     Settler,
     begin_call,
+    expect_moves,
     name_row,
     room_for,
 )
@@ -239,16 +240,6 @@ cdef object plan(
         return shown_plan(settler, settler.native.plan(request[0], steps, options))
     except ValueError as error:
         raise named(error, [context], 0) from None
-
-
-cdef int expect_moves(list contexts, Batch* requests, Call* call) except -1:
-    """Note where foreign contexts stand, before anything is reserved for them."""
-    for context in contexts:
-        check_settable(context)
-    requests.given = requests.foreign
-    call.foreign = requests.foreign.data()
-    call.given = requests.given.data()
-    return 0
 
 
 # ---- the verbs -----------------------------------------------------------------------------------

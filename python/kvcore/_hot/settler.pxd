@@ -5,6 +5,7 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
+from kvcore._hot.batches cimport Batch
 from kvcore.cpp cimport (
     CacheManager,
     MovedRequest,
@@ -91,6 +92,7 @@ cdef inline void begin_call(
 
 
 cdef object name_row(object error, list contexts, Call* call, object own)
+cdef int expect_moves(list contexts, Batch* requests, Call* call) except -1
 
 
 # Where a call puts what is to be copied; without a pool, on the list of take_copies.

@@ -12,8 +12,9 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
+from kvcore._hot.batches cimport Batch
 from kvcore._hot.claims cimport named
-from kvcore._hot.foreign cimport has_moved, move_indices
+from kvcore._hot.foreign cimport check_settable, has_moved, move_indices
 from kvcore.cpp cimport (
     CacheManager,
     MovedRequest,
@@ -39,6 +40,16 @@ cdef int64_t RELEASE_GIL_BYTES = 65536
 cdef object name_row(object error, list contexts, Call* call, object own):
     """The same error with the request of its row in front."""
     return named(error, contexts, call.first)
+
+
+cdef int expect_moves(list contexts, Batch* requests, Call* call) except -1:
+    """Note where foreign contexts stand, before anything is reserved for them."""
+    for context in contexts:
+        check_settable(context)
+    requests.given = requests.foreign
+    call.foreign = requests.foreign.data()
+    call.given = requests.given.data()
+    return 0
 
 
 cdef int wait_for_row(Call* call, object error) except -1:

@@ -21,7 +21,6 @@ from kvcore._hot.inputs cimport (
     new_inputs,
     table_of,
 )
-from kvcore._hot.reservations cimport expect_moves
 from kvcore._hot.settler cimport (
     AGAIN,
     DONE,
@@ -29,6 +28,7 @@ from kvcore._hot.settler cimport (
     Call,
     Settler,
     begin_call,
+    expect_moves,
     int32_rows,
     name_row,
     room_for,
