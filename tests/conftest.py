@@ -15,6 +15,7 @@ Environment:
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
@@ -32,6 +33,17 @@ hypothesis.settings.register_profile("random", RANDOM)
 hypothesis.settings.register_profile("ci", RANDOM, derandomize=True, database=None)
 hypothesis.settings.register_profile("deep", RANDOM, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "random"))
+
+
+def pytest_collection_finish() -> None:
+    """Spare each garbage collection of a test the modules that all test files have imported."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let modules go as ever: some look at the end for what is left of them."""
+    gc.unfreeze()
 
 
 def require(module: str) -> ModuleType:
