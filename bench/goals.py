@@ -174,6 +174,7 @@ GOALS = (
             ("zero_pages", 0.85),
             ("quantize", 0.75),
             ("dequantize", 0.75),
+            ("transfer", 0.75),
         )
     ),
     Goal("gpu.graph.append.*", 6.0),

@@ -17,16 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_moves import Copies, numbers
+from gpu_moves import Copies, Stored, numbers
 from gpu_timing import Call, against, gpu_us, library
 from harness import Row, make_row
 from kvcore import PagedBatch, ops
-from kvcore.dtypes import numpy_dtype
 
 _HEADS, _GROUP, _DIM = 8, 4, 128
 _POOL_BYTES = 1 << 30  # of K, and of V
 _BATCHES = ((1, 32_768, 1), (16, 8192, 1), (64, 2048, 1), (1, 8192, 2048))  # rows, cached, new
-_NARROW = ("float8_e4m3fn", "int8")
+_NARROW = ("float8_e4m3fn", "int8", "nvfp4")
 _NARROW_BATCH = (16, 8192)  # rows, cached
 _HOST_BATCH = (16, 256)
 
@@ -47,11 +46,10 @@ class _Scene(NamedTuple):
     ) -> _Scene:
         cp = library()
         shape = _POOL_BYTES // (page * _HEADS * _DIM * 2), page, _HEADS, _DIM
-        pages, scales = shape[0], {}
+        pages, scales, stored = shape[0], {}, Stored.of(narrow or "bfloat16")
         if narrow:
-            k, v = (_codes(shape, narrow) for _ in "kv")
-            ones = cp.ones((*shape[:3], 1), cp.float32)
-            scales = {"key_scales": ones, "value_scales": ones.copy()}
+            k, v = (_codes((*shape[:3], stored.length), stored) for _ in "kv")
+            scales = {f"{name}_scales": stored.ones(*shape[:3]) for name in ("key", "value")}
         else:
             k, v = (numbers(shape, "bfloat16") for _ in "kv")
         columns = -(-(cached + new) // page)
@@ -62,9 +60,8 @@ class _Scene(NamedTuple):
         q = numbers((rows * new, _HEADS * _GROUP, _DIM), "bfloat16")
         offsets = cp.arange(rows + 1, dtype=cp.uint32) * cp.uint32(new)
         batches = [PagedBatch(k, v, tables[i % count], lengths, **scales) for i in range(rounds)]
-        token_bytes = _HEADS * (_DIM * k.itemsize + 4 * bool(narrow))
         out = cp.empty(q.shape, q.dtype)
-        return cls(batches, q, offsets, out, rows * (cached + new), token_bytes)
+        return cls(batches, q, offsets, out, rows * (cached + new), _HEADS * stored.head_bytes)
 
     def calls(self) -> list[Call]:
         return [
@@ -73,10 +70,10 @@ class _Scene(NamedTuple):
         ]
 
 
-def _codes(shape: tuple[int, ...], narrow: str) -> Any:
+def _codes(shape: tuple[int, ...], stored: Stored) -> Any:
     """Return random codes of moderate numbers."""
     cp = library()
-    return cp.random.randint(0, 0x50, shape, cp.uint8).view(numpy_dtype(narrow))
+    return cp.random.randint(0, 0x50, shape, cp.uint8).view(stored.dtype)
 
 
 def _torch_stream() -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gpu_timing import Call, against, captured, copy_call, gpu_us, library
 from harness import Row, make_row
 from kvcore import PagedBatch, ops
 from kvcore.dtypes import numpy_dtype
+from kvcore.ops import PoolLayout
 
 _HEADS, _DIM = 8, 128
 _ROWS, _LENGTH = 8, 2048
@@ -50,23 +51,50 @@ def numbers(shape: tuple[int, ...], dtype: str) -> Any:
     return (bits >> (32 - 8 * kind.itemsize)).astype(f"u{kind.itemsize}").view(kind)
 
 
+class Stored(NamedTuple):
+    """How a pool keeps the elements of a head of 128."""
+
+    dtype: np.dtype[Any]
+    length: int  # of an array's last axis
+    scales: int  # of a head
+    scale_bytes: int  # of each
+
+    @classmethod
+    def of(cls, dtype: str) -> Stored:
+        if dtype == "nvfp4":
+            return cls(np.dtype("uint8"), _DIM // 2, _DIM // 16, 1)
+        kind = numpy_dtype(dtype)
+        return cls(kind, _DIM, int(kind.itemsize == 1), 4)
+
+    @property
+    def head_bytes(self) -> int:
+        return self.length * self.dtype.itemsize + self.scales * self.scale_bytes
+
+    def ones(self, *shape: int) -> Any:
+        """Return scales of 1 for heads."""
+        cp = library()
+        if self.scale_bytes == 4:
+            return cp.ones((*shape, self.scales), cp.float32)
+        one = cp.full((*shape, self.scales), 0x38, cp.uint8)
+        return one.view(numpy_dtype("float8_e4m3fn"))
+
+
 class _Scene:
     """Pools in which the pages of batches lie scattered, and the tokens of a batch."""
 
     def __init__(self, page: int, dtype: str, layout: str = "NHD", narrow: str = "") -> None:
-        kind, stored = numpy_dtype(dtype), numpy_dtype(narrow or dtype)
+        kind, stored = numpy_dtype(dtype), Stored.of(narrow or dtype)
         inner = (page, _HEADS) if layout == "NHD" else (_HEADS, page)
-        page_bytes = page * _HEADS * _DIM * stored.itemsize
+        page_bytes = page * _HEADS * stored.length * stored.dtype.itemsize
         pages = _POOL_BYTES // page_bytes
+        shape = (pages, *inner, stored.length)
         cp = library()
         finite = cp.uint8(0xF7 if narrow else 0xFF)  # no code of FP8 is NaN
         self.pools = [
-            (random_bytes(pages * page_bytes) & finite).view(stored).reshape(pages, *inner, _DIM)
+            (random_bytes(pages * page_bytes) & finite).view(stored.dtype).reshape(shape)
             for _ in range(2)
         ]
-        self.scales = [
-            cp.ones((pages, page, _HEADS, 1), cp.float32) for _ in range(2 * bool(narrow))
-        ]
+        self.scales = [stored.ones(pages, page, _HEADS) for _ in range(2 * bool(narrow))]
         columns = _LENGTH // page
         order = np.random.default_rng(5).permutation(pages).astype(np.uint32)
         count = pages // (_ROWS * columns)
@@ -78,7 +106,7 @@ class _Scene:
         self.out = [cp.empty((_ROWS * _LENGTH, _HEADS, _DIM), self.tokens[0].dtype) for _ in "kv"]
         self.layout = layout
         self.token_bytes = 2 * _HEADS * _DIM * kind.itemsize
-        self.stored_bytes = 2 * _HEADS * (_DIM * stored.itemsize + 4 * bool(narrow))
+        self.stored_bytes = 2 * _HEADS * stored.head_bytes
 
     def batch(self, i: int, length: int) -> PagedBatch:
         scales = dict(zip(("key_scales", "value_scales"), self.scales, strict=False))
@@ -162,6 +190,36 @@ def _pages(copies: Copies, rounds: int) -> list[Row]:
     return rows
 
 
+def _turned(copies: Copies, rounds: int) -> list[Row]:
+    """Move whole pages from and to vLLM's layout, in which tokens of a head are columns."""
+    kind, page = numpy_dtype("bfloat16"), 16
+    page_bytes = page * _HEADS * _DIM * kind.itemsize  # of K, and of V
+    pages = _POOL_BYTES // page_bytes
+    shapes = (1, pages, page, _HEADS, _DIM), (1, pages, _HEADS, _DIM // 8, page, 8)
+    rows, packed = (
+        [random_bytes(pages * page_bytes).view(kind).reshape(shape) for _ in "kv"]
+        for shape in shapes
+    )
+    packed[1] = packed[1].reshape(1, pages, _HEADS, _DIM, page)
+    plain = PoolLayout((rows[0], rows[1]), "layer_first_nhd")
+    turned = PoolLayout((packed[0], packed[1]), "vllm")
+    count = _MOVED_BYTES // (2 * page_bytes)
+    order = np.random.default_rng(8).permutation(pages).astype(np.int64)
+    ids = [library().asarray(np.roll(order, -count * i)[:count]) for i in range(rounds)]
+    limits = [copies.of(_MOVED_BYTES, i) for i in range(rounds)]
+    jobs = {"to": (plain, turned), "from": (turned, plain)}
+    return [
+        against(
+            f"gpu.transfer.{way}_vllm",
+            f"transfer, {_MOVED_BYTES >> 20} MiB of pages of 16 tokens, {way} layout vllm",
+            [partial(ops.transfer, *pools, each, each) for each in ids],
+            limits,
+            "copy",
+        )
+        for way, pools in jobs.items()
+    ]
+
+
 def _single_tokens(rounds: int) -> list[Row]:
     """Append a token to each row of a batch, as a node of a graph."""
     rows = []
@@ -205,15 +263,16 @@ def _quantised(copies: Copies, narrow: str, rounds: int) -> list[Row]:
     ]
     tokens = _TOKENS
     x = [numbers((tokens, _HEADS, _DIM), "bfloat16") for _ in range(4)]
-    size = tokens * _HEADS
-    codes = cp.empty((tokens, _HEADS, _DIM), cp.uint8).view(numpy_dtype(narrow))
-    scales = cp.empty((tokens, _HEADS, 1), cp.float32)
+    stored = Stored.of(narrow)
+    codes = cp.empty((tokens, _HEADS, stored.length), cp.uint8).view(stored.dtype)
+    scales = stored.ones(tokens, _HEADS)
     back = cp.empty((tokens, _HEADS, _DIM), cp.uint16).view(numpy_dtype("bfloat16"))
     forth = [
-        partial(ops.quantize, x[i % 4], narrow, _DIM, out=(codes, scales)) for i in range(rounds)
+        partial(ops.quantize, x[i % 4], narrow, _DIM // stored.scales, out=(codes, scales))
+        for i in range(rounds)
     ]
     again = [partial(ops.dequantize, codes, scales, "bfloat16", out=back) for _ in range(rounds)]
-    half = size * (3 * _DIM + 4) // 2
+    half = tokens * _HEADS * (2 * _DIM + stored.head_bytes) // 2
     limits = [copies.of(half, i) for i in range(rounds)]
     label = f"{half >> 20} MiB, bf16 and {narrow}"
     return [
@@ -242,8 +301,8 @@ def measure(options: Namespace) -> list[Row]:
     rows = []
     for page, layout in ((16, "NHD"), (1, "NHD"), (16, "HND"), (128, "NHD")):
         rows += _moves(copies, page, layout, rounds)
-    rows += [_slots(copies, rounds), *_pages(copies, rounds)]
-    for narrow in ("float8_e4m3fn", "int8"):
+    rows += [_slots(copies, rounds), *_pages(copies, rounds), *_turned(copies, rounds)]
+    for narrow in ("float8_e4m3fn", "int8", "nvfp4"):
         rows += _quantised(copies, narrow, rounds)
     rows += [_merges(copies, rounds), *_single_tokens(rounds)]
     return rows

@@ -152,8 +152,9 @@ def test_every_move_is_made_and_timed() -> None:
     import gpu_moves
 
     rows = gpu_moves.measure(Namespace(quick=True))
-    assert len({row.key for row in rows}) == len(rows) == 31
-    assert {row.key.split(".")[1] for row in rows} >= {"append", "gather", "copy_pages", "graph"}
+    assert len({row.key for row in rows}) == len(rows) == 37
+    moves = {"append", "gather", "copy_pages", "graph", "transfer"}
+    assert {row.key.split(".")[1] for row in rows} >= moves
 
 
 @pytest.mark.usefixtures("on_host")
@@ -170,5 +171,5 @@ def test_attention_is_timed_beside_what_is_there() -> None:
             f"prefill.1x64.{page}",  # neither torch nor FlashInfer has a GPU here
         )
     ]
-    names += ["decode.float8_e4m3fn.copy", "decode.int8.copy", "host"]
+    names += [*(f"decode.{kind}.copy" for kind in ("float8_e4m3fn", "int8", "nvfp4")), "host"]
     assert [row.key for row in rows] == [f"gpu.attention.{name}" for name in names]

@@ -32,7 +32,7 @@ class KVCoreManager(KVCacheManager):
         self.kv_cache_config = kv_cache_config
         self.watermark_blocks = int(kwargs.get("watermark", 0.0) * kv_cache_config.num_blocks)
         self._groups = self.coordinator.single_type_managers
-        self.empty_kv_cache_blocks = NoPages(self.empty_kv_cache_blocks.blocks)
+        self.empty_kv_cache_blocks: Any = NoPages(tuple(() for _ in self._groups))
         self._page_size = self._groups[0].block_size
         self._contexts: dict[str, RequestContext] = {}
         params = params_of([group.kv_cache_spec for group in self._groups], self.enable_caching)
