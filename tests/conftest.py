@@ -35,6 +35,16 @@ hypothesis.settings.register_profile("deep", RANDOM, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "random"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests of a wheel, which one worker builds: it would be alone at the end."""
+
+    def is_of_wheel(item: pytest.Item) -> bool:
+        group = item.get_closest_marker("xdist_group")
+        return group is not None and group.args == ("wheel",)
+
+    items.sort(key=is_of_wheel, reverse=True)
+
+
 def pytest_collection_finish() -> None:
     """Spare each garbage collection of a test the modules that all test files have imported."""
     gc.collect()
