@@ -93,8 +93,10 @@ class BlockItems {
             const std::uint32_t head = of_head_.small_quotient(in_token);
             found.token = token;
             found.head = head;
-            found.first = (in_token - head * static_cast<std::uint32_t>(of_head_.divisor())) *
-                          static_cast<std::uint32_t>(each_);
+            const std::uint32_t first =
+                (in_token - head * static_cast<std::uint32_t>(of_head_.divisor())) *
+                static_cast<std::uint32_t>(each_);
+            found.first = first;
         } else {
             found.token = of_token_.quotient(i);
             const std::int64_t in_token = of_token_.remainder(i, found.token);
