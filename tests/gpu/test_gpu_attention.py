@@ -122,6 +122,23 @@ def test_large_heads(dim: int) -> None:
         check(Scene(cached=[300], new=new, dim=dim, dtype="float16", q_dtype="float16"))
 
 
+def replay(graph: Any, stream: Any, held: tuple[Any, Any], scene: Scene) -> None:
+    """Put a scene where a captured call reads it, and let the call run."""
+    batch, q = held
+    other, other_q = moved(scene)
+    for to, source in (
+        (batch.key_pool, other.key_pool),
+        (batch.value_pool, other.value_pool),
+        (batch.lookup_table, other.lookup_table),
+        (batch.cache_lengths, other.cache_lengths),
+        (q, other_q),
+    ):
+        to[...] = source
+    cupy.cuda.get_current_stream().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+
+
 @pytest.mark.parametrize("heads", [16, 128])
 def test_latent_rows_of_656_bytes(heads: int) -> None:
     latent = Latent(300, 2, rank=512, rope=64, page=64, heads=heads)
@@ -149,18 +166,7 @@ def test_a_captured_call_serves_other_lengths_and_pages() -> None:
         ops.attention(batch, 0, q, offsets, stream=stream, **asked)
         graph = stream.end_capture()
     for scene in (*scenes, scenes[0]):
-        other, other_q = moved(scene)
-        for to, source in (
-            (batch.key_pool, other.key_pool),
-            (batch.value_pool, other.value_pool),
-            (batch.lookup_table, other.lookup_table),
-            (batch.cache_lengths, other.cache_lengths),
-            (q, other_q),
-        ):
-            to[...] = source
-        cupy.cuda.get_current_stream().synchronize()
-        graph.launch(stream)
-        stream.synchronize()
+        replay(graph, stream, (batch, q), scene)
         assert_close(to_host(out), scene.expected()[0], "float16")
 
 
@@ -182,18 +188,7 @@ def test_a_captured_call_returns_logarithms(splits: int) -> None:
     assert found[0] is pair[0]
     assert found[1] is pair[1]
     for scene in (*scenes, scenes[0]):
-        other, other_q = moved(scene)
-        for to, source in (
-            (batch.key_pool, other.key_pool),
-            (batch.value_pool, other.value_pool),
-            (batch.lookup_table, other.lookup_table),
-            (batch.cache_lengths, other.cache_lengths),
-            (q, other_q),
-        ):
-            to[...] = source
-        cupy.cuda.get_current_stream().synchronize()
-        graph.launch(stream)
-        stream.synchronize()
+        replay(graph, stream, (batch, q), scene)
         expected, sums = scene.expected()
         assert_close(to_host(pair[0]), expected, "float32")
         assert_lse(to_host(pair[1]), sums)

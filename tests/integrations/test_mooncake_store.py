@@ -18,6 +18,7 @@ from kvcore.stores import BlockStore, MooncakeStore
 from mooncake_server import MooncakeServer, network_of_its_own
 from programs import printed
 from together import run_together
+from waiting import wait_until
 
 require("mooncake")
 
@@ -264,9 +265,7 @@ def test_the_client_dies_and_comes_back(store: MooncakeStore) -> None:
     store.put_from(KEYS[:1], [page(0)])
     store._started()._process.kill()
     store._started()._process.wait()
-    ends = time.monotonic() + 30
-    while read(store, KEYS[:1])[0] == 0:
-        assert time.monotonic() < ends
+    wait_until(lambda: read(store, KEYS[:1])[0] > 0)
     assert store.health().errors <= 2
 
 
@@ -296,10 +295,7 @@ def test_a_client_that_hangs_costs_one_time_out(lasting: MooncakeServer, open_st
         assert read(store, KEYS[:4])[0] == 0
     assert time.monotonic() - began < 0.5 + 0.5
     assert (store.health().timeouts, store.health().breaker) == (1, "open")
-    ends = time.monotonic() + 30
-    while read(store, KEYS[:4])[0] == 0:
-        assert time.monotonic() < ends
-        time.sleep(0.1)
+    wait_until(lambda: read(store, KEYS[:4])[0] > 0)
     assert store.health().breaker == "closed"
 
 
@@ -313,10 +309,7 @@ def test_a_reply_that_comes_when_its_call_was_given_up_is_dropped(store: Mooncak
         time.sleep(0.5)  # now it waits for the lock
         client._waiting.clear()
     client.kill()
-    ends = time.monotonic() + 30
-    while not client._connection.closed:  # which it does last
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    wait_until(lambda: client._connection.closed)  # which it does last
     assert reply.empty()
 
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from conftest import require
 from kvcore.zmq_reset import ResetListener
 from reset_sender import base, fetch_until_reset, send_reset
 from together import run_together, switch_often
+from waiting import wait_until
 
 __all__ = ["base", "switch_often"]
 
@@ -46,16 +47,6 @@ def files(base: str) -> list[str]:
     """What stands in the folder of the endpoint."""
     folder = Path(base.removeprefix("ipc://")).parent
     return sorted(path.name for path in folder.iterdir())
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    """Poll; nothing that is waited for takes longer than a thread's turn."""
-    waiter = threading.Event()
-    for _ in range(20_000):
-        if is_so():
-            return
-        waiter.wait(0.001)
-    raise AssertionError("it never came true")
 
 
 @pytest.fixture
