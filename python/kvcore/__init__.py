@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib as _importlib
 import typing as _typing
-from pathlib import Path as _Path
 
 # `saved`: contexts and inputs can be pickled and copied from now on.
 from kvcore import _core, groups, ops, policies, saved  # noqa: F401
@@ -17,15 +16,6 @@ from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefix_tree import PrefixTree
 from kvcore._hot.prefixes import HeldPages, PinnedPrefix
-from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
-from kvcore.compat.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
-from kvcore.compat.slot_inputs import ContinuousBatchingKVCacheInputs
-from kvcore.compat.views import (
-    ContinuousBatchingKVCacheCollection,
-    FetchContinuousBatchingKVCacheCollection,
-    KVCacheCollection,
-    PagedKVCacheCollection,
-)
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
 from kvcore.errors import (
@@ -49,6 +39,15 @@ if _typing.TYPE_CHECKING:
     from kvcore import keys as keys
     from kvcore import routing as routing
     from kvcore import stores as stores
+    from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
+    from kvcore.compat.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
+    from kvcore.compat.slot_inputs import ContinuousBatchingKVCacheInputs
+    from kvcore.compat.views import (
+        ContinuousBatchingKVCacheCollection,
+        FetchContinuousBatchingKVCacheCollection,
+        KVCacheCollection,
+        PagedKVCacheCollection,
+    )
 
 __all__ = [
     "AlreadyClaimedError",
@@ -96,32 +95,56 @@ __all__ = [
 ]
 
 
-_AT_FIRST_USE = ("functional", "keys", "moving", "routing", "scheduler", "stores")
+# What many programs do without is imported when it is asked for, so that these start sooner.
+_AT_FIRST_USE = {
+    "functional": "kvcore.functional",
+    "keys": "kvcore.keys",
+    "moving": "kvcore.moving",
+    "routing": "kvcore.routing",
+    "scheduler": "kvcore.scheduler",
+    "stores": "kvcore.stores",
+    "ContinuousBatchingKVCache": "kvcore.compat.layer_views",
+    "ContinuousBatchingKVCacheCollection": "kvcore.compat.views",
+    "ContinuousBatchingKVCacheInputs": "kvcore.compat.slot_inputs",
+    "ContinuousBatchingKVCacheManager": "kvcore.compat.continuous",
+    "FetchContinuousBatchingKVCacheCollection": "kvcore.compat.views",
+    "KVCacheCollection": "kvcore.compat.views",
+    "KVCacheLayer": "kvcore.compat.layer_views",
+    "PagedKVCacheCollection": "kvcore.compat.views",
+    "PagedKVCacheLayer": "kvcore.compat.layer_views",
+}
 
 
 if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the package
 
     def __getattr__(name: str) -> object:
-        """Import a module that many programs do without, so that these start sooner."""
-        if name in _AT_FIRST_USE:
-            return _importlib.import_module(f"kvcore.{name}")
-        raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
+        """Import what `_AT_FIRST_USE` names when it is asked for."""
+        home = _AT_FIRST_USE.get(name)
+        if home is None:
+            raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
+        module = _importlib.import_module(home)
+        found = module if home == f"kvcore.{name}" else getattr(module, name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:
-    """Name those modules too."""
+    """Name those too."""
     return sorted({*globals(), *_AT_FIRST_USE})
 
 
-# Of the build: an editable install has its Python sources elsewhere.
-_INSTALLED = _Path(_core.__file__).parent
+def _installed(*parts: str) -> str:
+    # Beside what was built: an editable install has its Python sources elsewhere.
+    from pathlib import Path
+
+    return str(Path(_core.__file__).parent.joinpath(*parts))
 
 
 def get_include() -> str:
     """Return the directory of the C++ headers, for compilers and Cython."""
-    return str(_INSTALLED / "include")
+    return _installed("include")
 
 
 def get_cmake_dir() -> str:
     """Return the directory that ``find_package(kvcore)`` needs in CMAKE_PREFIX_PATH."""
-    return str(_INSTALLED / "lib" / "cmake" / "kvcore")
+    return _installed("lib", "cmake", "kvcore")

@@ -16,7 +16,6 @@ from kvcore.arguments import flag
 from kvcore.cache_events import TellsEvents, event_pages
 from kvcore.cache_metrics import CacheMetrics
 from kvcore.cache_sizing import CacheSizing
-from kvcore.compat.views import PagedKVCacheCollection
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
 from kvcore.moving.methods import MovesSequences
@@ -25,7 +24,6 @@ from kvcore.policies import Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.states import StateArrays, chosen_states, intervals
-from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.tenants import checked_quotas
 from kvcore.tier_rules import checked_tier
 from kvcore.tiers.methods import TieredCache
@@ -33,8 +31,10 @@ from kvcore.tiers.methods import TieredCache
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from kvcore.compat.views import PagedKVCacheCollection
     from kvcore.policies import EvictionPolicy
     from kvcore.stores import BlockStore
+    from kvcore.symbols import InputSymbols
 
 __all__ = ["PagedKVCacheManager"]
 
@@ -330,6 +330,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Costs a fetch plus O(batch). Loads and stores of a view raise InvalidHandleError once their
         request was released or has lost the page.
         """
+        from kvcore.compat.views import PagedKVCacheCollection
+
         self._require_open()
         if self._shards[0][0][0] is None:
             raise ValueError("blocks is None: this manager has no pool to see, use fetch")
@@ -384,6 +386,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         list of InputSymbols
             One per device; its fields are those of RaggedKVCacheInputs, or a pair or None as there.
         """
+        from kvcore.symbols import input_symbols
+
         params = sizing.rederived(self.params, num_layers=num_layers)
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
         return [input_symbols(params, device) for device in places]

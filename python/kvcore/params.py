@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcore.arguments import flag, number
 from kvcore.dtypes import itemsize
@@ -14,6 +13,9 @@ from kvcore.groups import AttentionGroup, Bundle, FullAttention, State, bundles
 from kvcore.groups.checks import MOST_LAYERS
 from kvcore.groups.of_params import check_groups, frozen_groups, frozen_shared
 from kvcore.groups.packing import page_shape, row_elements
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "KVCacheParams",

@@ -44,6 +44,8 @@ BY_NAME = {
     "kvcore": {
         *("kvcore.functional", "kvcore.keys", "kvcore.moving", "kvcore.routing"),
         *("kvcore.scheduler", "kvcore.stores"),
+        *("kvcore.compat.continuous", "kvcore.compat.layer_views"),
+        *("kvcore.compat.slot_inputs", "kvcore.compat.views"),
     },
     "kvcore.moving": {
         *("kvcore.moving.restoring", "kvcore.moving.saving", "kvcore.moving.sequences"),
