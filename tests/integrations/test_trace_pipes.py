@@ -84,6 +84,7 @@ def refused(path: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_small_file_of_many_lines_is_refused_at_the_bound(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:

@@ -7,6 +7,7 @@ import gc
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import kvcore
 from builders import make_manager
@@ -21,6 +22,7 @@ def resident_kib() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
+@pytest.mark.slow
 def test_a_million_requests_leave_nothing_behind() -> None:
     """Prompts with a common head, new tails, in a pool that is always full of cached pages."""
     manager = make_manager(4, 512, enable_runtime_checks=False)
