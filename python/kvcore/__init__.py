@@ -129,7 +129,7 @@ if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the
 
 
 def __dir__() -> list[str]:
-    """Name those too."""
+    """Name what is imported at first use too."""
     return sorted({*globals(), *_AT_FIRST_USE})
 
 

@@ -20,10 +20,11 @@ from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
 from kvcore.moving.methods import MovesSequences
 from kvcore.params import KVCacheParams, require_count
-from kvcore.policies import Priority, resolved
+from kvcore.policies import EvictionPolicy, Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.states import StateArrays, chosen_states, intervals
+from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.tenants import checked_quotas
 from kvcore.tier_rules import checked_tier
 from kvcore.tiers.methods import TieredCache
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvcore.compat.views import PagedKVCacheCollection
-    from kvcore.policies import EvictionPolicy
     from kvcore.stores import BlockStore
-    from kvcore.symbols import InputSymbols
 
 __all__ = ["PagedKVCacheManager"]
 
@@ -268,9 +267,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         self._fingerprint = options.fingerprint
         self._states = () if states is None else states.arrays
         self._host_states = host_states
-        self.params = params
+        self.params, self.devices = params, places
         self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
-        self.devices = places
         self._begin_tiers(options, states if host_slots else None)
 
     # ---- pages ---------------------------------------------------------------------------
@@ -386,8 +384,6 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         list of InputSymbols
             One per device; its fields are those of RaggedKVCacheInputs, or a pair or None as there.
         """
-        from kvcore.symbols import input_symbols
-
         params = sizing.rederived(self.params, num_layers=num_layers)
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
         return [input_symbols(params, device) for device in places]
