@@ -17,6 +17,7 @@ from paired_request import Request
 from planned import Planned
 from reference_claims import Key, Namespace, Page
 from reference_policies import Manager
+from same_arrays import assert_same
 from source_hint import SourceHint
 
 COUNTERS = (
@@ -277,12 +278,13 @@ class Lockstep:
     def check(self) -> None:
         self.core.check_integrity()
         self.check_counts()
+        loads = self.model.loads()
         for request in self.requests:
-            self.check_request(request)
+            self.check_request(request, loads)
         self.check_cached()
         self.check_sharing()
         for array, copy in self.fetched:
-            np.testing.assert_array_equal(array, copy, "an array of an earlier fetch changed")
+            assert_same(array, copy, "an array of an earlier fetch changed")
 
     def check_copies(self, copies: Any) -> None:
         assert sorted(copies[:, 3].tolist()) == sorted(self.model.copies)
@@ -303,18 +305,18 @@ class Lockstep:
         peak = metrics.peak_used_pages
         assert total - sum(free) <= peak <= total, (total - sum(free), peak, total)
 
-    def check_request(self, request: Request) -> None:
+    def check_request(self, request: Request, loads: list[tuple[int, int]]) -> None:
         core, model = request.core, request.model
         seen = core.start_idx, core.active_idx, core.end_idx
         assert seen == (model.start_idx, model.active_idx, model.end_idx), request.request_id
-        np.testing.assert_array_equal(core.tokens, model.tokens)
+        assert_same(core.tokens, model.tokens)
         claim = self.model.claims.get(request.request_id)
         assert self.core.contains(request.request_id) is (claim is not None)
         if claim is not None:
             assert self.core.get_replica(core) == claim.replica
             assert len(self.core.get_req_blocks(request.request_id)) == len(claim.pages)
         else:
-            assert self.core.get_or_recommend_replica(core) == self.model.recommend(model)
+            assert self.core.get_or_recommend_replica(core) == self.model.recommend(model, loads)
 
     def check_cached(self) -> None:
         for cache in self.model.cache:
@@ -363,7 +365,7 @@ class Lockstep:
             ):
                 assert seen.dtype == np.uint32
                 assert seen.shape == expected.shape
-                np.testing.assert_array_equal(seen, expected)
+                assert_same(seen, expected)
                 self.fetched.append((seen, np.array(seen)))
 
     def expected_table(self, rows: Sequence[Request]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import kvcore
 from builders import make_manager, make_params
 from foreign_context import Context
+from same_arrays import assert_same
 from written_pool import WrittenPool, codes
 
 PAGE = 4
@@ -112,7 +113,7 @@ class Pages:
         for shard in self.shards:
             pool, pages, offsets = shard.slots(context, 0, end)
             found = pool[pages, :, :, offsets, :, :: max(1, pool.shape[-1] // 8)]
-            np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
+            assert_same(found, np.broadcast_to(expected, found.shape))
 
     def write(self, context: Any) -> None:
         begin, end = context.start_idx, context.active_idx

@@ -95,12 +95,18 @@ class Manager(Bounded):
     def num_free(self, replica: int) -> int:
         return self.unused(replica) + len(self.cache[replica]) - len(self.protected(replica))
 
-    def recommend(self, ctx: Context) -> int:
+    def loads(self) -> list[tuple[int, int]]:
+        """What ranks replicas that have as much of a request, the least first."""
+        return [(-self.num_free(n), len(self.claims_of(n))) for n in range(len(self.cache))]
+
+    def recommend(self, ctx: Context, loads: list[tuple[int, int]] | None = None) -> int:
+        """`loads`, for many requests in one state, are those of the state."""
         if ctx.request_id in self.claims:
             return self.find(ctx.request_id).replica
+        loads = self.loads() if loads is None else loads
 
-        def rank(replica: int) -> tuple[int, int, int]:
-            return -self.hit_of(ctx, replica), -self.num_free(replica), len(self.claims_of(replica))
+        def rank(replica: int) -> tuple[int, tuple[int, int]]:
+            return -self.hit_of(ctx, replica), loads[replica]
 
         return min(range(len(self.cache)), key=rank)
 

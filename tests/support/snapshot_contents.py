@@ -6,13 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvcore import PagedKVCacheManager
 from kvcore.moving.restoring import _runs_of
 from kvcore.moving.saved_runs import NAME, REPLICA
 from kvcore.moving.snapshot_files import SnapshotReader
 from moved_requests import content, moving_manager, written_request
+from same_arrays import assert_same
 
 #: By replica, namespace and tokens up to the column's end: which pages, their bytes, its state.
 Contents = dict[tuple[int, bytes, tuple[Any, ...]], tuple[tuple[bool, ...], bytes, bytes | None]]
@@ -80,6 +79,6 @@ def assert_right(manager: PagedKVCacheManager, prompts: list[list[int]] = PROMPT
         for layer in range(2):
             for part in range(2):
                 wanted = content(layer, part, tokens[:n], 2, 4)
-                np.testing.assert_array_equal(rows[part, layer], wanted)
+                assert_same(rows[part, layer], wanted)
         total += n
     return total

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lockstep import Lockstep
 from paired_request import Request
 from reference_claims import Key, Namespace
+from same_arrays import assert_same
 
 
 def codes(ns: Namespace, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -89,7 +90,7 @@ class TieredLockstep(Lockstep):
     def check_slots(self, slots: tuple[Any, Any, Any], expected: npt.NDArray[np.float32]) -> None:
         pool, pages, offsets = slots
         found = pool[pages, :, :, offsets].reshape(len(expected), 8)
-        np.testing.assert_array_equal(found, np.repeat(expected[:, None], 8, 1))
+        assert_same(found, np.repeat(expected[:, None], 8, 1))
 
     def check_page(self, replica: int, key: Key) -> None:
         page, size = self.tree_pairs(replica, key)[-1][0], self.model.page_size

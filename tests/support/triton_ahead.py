@@ -7,6 +7,7 @@ where tests run, the kernels are interpreted.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -131,16 +132,21 @@ def compiled(kernel: Any, arch: int, args: tuple[Any, ...], options: dict[str, i
 
 def resources(kernel: Any) -> dict[str, int]:
     """Registers, bytes of stack, shared memory, and instructions of interest."""
+    return used_by(kernel.asm["cubin"]) | {"shared": int(kernel.metadata.shared)}
+
+
+@functools.cache  # many calls join the parts of their rows by the same kernel
+def used_by(cubin: bytes) -> dict[str, int]:
+    """What machine code says of itself."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(kernel.asm["cubin"])
+        path.write_bytes(cubin)
         used = _output(tools / "cuobjdump", "--dump-resource-usage", path)
         code = _output(tools / "nvdisasm", "-c", path)
     found = {name.lower(): int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", used)}
-    found["shared"] = int(kernel.metadata.shared)
     for name, pattern in (
         ("mma", r"HMMA|HGMMA|UTCHMMA|UTCQMMA"),
         ("async_16", r"LDGSTS.*\.128"),

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvcore
+from same_arrays import assert_same
 
 
 def codes(context: Any) -> npt.NDArray[np.float32]:
@@ -55,7 +56,7 @@ class WrittenPool:
         pool, pages, offsets = self.slots(context, 0, end)
         found = pool[pages, :, :, offsets].reshape(end, 8)
         expected = np.repeat(codes(context)[:end, None], 8, 1)
-        np.testing.assert_array_equal(found, expected)
+        assert_same(found, expected)
 
     def forward(self, batch: Sequence[Any]) -> None:
         """Fetches a batch, reads what is cached of it and writes its new tokens."""

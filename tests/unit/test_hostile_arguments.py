@@ -55,7 +55,9 @@ def arrays_in(value: Any, depth: int = 0) -> Iterator[Any]:
             yield from arrays_in(each, depth + 1)
     elif depth < 4:
         for name in HOLDERS:
-            yield from arrays_in(getattr(value, name, None), depth + 1)
+            held = getattr(value, name, None)
+            if held is not None:
+                yield from arrays_in(held, depth + 1)
 
 
 def arguments_of(name: str) -> list[str]:
