@@ -3,58 +3,40 @@
 
 A lane that waits for each of its loads before it asks for the next leaves memory idle. So kernels
 that move units of 16 bytes issue all loads of a round before they store the first. PTX does not
-show that: ptxas moves loads and stores. ``pip install nvidia-cuda-nvdisasm`` brings the program.
+show that: ptxas moves loads and stores.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from conftest import require_program
+import machine_code
 
-ROOT = Path(__file__).resolve().parents[2]
-CUDA = ROOT / "cpp" / "cuda"
-
-#: Source, part of the kernels' names: how wide loads and stores are in bits, how many loads come
-#: before the first such store, and how many instructions the kernel has at most.
+#: Part of kernels' names: how wide loads and stores are in bits, how many loads come before the
+#: first such store, and how many instructions a kernel has at most.
 EXPECTED = {
-    ("tokens", "9SlotItems.*Unit16"): (128, 128, 4, 560),
-    ("tokens", "10BatchItems.*Unit16"): (128, 128, 4, 860),
-    ("pages", "9PageItems.*Unit16"): (128, 128, 4, 560),
-    ("packed", "8TurnBody.*ELi2E"): (128, 128, 4, 490),  # K, and V of two bytes
-    ("packed", "8TurnBody.*ELi1E"): (128, 128, 4, 525),
-    ("packed", "9HeadItems.*Unit16"): (128, 128, 4, 650),
-    ("step", "11CompactBody"): (0, 0, 0, 910),
-    ("quantize_runs", "12QuantizeBody.*E2E.*ELi8ELi1E"): (128, 64, 4, 1790),  # from bfloat16
-    ("quantize_runs", "12QuantizeBody.*E2E.*ELi8ELi2E"): (128, 64, 8, 2600),  # K and V
-    ("convert_widen", "9WidenBody.*E2ELi8E"): (128, 128, 4, 1800),  # to bfloat16
-    ("convert_widen", "14DequantizeBody.*ELS4_2ELi1E"): (64, 128, 4, 1300),
-    ("convert_widen", "14DequantizeBody.*ELS4_2ELi2E"): (64, 128, 8, 1760),
-    ("nvfp4", "14CodeBlocksBody.*E2E"): (128, 64, 4, 1840),  # from bfloat16
-    ("nvfp4", "14ReadBlocksBody.*E2E"): (64, 128, 1, 900),
-    ("merge", "9MergeBody.*E2ELi8E"): (128, 128, 2, 450),
-    ("fill", "8FillBody.*Unit16"): (0, 128, 0, 90),
-    ("digest", "10DigestBody.*Unit16"): (128, 0, 8, 780),
+    "9SlotItems.*Unit16": (128, 128, 4, 560),
+    "10BatchItems.*Unit16": (128, 128, 4, 860),
+    "9PageItems.*Unit16": (128, 128, 4, 560),
+    "8TurnBody.*ELi2E": (128, 128, 4, 490),  # K, and V of two bytes
+    "8TurnBody.*ELi1E": (128, 128, 4, 525),
+    "9HeadItems.*Unit16": (128, 128, 4, 650),
+    "11CompactBody": (0, 0, 0, 910),
+    "12QuantizeBody.*E2E.*ELi8ELi1E": (128, 64, 4, 1790),  # from bfloat16
+    "12QuantizeBody.*E2E.*ELi8ELi2E": (128, 64, 8, 2600),  # K and V
+    "9WidenBody.*E2ELi8E": (128, 128, 4, 1800),  # to bfloat16
+    "14DequantizeBody.*ELS4_2ELi1E": (64, 128, 4, 1300),
+    "14DequantizeBody.*ELS4_2ELi2E": (64, 128, 8, 1760),
+    "14CodeBlocksBody.*E2E": (128, 64, 4, 1840),  # from bfloat16
+    "14ReadBlocksBody.*E2E": (64, 128, 1, 900),
+    "9MergeBody.*E2ELi8E": (128, 128, 2, 450),
+    "8FillBody.*Unit16": (0, 128, 0, 90),
+    "10DigestBody.*Unit16": (128, 0, 8, 780),
 }
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)")
-
-
-def disassembler() -> str:
-    """Find nvdisasm: a program, or of its wheel."""
-    found = shutil.which("nvdisasm")
-    if found is None:
-        try:
-            files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
-        except importlib.metadata.PackageNotFoundError:
-            return require_program("nvdisasm")
-        found = next(str(file.locate()) for file in files if file.name == "nvdisasm")
-    return found
 
 
 def kernels_of(text: str) -> dict[str, list[str]]:
@@ -105,19 +87,10 @@ def test_disassembly_is_read() -> None:
     assert len(faults(opcodes, 128, 64, 2, 3)) == 4
 
 
-@pytest.mark.slow  # compiles kernels once more
-@pytest.mark.parametrize("source", sorted({source for source, _ in EXPECTED}))
-def test_loads_are_wide_and_under_way_together(source: str, tmp_path: Path) -> None:
-    nvcc, nvdisasm = require_program("nvcc"), disassembler()
-    cubin = tmp_path / "kernels.cubin"
-    folders = [f"-I{ROOT / 'cpp' / folder}" for folder in ("cuda", "src", "include")]
-    options = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90", "-cubin", *folders]
-    subprocess.run([nvcc, *options, "-o", cubin, CUDA / f"{source}.cu"], check=True)
-    text = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True)
-    kernels = kernels_of(text.stdout)
-    for (of, pattern), budget in EXPECTED.items():
-        if of != source:
-            continue
+@pytest.mark.slow  # the disassembler reads every kernel
+def test_loads_are_wide_and_under_way_together(tmp_path: Path) -> None:
+    kernels = kernels_of(machine_code.disassembly("sm_90", tmp_path))
+    for pattern, budget in EXPECTED.items():
         named = {name: opcodes for name, opcodes in kernels.items() if re.search(pattern, name)}
         assert named, pattern
         for name, opcodes in named.items():

@@ -315,5 +315,7 @@ def test_agrees_with_the_oracle(scene: Scene, rule: Any, sinks: bool, splits: in
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("group", [1, 2, 6, 16, 48, 128])
 def test_groups_up_to_more_than_a_program_has(heads: int, group: int) -> None:
-    for new in ([1, 1], [9, 30]):
+    # Interpreted kernels are slow: tokens fill several programs where a group fills most of one.
+    several = [9, 30] if group < 48 else [3, 5]
+    for new in ([1, 1], several):
         check(Scene(cached=[30, 2], new=new, heads=heads, group=group, q_dtype="bfloat16"))

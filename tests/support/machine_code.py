@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine code of kernels in the build that is tested, and the programs that read it.
+
+``cuobjdump`` and ``nvdisasm`` come with the CUDA toolkit, and with Triton.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from conftest import require, require_program
+
+
+def built_module() -> Path:
+    """Return the module that holds the kernels, or skip where they are for the CPU or simulated."""
+    require("kvcore._cuda")
+    from kvcore import _cuda
+
+    if _cuda.is_emulated:
+        pytest.skip("this build's kernels are for GPUs that are not there")
+    return Path(_cuda.__file__)
+
+
+def cuobjdump(*arguments: str | Path, cwd: Path | None = None) -> str:
+    """Run ``cuobjdump``; return what it prints."""
+    return _output("cuobjdump", *arguments, cwd=cwd)
+
+
+def disassembly(architecture: str, folder: Path) -> str:
+    """Every kernel's instructions for an architecture, such as ``sm_90``; files go to `folder`."""
+    cuobjdump("--extract-elf", architecture, built_module(), cwd=folder)
+    return "".join(_output("nvdisasm", "-c", path) for path in sorted(folder.glob("*.cubin")))
+
+
+def _output(name: str, *arguments: str | Path, cwd: Path | None = None) -> str:
+    command = [_program(name), *arguments]
+    done = subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def _program(name: str) -> str:
+    triton = util.find_spec("triton")
+    if shutil.which(name) is None and triton is not None and triton.origin is not None:
+        path = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / name
+        if path.is_file():
+            return str(path)
+    return require_program(name)
