@@ -105,9 +105,9 @@ def test_every_source_of_kernels_is_built() -> None:
 
 
 def test_kernels_keep_to_their_budgets() -> None:
-    kernels = kernels_of(machine_code.cuobjdump("-res-usage", machine_code.built_module()))
+    module = machine_code.built_module(*ARCHITECTURES)
+    kernels = kernels_of(machine_code.cuobjdump("--dump-resource-usage", module))
     of = {name: [k.name for k in kernels if k.architecture == name] for name in ARCHITECTURES}
-    assert len(kernels) == sum(map(len, of.values()))
     assert sorted(of["sm_80"]) == sorted(of["sm_90"])
     assert len(of["sm_90"]) > 100
     excess = [line for kernel in kernels for line in kernel.excess()]
