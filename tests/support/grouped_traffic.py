@@ -13,6 +13,7 @@ import numpy as np
 
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow
+from kvcore.sizing import pages_per_sequence
 
 
 def params_of(*groups: Any, **options: Any) -> KVCacheParams:
@@ -101,9 +102,11 @@ class Traffic:
 
     def release(self) -> None:
         if self.live:
-            name = self.random.choice(list(self.live))
-            self.manager.release(name)
-            del self.live[name]
+            self.end_request(self.random.choice(list(self.live)))
+
+    def end_request(self, name: str) -> None:
+        self.manager.release(name)
+        del self.live[name]
 
     def fork(self) -> None:
         if not self.live or len(self.live) == 5:
@@ -138,8 +141,7 @@ class Traffic:
         batch = [c for c in self.live.values() if self.random.random() < 0.7]
         batch.sort(key=self.manager.get_replica)
         for context in batch:
-            if not self.manager.reserve(context):
-                self.release()
+            if not self.reserve(context):
                 return
         if not batch:
             return
@@ -155,6 +157,19 @@ class Traffic:
         self.manager.step(batch)
         for context in batch:
             self.chunk(context)
+
+    def reserve(self, context: TextGenerationContext) -> bool:
+        """Reserve, or make room: a request that outgrew the pool ends, else any of them does."""
+        try:
+            if self.manager.reserve(context):
+                return True
+        except CapacityError:
+            needed = pages_per_sequence(self.params, context.end_idx)
+            assert needed > self.manager.total_num_pages, context.end_idx
+            self.end_request(str(context.request_id))
+            return False
+        self.release()
+        return False
 
     def run_layer(self, inputs: Any, layer: int, rows: list[TextGenerationContext]) -> None:
         if not rows:
