@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from sglang.srt.arg_groups.fields import memory
+from sglang.srt.disaggregation import kv_events
 from sglang.srt.mem_cache import registry
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
@@ -23,6 +24,7 @@ from sglang.srt.plugins import load_plugins_by_group
 
 import kvcore
 import kvcore.integrations.sglang as plugin
+import peer_events
 from kvcore.integrations.sglang import served
 from kvcore.integrations.sglang.cache import KVCoreRadixCache, KVCoreWindowCache
 from sglang_pair import Side, init_params, ours_content
@@ -327,3 +329,8 @@ def slots_go_to_the_device_of_the_allocator() -> None:
     assert (slots.dtype, str(slots.device)) == (torch.int64, "cpu")
     assert sorted(slots.tolist()) == sorted(side.cache.all_values_flatten().tolist())
     assert len(ours_content(side.cache)) == 2
+
+
+@check
+def cache_events_have_the_fields_that_the_publisher_is_tested_with() -> None:
+    assert peer_events.differing("sglang", kv_events) == []

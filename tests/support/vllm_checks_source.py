@@ -12,6 +12,9 @@ import re
 from pathlib import Path
 
 import vllm
+from vllm.distributed import kv_events
+
+import peer_events
 
 #: Where vLLM reads a manager that may be kvcore's; its own managers read each other.
 READERS = (
@@ -75,6 +78,10 @@ def test_vllm_reads_nothing_new() -> None:
         text = (root / name).read_text()
         read |= names_read(re.sub(r"^\s*(from|import) .*$", "", text, flags=re.MULTILINE))
     assert read - SERVED == set()
+
+
+def test_cache_events_have_the_fields_that_the_publisher_is_tested_with() -> None:
+    assert peer_events.differing("vllm", kv_events) == []
 
 
 def test_a_new_name_is_found() -> None:

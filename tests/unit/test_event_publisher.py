@@ -91,8 +91,18 @@ def test_the_frames_as_others_read_them(raw_socket: Any) -> None:
         stored = events[-1]
         keys = page_keys(prompt, 2, seed=mgr.fingerprint, cache_salt="s")
         hashes = [int.from_bytes(key[-8:], "big") for key in keys]
-        name = "BlockStored"
-        assert stored == [name, hashes, None, prompt, 2, None, "GPU", None, [["s"], None], None]
+        assert stored == {
+            "type": "BlockStored",
+            "block_hashes": hashes,
+            "parent_block_hash": None,
+            "token_ids": prompt,
+            "block_size": 2,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "extra_keys": [["s"], None],
+            "group_idx": None,
+        }
         asking = raw_socket.context.socket(zmq.DEALER)
         asking.connect(publisher.replay_endpoints[0])
         asking.send_multipart([b"nonsense"])

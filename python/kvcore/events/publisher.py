@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -49,7 +50,7 @@ class EventPublisher:
         The same for ROUTER sockets, of which subscribers ask what they have missed; None for none.
     topic : str
         The first frame of each message, such as "kv@POD@MODEL".
-    form : {"array", "map"}
+    form : {"map", "array"}
         As of ``encode_batch``.
     raw_keys : bool
         As of ``wire_event``.
@@ -64,6 +65,10 @@ class EventPublisher:
     ----------
     endpoints, replay_endpoints : tuple of str
         Of each replica, as they were bound.
+    identity : str
+        A random name of this publisher, the ZeroMQ identity of its replay sockets. A subscriber
+        reads it beside each answer (``frame.get("Identity")`` in pyzmq), and so notices another
+        publisher at the same endpoint. The frames of messages do not contain it.
 
     Raises
     ------
@@ -88,7 +93,7 @@ class EventPublisher:
         *,
         replay_endpoint: str | None = "tcp://127.0.0.1:5657",
         topic: str = "",
-        form: Literal["array", "map"] = "array",
+        form: Literal["map", "array"] = "map",
         raw_keys: bool = False,
         interval: float = 0.01,
         buffer_batches: int = 10_000,
@@ -98,8 +103,10 @@ class EventPublisher:
         if not 0 < interval < threading.TIMEOUT_MAX:
             raise ValueError(f"interval is {interval}, must be more than 0 seconds, and finite")
         encode_batch(KVEventBatch(0.0, [], 0), form)  # refuses another form
+        self.identity = secrets.token_hex(16)
         self._sender = _Sender(
             manager,
+            self.identity,
             (endpoint, replay_endpoint),
             (high_water_mark, buffer_batches),
             (topic.encode(), form, raw_keys),
@@ -147,7 +154,13 @@ class EventPublisher:
 class _Rank:
     """Own the sockets and the buffer of one replica."""
 
-    def __init__(self, context: Any, endpoints: tuple[str, str | None], marks: tuple[int, int]):
+    def __init__(
+        self,
+        context: Any,
+        identity: str,
+        endpoints: tuple[str, str | None],
+        marks: tuple[int, int],
+    ) -> None:
         zmq = import_zmq()
         self._sequence = 0
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=marks[1])
@@ -157,6 +170,7 @@ class _Rank:
         self.endpoint = _bound(self.socket, endpoints[0], marks[0])
         if endpoints[1] is not None:
             self.replay = context.socket(zmq.ROUTER)
+            self.replay.setsockopt_string(zmq.ROUTING_ID, identity)
             # Who asks and does not read costs no more than one buffer.
             self.replay_endpoint = _bound(self.replay, endpoints[1], marks[1] + 1)
 
@@ -204,9 +218,10 @@ class _Sender:
     def __init__(
         self,
         manager: EventSource,
+        identity: str,
         endpoints: tuple[str, str | None],
         marks: tuple[int, int],
-        message: tuple[bytes, Literal["array", "map"], bool],
+        message: tuple[bytes, Literal["map", "array"], bool],
         interval: float,
     ) -> None:
         self._zmq = import_zmq()
@@ -225,7 +240,7 @@ class _Sender:
             manager.num_replicas  # noqa: B018 - TypeError and the like before anything is bound
             for rank in range(manager.num_replicas):
                 both = tuple(None if e is None else endpoint_of(e, rank) for e in endpoints)
-                self.ranks.append(_Rank(self._context, both, marks))  # type: ignore[arg-type]
+                self.ranks.append(_Rank(self._context, identity, both, marks))  # type: ignore[arg-type]
             self._publish()  # refuses a manager without events
             _SENDERS.add(self)
             self._thread.start()

@@ -109,6 +109,7 @@ class _RawBatch(msgspec.Struct, array_like=True):
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
 }
+_LOW_64_BITS = 2**64 - 1
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_RawBatch).decode
 
@@ -155,15 +156,16 @@ def _extra_keys(event: PagesStored) -> list[list[Any] | None] | None:
     return [own or None for own in pages]
 
 
-def encode_batch(batch: KVEventBatch, form: Literal["array", "map"] = "array") -> bytes:
+def encode_batch(batch: KVEventBatch, form: Literal["map", "array"] = "map") -> bytes:
     """Return the payload of a batch.
 
     Parameters
     ----------
     batch : KVEventBatch
-    form : {"array", "map"}
-        Of the events: their fields in order behind the name of the event, or by name with the
-        event's as "type". The batch itself is an array.
+    form : {"map", "array"}
+        Form of the events. "map": the fields by name, and the name of the event as "type"; vLLM
+        0.33 and SGLang 0.5.23 read it. "array": the name of the event, and the fields in order;
+        llm-d reads it. The batch itself is an array in both.
 
     Raises
     ------
@@ -173,13 +175,13 @@ def encode_batch(batch: KVEventBatch, form: Literal["array", "map"] = "array") -
     Examples
     --------
     >>> from kvcore.events import BlockRemoved, KVEventBatch, encode_batch
-    >>> encode_batch(KVEventBatch(0.0, [BlockRemoved([7], "GPU")], 0)).hex()
+    >>> encode_batch(KVEventBatch(0.0, [BlockRemoved([7], "GPU")], 0), "array").hex()
     '93cb00000000000000009194ac426c6f636b52656d6f7665649107a3475055c000'
     """
     if form == "array":
         return _encode(batch)
     if form != "map":
-        raise ValueError(f"form is {form!r}, must be 'array' or 'map'")
+        raise ValueError(f"form is {form!r}, must be 'map' or 'array'")
     events = [{"type": type(e).__name__, **msgspec.structs.asdict(e)} for e in batch.events]
     return _encode([batch.ts, events, batch.data_parallel_rank])
 
@@ -187,10 +189,12 @@ def encode_batch(batch: KVEventBatch, form: Literal["array", "map"] = "array") -
 def decode_batch(payload: bytes) -> KVEventBatch:
     """Read a payload with events of either form; fields that are not known are left out.
 
+    Hashes have no sign afterwards: SGLang sends the same 64 bits as numbers with a sign.
+
     Raises
     ------
     ValueError
-        It is none.
+        The payload is no batch of events.
     """
     try:
         raw = _decode(payload)
@@ -204,5 +208,14 @@ def _event_of(raw: Any) -> WireEvent:
         kind = _KINDS[raw["type"]]
         known = {name: raw[name] for name in kind.__struct_fields__ if name in raw}
         fields = [known.get(name) for name in kind.__struct_fields__]
-        return msgspec.convert([raw["type"], *fields], kind)  # type: ignore[no-any-return]
-    return msgspec.convert(raw, _KINDS[raw[0]])  # type: ignore[no-any-return]
+        raw = [raw["type"], *fields]
+    event: WireEvent = msgspec.convert(raw, _KINDS[raw[0]])
+    if not isinstance(event, AllBlocksCleared):
+        event.block_hashes = [*map(_unsigned, event.block_hashes)]
+    if isinstance(event, BlockStored) and event.parent_block_hash is not None:
+        event.parent_block_hash = _unsigned(event.parent_block_hash)
+    return event
+
+
+def _unsigned(value: int | bytes) -> int | bytes:
+    return value if isinstance(value, bytes) else value & _LOW_64_BITS

@@ -24,6 +24,8 @@ Medium: TypeAlias = Literal["GPU", "CPU", "STORAGE"]
 _Change: TypeAlias = tuple[str, NDArray[np.uint64] | None, int]
 
 _MEDIA: Final = {"GPU": 1, "CPU": 2, "STORAGE": 4}
+#: The media of events by the names that engines have for them; SGLang's are the last three.
+_SENT_MEDIA: Final = {**_MEDIA, "CPU_PINNED": 2, "DISK": 4, "EXTERNAL": 4}
 _MOST_WORKERS = 4096
 _MOST_HELD = 1024
 
@@ -60,10 +62,10 @@ class PrefixIndex:
 
     Notes
     -----
-    It is fed by `apply` with what `kvcore.events.EventSubscriber` receives, from kvcore or vLLM; or
-    by `store`, `remove` and `clear`. A page is known by the low 64 bits of its key, as they are
-    sent; salts and adapters are in keys. A page that a worker evicted from the middle of a prompt
-    ends what it has.
+    It is fed by `apply` with what `kvcore.events.EventSubscriber` receives, from kvcore, vLLM or
+    SGLang; or by `store`, `remove` and `clear`. A page is known by the low 64 bits of its key, as
+    events send them; salts and adapters are in keys. A page that a worker evicted from the middle
+    of a prompt ends what it has.
 
     Any number of threads. A match of 128 pages takes microseconds, whatever the number of pages. In
     memory a page takes 16 bytes at 3/8 to 3/4 full, and 24 bytes for each 64 workers where several
@@ -240,7 +242,7 @@ class PrefixIndex:
                     continue
                 medium = getattr(event, "medium", None)
                 # One that is none of them is further away than all.
-                bit = _MEDIA["GPU"] if medium is None else _MEDIA.get(medium, _MEDIA["STORAGE"])
+                bit = _SENT_MEDIA.get("GPU" if medium is None else medium, _MEDIA["STORAGE"])
                 found.append((kind, hashes_of(event.block_hashes), bit))
         return found
 
