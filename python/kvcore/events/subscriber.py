@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receive what publishers tell of their caches, and fill in what was missed."""
+"""Receive the cache events of publishers, and ask for missed batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcore.events.endpoints import END, SEQUENCE_BYTES, endpoint_of, import_zmq
 from kvcore.events.wire import AllBlocksCleared, KVEventBatch, decode_batch
@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger("kvcore")
 
 
 class EventSubscriber:
-    """Receive the events of a publisher: kvcore's or vLLM's.
+    """Receive the events of a publisher: kvcore's, vLLM's or SGLang's.
 
     Parameters
     ----------
@@ -45,9 +45,16 @@ class EventSubscriber:
 
     Notes
     -----
-    Batches come in order and once. Where one is missed it is asked for, so also those from before
-    the subscriber was there; where nobody has it any more, and where a publisher began anew, comes
-    a batch of one AllBlocksCleared, and what is known from then on. One thread at a time.
+    Batches come in order and once. The subscriber asks the replay socket for missed batches, and
+    for batches from before the subscriber was there. Where a batch is lost, or another publisher
+    began at the endpoint, `receive` returns a batch of one AllBlocksCleared first, and the batches
+    that the publisher still has after it. One thread at a time.
+
+    Each answer of the replay socket names its publisher: the ZeroMQ identity of that socket, which
+    a publisher of kvcore draws at random. vLLM's and SGLang's publishers have no identity: they
+    have to send the last known batch again, byte for byte. The subscriber also asks after each new
+    connection, so it notices a restart without a new message. Without `replay_endpoint` only
+    sequence numbers show a restart: they go back, or leave a gap.
 
     Examples
     --------
@@ -72,15 +79,20 @@ class EventSubscriber:
         self._context = self._zmq.Context()
         self._poller = self._zmq.Poller()
         self._feeds: dict[Any, _Feed] = {}
+        self._monitors: dict[Any, _Feed] = {}  # of the same feeds, by what reports connections
         try:
             for rank in range(replicas):
                 at = self._context.socket(self._zmq.SUB)
                 at.setsockopt(self._zmq.RCVHWM, high_water_mark)
                 at.setsockopt_string(self._zmq.SUBSCRIBE, topic)
-                at.connect(endpoint_of(endpoint, rank))
                 other = None if replay_endpoint is None else endpoint_of(replay_endpoint, rank)
-                self._feeds[at] = _Feed(self._context, other, rank, replay_timeout)
+                feed = self._feeds[at] = _Feed(self._context, other, rank, replay_timeout)
                 self._poller.register(at, self._zmq.POLLIN)
+                if other is not None:
+                    feed.monitor = at.get_monitor_socket(self._zmq.EVENT_CONNECTED)
+                    self._monitors[feed.monitor] = feed
+                    self._poller.register(feed.monitor, self._zmq.POLLIN)
+                at.connect(endpoint_of(endpoint, rank))
         except BaseException as error:
             self.close()
             if isinstance(error, self._zmq.ZMQError):
@@ -107,10 +119,10 @@ class EventSubscriber:
 
         Notes
         -----
-        What is missed is asked for in here: with a publisher that does not answer it takes up to
-        `replay_timeout` longer, also the first time. Until a first message has come by itself,
-        it asks again now and then: what was published before the subscription had arrived there
-        is not sent.
+        The call itself asks for missed batches: with a publisher that does not answer it takes up
+        to `replay_timeout` longer, also the first time and after each new connection. Until a first
+        message has come over a connection, the call asks again now and then: a publisher sends no
+        batch that it published before the subscription arrived.
         """
         ends = math.inf if timeout is None else time.monotonic() + timeout
         while True:
@@ -120,7 +132,10 @@ class EventSubscriber:
             until = min([ends, *(feed.asks_at for feed in feeds)])
             wait = 0.0 if batches else max(0.0, until - now)
             for at, _ in self._poller.poll(None if wait == math.inf else math.ceil(1000 * wait)):
-                batches += self._drain(at)
+                if at in self._monitors:
+                    self._monitors[at].note_connections()
+                else:
+                    batches += self._drain(at)
             if batches or time.monotonic() >= ends:
                 return batches
 
@@ -148,112 +163,163 @@ class EventSubscriber:
                 frames = at.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
                 return batches
+            feed = self._feeds[at]
+            feed.note_connections()  # a connection is reported before its first message comes
             if len(frames) == 3 and len(frames[1]) == SEQUENCE_BYTES:
-                batches += self._feeds[at].take(int.from_bytes(frames[1], "big"), frames[2])
+                batches += feed.take(int.from_bytes(frames[1], "big"), frames[2])
+
+
+class _Answer(NamedTuple):
+    """Say what the replay socket sent: who answered, which batches, and whether all have come."""
+
+    publisher: str  # ZeroMQ identity of the replay socket; "" where the publisher has none
+    batches: list[tuple[int, bytes]]
+    is_complete: bool
 
 
 class _Feed:
-    """Know how far one replica was heard."""
+    """Follow one replica: which publisher it has, and how far its batches are known.
+
+    Invariant: `_next`, `_last` and `_publisher` belong to one publisher, or nothing is known
+    (`_next` is 0). Batches of another publisher are returned only after an AllBlocksCleared.
+    """
 
     def __init__(self, context: Any, replay: str | None, rank: int, timeout: float) -> None:
         self._zmq = import_zmq()
         self._context, self._replay = context, replay
         self._rank, self._timeout = rank, timeout
+        self.monitor: Any = None  # receives a message per new connection, where there is a replay
+        self._publisher: str | None = None  # who answered last; None where nobody has
+        self._is_compared = replay is None  # whether the connection's publisher is the known one
+        self._is_clear = False  # whether the last batch that was returned is an AllBlocksCleared
         self._next = 0  # sequence number of the batch that is expected
-        self._live = -1  # the last one that was received, and not asked for
+        self._live = -1  # the last one that came over this connection, and not as an answer
         self._last = b""  # payload in front of `_next`
         # When to ask, where no message has come by itself.
         self.asks_at = -math.inf if replay is not None else math.inf
+
+    def note_connections(self) -> None:
+        """Compare the publisher again after a new connection: it may be another publisher's."""
+        is_new = False
+        while self.monitor is not None and self.monitor.poll(0):
+            self.monitor.recv_multipart()
+            is_new = True
+        if is_new:
+            self._is_compared = False
+            self._live = -1
+            self.asks_at = -math.inf
 
     def ask_before_live(self) -> list[KVEventBatch]:
         """Ask for what was published before, until messages come by themselves."""
         if time.monotonic() < self.asks_at:
             return []
-        begun = self._next > 0
-        found = self._ask(self._next - 1 if begun else 0)
-        if not begun:
-            return self._read(found)
-        return self._recover(found[-1][0] + 1) if found[1:] else []
+        return self._catch_up()
 
     def take(self, number: int, payload: bytes) -> list[KVEventBatch]:
-        """Return what a message brings, behind what was missed in front of it."""
+        """Return the batch of a message, after the batches that were missed before it."""
         batches: list[KVEventBatch] = []
         if number <= self._live:
             batches += self._begin_again()
-        if number > self._next:
-            batches += self._recover(number)
+        if number > self._next or (self._next and not self._is_compared):
+            batches += self._catch_up()
+        if self._next and not self._is_compared:  # nobody answered: this may be another publisher
+            batches += self._begin_again()
+        self._is_compared = True
         self._live = number
         self.asks_at = math.inf
         if number < self._next:  # it was replayed
             return batches
         return batches + self._read([(number, payload)])
 
-    def _begin_again(self) -> list[KVEventBatch]:
-        self._next, self._live, self._last = 0, -1, b""
-        return [self._cleared()]
-
-    def _cleared(self) -> KVEventBatch:
-        return KVEventBatch(time.time(), [AllBlocksCleared()], self._rank)
-
-    def _recover(self, number: int) -> list[KVEventBatch]:
-        """Bring `_next` to `number`, or further."""
+    def _catch_up(self) -> list[KVEventBatch]:
+        """Return what was published since the last known batch; of another publisher, all."""
         begun = self._next > 0
-        # With the last one that is known: it tells whether the publisher is still the same.
-        found = self._ask(self._next - 1 if begun else 0)
+        answer = self._ask(self._next - 1 if begun else 0)
+        if answer is None:
+            return []
         batches: list[KVEventBatch] = []
-        if begun and found and found[0] == (self._next - 1, self._last):
-            found = found[1:]
-        elif begun:
+        self._is_compared = True
+        if begun and not self._is_same(answer):
             batches += self._begin_again()
-            found = self._ask(0)
-        if found and found[0][0] == self._next:
-            batches += self._read(found)
-        else:  # the first ones are lost
-            if not batches:
-                batches.append(self._cleared())
-            if found:
-                self._next = found[0][0]
-                batches += self._read(found)
-        if self._next < number:
-            if found:  # some in the middle were not answered
-                batches.append(self._cleared())
-            self._next = number
+            answer = self._ask(0)
+        self._publisher = None if answer is None else answer.publisher
+        if answer is not None:
+            batches += self._read([each for each in answer.batches if each[0] >= self._next])
         return batches
+
+    def _is_same(self, answer: _Answer) -> bool:
+        """Whether the answer to a question for the last known batch is its publisher's."""
+        if self._publisher is not None and answer.publisher != self._publisher:
+            return False
+        if not answer.batches:  # it has not published as many
+            return False
+        first = answer.batches[0]
+        if first[0] < self._next:
+            return first == (self._next - 1, self._last)
+        # It no longer has that batch: without an identity nothing tells that it ever had.
+        return answer.publisher != ""
+
+    def _begin_again(self) -> list[KVEventBatch]:
+        self._next, self._live, self._last, self._publisher = 0, -1, b"", None
+        return self._clear()
+
+    def _clear(self) -> list[KVEventBatch]:
+        if self._is_clear:
+            return []
+        self._is_clear = True
+        return [KVEventBatch(time.time(), [AllBlocksCleared()], self._rank)]
 
     def _read(self, found: list[tuple[int, bytes]]) -> list[KVEventBatch]:
         batches: list[KVEventBatch] = []
         for number, payload in found:
             if number != self._next:
-                batches.append(self._cleared())
+                batches += self._clear()
             try:
-                batches.append(decode_batch(payload))
+                batch = decode_batch(payload)
             except ValueError as error:
                 _LOGGER.warning("batch %d of cache events cannot be read: %s", number, error)
-                batches.append(self._cleared())
+                batches += self._clear()
+            else:
+                batches.append(batch)
+                self._is_clear = False
             self._next, self._last = number + 1, payload
         return batches
 
-    def _ask(self, first: int) -> list[tuple[int, bytes]]:
-        """Return the batches from `first` on that are replayed before an answer stays out."""
+    def _ask(self, first: int) -> _Answer | None:
+        """Ask for the batches from `first` on; None where nobody answers."""
         if self._replay is None:
-            return []
+            return None
         zmq = self._zmq
+        publisher = ""
         found: list[tuple[int, bytes]] = []
-        waits = 10 * self._timeout  # for one that does not answer
+        is_answered = is_complete = False
         at = self._context.socket(zmq.DEALER)
         try:
             at.setsockopt(zmq.LINGER, 0)
             at.setsockopt(zmq.RCVHWM, 0)
             at.connect(self._replay)
             at.send_multipart((b"", first.to_bytes(SEQUENCE_BYTES, "big")))
-            while at.poll(round(1000 * self._timeout)):
-                *_, number, payload = at.recv_multipart()
-                if number == END:
-                    waits = self._timeout
-                    break
-                found.append((int.from_bytes(number, "big"), payload))
+            while not is_complete and at.poll(round(1000 * self._timeout)):
+                frames = at.recv_multipart(copy=False)
+                if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
+                    continue
+                if not is_answered:
+                    is_answered, publisher = True, _identity_of(frames[-1])
+                number = frames[-2].bytes
+                is_complete = number == END
+                if not is_complete:
+                    found.append((int.from_bytes(number, "big"), frames[-1].bytes))
         finally:
             at.close(linger=0)
-        if self._live < 0:
-            self.asks_at = time.monotonic() + waits
-        return found
+        if self._live < 0:  # one that does not answer is asked less often
+            wait = self._timeout if is_complete else 10 * self._timeout
+            self.asks_at = time.monotonic() + wait
+        return _Answer(publisher, found, is_complete) if is_answered else None
+
+
+def _identity_of(frame: Any) -> str:
+    """Return the ZeroMQ identity of the socket that sent a frame; "" where it has none."""
+    try:
+        return str(frame.get("Identity"))
+    except (import_zmq().ZMQError, UnicodeError):  # no property of this connection, or no text
+        return ""
