@@ -7,12 +7,12 @@ import contextlib
 import logging
 import os
 import socket
-import threading
 import weakref
 from collections import deque
 from typing import Any
 
 from kvcore.ipc_claim import IpcClaim
+from kvcore.threads import Threads
 
 __all__ = ["ResetListener"]
 
@@ -90,19 +90,22 @@ class _Receiver:
         self._stopped, self._stopper = socket.socketpair()
         self._context, self._owns_context = self._make_context()
         self._socket: Any = None
-        self._thread = threading.Thread(target=self._run, name="kvcore-reset", daemon=True)
+        self._threads = Threads("kvcore-reset")  # one
         try:
             self._bind()
             _RECEIVERS.add(self)
-            self._thread.start()
+            self._threads.start(self._run)
         except BaseException:
-            self._free()
-            self._stopper.close()
+            if len(self._threads) > 0:  # an interrupt met the start; the thread frees all
+                self.stop()
+            else:
+                self._free()
+                self._stopper.close()
             raise
 
     @property
     def is_running(self) -> bool:
-        return not self._is_forked and self._thread.is_alive()
+        return not self._is_forked and len(self._threads) > 0
 
     def _make_context(self) -> tuple[Any, bool]:
         """Return a context of our own, which nobody else can destroy, or for inproc the shared one.
@@ -165,9 +168,7 @@ class _Receiver:
         with contextlib.suppress(OSError):  # the thread has ended already
             self._stopper.shutdown(socket.SHUT_RDWR)
         self._stopper.close()
-        # The garbage collector may run in any thread.
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE_S)
+        self._threads.join(_PATIENCE_S)
 
     def forget(self) -> None:
         """Leave everything to the process that this one was forked from."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,10 @@ import pytest
 import kvcore
 from conftest import require
 from hanging import hang
+from interrupted_starts import MOMENTS, interrupt_starts, threads_named
 from kvcore.stores import BlockStore, MooncakeStore
+from kvcore.stores.mooncake_client import MooncakeClient
+from kvcore.stores.specs import parse_tier
 from mooncake_server import MooncakeServer, network_of_its_own
 from programs import printed
 from together import run_together
@@ -284,6 +288,29 @@ def test_an_interrupt_ends_the_process_that_uses_the_memory(
     assert client._process.poll() is not None
     assert store._arena._free == [(0, store._arena.size)]
     assert read(store, KEYS[:1])[0] == 1
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupt_while_the_client_begins_ends_its_process(
+    store: MooncakeStore,
+    lasting: MooncakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+    popen, before = subprocess.Popen, threads_named("kvcore mooncake")
+
+    def begin(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        processes.append(popen(*args, **options))
+        return processes[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", begin)
+        interrupt_starts(patch, "kvcore mooncake", moment, lambda: True)
+        with pytest.raises(KeyboardInterrupt):
+            MooncakeClient(parse_tier(lasting.url), store._arena)
+    assert [each.poll() is not None for each in processes] == [True]
+    wait_until(lambda: threads_named("kvcore mooncake") == before)
 
 
 def test_a_client_that_hangs_costs_one_time_out(lasting: MooncakeServer, open_store: Open) -> None:

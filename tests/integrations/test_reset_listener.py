@@ -20,6 +20,7 @@ import pytest
 
 from builders import make_manager, put_in_cache
 from conftest import require
+from interrupted_starts import MOMENTS, interrupt_starts, threads_named
 from kvcore.zmq_reset import ResetListener
 from reset_sender import base, fetch_until_reset, send_reset
 from together import run_together, switch_often
@@ -317,3 +318,18 @@ def test_program_that_listens_ends(base: str, ending: str) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert files(base) == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupt_that_meets_the_start_leaves_neither_thread_nor_socket(
+    base: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_starts(patch, "kvcore-reset", moment, lambda: True)
+        with pytest.raises(KeyboardInterrupt):
+            ResetListener(base)
+    assert threads_named("kvcore-reset") == []
+    assert files(base) == []
+    listener = ResetListener(base)
+    assert listener.is_listening
+    listener.close()

@@ -20,7 +20,7 @@ LAYERS = (
     (
         *("errors", "arguments", "byte_sizes", "device", "dtypes", "exporting"),
         *("metric_families", "metrics", "plans", "policies", "prefix_runs", "step_order"),
-        "tenants",
+        *("tenants", "threads"),
     ),
     (
         *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),

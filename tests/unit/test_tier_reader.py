@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from interrupted_starts import MOMENTS, interrupt_starts
 from kvcore.metrics import TierMetrics
 from kvcore.tiers.adapters import ALL_PARTS
 from kvcore.tiers.depths import StoreDepth
@@ -259,6 +261,36 @@ def test_an_interrupt_does_not_give_memory_back_either() -> None:
     store.handle.over.set()
     reader.close(60)
     assert search.fills[0].finished == (0, False)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupted_thread_gives_memory_back_once_the_store_is_done(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    class Watched(FakeFill):
+        def __del__(self) -> None:
+            given_back.append(handle.done())
+
+    class Search(FakeSearch):
+        def begin_fill(self, columns: Any) -> FakeFill:
+            return Watched(columns)
+
+    class Late(Handle):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                self.over.set()  # the store has ended what it read
+            return super().wait(timeout)
+
+    given_back: list[bool] = []
+    store = FakeStore("a", dict.fromkeys(range(3), 1))
+    handle = store.handle = Late()
+    reader = reader_of(store)
+    interrupt_starts(monkeypatch, "kvcore late read", moment, lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        reader.bring(Search())
+    reader.close(60)
+    gc.collect()
+    assert given_back == [True]
 
 
 def test_what_arrives_after_a_reset_is_not_found() -> None:

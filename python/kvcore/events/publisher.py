@@ -19,6 +19,7 @@ from kvcore.errors import KVCacheError
 from kvcore.events.endpoints import END, SEQUENCE_BYTES, endpoint_of, import_zmq
 from kvcore.events.wire import KVEventBatch, encode_batch, wire_event
 from kvcore.params import require_count
+from kvcore.threads import Threads
 
 __all__ = ["EventPublisher"]
 
@@ -235,7 +236,7 @@ class _Sender:
         self._waker.setblocking(False)
         self._context = self._zmq.Context()
         self.ranks: list[_Rank] = []
-        self._thread = threading.Thread(target=self._run, name="kvcore-events", daemon=True)
+        self._threads = Threads("kvcore-events")  # one
         try:
             manager.num_replicas  # noqa: B018 - TypeError and the like before anything is bound
             for rank in range(manager.num_replicas):
@@ -243,14 +244,17 @@ class _Sender:
                 self.ranks.append(_Rank(self._context, identity, both, marks))  # type: ignore[arg-type]
             self._publish()  # refuses a manager without events
             _SENDERS.add(self)
-            self._thread.start()
+            self._threads.start(self._run)
         except BaseException:
-            self._free()
+            if len(self._threads) > 0:  # an interrupt met the start; the thread frees all
+                self.stop()
+            else:
+                self._free()
             raise
 
     @property
     def is_running(self) -> bool:
-        return not self._is_forked and not self._is_stopping and self._thread.is_alive()
+        return not self._is_forked and not self._is_stopping and len(self._threads) > 0
 
     def flush(self, timeout: float | None) -> bool:
         with self._changed:
@@ -269,9 +273,7 @@ class _Sender:
             self._is_stopping = True
             self._changed.notify_all()
         self._wake()
-        # The garbage collector may run in any thread.
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE_S)
+        self._threads.join(_PATIENCE_S)
 
     def forget(self) -> None:
         """Leave everything to the process that this one was forked from."""

@@ -55,6 +55,10 @@ class MooncakeClient:
             "tenant": tier.tenant,
             "path": sys.path,
         }
+        self._lock, self._sending = Lock(), Lock()
+        self._numbers = count()
+        self._waiting: dict[int, SimpleQueue[tuple[str | None, Any]]] = {}
+        self._is_over = self._is_connected = False
         # A master that is not there is known at once; the engine tries for seconds.
         socket.create_connection((tier.host, tier.port), tier.seconds).close()
         ours, theirs = socket.socketpair()
@@ -75,14 +79,14 @@ class MooncakeClient:
                 pass_fds=(theirs.fileno(), arena.fd),
                 start_new_session=True,  # what interrupts the program does not interrupt it
             )
-            self._connection = Connection(ours.detach())
-        self._lock, self._sending = Lock(), Lock()
-        self._numbers = count()
-        self._waiting: dict[int, SimpleQueue[tuple[str | None, Any]]] = {}
-        self._is_over = self._is_connected = False
-        self._gives_up = monotonic() + _START_SECONDS
-        self._first = self._expect()[1]  # it speaks first, with the number 0
-        Thread(target=self._read, name="kvcore mooncake", daemon=True).start()
+            try:
+                self._connection = Connection(ours.detach())
+                self._gives_up = monotonic() + _START_SECONDS
+                self._first = self._expect()[1]  # it speaks first, with the number 0
+                Thread(target=self._read, name="kvcore mooncake", daemon=True).start()
+            except BaseException:  # an interrupt: nobody else would end the process
+                self.kill()
+                raise
 
     @property
     def is_over(self) -> bool:

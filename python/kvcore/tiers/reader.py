@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from threading import Lock, Thread
+from threading import Lock
 from time import monotonic
 from typing import Protocol
 
 from kvcore.stores import StoreHandle
+from kvcore.threads import Threads
 from kvcore.tiers.adapters import StoreAdapter
 from kvcore.tiers.depths import Search, StoreDepth
 from kvcore.tiers.flights import Flights
@@ -94,7 +95,7 @@ class StoreReader:
         self._missed = count()  # counted by `next` alone: atomic, and cheap
         #: Pages that were brought.
         self.brought = 0
-        self._reapers: list[Thread] = []
+        self._reapers = Threads("kvcore late read")
         self._is_closed = False
 
     def may_have(self, key: bytes) -> bool:
@@ -131,9 +132,7 @@ class StoreReader:
     def close(self, timeout: float | None) -> None:
         """Wait for reads that took too long, whose memory the stores still have."""
         self._is_closed = True
-        ends = None if timeout is None else monotonic() + timeout
-        for thread in self._reapers:
-            thread.join(None if ends is None else max(0.0, ends - monotonic()))
+        self._reapers.join(timeout)
 
     def _bring(self, search: FillSearch) -> None:
         depth = StoreDepth(search, self._stores)
@@ -202,10 +201,12 @@ class StoreReader:
                 handle.wait()
             self._finish(fill, job, epoch)
 
-        self._reapers = [each for each in self._reapers if each.is_alive()]
-        thread = Thread(target=reap, name="kvcore late read", daemon=True)
-        thread.start()
-        self._reapers.append(thread)
+        try:
+            self._reapers.start(reap)
+        except BaseException:  # until then the store reads into the pages of the fill
+            with suppress(Exception):
+                handle.wait()
+            raise
 
 
 class _FillJob:

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
-from time import monotonic
+from threading import Event, Lock
 from typing import Any
+
+from kvcore.threads import Threads
 
 __all__ = ["Job", "Workers"]
 
@@ -69,10 +70,10 @@ class Workers:
     """
 
     def __init__(self, name: str, most: int, *, queues: bool = False) -> None:
-        self._name, self._most, self._queues = name, most, queues
+        self._most, self._queues = most, queues
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._threads: list[Thread] = []
-        self._idle = 0
+        self._threads = Threads(name)
+        self._unfinished = 0  # calls that wait for a thread or are being made
         self._closed = False
         self._lock = Lock()
 
@@ -80,24 +81,28 @@ class Workers:
         """Begin a call; None where no thread makes it: all are at work, or after ``close``."""
         job = Job(work)
         with self._lock:
-            has_thread = self._idle > 0 or len(self._threads) < self._most
-            if self._closed or not (has_thread or self._queues):
+            if self._closed or not (self._has_thread() or self._may_queue()):
                 return None
-            if self._idle:
-                self._idle -= 1
-            elif has_thread and not self._begin_thread():
-                return None
+            self._unfinished += 1
             self._jobs.put(job)
         return job
 
-    def _begin_thread(self) -> bool:
-        thread = Thread(target=self._run, name=self._name, daemon=True)
+    def _has_thread(self) -> bool:
+        """Return whether a thread is free for one more call, which may be started for the call."""
+        threads = len(self._threads)
+        if self._unfinished < threads:
+            return True
+        if threads == self._most:
+            return False
         try:
-            thread.start()
+            self._threads.start(self._run)
         except RuntimeError:  # the system has no more of them
             return False
-        self._threads.append(thread)
         return True
+
+    def _may_queue(self) -> bool:
+        """Return whether a call may wait for a thread that makes another call."""
+        return self._queues and len(self._threads) > 0
 
     def close(self, timeout: float | None = None) -> bool:
         """End the threads; return whether they have ended after so many seconds.
@@ -108,12 +113,8 @@ class Workers:
             if not self._closed:
                 self._closed = True
                 self._drop_queued()
-                for _ in self._threads:
-                    self._jobs.put(None)
-        ends = None if timeout is None else monotonic() + timeout
-        for thread in self._threads:
-            thread.join(None if ends is None else max(0.0, ends - monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+                self._jobs.put(None)
+        return self._threads.join(timeout)
 
     def _drop_queued(self) -> None:
         with suppress(Empty):
@@ -126,9 +127,10 @@ class Workers:
         while True:
             job = self._jobs.get()
             if job is None:
+                self._jobs.put(None)  # for the next thread: each ends, however many there are
                 return
             job.run()
             with self._lock:
-                self._idle += 1  # first: who waits for the job may bring the next one at once
+                self._unfinished -= 1  # first: who waits for the job may bring the next one at once
             job.end()
             del job

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from threading import Condition, Thread, current_thread
+from threading import Condition
 from time import monotonic
 from typing import Protocol
 
+from kvcore.threads import Threads
 from kvcore.tiers.adapters import StoreAdapter
 from kvcore.tiers.memory import HostMemory
 
@@ -85,7 +86,7 @@ class StoreWriter:
         self._queue, self._stores, self._memory = queue, tuple(stores), memory
         self._batch, self._most_waiting, self._seconds = batch, most_waiting, seconds
         self._changed = Condition()
-        self._thread: Thread | None = None
+        self._threads = Threads("kvcore writer")  # one at most
         self._is_asked = False
         self._is_closing = False
         self._epoch = 0
@@ -102,7 +103,7 @@ class StoreWriter:
             return
         with self._changed:
             self._ask()
-            is_much = waiting > self._most_waiting and self._thread is not None
+            is_much = waiting > self._most_waiting and len(self._threads) > 0
             if is_much and self._finished != self._waited_in_vain_at:
                 before = self._finished
                 self._changed.wait_for(
@@ -157,11 +158,7 @@ class StoreWriter:
     def close(self, timeout: float | None) -> bool:
         """End the thread; return whether it has ended after so many seconds."""
         self.stop()
-        thread = self._thread
-        if thread is None or thread is current_thread():
-            return True
-        thread.join(timeout)
-        return not thread.is_alive()
+        return self._threads.join(timeout)
 
     def _over(self) -> int:
         return self._finished + self._queue.dropped
@@ -171,14 +168,12 @@ class StoreWriter:
 
     def _ask(self) -> None:
         """Wake the thread, or begin it; under the lock."""
-        if self._thread is None and not self._is_closing:
-            thread = Thread(target=self._run, name="kvcore writer", daemon=True)
+        if not self._is_closing and len(self._threads) == 0:
             try:
-                thread.start()
+                self._threads.start(self._run)
             except RuntimeError:  # the system has no more of them; the next call tries again
                 log.exception("pages cannot be written to the stores below the host tier")
                 return
-            self._thread = thread
         self._is_asked = True
         self._changed.notify_all()
 

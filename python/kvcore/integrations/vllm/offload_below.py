@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
 from typing import Any, NamedTuple
 
+from kvcore.integrations.vllm.offload_threads import ordered_calls
 from kvcore.stores import StoreHandle
 from kvcore.tiers.adapters import DiskAdapter, StoreAdapter
 from kvcore.tiers.memory import Places
@@ -69,8 +70,8 @@ class Below:
         self._stores, self._fingerprint = stores, fingerprint
         self._rows = region.base_tensor.numpy().view("uint8").reshape(region.num_chunks, -1)
         self._is_local = all(isinstance(store, DiskAdapter) for store in stores)
-        self._reader = ThreadPoolExecutor(1, "kvcore tier reader")
-        self._writer = ThreadPoolExecutor(1, "kvcore tier writer")
+        self._reader = ordered_calls("kvcore tier reader")
+        self._writer = ordered_calls("kvcore tier writer")
         self._cleared: Future[None] = Future()
         self._cleared.set_result(None)
         self._generation = 0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
     TransferResult,
 )
+
+from kvcore.integrations.vllm.offload_threads import ordered_calls
 
 __all__ = ["CopyWorker"]
 
@@ -60,7 +62,7 @@ class CopyWorker(OffloadingWorker):
             for size in sizes
         ]
         assert all(each.shape[0] == num_chunks for each in self._tier)
-        self._threads = [ThreadPoolExecutor(1, f"kvcore {name}") for name in _NAMES]
+        self._threads = [ordered_calls(f"kvcore {name}") for name in _NAMES]
         self._jobs: dict[int, Future[TransferResult]] = {}
 
     def submit_store(
