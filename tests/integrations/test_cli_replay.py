@@ -171,7 +171,7 @@ def test_malformed_trace_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = write_trace(tmp_path, row([0]), row([0], output=-3))
-    told = f"{path}:2: output_length: expected a positive integer, got -3"
+    told = f"{path}:2: output_length: expected a positive integer, at most 16777216 tokens, got -3"
     assert told in refused(capsys, "replay", str(path))
     assert told in refused(capsys, "replay", str(path), "--json")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,35 @@ MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
     ("NaN timestamp", {**GOOD, "timestamp": float("nan")}, "milliseconds >= 0, got NaN"),
     ("infinite time", {**GOOD, "timestamp": float("inf")}, "milliseconds >= 0, got Infinity"),
     ("true timestamp", {**GOOD, "timestamp": True}, "milliseconds >= 0, got true"),
-    ("no input", {**GOOD, "input_length": 0}, "input_length: expected a positive integer, got 0"),
+    (
+        "no input",
+        {**GOOD, "input_length": 0},
+        "input_length: at most 16777216 tokens, got 0",
+    ),
     ("less than none", {**GOOD, "input_length": -4}, "input_length: expected a positive integer"),
-    ("half a token", {**GOOD, "input_length": 1.5}, "expected a positive integer, got 1.5"),
-    ("whole float", {**GOOD, "input_length": 600.0}, "expected a positive integer, got 600.0"),
-    ("true input", {**GOOD, "input_length": True}, "expected a positive integer, got true"),
-    ("too long", {**GOOD, "input_length": 2**31}, "input_length: expected a positive integer"),
+    (
+        "half a token",
+        {**GOOD, "input_length": 1.5},
+        "at most 16777216 tokens, got 1.5",
+    ),
+    (
+        "whole float",
+        {**GOOD, "input_length": 600.0},
+        "at most 16777216 tokens, got 600.0",
+    ),
+    (
+        "true input",
+        {**GOOD, "input_length": True},
+        "at most 16777216 tokens, got true",
+    ),
+    ("too long", {**GOOD, "input_length": 2**24 + 1}, "at most 16777216 tokens, got 16777217"),
+    ("long output", {**GOOD, "output_length": 2**24 + 1}, "output_length: expected a positive"),
     ("no output", {**GOOD, "output_length": 0}, "output_length: expected a positive integer"),
-    ("list output", {**GOOD, "output_length": [1]}, "expected a positive integer, got [1]"),
+    (
+        "list output",
+        {**GOOD, "output_length": [1]},
+        "at most 16777216 tokens, got [1]",
+    ),
     ("no ids", {**GOOD, "hash_ids": []}, "hash_ids: expected 2 ids, one per 512 tokens of"),
     ("one id short", {**GOOD, "hash_ids": [4]}, "of input_length 600, got 1"),
     ("one id more", {**GOOD, "hash_ids": [4, 5, 6]}, "of input_length 600, got 3"),
@@ -149,6 +171,24 @@ def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
 
 
 def test_more_tokens_than_int32_can_tell_apart_are_refused(tmp_path: Path) -> None:
-    path = write_trace(tmp_path, row([0], output=2**31 - BLOCK), row([0]))
+    most = row([0], output=2**24)
+    path = write_trace(tmp_path, *[most] * 127, row([0], output=2**24 - BLOCK))
+    workload = read_trace(path)
+    assert workload.output(127)[-1] == 2**31 - 1
+    path = write_trace(tmp_path, *[most] * 127, row([0], output=2**24 - BLOCK + 1))
     with pytest.raises(TraceError, match="hash_ids: expected at most 2147483648 tokens"):
         read_trace(path)
+
+
+def test_a_few_bytes_take_no_gigabytes(tmp_path: Path) -> None:
+    """Whatever lengths a row tells, what is held follows from the bytes of the file."""
+    path = write_trace(tmp_path, *[row([0], output=2**24)] * 100)
+    tracemalloc.start()
+    try:
+        workload = read_trace(path)
+        assert workload.output_tokens_at(np.array([0, 1, 2**40])).tolist() == [
+            *(BLOCK, BLOCK + 1, BLOCK + 100 * 2**24 - 1)
+        ]
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()

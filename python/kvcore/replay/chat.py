@@ -71,6 +71,8 @@ class ChatWorkload(Workload):
 
     Attributes
     ----------
+    output_tokens : numpy.ndarray
+        int32 ``[m]``, the text that conversations are read from.
     systems : list of numpy.ndarray
         int32, one array per system prompt.
     request_systems : list of int
@@ -79,6 +81,7 @@ class ChatWorkload(Workload):
         Where in `output_tokens` the text of a request's conversation starts.
     """
 
+    output_tokens: NDArray[np.int32]
     systems: list[NDArray[np.int32]]
     request_systems: list[int]
     text_starts: list[int]
@@ -96,6 +99,10 @@ class ChatWorkload(Workload):
         tokens[: len(system)] = system
         tokens[len(system) :] = self.output_tokens[start : start + len(tokens) - len(system)]
         return tokens
+
+    def output_tokens_at(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Read output tokens out of the text."""
+        return self.output_tokens.take(places, mode="clip")
 
 
 def chat_workload(

@@ -228,7 +228,7 @@ class _OnlineReplay:
         """Read the next tokens of each request; those behind its output count for nothing."""
         places = np.array([each.owner.output_end - each.left for each in batch.requests], np.int64)
         steps = np.arange(batch.num_steps)[:, None]
-        return self._workload.output_tokens.take(places + steps, mode="clip")
+        return self._workload.output_tokens_at(places + steps)
 
     def _retire(self, request: Request) -> None:
         index, tally = request.owner.index, self._tally

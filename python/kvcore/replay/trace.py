@@ -33,6 +33,10 @@ BLOCK_TOKENS = 512
 MAX_TOKEN_IDS = 2**31
 MAX_HASH_ID = 2**63 - 1
 MAX_BLOCKS = 2**26  # of all requests: each takes some forty bytes while a trace is read
+#: Of the prompt of a request, and of its output. A row of a few bytes may say any number, of which
+#: each token of a prompt takes four bytes; no model has a longer context.
+MAX_REQUEST_TOKENS = 2**24
+_COUNT = f"a positive integer, at most {MAX_REQUEST_TOKENS} tokens"
 _SHOWN_CHARACTERS = 40
 
 
@@ -51,16 +55,21 @@ class TraceWorkload(Workload):
     """Expand the block ids of a trace to tokens, one request at a time.
 
     Every distinct block is 512 token ids of its own, so equal blocks are equal tokens and
-    different blocks share none. Output tokens are distinct from all of them and each other.
+    different blocks share none. Output tokens are distinct from all of them and each other: their
+    ids follow those of the blocks, and are not kept.
 
     Attributes
     ----------
+    first_output, num_outputs : int
+        Id of the first output token, and number of all output tokens.
     block_tokens : numpy.ndarray
         int32 ``[blocks, 1]``, first token of every block of every request, in order.
     block_starts : list of int
         Where the blocks of a request start, ``n + 1`` entries.
     """
 
+    first_output: int
+    num_outputs: int
     block_tokens: NDArray[np.int32]
     block_starts: list[int]
     _scratch: NDArray[np.int32] = field(init=False)
@@ -78,6 +87,11 @@ class TraceWorkload(Workload):
         np.add(self.block_tokens[first:last], self._offsets, out=rows)
         tokens: NDArray[np.int32] = rows.reshape(-1)[: self.prompt_lengths[index]]
         return tokens
+
+    def output_tokens_at(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Make the ids of output tokens from their places."""
+        tokens = np.minimum(places, self.num_outputs - 1) + self.first_output
+        return tokens.astype(np.int32)
 
 
 def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> TraceWorkload:
@@ -134,8 +148,8 @@ class _Rows:
         try:
             row = _parse(text)
             timestamp = _checked(row, "timestamp", _is_time, "a number of milliseconds >= 0")
-            inputs = _checked(row, "input_length", _is_count, "a positive integer")
-            outputs = _checked(row, "output_length", _is_count, "a positive integer")
+            inputs = _checked(row, "input_length", _is_count, _COUNT)
+            outputs = _checked(row, "output_length", _is_count, _COUNT)
             ids = _checked(row, "hash_ids", _are_ids, "a list of integers from 0 to 2**63 - 1")
             _check_block_count(inputs, len(ids))
             _check_blocks(len(self._ids) + len(ids))
@@ -168,7 +182,8 @@ class _Rows:
             arrivals=np.array(self._timestamps, np.float64) / 1e3,
             prompt_lengths=np.array(self._inputs, np.int64),
             output_lengths=outputs,
-            output_tokens=np.arange(first_output, last_token, dtype=np.int32),
+            first_output=first_output,
+            num_outputs=last_token - first_output,
             output_starts=np.cumsum(outputs) - outputs,
             next_turns=np.full(count, -1, np.int64),
             think_times=np.zeros(count),
@@ -203,7 +218,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value < MAX_TOKEN_IDS
+    return type(value) is int and 0 < value <= MAX_REQUEST_TOKENS
 
 
 def _are_ids(value: Any) -> bool:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CHARACTERS", "MOST_LINES", "MOST_LINE_CHARACTERS", "LineError", "filled_lines"]
 
 # A compressed file of kilobytes may hold any number of lines, a device has no end. No row that the
-# format allows is longer than this: 2**31 prompt tokens are 2**22 ids of up to 19 digits.
-MOST_LINE_CHARACTERS = 1 << 27
+# format allows is longer than this: 2**24 prompt tokens are 2**15 ids of up to 19 digits, and the
+# rest is for fields of others. While a line is read, it takes up to some twenty times its length.
+MOST_LINE_CHARACTERS = 1 << 24
 MOST_LINES = 10_000_000
 MOST_CHARACTERS = 4 << 30
 

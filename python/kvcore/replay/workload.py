@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -25,10 +26,8 @@ class Workload(ABC):
         nominal time only: it orders the requests, the online replay sends it when due.
     prompt_lengths, output_lengths : numpy.ndarray
         int64 ``[n]``, tokens, at least 1.
-    output_tokens : numpy.ndarray
-        int32 ``[m]``, the text that outputs are read from.
     output_starts : numpy.ndarray
-        int64 ``[n]``, index into `output_tokens` of a request's first output token.
+        int64 ``[n]``, place of a request's first output token; see `output_tokens_at`.
     next_turns : numpy.ndarray
         int64 ``[n]``, the request that the same user sends after this one is answered, -1 for
         none.
@@ -40,7 +39,6 @@ class Workload(ABC):
     arrivals: NDArray[np.float64]
     prompt_lengths: NDArray[np.int64]
     output_lengths: NDArray[np.int64]
-    output_tokens: NDArray[np.int32]
     output_starts: NDArray[np.int64]
     next_turns: NDArray[np.int64]
     think_times: NDArray[np.float64]
@@ -60,10 +58,21 @@ class Workload(ABC):
             int32 ``[prompt_lengths[index]]``; valid until the next call.
         """
 
+    @abstractmethod
+    def output_tokens_at(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return output tokens by their places, int32 of the same shape.
+
+        Parameters
+        ----------
+        places : numpy.ndarray
+            int64. Those of a request begin at ``output_starts[index]``; a place behind the last one
+            reads as the last one.
+        """
+
     def output(self, index: int) -> NDArray[np.int32]:
         """Read the output tokens of one request, int32 ``[output_lengths[index]]``."""
-        start = int(self.output_starts[index])
-        return self.output_tokens[start : start + int(self.output_lengths[index])]
+        start, length = int(self.output_starts[index]), int(self.output_lengths[index])
+        return self.output_tokens_at(np.arange(start, start + length))
 
     def __len__(self) -> int:
         return len(self.arrivals)
