@@ -41,8 +41,13 @@ class Request:
     ----------
     rank, replica : int
         Place in the order of arrival, -1 before it was added; where it runs, or ran last.
+    row : int
+        Index among the scheduler's `decodes`, -1 elsewhere.
+    parent : Request or None
+        The request whose prompt it waits for, as one of its siblings.
     cached_tokens : int
-        Tokens that were cached when it was first admitted, -1 before; of a fork the whole prompt.
+        Tokens that were cached when it first ran, loaded ones included, -1 before; of a fork the
+        whole prompt.
     written : int
         Tokens that were written when it was last preempted.
     last_token : int
@@ -59,6 +64,8 @@ class Request:
     owner: Any = None
     rank: int = field(default=-1, init=False)
     replica: int = field(default=0, init=False)
+    row: int = field(default=-1, init=False)
+    parent: Request | None = field(default=None, init=False)
     cached_tokens: int = field(default=-1, init=False)
     written: int = field(default=0, init=False)
     last_token: int = field(default=-1, init=False)
@@ -121,7 +128,8 @@ class Batch:
     completed : list of Request
         Those whose prompt, with what they had generated before a preemption, ends with this step.
     admitted, preempted : list of Request
-        Those that came, or came back, with this step; those that were sent back to the queue.
+        Those that run from this step on, for the first time or again; those that were sent back to
+        the queue.
     copies : int32 [n, 4]
         For a manager without a pool, ``take_copies()``: to be done before the kernels run, in this
         order. A batch that was not booked leaves its own to the next one.

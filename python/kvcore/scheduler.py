@@ -5,6 +5,10 @@ A step runs the next token of every sequence that generates and, in what is left
 prompts that are not computed yet, in chunks, oldest first. Requests are admitted as they came, with
 quotas those of each tenant. When the next tokens do not fit, the request that came last goes back
 to the front of the queue and its pages go; it comes back with what is still cached.
+
+With ``async_onload`` an admitted request whose pages are on their way from stores does not run
+before they have arrived. Requests behind it are admitted and run meanwhile, so that their loads
+overlap with its own and with steps.
 """
 
 from __future__ import annotations
@@ -54,9 +58,10 @@ class Scheduler:
 
     Attributes
     ----------
-    waiting, prefills, decodes : list of Request
-        To be read only: in the queue, without pages; with a prompt that is not computed, whose
-        siblings are nowhere yet; generating, in rows of which the last one fills a hole.
+    waiting, loading, prefills, decodes : list of Request
+        To be read only: in the queue, without pages; admitted, with pages on their way from stores;
+        with a prompt that is not computed, whose siblings are nowhere yet; generating, in rows of
+        which the last one fills a hole.
     num_preemptions, recomputed_tokens : int
         How often a request was sent back to the queue, and the tokens run again for that.
 
@@ -103,7 +108,9 @@ class Scheduler:
         self._copies = _NO_COPIES  # of batches that were not booked: nobody may have done them
         self._running: list[Request] = []  # the rows of the last one
         self._contexts: list[Any] = []
-        self.waiting: list[Request] = []
+        self._queue: list[Request] = []  # by rank, with requests that were cancelled since
+        self._has_cancelled = False  # a request of the queue was cancelled
+        self.loading: list[Request] = []
         self.prefills: list[Request] = []
         self.decodes: list[Request] = []
         self.num_preemptions = 0
@@ -116,7 +123,15 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that hold pages."""
-        return len(self.prefills) + len(self.decodes)
+        return len(self.loading) + len(self.prefills) + len(self.decodes)
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Requests in the queue. O(1), or O(queue) once after requests of it were cancelled."""
+        if self._has_cancelled:
+            self._queue = [each for each in self._queue if each.finish_reason is None]
+            self._has_cancelled = False
+        return self._queue
 
     # -- requests come and go ----------------------------------------------------------------
 
@@ -136,7 +151,9 @@ class Scheduler:
         for each in family:
             each.rank = next(self._ranks)
             self._live[each.rank] = each
-        self.waiting.append(request)
+        for sibling in request.siblings:
+            sibling.parent = request
+        self._queue.append(request)
         self._may_admit |= bool(self._manager.quotas)
 
     def _check(self, request: Request) -> None:
@@ -151,24 +168,35 @@ class Scheduler:
             )
 
     def cancel(self, request: Request) -> None:
-        """End a request, and the siblings that wait for its prompt; a batch that is out is void."""
-        for each in (request, *request.siblings):
+        """End a request, and the siblings that wait for its prompt; a batch that is out is void.
+
+        Notes
+        -----
+        O(siblings) for a request that waits or generates; else also O(prompts that run or load).
+        """
+        family = (request, *request.siblings)
+        if request.parent is not None and request in request.parent.siblings:
+            request.parent.siblings.remove(request)
+        for each in family:
             if self._live.pop(each.rank, None) is None:
                 continue
             each.finish_reason = "cancelled"
             self._batch = None
-            if each in self.waiting:
-                self.waiting.remove(each)
-            elif each in self.prefills or each in self.decodes:
+            if each.row >= 0 or each in self.prefills or each in self.loading:
                 self._release(each)
-            for other in self._live.values():
-                if each in other.siblings:
-                    other.siblings.remove(each)
+            else:
+                self._has_cancelled = True
 
     def close(self) -> None:
-        """Cancel every request."""
-        for request in list(self._live.values()):
-            self.cancel(request)
+        """Cancel every request. O(requests)."""
+        running = [*self.loading, *self.prefills, *self.decodes]
+        self._batch, self._queue, self._has_cancelled = None, [], False
+        self.loading, self.prefills, self.decodes = [], [], []
+        for request in self._live.values():
+            request.finish_reason, request.row = "cancelled", -1
+        self._live.clear()
+        for request in running:
+            self._manager.release(request.context.request_id)
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -187,6 +215,7 @@ class Scheduler:
         """
         self._batch = None
         admitted, preempted = list[Request](), list[Request]()
+        self._take_loaded(admitted)
         may_admit = admit and (self._may_admit or not self.num_running)
         is_admitting = may_admit and self.waiting and self.num_running < self._max_running
         num_steps = 1 if is_admitting else self._num_steps
@@ -195,6 +224,8 @@ class Scheduler:
             if not preempted:
                 self._admit(admitted)
         while self.num_running or (admit and self._admit(admitted)):
+            if not self.prefills and not self.decodes:
+                self._take_loaded(admitted, waits=True)
             self._batch = self._fetch(num_steps, admitted, preempted)
             if self._batch is not None:
                 return self._batch
@@ -238,12 +269,12 @@ class Scheduler:
         self._manager.step(batch.contexts)
         for request in batch.completed:
             self.prefills.remove(request)
-            self.decodes.append(request)
+            self._begin_decoding(request)
             for sibling in request.siblings:
                 self._fork(request, sibling)
             request.siblings = []
         # The last row first: holes are filled with one that stays. A sibling may have none.
-        rows = [self.decodes.index(each) for each in ended if each in self.decodes]
+        rows = [each.row for each in ended if each.row >= 0]
         for row in sorted(rows, reverse=True):
             self._release(self.decodes[row])
         for request in ended:
@@ -263,8 +294,10 @@ class Scheduler:
             fitting = self._manager.maybe_reserve_batch(contexts)
             if fitting == len(contexts):
                 break
-            request = max(rivals(running, running[fitting], self._manager.quotas), key=_rank)
-            request.written = request.context.start_idx
+            holders = running + self.loading
+            request = max(rivals(holders, running[fitting], self._manager.quotas), key=_rank)
+            if request not in self.loading:
+                request.written = request.context.start_idx
             self._release(request)
             insort(self.waiting, request, key=_rank)
             preempted.append(request)
@@ -287,14 +320,42 @@ class Scheduler:
                 continue
             self._may_admit = self._claim(request, budget)
             if self._may_admit:
-                self.prefills.append(self.waiting.pop(place))
-                admitted.append(request)
-                budget -= request.unwritten
+                self.loading.append(self.waiting.pop(place))
+                if self._manager.wait(request.context, 0):
+                    self._begin_prompt(self.loading.pop(), admitted)
+                    budget -= request.unwritten
             elif quotas:
                 short.add(tenant_of(request, quotas))  # others may fit
             else:
                 break
-        return bool(self.prefills)
+        return bool(self.num_running)
+
+    def _take_loaded(self, admitted: list[Request], *, waits: bool = False) -> None:
+        """Have requests run whose pages have arrived; with `waits` at least the oldest one."""
+        wait = self._manager.wait
+        loaded = [
+            request
+            for place, request in enumerate(self.loading)
+            if wait(request.context, None if waits and place == 0 else 0)
+        ]
+        if loaded:
+            gone = set(loaded)
+            self.loading = [request for request in self.loading if request not in gone]
+        for request in loaded:
+            self._begin_prompt(request, admitted)
+
+    def _begin_prompt(self, request: Request, admitted: list[Request]) -> None:
+        """Have a request run from where its context stands."""
+        start = request.context.start_idx
+        if request.cached_tokens < 0:
+            request.cached_tokens = start
+        self.recomputed_tokens += max(0, request.written - start)
+        insort(self.prefills, request, key=_rank)
+        admitted.append(request)
+
+    def _begin_decoding(self, request: Request) -> None:
+        request.row = len(self.decodes)
+        self.decodes.append(request)
 
     def _claim(self, request: Request, budget: int) -> bool:
         """Claim and reserve on the replica with the best hit or, when it is full, the emptiest."""
@@ -322,9 +383,6 @@ class Scheduler:
                 manager.release(context.request_id)
         if fits:
             request.replica = manager.get_replica(context) if replica == "auto" else replica
-            if request.cached_tokens < 0:
-                request.cached_tokens = context.start_idx
-            self.recomputed_tokens += max(0, request.written - context.start_idx)
         return fits
 
     def _fork(self, parent: Request, sibling: Request) -> None:
@@ -339,15 +397,17 @@ class Scheduler:
                 insort(self.waiting, sibling, key=_rank)
                 return
             sibling.replica = parent.replica
-            self.decodes.append(sibling)
+            self._begin_decoding(sibling)
         sibling.cached_tokens = sibling.num_prompt
 
     def _release(self, request: Request) -> None:
-        if request in self.prefills:
-            self.prefills.remove(request)
+        if request.row >= 0:
+            last = self.decodes.pop()
+            if last is not request:
+                self.decodes[request.row], last.row = last, request.row
+            request.row = -1
         else:
-            self.decodes[self.decodes.index(request)] = self.decodes[-1]
-            self.decodes.pop()
+            (self.prefills if request in self.prefills else self.loading).remove(request)
         self._manager.release(request.context.request_id)
         self._may_admit = True
 

@@ -40,7 +40,7 @@ class StoreLimits:
     seconds: float = 5.0
     breaker_failures: int = 5
     breaker_seconds: float = 10.0
-    calls: int = 8
+    calls: int = 40  # those of `Onload` and of who writes
 
 
 class StoreCalls:

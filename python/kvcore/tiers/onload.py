@@ -15,7 +15,7 @@ from kvcore.tiers.workers import Job, Workers
 
 __all__ = ["Arrival", "Onload", "RequestSearch"]
 
-_THREADS = 4
+_THREADS = 32
 
 
 class RequestSearch(FillSearch, Protocol):
