@@ -33,7 +33,11 @@ class KVCoreManager(KVCacheManager):
         self.watermark_blocks = int(kwargs.get("watermark", 0.0) * kv_cache_config.num_blocks)
         self._groups = self.coordinator.single_type_managers
         self.empty_kv_cache_blocks: Any = NoPages(tuple(() for _ in self._groups))
-        self._page_size = self._groups[0].block_size
+        self.page_size = self._groups[0].block_size
+        # Whether the last block of a hit runs again: vLLM 0.32 names the groups otherwise.
+        name = "drop_eagle_group_ids"
+        name = name if hasattr(self.coordinator, name) else "eagle_group_ids"
+        self._drops_last_block = bool(getattr(self.coordinator, name))
         self._contexts: dict[str, RequestContext] = {}
         params = params_of([group.kv_cache_spec for group in self._groups], self.enable_caching)
         self.has_windows = params.groups is not None
@@ -60,10 +64,11 @@ class KVCoreManager(KVCacheManager):
         )
 
     def _row(self, group: int, context: RequestContext) -> Row:
-        return Row(self.block_pool, self._pages(context, group))
+        ids = self._pages(context, group)
+        return Row(self.block_pool, ids, context.request, self._num_published(context), group)
 
     def _num_published(self, context: RequestContext) -> int:
-        return int(context.start_idx // self._page_size)
+        return int(context.start_idx // self.page_size)
 
     def _pages(self, context: RequestContext, group: int, first: int = 0) -> list[int]:
         """Return the ids of a request's pages in a group; windows have left those that are 0."""
@@ -80,7 +85,7 @@ class KVCoreManager(KVCacheManager):
         pages, hit = self._match(self._context_of(request), length)
         if not hit:
             return self.empty_kv_cache_blocks, 0, 0
-        found = HitIds(self.block_pool, pages)
+        found = HitIds(self.block_pool, pages, request, hit // self.page_size)
         if self.enable_kv_cache_events and request.kv_cache_report_mode == "full":
             self.coordinator.emit_cached_block_events(request, found.blocks)
         return found, hit, 0
@@ -88,13 +93,13 @@ class KVCoreManager(KVCacheManager):
     def _match(self, context: RequestContext, length: int) -> tuple[tuple[Any, ...], int]:
         context.read(length)
         hit, pages = self._find(context, length, 0)
-        if hit and self.coordinator.drop_eagle_group_ids:
-            hit, pages = self._find(context, hit - self._page_size, 0)  # which has to run again
+        if hit and self._drops_last_block:
+            hit, pages = self._find(context, hit - self.page_size, 0)  # which has to run again
         rest = (self._find(context, hit, group)[1] for group in range(1, len(self._groups)))
         return (pages, *rest), hit
 
     def _find(self, context: RequestContext, length: int, group: int) -> tuple[int, Any]:
-        if length < self._page_size:
+        if length < self.page_size:
             return 0, NO_PAGES
         found: tuple[int, Any] = self.core.match_prefix(
             context.tokens[:length],
@@ -112,7 +117,7 @@ class KVCoreManager(KVCacheManager):
             publishes = self.enable_caching or self.has_windows
             context = self._contexts[request.request_id] = RequestContext(
                 request,
-                publish_at=self._page_size if publishes else NEVER,
+                publish_at=self.page_size if publishes else NEVER,
                 leaves_at=0 if self.has_windows else NEVER,
             )
         return context
@@ -165,7 +170,7 @@ class KVCoreManager(KVCacheManager):
                 return None
             if num_external_computed_tokens:
                 self._leave(context, computed)  # which is all that is loaded
-        first = held or -(-computed // self._page_size)
+        first = held or -(-computed // self.page_size)
         zeroed = dict.fromkeys(skip_zeroing_group_ids, first)
         cached = 0 if delay_cache_blocks else min(computed + num_new_tokens, request.num_tokens)
         return self._taken(request, context, held, first, zeroed, cached)
@@ -190,10 +195,10 @@ class KVCoreManager(KVCacheManager):
 
     def _num_ahead(self, num_tokens: int, slots: int, computed: int) -> int:
         """Count the pages that a request needs at most, at a time, beyond those for its slots."""
-        wanted, held = (-(-n // self._page_size) for n in (num_tokens, slots))
+        wanted, held = (-(-n // self.page_size) for n in (num_tokens, slots))
         total = 0
         for group in self._groups:
-            left = group.get_num_skipped_tokens(computed) // self._page_size
+            left = group.get_num_skipped_tokens(computed) // self.page_size
             most = group.max_admission_blocks_per_request or wanted
             total += max(0, min(wanted - left, most) - (held - left))
         return total
@@ -204,6 +209,8 @@ class KVCoreManager(KVCacheManager):
         published = context.start_idx
         # Windows may have left what was loaded and is not published yet.
         context.stand(max(published, min(context.left, slots - 1)), slots)
+        # Windows in front of a prompt's end are kept longest: the core has to know where that is.
+        context.expect(min(context.request.num_prompt_tokens, self.max_model_len))
         try:
             if is_new:
                 self.core.claim(context.request_id)
@@ -220,15 +227,15 @@ class KVCoreManager(KVCacheManager):
                 if self.core.contains(context.request_id):
                     self.core.release(context.request_id)
         if done and slots > context.room:
-            context.num_pages = -(-slots // self._page_size)
-            context.room = context.num_pages * self._page_size
+            context.num_pages = -(-slots // self.page_size)
+            context.room = context.num_pages * self.page_size
         return done
 
     def _note_new(
         self, context: RequestContext, held: int, first: int, zeroed: dict[int, int]
     ) -> tuple[list[int], ...]:
         """Return the ids from `first` on, all of which are new from `held` or the hit on."""
-        start = max(held, context.hit // self._page_size)
+        start = max(held, context.hit // self.page_size)
         if context.num_pages <= start:
             return ()
         new = []
@@ -253,21 +260,21 @@ class KVCoreManager(KVCacheManager):
         n = min(n, request.num_tokens, context.room)  # with drafts vLLM may count beyond its slots
         if n < context.publish_at:
             return
-        first = context.start_idx // self._page_size
+        first = context.start_idx // self.page_size
         context.read(n)
         context.stand(n, n + 1)
         self.core.step([context])
-        context.publish_at = (n // self._page_size + 1) * self._page_size
+        context.publish_at = (n // self.page_size + 1) * self.page_size
         context.idle_until = min(context.publish_at, context.leaves_at)
         if self.enable_kv_cache_events or type(request.block_hashes) is list:
-            self._note_hashes(request, context, first, n // self._page_size)
+            self._note_hashes(request, context, first, n // self.page_size)
 
     def _note_hashes(self, request: Any, context: RequestContext, first: int, last: int) -> None:
         last = min(last, len(request.block_hashes))
         for group in range(len(self._groups)):
             ids = self._pages(context, group, first)[: last - first]
             pages = [self.block_pool.null_block] * first + [self.block_pool.blocks[i] for i in ids]
-            self.block_pool.cache_full_blocks(request, pages, first, last, self._page_size, group)
+            self.block_pool.cache_full_blocks(request, pages, first, last, self.page_size, group)
 
     def _leave(self, context: RequestContext, num_tokens: int) -> None:
         """Give back what windows no longer read, with so many tokens computed."""
@@ -302,13 +309,13 @@ class KVCoreManager(KVCacheManager):
         context = self._contexts.get(request_id)
         if context is None or not context.num_pages:
             return self.empty_kv_cache_blocks
-        groups = range(len(self._groups))
-        return PageIds(self.block_pool, tuple(self._pages(context, group) for group in groups))
+        ids = tuple(self._pages(context, group) for group in range(len(self._groups)))
+        return PageIds(self.block_pool, ids, context.request, self._num_published(context))
 
     def estimate_cached_tokens(self, request: Any) -> int:
         """Return how many tokens of a request are in pages that are published."""
         context = self._contexts.get(request.request_id)
-        return self._num_published(context) * self._page_size if context is not None else 0
+        return self._num_published(context) * self.page_size if context is not None else 0
 
     def num_holders(self, block_id: int) -> int:
         """Count the requests and holds that have a page: for tests, O(everything)."""

@@ -64,17 +64,29 @@ class NoPages(KVCacheBlocks):
 
 
 class PageIds(KVCacheBlocks):
-    """Pages of each group by their ids; objects for them are made for who wants those."""
+    """Pages of each group by their ids; objects for them are made for who wants those.
 
-    def __init__(self, pool: Pool, ids: tuple[list[int], ...]) -> None:
+    Where these are the pages of `request` from its first token on, the first `num_published` of
+    each group have their hashes in the objects.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        ids: tuple[list[int], ...],
+        request: Any = None,
+        num_published: int = 0,
+    ) -> None:
         self._pool = pool
         self._ids = ids
+        self._request = request
+        self._num_published = num_published
 
     @property
     def blocks(self) -> tuple[Sequence[KVCacheBlock], ...]:
         """The blocks of each group."""
-        pages = self._pool.blocks
-        return tuple([pages[block_id] for block_id in group] for group in self._ids)
+        pool, request, n = self._pool, self._request, self._num_published
+        return tuple(pool.hashed(ids, request, n, group) for group, ids in enumerate(self._ids))
 
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
@@ -88,9 +100,11 @@ class PageIds(KVCacheBlocks):
 class HitIds(PageIds):
     """Pages of a hit in each group, as arrays until somebody asks for them."""
 
-    def __init__(self, pool: Pool, arrays: tuple[Any, ...]) -> None:
+    def __init__(self, pool: Pool, arrays: tuple[Any, ...], request: Any, num_pages: int) -> None:
         self._pool = pool
         self._arrays = arrays
+        self._request = request
+        self._num_published = num_pages
 
     @cached_property
     def _ids(self) -> tuple[list[int], ...]:  # type: ignore[override]
@@ -100,15 +114,18 @@ class HitIds(PageIds):
 class Row(Sequence[KVCacheBlock]):
     """The blocks that a request had in a group when it was asked."""
 
-    def __init__(self, pool: Pool, ids: list[int]) -> None:
+    def __init__(
+        self, pool: Pool, ids: list[int], request: Any, num_published: int, group: int
+    ) -> None:
         self._pool = pool
         self.ids = ids
+        self._owner = request, num_published, group
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: Any) -> Any:
-        return [self._pool.blocks[page] for page in self.ids][index]
+        return self._pool.hashed(self.ids, *self._owner)[index]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == other
@@ -188,6 +205,19 @@ class Pool(BlockPool):
         """Return ids as vLLM writes them: block 0 where a window has left its page."""
         end = self.num_gpu_blocks
         return [page if page < end else 0 for page in ids] if self.manager.has_windows else ids
+
+    def hashed(
+        self, ids: list[int], request: Any, num_published: int, group: int
+    ) -> list[KVCacheBlock]:
+        """Return the blocks of a request; those that are published get the hashes they lack."""
+        blocks = [self.blocks[page] for page in ids]
+        published = blocks[:num_published]
+        lacks = [block.block_hash is None and not block.is_null for block in published]
+        if any(lacks):
+            n = min(len(lacks), len(request.block_hashes))
+            page_size = self.manager.page_size
+            self.cache_full_blocks(request, blocks, 0, n, page_size, group, lacks[:n])
+        return blocks
 
     def note_taken(self, ids: Iterable[int]) -> None:
         """Drop what was cached in pages that are somebody's now."""

@@ -48,12 +48,21 @@ class RequestContext:
 
     def stand(self, start: int, end: int) -> None:
         """Have `start` tokens published, and all up to `end` to run."""
+        self._make_room(end)
+        self.start_idx = start
+        self.active_idx = self.end_idx = end
+
+    def expect(self, end: int) -> None:
+        """Have a prompt of `end` tokens, those behind the ones that run now included."""
+        if end > self.end_idx:
+            self._make_room(end)
+            self.end_idx = end
+
+    def _make_room(self, end: int) -> None:
         if end > len(self.tokens):
             grown = np.zeros(max(end, 2 * len(self.tokens)), np.int32)
             grown[: self.num_tokens] = self.tokens[: self.num_tokens]
             self.tokens = grown
-        self.start_idx = start
-        self.active_idx = self.end_idx = end
 
     def read(self, num_tokens: int) -> None:
         """Copy the request's first `num_tokens` tokens, those that are not here yet."""

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves tiny random models with a real vLLM on this CPU: on its own manager, and on kvcore's.
+
+    python tests/integrations/run_vllm_engine.py             # the quick runs
+    python tests/integrations/run_vllm_engine.py --slow      # all of them
+    python tests/integrations/run_vllm_engine.py -k mistral  # those whose names contain a text
+    python tests/integrations/run_vllm_engine.py --list
+
+Both engines of a run have the same weights and get the same requests. A check passes where their
+tokens are equal, each has the manager that it should have, and no block is in use at the end. vLLM
+is installed once into ``--folder``, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+sys.path.insert(0, str(SUPPORT))
+
+import vllm_engine_clients as clients  # noqa: E402
+import vllm_engine_install as installing  # noqa: E402
+import vllm_engine_scenes as scenes  # noqa: E402
+
+ALL = ("shared", "turns", "several", "salts", "logprobs", "aborts", "reset")
+MANAGERS = {"0": "KVCacheManager", "1": "KVCoreManager"}
+SECONDS = 600  # of one engine
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model, how it is served, and the scenes."""
+
+    name: str
+    model: str
+    blocks: int
+    quick: bool = False
+    version: str = installing.VERSIONS[0]
+    scenes: tuple[str, ...] = ALL  # none: clients of a server
+    prompts: int = 64
+    processes: bool = False  # the engine in a process of its own, with workers
+    preempts: bool = True  # there are so few blocks that requests are preempted
+    engine: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of its engine."""
+        return {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 1024,
+            "block_size": 32,
+            "num_gpu_blocks_override": self.blocks,
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 256,
+        } | self.engine
+
+
+WORKERS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+OLD = installing.VERSIONS[1]
+RUNS = [
+    Run("llama", "llama", 80, quick=True),
+    Run("gemma3", "gemma3", 200, quick=True),
+    Run("gemma3 server", "gemma3", 200, scenes=(), quick=True, preempts=False),
+    Run("gemma3 of 0.32", "gemma3", 200, version=OLD),
+    Run("qwen3", "qwen3", 80),
+    Run("mistral", "mistral", 60),
+    Run("deepseek", "deepseek", 80),
+    Run("llama processes", "llama", 80, processes=True, engine=WORKERS),
+    Run("mistral processes", "mistral", 60, processes=True),
+    Run("mistral server", "mistral", 60, scenes=(), preempts=False),
+    Run("llama server", "llama", 80, scenes=(), preempts=False),
+]
+
+
+class Bench:
+    """What all runs share: the installed vLLM, the models, the results."""
+
+    def __init__(self, folder: Path, sources: Path, chosen: list[Run]) -> None:
+        self.folder = folder
+        self.python = installing.environment(folder)
+        installing.link_kvcore(self.python)
+        self.sites = {
+            version: installing.site_of(folder, sources, version, self.python)
+            for version in {run.version for run in chosen}
+        }
+        self.make_models({run.model for run in chosen})
+        self.passed = self.failed = 0
+
+    def environment(self, run: Run, on_kvcore: str, probe: Path) -> dict[str, str]:
+        """Return the environment of an engine."""
+        path = os.pathsep.join([str(self.sites[run.version]), str(SUPPORT)])
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM", "KVCORE"))}
+        return kept | {
+            "HF_HUB_OFFLINE": "1",
+            "KVCORE_PROBE": str(probe),
+            "KVCORE_VLLM": on_kvcore,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": path,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if run.processes or not run.scenes else "0",
+            "VLLM_LOGGING_LEVEL": "INFO",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+
+    def make_models(self, names: set[str]) -> None:
+        """Make the models that are not there yet."""
+        folder = self.folder / "models"
+        missing = sorted(name for name in names if not (folder / name / "config.json").exists())
+        if missing:
+            script = SUPPORT / "vllm_engine_models.py"
+            subprocess.run([self.python, script, folder, *missing], check=True,
+                           stderr=subprocess.DEVNULL)  # fmt: skip
+
+    def serve(self, run: Run, on_kvcore: str) -> dict[str, Any]:
+        """Serve the requests of a run; return the answers, and how the engine was at the end."""
+        probe = self.folder / f"{run.name.replace(' ', '-')}-{on_kvcore}.probe"
+        probe.unlink(missing_ok=True)
+        log = probe.with_suffix(".log")
+        environment = self.environment(run, on_kvcore, probe)
+        model = self.folder / "models" / run.model
+        start = time.monotonic()
+        if run.scenes:
+            result = self.offline(run, model, environment, log)
+        else:
+            result = self.online(run, model, environment, log, probe)
+        seen = json.loads(probe.read_text().splitlines()[-1])
+        return result | seen | {"seconds": time.monotonic() - start}
+
+    def offline(
+        self, run: Run, model: Path, environment: dict[str, str], log: Path
+    ) -> dict[str, Any]:
+        """Serve scenes with vLLM's LLM class."""
+        settings = {"model": str(model), "engine": run.arguments(), "scenes": run.scenes,
+                    "prompts": run.prompts}  # fmt: skip
+        script = SUPPORT / "vllm_engine_scenes.py"
+        with log.open("w") as file:
+            done = subprocess.run(
+                [self.python, script, json.dumps(settings)], env=environment, text=True,
+                stdout=subprocess.PIPE, stderr=file, timeout=SECONDS, check=False,
+            )  # fmt: skip
+        found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        if done.returncode or not found:
+            raise RuntimeError(f"the engine fails:\n{log.read_text()[-3000:]}")
+        result: dict[str, Any] = json.loads(found[0].removeprefix("RESULT "))
+        return result
+
+    def online(
+        self, run: Run, model: Path, environment: dict[str, str], log: Path, probe: Path
+    ) -> dict[str, Any]:
+        """Serve clients that stream, of which some hang up."""
+        wanted = scenes.shared_prompts(6, run.prompts)
+        wanted = [(tokens, count + 4) for tokens, count in wanted]
+        gone = set(range(0, len(wanted), 7))
+        with clients.server(self.python, model, run.arguments(), environment, log) as port:
+            answers = clients.serve_all(port, wanted, gone)
+            # The last ones to go are aborted a moment after their connections end.
+            end = time.monotonic() + 20
+            while time.monotonic() < end:
+                lines = probe.read_text().splitlines() if probe.exists() else []
+                if lines and json.loads(lines[-1])["in_use"] == 0:
+                    break
+                time.sleep(0.2)
+        return {"answers": {"clients": answers}, "cached": None, "problems": []}
+
+    def check(self, run: Run, what: str, holds: bool, detail: str) -> None:
+        """Count a check, and print it where it fails."""
+        self.passed += holds
+        self.failed += not holds
+        if not holds:
+            print(f"FAILED {run.name}: {what}: {detail}", flush=True)
+
+    def compare(self, run: Run) -> None:
+        """Serve a run on both managers side by side, and check all that has to hold."""
+        with ThreadPoolExecutor(2) as both:
+            futures = {on: both.submit(self.serve, run, on) for on in MANAGERS}
+            errors = {on: each.exception() for on, each in futures.items()}
+        for on, error in errors.items():
+            if error is not None:
+                self.check(run, f"the engine runs with KVCORE_VLLM={on}", False, str(error))
+        if any(errors.values()):
+            return
+        own, ours = (futures[on].result() for on in MANAGERS)
+        for on, result in zip(MANAGERS, (own, ours), strict=True):
+            side = f"KVCORE_VLLM={on}"
+            self.check(run, f"manager, {side}", result["manager"] == MANAGERS[on],
+                       result["manager"])  # fmt: skip
+            self.check(run, f"no block is in use at the end, {side}", result["in_use"] == 0,
+                       f"{result['in_use']} are")  # fmt: skip
+            self.check(run, f"the scenes, {side}", not result["problems"],
+                       "; ".join(result["problems"]))  # fmt: skip
+            if run.preempts:
+                self.check(run, f"requests are preempted, {side}", result["preempted"] > 0, "none")
+        for scene, answers in own["answers"].items():
+            theirs = ours["answers"][scene]
+            different = [name for name in answers if answers[name] != theirs.get(name)]
+            same = not different and answers.keys() == theirs.keys()
+            self.check(run, f"the tokens of {scene!r} are equal", same, f"not of {different[:9]}")
+        hits = "" if own["cached"] is None else (
+            f", cached tokens {own['cached']:,} on vLLM's manager and {ours['cached']:,}"
+        )  # fmt: skip
+        print(f"{run.name}: {own['seconds']:.0f} and {ours['seconds']:.0f} s, preempted "
+              f"{own['preempted']} and {ours['preempted']} times{hits}", flush=True)  # fmt: skip
+
+
+def main() -> int:
+    """Run, compare and print; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("build/vllm-engine"))
+    parser.add_argument("--sources", type=Path, default=Path("build/vllm"), help="of vLLM 0.33")
+    parser.add_argument("--slow", action="store_true", help="all runs")
+    parser.add_argument("-k", dest="select", help="runs whose names contain this text")
+    parser.add_argument("--list", action="store_true", help="print the names of the runs")
+    options = parser.parse_args()
+    chosen = [run for run in RUNS if run.quick or options.slow or options.select]
+    chosen = [run for run in chosen if (options.select or "") in run.name]
+    if options.list:
+        print("\n".join(f"{run.name}{' (quick)' if run.quick else ''}" for run in RUNS))
+        return 0
+    if not chosen:
+        sys.exit(f"no run has {options.select!r} in its name; --list prints the names")
+    start = time.monotonic()
+    bench = Bench(options.folder.resolve(), options.sources.resolve(), chosen)
+    print(f"vLLM is installed after {time.monotonic() - start:.0f} s", flush=True)
+    for run in chosen:
+        bench.compare(run)
+    print(f"{time.monotonic() - start:.0f} s")
+    print(f"{bench.passed} passed, {bench.failed} failed")
+    return 1 if bench.failed or not bench.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
