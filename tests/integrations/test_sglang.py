@@ -41,6 +41,35 @@ def test_without_its_registry_the_plug_in_says_so(caplog: pytest.LogCaptureFixtu
     assert "no --radix-cache-backend" in caplog.text
 
 
+@pytest.mark.parametrize("error", [ValueError("'kvcore' is already registered"), TypeError()])
+def test_a_registry_that_refuses_the_backend_is_told_in_a_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvcore.integrations import sglang
+
+    def refuse(_name: str, _factory: Any) -> None:
+        raise error
+
+    stub_modules(monkeypatch, "0.5.23", register_radix_cache_backend=refuse)
+    sglang.register()
+    assert caplog.messages == [
+        f"SGLang has no --radix-cache-backend kvcore: it refused it with "
+        f"{type(error).__name__}: {error}"
+    ]
+
+
+def test_a_cache_that_cannot_be_made_is_sglangs_own_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here the modules that the cache imports are not there."""
+    from kvcore.integrations import sglang
+
+    stub_modules(monkeypatch, "0.5.23", default_radix_cache_factory=lambda _context: "its own")
+    assert sglang.make_cache(SimpleNamespace(disable_radix_cache=False)) == "its own"
+    (line,) = caplog.messages
+    assert line.startswith("SGLang 0.5.23 uses its own cache: kvcore failed with ")
+
+
 def stub_modules(monkeypatch: pytest.MonkeyPatch, version: str, **registry: Any) -> None:
     """An SGLang that has no more than its version and a registry of caches."""
     modules: dict[str, dict[str, Any]] = {

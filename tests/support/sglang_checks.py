@@ -10,6 +10,7 @@ import logging
 import random
 from array import array
 from collections.abc import Callable
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,12 @@ import torch
 from sglang.srt.arg_groups.fields import memory
 from sglang.srt.disaggregation import kv_events
 from sglang.srt.mem_cache import registry
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import (
+    BasePrefixCache,
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+)
 from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from sglang.srt.plugins import load_plugins_by_group
@@ -286,8 +292,11 @@ def expect_refusal(make: Any, given: Any) -> None:
 
 
 @check
-def other_versions_keep_their_own_cache_with_a_line() -> None:
+def sglang_keeps_its_own_cache_with_a_line_where_kvcore_cannot_be_it() -> None:
     import sglang.version
+
+    def fail(_params: Any) -> None:
+        raise RuntimeError("no tree today")
 
     lines: list[str] = []
     handler = logging.Handler()
@@ -295,17 +304,42 @@ def other_versions_keep_their_own_cache_with_a_line() -> None:
     logger = logging.getLogger("kvcore.integrations.sglang")
     logger.addHandler(handler)
     made, own = registry.default_radix_cache_factory, object()
+    lock, cache_class = BasePrefixCache.lock, served.cache_class
     version = sglang.version.__version__
     try:
         registry.default_radix_cache_factory = lambda _context: own
         assert plugin.make_cache(context(disable_radix_cache=True)) is own
         sglang.version.__version__ = "0.6.0"
         assert plugin.make_cache(context()) is own
+        sglang.version.__version__ = version
+        assert plugin.make_cache(context(shares_pages=True)) is own
+        later = context()
+        later.params.compressed = True
+        assert plugin.make_cache(later) is own
+        BasePrefixCache.lock = lambda self, node, *, tier: None
+        assert plugin.make_cache(context()) is own
+        BasePrefixCache.lock = lock
+        served.cache_class = lambda _context: fail
+        assert plugin.make_cache(context()) is own
     finally:
         registry.default_radix_cache_factory, sglang.version.__version__ = made, version
+        BasePrefixCache.lock, served.cache_class = lock, cache_class
         logger.removeHandler(handler)
-    assert len(lines) == 2, lines
-    assert "0.6.0" in lines[1]
+    kept = f"SGLang {version} uses its own cache: "
+    assert lines[0] == "--disable-radix-cache leaves kvcore nothing to do: no prefix is cached"
+    assert lines[1:-2] == [
+        "SGLang 0.6.0 uses its own cache: kvcore serves 0.5.23",
+        f"{kept}kvcore does not know the cache's arguments shares_pages",
+        f"{kept}kvcore does not know the cache's arguments compressed",
+    ]
+    assert lines[-2].startswith(f"{kept}this SGLang calls its cache otherwise (KVCoreRadixCache.l")
+    assert lines[-1] == f"{kept}kvcore failed with RuntimeError: no tree today"
+
+
+@check
+def every_argument_of_a_cache_is_known() -> None:
+    assert {*vars(init_params(4, 64))} == served._PARAMS
+    assert {each.name for each in fields(registry.TreeCacheBuildContext)} == served._CONTEXT
 
 
 @check

@@ -7,6 +7,7 @@ Run by ``tests/integrations/run_vllm.py --part ours``.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from importlib.metadata import entry_points
 from typing import Any
@@ -17,10 +18,13 @@ from tests.v1.core.utils import (  # type: ignore[import-not-found]
     create_requests,
     create_scheduler,
 )
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler as scheduler_module
+from vllm.v1.engine import core as core_module
 from vllm.v1.outputs import ModelRunnerOutput
 
+import kvcore
 import kvcore.integrations.vllm as integration
 from kvcore.integrations.vllm import choice
 from kvcore.integrations.vllm.manager import KVCoreManager
@@ -79,9 +83,60 @@ def test_another_release_keeps_its_own_manager(
         integration.register()
     assert scheduler_module.KVCacheManager is KVCacheManager
     assert [each.getMessage() for each in caplog.records] == [
-        "KVCORE_VLLM=1, but kvcore serves vLLM 0.33.x and this is 0.34.0: "
-        "vLLM keeps its own manager"
+        "KV cache manager: vLLM's own, not kvcore's: kvcore serves vLLM 0.33.0, and this is 0.34.0"
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(scheduler_module, "KVCacheManager"), (core_module, "get_request_block_hasher")],
+)
+def test_what_another_plug_in_has_replaced_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, module: Any, name: str
+) -> None:
+    unbind(monkeypatch)
+    other = object()
+    monkeypatch.setattr(module, name, other)
+    monkeypatch.setenv("KVCORE_VLLM", "on")
+    with caplog.at_level(logging.INFO):
+        integration.register()
+        integration.register()
+    assert getattr(module, name) is other
+    assert scheduler_module.KVCacheManager is not choice.make_manager
+    assert core_module.get_request_block_hasher is not choice.lazily_hashed
+    (line,) = said(caplog)
+    assert "another plug-in has replaced" in line
+
+
+def test_a_manager_that_is_called_otherwise_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unbind(monkeypatch)
+
+    def free(self: Any, request: Any, *, reason: str) -> None:
+        """What a patched vLLM may have."""
+
+    monkeypatch.setattr(choice.OwnManager, "free", free)
+    monkeypatch.setenv("KVCORE_VLLM", "1")
+    with caplog.at_level(logging.INFO):
+        integration.register()
+    assert scheduler_module.KVCacheManager is choice.OwnManager
+    (line,) = said(caplog)
+    assert "this vLLM calls its manager otherwise (KVCoreManager.free: " in line
+
+
+def unbind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have vLLM's modules as they are without kvcore, until the test ends."""
+    monkeypatch.setattr(scheduler_module, "KVCacheManager", choice.OwnManager)
+    monkeypatch.setattr(
+        core_module, "get_request_block_hasher", kv_cache_utils.get_request_block_hasher
+    )
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What kvcore wrote to vLLM's log."""
+    return [each.getMessage() for each in caplog.records if each.name == "vllm.kvcore"]
 
 
 def test_nothing_happens_without_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,31 +146,77 @@ def test_nothing_happens_without_the_switch(monkeypatch: pytest.MonkeyPatch) -> 
     assert scheduler_module.KVCacheManager is KVCacheManager
 
 
-def test_what_is_not_served_is_said_once(
+def test_which_manager_runs_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where kvcore does not serve the cache, or fails."""
+    monkeypatch.setattr(choice, "_told", set())
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        made = made_with()
+        assert type(made) is KVCoreManager
+        (line,) = said(caplog)
+        assert line.startswith(f"KV cache manager: kvcore {kvcore.__version__} (KVCoreManager), ")
+        assert [each.levelno for each in caplog.records if each.name == "vllm.kvcore"] == [
+            logging.INFO
+        ]
+        for options, reason in (
+            ({"num_hash_lookahead_tokens": 1}, "kvcore does not serve hashes that look ahead"),
+            ({"pcp_world_size": 2}, "kvcore does not serve context parallelism"),
+        ):
+            caplog.clear()
+            for _ in range(2):
+                assert type(made_with(**options)) is choice.OwnManager
+            assert said(caplog) == [f"KV cache manager: vLLM's own, not kvcore's: {reason}"]
+
+
+def test_a_manager_that_fails_is_replaced_by_vllms_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(choice, "_told", set())
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no core today")
+
+    config = config_of_a_cache()
+    monkeypatch.setattr(KVCoreManager, "_make_core", fail)
     with caplog.at_level(logging.INFO):
-        made = [make_lookahead_manager() for _ in range(2)]
-    assert all(type(each) is not KVCoreManager for each in made)
-    assert [each.getMessage() for each in caplog.records if each.name == "vllm.kvcore"] == [
-        "kvcore does not serve hashes that look ahead: vLLM keeps its own manager"
+        made = made_with(config)
+        assert type(made) is choice.OwnManager
+    assert said(caplog) == [
+        "KV cache manager: vLLM's own, not kvcore's: kvcore failed with RuntimeError: no core today"
     ]
+    assert choice._made == [False]  # hashes are vLLM's then too
 
 
-def make_lookahead_manager() -> Any:
+def test_arguments_that_are_not_known_are_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later vLLM may tell its manager something that changes what has to be cached."""
+    config = config_of_a_cache()
+    assert choice.unserved(config, share_between_models=True) == (
+        "kvcore does not know the manager's arguments share_between_models"
+    )
+    known = inspect.signature(choice.OwnManager).parameters
+    defaults = {name: each.default for name, each in known.items() if name != "kv_cache_config"}
+    assert choice.unserved(config, **defaults) is None
+
+
+def config_of_a_cache() -> Any:
     from vllm_checks_faults import make_manager
 
-    config = make_manager().kv_cache_config
+    return make_manager().kv_cache_config
+
+
+def made_with(config: Any = None, **options: Any) -> Any:
     return choice.make_manager(
-        config, max_model_len=64, scheduler_block_size=16, hash_block_size=16,
-        num_hash_lookahead_tokens=1,
+        config or config_of_a_cache(), max_model_len=64, scheduler_block_size=16,
+        hash_block_size=16, **options,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("interval", "reason"), [(None, None), (0, None), (64, "windows that are kept at intervals")]
+    ("interval", "reason"),
+    [(None, None), (0, None), (64, "kvcore does not serve windows that are kept at intervals")],
 )
 def test_windows_at_ends_of_prompts_are_served(interval: int | None, reason: str | None) -> None:
     """0 is what vLLM has where nobody says otherwise."""

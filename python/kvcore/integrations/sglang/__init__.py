@@ -10,6 +10,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import kvcore
+from kvcore.integrations.gate import is_served
+
 __all__ = ["SERVED_VERSIONS", "make_cache", "register"]
 
 #: Versions of SGLang whose cache was compared with kvcore's, call by call.
@@ -19,13 +22,22 @@ _log = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Make the backend known to SGLang; what its plug-in entry point calls, once per process."""
+    """Make the backend known to SGLang; what its plug-in entry point calls, once per process.
+
+    Where this fails, SGLang has its own caches only, which one line of the log says.
+    """
     try:
         from sglang.srt.mem_cache.registry import register_radix_cache_backend
+
+        register_radix_cache_backend("kvcore", make_cache)
     except ImportError:
-        _log.warning("this SGLang has no --radix-cache-backend; kvcore serves %s", SERVED_VERSIONS)
-        return
-    register_radix_cache_backend("kvcore", make_cache)
+        _log.warning("this SGLang has no --radix-cache-backend; kvcore serves %s", _served())
+    except Exception as error:  # noqa: BLE001 - whatever it is, SGLang goes on without kvcore
+        _log.warning(
+            "SGLang has no --radix-cache-backend kvcore: it refused it with %s: %s",
+            type(error).__name__,
+            error,
+        )
 
 
 def make_cache(context: Any) -> Any:
@@ -38,8 +50,9 @@ def make_cache(context: Any) -> Any:
     Returns
     -------
     sglang BasePrefixCache
-        Of kvcore; SGLang's own, with a line in the log, for a version of SGLang that is not one of
-        `SERVED_VERSIONS`, or where prefixes are not to be cached.
+        Of kvcore. SGLang's own, with a line in the log: for a version of SGLang that is not one of
+        `SERVED_VERSIONS`, where prefixes are not to be cached, where SGLang passes or calls what
+        kvcore does not know, and where kvcore fails.
 
     Raises
     ------
@@ -52,16 +65,35 @@ def make_cache(context: Any) -> Any:
         from sglang.version import __version__
     except ImportError as error:
         raise NotImplementedError(
-            f"kvcore serves SGLang {SERVED_VERSIONS}, and finds no cache of this one's own "
-            f"({error}); leave out --radix-cache-backend kvcore"
+            f"kvcore serves SGLang {_served()}, and finds no cache of this one's own ({error}); "
+            f"leave out --radix-cache-backend kvcore"
         ) from error
 
-    if __version__ not in SERVED_VERSIONS:
-        _log.warning("SGLang %s uses its own cache: kvcore serves %s", __version__, SERVED_VERSIONS)
+    own = f"SGLang {__version__} uses its own cache: "
+    try:
+        made = _make(context, __version__, own)
+    except NotImplementedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, SGLang goes on without kvcore
+        made = f"{own}kvcore failed with {type(error).__name__}: {error}"
+    if isinstance(made, str):
+        _log.warning(made)
         return default_radix_cache_factory(context)
-    if context.disable_radix_cache:
-        _log.warning("--disable-radix-cache leaves kvcore nothing to do: no prefix is cached")
-        return default_radix_cache_factory(context)
-    from kvcore.integrations.sglang.served import cache_class
+    _log.info("prefix cache: kvcore %s (%s)", kvcore.__version__, type(made).__name__)
+    return made
 
-    return cache_class(context)(context.params)
+
+def _make(context: Any, version: str, own: str) -> Any:
+    """Return a cache, or as text why SGLang keeps its own."""
+    if not is_served(version, SERVED_VERSIONS):
+        return f"{own}kvcore serves {_served()}"
+    if context.disable_radix_cache:
+        return "--disable-radix-cache leaves kvcore nothing to do: no prefix is cached"
+    from kvcore.integrations.sglang.served import cache_class, unknown
+
+    what = unknown(context)
+    return cache_class(context)(context.params) if what is None else f"{own}{what}"
+
+
+def _served() -> str:
+    return " and ".join(SERVED_VERSIONS)

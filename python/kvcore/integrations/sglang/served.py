@@ -5,15 +5,49 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 from sglang.srt.runtime_context import get_disagg, get_memory
 
+from kvcore.integrations.gate import refused_calls
 from kvcore.integrations.sglang.cache import KVCoreRadixCache, KVCoreWindowCache
+
+# What SGLang says of a cache to be made; kvcore was looked at for each of them.
+_CONTEXT = frozenset(
+    {
+        *("server_args", "params", "is_hybrid_swa", "is_hybrid_ssm", "enable_hierarchical_cache"),
+        *("disable_radix_cache", "tp_worker", "model_config", "tp_size", "tp_rank", "tp_group"),
+        *("full_tokens_per_layer", "is_dsa"),
+    }
+)
+_PARAMS = frozenset(
+    {
+        *("disable", "req_to_token_pool", "token_to_kv_pool_allocator", "page_size", "is_eagle"),
+        *("tp_cache_group", "attn_cp_cache_group", "attn_tp_cache_group", "pp_cache_group"),
+        *("eviction_policy", "eviction_policy_config", "enable_metrics", "enable_kv_cache_events"),
+        *("dynamo_kv_event_format", "kv_event_lora_names", "enable_session_radix_cache"),
+        *("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy", "pp_rank", "pp_size"),
+        *("attn_cp_rank", "attn_cp_size", "chunked_prefill_size", "sliding_window_size"),
+        *("swa_gates_prefix_match", "decoder_swa_bounded_replay", "draft_swa_window"),
+        *("tree_components", "component_registry_override", "tree_core_backend"),
+        *("mtp_draft_device_pools", "sidecar_draft_device_pools", "mtp_draft_mamba_pools"),
+    }
+)
 
 # Options of SGLang that bring a tier, a tree or a pool of their own.
 _OTHERS = (
     *("enable_hierarchical_cache", "enable_lmcache", "enable_flexkv", "enable_unified_memory"),
     *("enable_unified_cache_external_linker", "enable_session_radix_cache"),
 )
+
+
+def unknown(context: Any) -> str | None:
+    """Return what SGLang says of a cache, or asks of it, that kvcore does not know."""
+    names = (vars(context).keys() - _CONTEXT) | (vars(context.params).keys() - _PARAMS)
+    if names:
+        return f"kvcore does not know the cache's arguments {', '.join(sorted(names))}"
+    classes = (KVCoreRadixCache, KVCoreWindowCache)
+    refused = [each for ours in classes for each in refused_calls(ours, BasePrefixCache)]
+    return f"this SGLang calls its cache otherwise ({'; '.join(refused)})" if refused else None
 
 
 def cache_class(context: Any) -> type[KVCoreRadixCache]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore as the KV cache manager of vLLM 0.33.
+"""kvcore as the KV cache manager of vLLM.
 
 vLLM finds `register` by its entry point ``vllm.general_plugins`` and calls it in every process,
 before it builds its scheduler. Nothing changes unless ``KVCORE_VLLM=1`` is set. See
@@ -11,10 +11,15 @@ from __future__ import annotations
 import logging
 import os
 
+from kvcore.integrations.gate import is_on, is_served
+
 __all__ = ["SERVED_VERSIONS", "register"]
 
-#: The releases whose scheduler the adapter was written for.
-SERVED_VERSIONS = "0.33."
+#: The releases whose scheduler the adapter was tested with; builds such as 0.33.0+cpu included.
+SERVED_VERSIONS = ("0.33.0",)
+
+#: The variable of the environment that switches the adapter on.
+SWITCH = "KVCORE_VLLM"
 
 logger = logging.getLogger("vllm.kvcore")
 
@@ -22,21 +27,34 @@ logger = logging.getLogger("vllm.kvcore")
 def register() -> None:
     """Have vLLM's scheduler make its KV cache managers of kvcore, where ``KVCORE_VLLM=1`` says so.
 
+    Raises
+    ------
+    ValueError
+        ``KVCORE_VLLM`` is a word that means neither on nor off.
+
     Notes
     -----
-    Another release of vLLM keeps its own manager, which the log says. May be called repeatedly.
+    With another release of vLLM, or where anything fails, vLLM keeps its own manager. One line of
+    the log says so: the switch is then off for the processes that this one starts. May be called
+    repeatedly.
     """
-    if os.environ.get("KVCORE_VLLM") != "1":
+    if not is_on(SWITCH):
         return
+    try:
+        reason = _rebind()
+    except Exception as error:  # noqa: BLE001 - whatever it is, vLLM goes on without kvcore
+        reason = f"kvcore failed with {type(error).__name__}: {error}"
+    if reason is not None:
+        os.environ[SWITCH] = "0"
+        logger.warning("KV cache manager: vLLM's own, not kvcore's: %s", reason)
+
+
+def _rebind() -> str | None:
+    """Put kvcore in the place of vLLM's manager; return why not, and nothing is changed."""
     import vllm
 
-    if not vllm.__version__.startswith(SERVED_VERSIONS):
-        logger.warning(
-            "KVCORE_VLLM=1, but kvcore serves vLLM %sx and this is %s: vLLM keeps its own manager",
-            SERVED_VERSIONS,
-            vllm.__version__,
-        )
-        return
+    if not is_served(vllm.__version__, SERVED_VERSIONS):
+        return f"kvcore serves vLLM {' and '.join(SERVED_VERSIONS)}, and this is {vllm.__version__}"
     from kvcore.integrations.vllm.choice import rebind
 
-    rebind()
+    return rebind()

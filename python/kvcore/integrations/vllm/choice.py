@@ -7,14 +7,19 @@ import inspect
 import logging
 from typing import Any
 
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager as OwnManager
 from vllm.v1.core.sched import scheduler
 from vllm.v1.engine import core
 from vllm.v1.kv_cache_interface import KVCacheGroupRole
 
+import kvcore
+from kvcore.integrations.gate import refused_calls
 from kvcore.integrations.vllm import hashes
 from kvcore.integrations.vllm.layers import unserved_layers
 from kvcore.integrations.vllm.manager import KVCoreManager
+from kvcore.integrations.vllm.pool import Pool
 
 logger = logging.getLogger("vllm.kvcore")
 _SIGNATURE = inspect.signature(OwnManager)
@@ -22,11 +27,36 @@ _make_hasher = core.get_request_block_hasher
 _told: set[str] = set()
 _made: list[bool] = []  # whether the last manager is kvcore's
 
+#: What vLLM's own constructor reads, which a manager of kvcore's calls.
+READ_BY_VLLM = frozenset(
+    {
+        *("max_model_len", "scheduler_block_size", "hash_block_size", "max_in_flight_tokens"),
+        *("enable_caching", "use_eagle", "num_prefill_lookahead", "log_stats"),
+        *("enable_kv_cache_events", "watermark", "enable_mamba_shared_prefix_checkpoint"),
+    }
+)
 
-def rebind() -> None:
-    """Put `make_manager` where vLLM's scheduler looks for its manager's class."""
+
+def rebind() -> str | None:
+    """Put `make_manager` where vLLM's scheduler looks for its manager's class.
+
+    Returns
+    -------
+    str, optional
+        Why nothing was changed; None where it was, or had been before.
+    """
+    if scheduler.KVCacheManager is make_manager:
+        return None
+    if scheduler.KVCacheManager is not OwnManager or core.get_request_block_hasher is not (
+        kv_cache_utils.get_request_block_hasher
+    ):
+        return "another plug-in has replaced vLLM's manager or its hashes of blocks"
+    refused = [*refused_calls(KVCoreManager, OwnManager), *refused_calls(Pool, BlockPool)]
+    if refused:
+        return f"this vLLM calls its manager otherwise ({'; '.join(refused)})"
     scheduler.KVCacheManager = make_manager
     core.get_request_block_hasher = lazily_hashed
+    return None
 
 
 def lazily_hashed(*args: Any, **kwargs: Any) -> Any:
@@ -40,13 +70,27 @@ def lazily_hashed(*args: Any, **kwargs: Any) -> Any:
 
 def make_manager(*args: Any, **kwargs: Any) -> OwnManager:
     """Make kvcore's manager, or vLLM's own and say why, once for each reason."""
-    reason = unserved(**_SIGNATURE.bind(*args, **kwargs).arguments)
-    _made[:] = [reason is None]
-    if reason is None:
-        return KVCoreManager(*args, **kwargs)
+    made, reason = None, None
+    try:
+        reason = unserved(**_SIGNATURE.bind(*args, **kwargs).arguments)
+        if reason is None:
+            made = KVCoreManager(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - whatever it is, vLLM goes on without kvcore
+        reason = f"kvcore failed with {type(error).__name__}: {error}"
+    _made[:] = [made is not None]
+    if made is not None:
+        config = made.kv_cache_config
+        logger.info(
+            "KV cache manager: kvcore %s (%s), %d blocks, %d group(s) of layers",
+            kvcore.__version__,
+            type(made).__name__,
+            config.num_blocks,
+            len(config.kv_cache_groups),
+        )
+        return made
     if reason not in _told:
-        _told.add(reason)
-        logger.warning("kvcore does not serve %s: vLLM keeps its own manager", reason)
+        _told.add(str(reason))
+        logger.warning("KV cache manager: vLLM's own, not kvcore's: %s", reason)
     return OwnManager(*args, **kwargs)
 
 
@@ -56,9 +100,24 @@ def unserved(
     pcp_world_size: int = 1,
     num_hash_lookahead_tokens: int = 0,
     metrics_collector: object | None = None,
-    **_: object,
+    **others: object,
 ) -> str | None:
     """Return what of a manager's arguments kvcore has no answer to; None where it has all."""
+    unknown = others.keys() - READ_BY_VLLM
+    if unknown:
+        return f"kvcore does not know the manager's arguments {', '.join(sorted(unknown))}"
+    what = unserved_cache(kv_cache_config)
+    if dcp_world_size > 1 or pcp_world_size > 1:
+        what = what or "context parallelism"
+    if num_hash_lookahead_tokens:
+        what = what or "hashes that look ahead"
+    if metrics_collector is not None:
+        what = what or "metrics of how long blocks stay"
+    return None if what is None else f"kvcore does not serve {what}"
+
+
+def unserved_cache(kv_cache_config: Any) -> str | None:
+    """Return what of a cache's groups kvcore cannot serve; None where it can serve all."""
     groups = kv_cache_config.kv_cache_groups
     if kv_cache_config.num_blocks < 2:
         return "a cache without blocks"
@@ -69,11 +128,4 @@ def unserved(
     # 0, vLLM's default, keeps windows at ends of prompts alone: those that kvcore evicts last.
     if kv_cache_config.prefix_cache_retention_interval:
         return "windows that are kept at intervals"
-    reason = unserved_layers([group.kv_cache_spec for group in groups])
-    if reason is not None:
-        return reason
-    if dcp_world_size > 1 or pcp_world_size > 1:
-        return "context parallelism"
-    if num_hash_lookahead_tokens:
-        return "hashes that look ahead"
-    return None if metrics_collector is None else "metrics of how long blocks stay"
+    return unserved_layers([group.kv_cache_spec for group in groups])

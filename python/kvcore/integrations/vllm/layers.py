@@ -18,6 +18,16 @@ from kvcore import KVCacheParams
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow
 
 KEEP_ALL = (FullAttentionSpec, MLAAttentionSpec)
+#: What layers of other kinds do, by the name of vLLM's class.
+NAMES = {
+    "MambaSpec": "layers with a recurrent state",
+    "CrossAttentionSpec": "layers that attend to an encoder",
+    "EncoderOnlyAttentionSpec": "layers of an encoder",
+    "SinkFullAttentionSpec": "layers with sink tokens of their own",
+    "HiddenStateCacheSpec": "layers that keep hidden states",
+    "UniformTypeKVCacheSpecs": "layers of several sizes in one group",
+    "CircularBufferSpec": "layers with a circular buffer",
+}
 #: As many groups that do not keep every token as kvcore takes.
 MOST_WINDOWS = 7
 
@@ -29,7 +39,7 @@ def unserved_layers(specs: Sequence[Any]) -> str | None:
             if spec.extra_retained_tokens or getattr(spec, "bounded_replay", False):
                 return "windows that keep more than they read"
         elif type(spec) not in (*KEEP_ALL, ChunkedLocalAttentionSpec):
-            return type(spec).__name__
+            return f"{NAMES.get(type(spec).__name__, 'such layers')} ({type(spec).__name__})"
     if len({spec.block_size for spec in specs}) > 1:
         return "groups of different block sizes"
     if sum(type(spec) not in KEEP_ALL for spec in specs) > MOST_WINDOWS:
