@@ -264,6 +264,36 @@ def test_program_of_the_cpp_page_is_the_embedding_project() -> None:
     assert blocks_of("docs/cpp.md", "cpp")[-1] == (EMBED / "main.cpp").read_text()
 
 
+#: What a caller writes of the structs that grow: the first members, or none.
+PARTS_OF_STRUCTS = """
+#include <kvcore/cache_manager.hpp>
+#include <kvcore/disk_store.hpp>
+#include <kvcore/page_keys.hpp>
+void parts() {
+    const kvcore::CacheConfig pages{8};
+    const kvcore::RequestView view{{}};
+    const kvcore::RequestTerms terms{50};
+    const kvcore::ReserveOptions reserve{};
+    const kvcore::ColumnSpan span{{}};
+    const kvcore::KeyOptions keys{{}};
+    const kvcore::DiskStoreConfig disks{{{"/tmp", 4096}}};
+    const auto used = [](const auto&...) {};
+    used(pages, view, terms, reserve, span, keys, disks);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [(EMBED / "main.cpp").read_text(), PARTS_OF_STRUCTS],
+    ids=["the program of the page", "structs that grow"],
+)
+def test_programs_of_callers_compile_without_a_warning(program: str, tmp_path: Path) -> None:
+    (tmp_path / "caller.cpp").write_text(program)
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{kvcore.get_include()}")
+    run(os.environ.get("CXX", "c++"), *flags, "-fsyntax-only", "caller.cpp", cwd=tmp_path)
+
+
 def test_readme_example_runs(tmp_path: Path) -> None:
     python("-W", "error", "-c", block_of("README.md", "python"), cwd=tmp_path)
 

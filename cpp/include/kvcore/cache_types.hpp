@@ -37,28 +37,28 @@ struct CacheConfig {
     // Of the tier below each replica, with groups for any bundle; 0: there is none.
     std::int64_t host_pages = 0;
     // Layers that do not all keep everything; none: every page is one of all layers.
-    std::vector<CacheGroup> groups;
+    std::vector<CacheGroup> groups = {};
     // Every group gets pages for what runs next alone; else those that keep everything get them for
     // the whole request at once.
     bool reserve_chunks = false;
     // With groups: so many tokens of those written last may be truncated.
     std::int64_t max_draft_tokens = 0;
     // Of tenants, by number: see RequestTerms. Reservations are no more than the pages in all.
-    std::vector<TenantQuota> quotas;
+    std::vector<TenantQuota> quotas = {};
     // Layers with a state beside those with pages, and how many slots they share in each replica:
     // one for each sequence at least, those beyond are checkpoints.
-    std::vector<StateGroup> states;
+    std::vector<StateGroup> states = {};
     std::int64_t num_state_slots = 0;
     // Of the tier below each replica, for checkpoints; 0: those stay on the device.
     std::int64_t num_host_state_slots = 0;
     // What arrives in the host tier has keys, and waits to be written to stores below it.
     bool has_stores = false;
-    std::string key_seed;                 // of keys, one item of CBOR; "" is nil
+    std::string key_seed = {};            // of keys, one item of CBOR; "" is nil
     const StandIns* stand_ins = nullptr;  // names of tokens with extra keys, outlive the manager
     // Pages of which events wait to be taken, at most; 0: there are no events.
     std::int64_t event_pages = 0;
-    EvictionConfig eviction;       // of cached pages, in each replica
-    EvictionConfig host_eviction;  // of those of the host tier
+    EvictionConfig eviction = {};       // of cached pages, in each replica
+    EvictionConfig host_eviction = {};  // of those of the host tier
     // When a cached page goes to the host tier; kSelective: once it was used so often, 1 .. 255.
     WritePolicy write_policy = WritePolicy::kWriteThrough;
     std::int32_t write_threshold = 2;
@@ -75,12 +75,12 @@ struct CacheConfig {
 /// One request as the manager sees it for the length of a call; tokens and name are the caller's.
 /// 0 <= start < active <= end: KV is written for [0, start), [start, active) runs next.
 struct RequestView {
-    SequenceHandle sequence;
+    SequenceHandle sequence = {};
     const TokenId* tokens = nullptr;  // [end]
     std::int64_t start = 0;
     std::int64_t active = 0;
     std::int64_t end = 0;
-    std::string_view name_space;  // prefix-cache namespace; "" is the default one
+    std::string_view name_space = {};  // prefix-cache namespace; "" is the default one
     // Tokens to hold pages for: at least what runs next gets them, and no more than end.
     std::int64_t reserve_to = std::numeric_limits<std::int64_t>::max();
 
@@ -109,7 +109,7 @@ struct RequestTerms {
     std::int32_t priority = kDefaultPriority;  // 0 .. 100
     std::int64_t duration = Retention::kForever;
     // Ascending, none overlaps another. A page is in the range that its first token is in.
-    std::vector<RetainedTokens> ranges;
+    std::vector<RetainedTokens> ranges = {};
     // Whose its pages are that it takes from now on: one of CacheConfig::quotas, by its number.
     std::int32_t tenant = kSameTenant;
 };

@@ -41,7 +41,7 @@ struct CachedColumn {
 struct ColumnSpan {
     std::int32_t replica = 0;
     std::uint64_t num_resets = 0;  // no more of the caches since
-    std::string_view name_space;
+    std::string_view name_space = {};
     const TokenId* tokens = nullptr;
     std::int64_t n = 0;
     std::int32_t first = 0;

@@ -50,10 +50,11 @@ struct DiskDirectory {
 };
 
 struct DiskStoreConfig {
-    std::vector<DiskDirectory> directories;  // on disks of their own: pages are spread over them
-    std::int64_t page_bytes = 0;             // of all parts of a page together, at most
-    StoreKey fingerprint;  // of the model, layout, dtype, ...: pages of others are not found
-    int threads = 4;       // that read and write
+    // On disks of their own: pages are spread over them.
+    std::vector<DiskDirectory> directories = {};
+    std::int64_t page_bytes = 0;  // of all parts of a page together, at most
+    StoreKey fingerprint = {};    // of the model, layout, dtype, ...: pages of others are not found
+    int threads = 4;              // that read and write
     std::int64_t queue_pages = 256;     // waiting for one of them; who brings more waits
     std::int64_t segment_bytes = 0;     // of a file; 0: a 64th of the quota, at least 64 MiB
     bool direct = true;                 // past the system's page cache, where the file system can

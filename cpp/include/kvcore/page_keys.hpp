@@ -44,9 +44,9 @@ enum class KeyScheme {
 /// first page alone and unless it is ""; of prompts with embeddings their digest.
 struct KeyOptions {
     KeyScheme scheme = KeyScheme::kKvcore;
-    std::string seed;  // one item, see kvcore/cbor.hpp; "" is nil, or vLLM's default
-    std::optional<std::string> extra_key;   // UTF-8
-    std::optional<std::string> cache_salt;  // UTF-8
+    std::string seed = {};  // one item, see kvcore/cbor.hpp; "" is nil, or vLLM's default
+    std::optional<std::string> extra_key = {};   // UTF-8
+    std::optional<std::string> cache_salt = {};  // UTF-8
     /// kVllm: of each page of a prompt that has embeddings, SHA-256 of those of its tokens; pages
     /// behind them have that of nothing. See embedding_digests.
     std::optional<std::vector<PageKey>> embeddings = {};
