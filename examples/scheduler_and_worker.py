@@ -99,6 +99,7 @@ class ZmqLink:
 
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 64 << 20)  # page tables of a batch, and to spare
         (self._socket.bind if binds else self._socket.connect)(endpoint)
 
     def send(self, message: Any) -> None:

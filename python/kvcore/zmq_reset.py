@@ -18,6 +18,8 @@ __all__ = ["ResetListener"]
 
 _LOGGER = logging.getLogger("kvcore")
 _PATIENCE_S = 5.0  # to wait for a thread that has nothing left to do
+# Of a message, whose content is not read: ZeroMQ drops the connection that brings a longer frame.
+_MOST_BYTES = 4 << 10
 
 
 class ResetListener:
@@ -27,6 +29,9 @@ class ResetListener:
     ----------
     endpoint_base : str
         A ZeroMQ endpoint such as ``ipc:///run/engine/kv``; a PULL socket is bound.
+
+    Messages may have any content of up to 4 KiB; a longer message is dropped, with the connection
+    that brings it.
 
     Raises
     ------
@@ -123,6 +128,7 @@ class _Receiver:
         try:
             self._socket = self._context.socket(zmq.PULL)
             self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
             self._socket.bind(self._endpoint)
             self._claim.bound()
         except (OSError, zmq.ZMQError) as error:

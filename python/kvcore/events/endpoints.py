@@ -6,13 +6,28 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["END", "SEQUENCE_BYTES", "endpoint_of", "import_zmq"]
+__all__ = [
+    "END",
+    "MOST_BATCH_BYTES",
+    "MOST_REQUEST_BYTES",
+    "SEQUENCE_BYTES",
+    "endpoint_of",
+    "import_zmq",
+]
 
 #: Of a sequence number, highest byte first.
 SEQUENCE_BYTES = 8
 
 #: In the place of a sequence number: nothing more is replayed.
 END = b"\xff" * SEQUENCE_BYTES
+
+#: Of a batch that a subscriber takes: ZeroMQ drops the connection that brings a longer frame, and
+#: takes no memory for the frame. Publishers of kvcore divide what is longer.
+MOST_BATCH_BYTES = 256 << 20
+
+#: Of a frame that a publisher takes: a subscription, a request for batches, or a part of the
+#: handshake, of which a name takes up to 255 bytes.
+MOST_REQUEST_BYTES = 4 << 10
 
 _PORT = re.compile(r"(tcp://.*:)(\d+)")
 _MOST_PORT = 65535

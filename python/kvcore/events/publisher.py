@@ -12,11 +12,19 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
 from kvcore.cache_events import CacheCleared, PagesRemoved, PagesStored
 from kvcore.errors import KVCacheError
-from kvcore.events.endpoints import END, SEQUENCE_BYTES, endpoint_of, import_zmq
+from kvcore.events.endpoints import (
+    END,
+    MOST_BATCH_BYTES,
+    MOST_REQUEST_BYTES,
+    SEQUENCE_BYTES,
+    endpoint_of,
+    import_zmq,
+)
 from kvcore.events.wire import KVEventBatch, encode_batch, wire_event
 from kvcore.params import require_count
 from kvcore.threads import Threads
@@ -202,6 +210,7 @@ class _Rank:
 def _bound(at: Any, endpoint: str, high_water_mark: int) -> str:
     zmq = import_zmq()
     at.setsockopt(zmq.SNDHWM, high_water_mark)
+    at.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
     at.setsockopt(zmq.LINGER, 0)
     try:
         at.bind(endpoint)
@@ -336,7 +345,8 @@ class _Sender:
                 batch = batches[event.replica] = KVEventBatch(time.time(), [], event.replica)
             batch.events.append(wire_event(event, raw_keys=self._raw_keys))
         for rank, batch in batches.items():
-            self.ranks[rank].publish(self._topic, encode_batch(batch, self._form))
+            for payload in _payloads(batch, self._form):
+                self.ranks[rank].publish(self._topic, payload)
 
     def _free(self) -> None:
         with contextlib.suppress(self._zmq.ZMQError):
@@ -347,6 +357,17 @@ class _Sender:
             self._context.destroy(linger=_LINGER_MS)
         self._waker.close()
         self._woken.close()
+
+
+def _payloads(batch: KVEventBatch, form: Literal["array", "map"]) -> Iterator[bytes]:
+    """Encode a batch, as several where one is more than a subscriber takes."""
+    payload = encode_batch(batch, form)
+    half = len(batch.events) // 2
+    if half == 0 or len(payload) <= MOST_BATCH_BYTES:
+        yield payload
+        return
+    for events in (batch.events[:half], batch.events[half:]):
+        yield from _payloads(KVEventBatch(batch.ts, events, batch.data_parallel_rank), form)
 
 
 #: Milliseconds for what was sent last to leave.

@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kvcore.events.endpoints import END, SEQUENCE_BYTES, endpoint_of, import_zmq
+from kvcore.events.endpoints import (
+    END,
+    MOST_BATCH_BYTES,
+    SEQUENCE_BYTES,
+    endpoint_of,
+    import_zmq,
+)
 from kvcore.events.wire import AllBlocksCleared, KVEventBatch, decode_batch
 from kvcore.params import require_count
 
@@ -79,20 +87,20 @@ class EventSubscriber:
         self._context = self._zmq.Context()
         self._poller = self._zmq.Poller()
         self._feeds: dict[Any, _Feed] = {}
-        self._monitors: dict[Any, _Feed] = {}  # of the same feeds, by what reports connections
+        self._monitors: dict[Any, _Feed] = {}  # the same feeds, by the socket of their connections
         try:
             for rank in range(replicas):
                 at = self._context.socket(self._zmq.SUB)
                 at.setsockopt(self._zmq.RCVHWM, high_water_mark)
+                at.setsockopt(self._zmq.MAXMSGSIZE, MOST_BATCH_BYTES)
                 at.setsockopt_string(self._zmq.SUBSCRIBE, topic)
                 other = None if replay_endpoint is None else endpoint_of(replay_endpoint, rank)
-                feed = self._feeds[at] = _Feed(self._context, other, rank, replay_timeout)
+                source = _Source(at, endpoint_of(endpoint, rank))
+                feed = _Feed(self._context, source, other, rank, replay_timeout)
+                self._feeds[at] = self._monitors[source.monitor] = feed
                 self._poller.register(at, self._zmq.POLLIN)
-                if other is not None:
-                    feed.monitor = at.get_monitor_socket(self._zmq.EVENT_CONNECTED)
-                    self._monitors[feed.monitor] = feed
-                    self._poller.register(feed.monitor, self._zmq.POLLIN)
-                at.connect(endpoint_of(endpoint, rank))
+                self._poller.register(source.monitor, self._zmq.POLLIN)
+                source.connect()
         except BaseException as error:
             self.close()
             if isinstance(error, self._zmq.ZMQError):
@@ -132,10 +140,7 @@ class EventSubscriber:
             until = min([ends, *(feed.asks_at for feed in feeds)])
             wait = 0.0 if batches else max(0.0, until - now)
             for at, _ in self._poller.poll(None if wait == math.inf else math.ceil(1000 * wait)):
-                if at in self._monitors:
-                    self._monitors[at].note_connections()
-                else:
-                    batches += self._drain(at)
+                batches += self._drain(self._feeds.get(at) or self._monitors[at])
             if batches or time.monotonic() >= ends:
                 return batches
 
@@ -156,17 +161,53 @@ class EventSubscriber:
         """Close it."""
         self.close()
 
-    def _drain(self, at: Any) -> list[KVEventBatch]:
+    def _drain(self, feed: _Feed) -> list[KVEventBatch]:
         batches: list[KVEventBatch] = []
         while True:
-            try:
-                frames = at.recv_multipart(self._zmq.NOBLOCK)
-            except self._zmq.Again:
-                return batches
-            feed = self._feeds[at]
             feed.note_connections()  # a connection is reported before its first message comes
+            try:
+                frames = feed.source.socket.recv_multipart(self._zmq.NOBLOCK)
+            except self._zmq.Again:
+                feed.source.connect_if_lost()
+                return batches
             if len(frames) == 3 and len(frames[1]) == SEQUENCE_BYTES:
                 batches += feed.take(int.from_bytes(frames[1], "big"), frames[2])
+
+
+class _Source:
+    """Own the SUB socket of one replica, and the socket that reports its connections.
+
+    ZeroMQ does not connect a SUB socket again after a frame that was too long: `connect_if_lost`
+    does, once the messages that had arrived are read.
+    """
+
+    def __init__(self, socket: Any, endpoint: str) -> None:
+        self._zmq = import_zmq()
+        self._endpoint = endpoint
+        self._is_lost = False
+        self.socket = socket
+        events = self._zmq.EVENT_CONNECTED | self._zmq.EVENT_DISCONNECTED
+        self.monitor = socket.get_monitor_socket(events)
+
+    def connect(self) -> None:
+        self.socket.connect(self._endpoint)
+
+    def read_connections(self) -> bool:
+        """Return whether a connection was made since the last call."""
+        is_new = False
+        while self.monitor.poll(0):
+            event = int.from_bytes(self.monitor.recv_multipart()[0][:2], sys.byteorder)
+            is_new |= event == self._zmq.EVENT_CONNECTED
+            self._is_lost |= event == self._zmq.EVENT_DISCONNECTED
+        return is_new
+
+    def connect_if_lost(self) -> None:
+        if not self._is_lost:
+            return
+        self._is_lost = False
+        with contextlib.suppress(self._zmq.ZMQError):  # ZeroMQ has given the endpoint up
+            self.socket.disconnect(self._endpoint)
+        self.connect()
 
 
 class _Answer(NamedTuple):
@@ -184,11 +225,13 @@ class _Feed:
     (`_next` is 0). Batches of another publisher are returned only after an AllBlocksCleared.
     """
 
-    def __init__(self, context: Any, replay: str | None, rank: int, timeout: float) -> None:
+    def __init__(
+        self, context: Any, source: _Source, replay: str | None, rank: int, timeout: float
+    ) -> None:
         self._zmq = import_zmq()
+        self.source = source
         self._context, self._replay = context, replay
         self._rank, self._timeout = rank, timeout
-        self.monitor: Any = None  # receives a message per new connection, where there is a replay
         self._publisher: str | None = None  # who answered last; None where nobody has
         self._is_compared = replay is None  # whether the connection's publisher is the known one
         self._is_clear = False  # whether the last batch that was returned is an AllBlocksCleared
@@ -200,11 +243,7 @@ class _Feed:
 
     def note_connections(self) -> None:
         """Compare the publisher again after a new connection: it may be another publisher's."""
-        is_new = False
-        while self.monitor is not None and self.monitor.poll(0):
-            self.monitor.recv_multipart()
-            is_new = True
-        if is_new:
+        if self.source.read_connections() and self._replay is not None:
             self._is_compared = False
             self._live = -1
             self.asks_at = -math.inf
@@ -297,6 +336,7 @@ class _Feed:
         try:
             at.setsockopt(zmq.LINGER, 0)
             at.setsockopt(zmq.RCVHWM, 0)
+            at.setsockopt(zmq.MAXMSGSIZE, MOST_BATCH_BYTES)
             at.connect(self._replay)
             at.send_multipart((b"", first.to_bytes(SEQUENCE_BYTES, "big")))
             while not is_complete and at.poll(round(1000 * self._timeout)):

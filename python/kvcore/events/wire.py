@@ -199,7 +199,7 @@ def decode_batch(payload: bytes) -> KVEventBatch:
     try:
         raw = _decode(payload)
         return KVEventBatch(raw.ts, [*map(_event_of, raw.events)], raw.data_parallel_rank)
-    except (msgspec.MsgspecError, KeyError, IndexError, TypeError) as error:
+    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise ValueError(f"this is no batch of events: {error!r}") from error
 
 
