@@ -105,7 +105,8 @@ GOOD: dict[str, Any] = {
 )
 def test_files_of_something_else_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "settings.json"
-    for text in (json.dumps({"rows": [GOOD | change]}), "[]", "{", '{"rows": 1}'):
+    nested = "[" * 100_000
+    for text in (json.dumps({"rows": [GOOD | change]}), "[]", "{", '{"rows": 1}', nested):
         path.write_text(text)
         with pytest.raises(ValueError, match="holds no settings of attention"):
             read_rows(path)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvcore.stores import RedisStore
+from kvcore.stores.resp import RespConnection, command
 
 KEYS = [bytes([i]) * 32 for i in range(3)]
 CALLS: dict[str, tuple[Callable[[RedisStore], object], object]] = {
@@ -103,3 +104,22 @@ def test_a_search_for_names_that_does_not_end(fake: Callable[..., int]) -> None:
     with contextlib.closing(RedisStore(f"redis://127.0.0.1:{port}?timeout=5")) as store:
         assert store.clear() == 0
         assert store.health().errors == 1
+
+
+@pytest.mark.parametrize("depth", [9, 2_000, 200_000])
+def test_arrays_in_arrays_are_no_reply(fake: Callable[..., int], depth: int) -> None:
+    port = fake(b"*1\r\n" * depth + b"*0\r\n")
+    connection = RespConnection("127.0.0.1", port, time.monotonic() + 60)
+    with contextlib.closing(connection):
+        connection.send([command(b"CLUSTER", b"SLOTS")])
+        with pytest.raises(OSError, match="arrays in arrays 8 deep"):
+            connection.read_list()
+
+
+def test_a_text_that_no_memory_holds_is_no_reply(fake: Callable[..., int]) -> None:
+    port = fake(b"$999999999999999999\r\nx")
+    connection = RespConnection("127.0.0.1", port, time.monotonic() + 60)
+    with contextlib.closing(connection):
+        connection.send([command(b"INFO")])
+        with pytest.raises(OSError, match="must be at most 1048576"):
+            connection.read_simple()

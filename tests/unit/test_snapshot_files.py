@@ -15,6 +15,7 @@ import pytest
 from conftest import require
 from kvcore import KVCacheError, PagedKVCacheManager, TextGenerationContext, moving
 from kvcore.groups import FullAttention, SlidingWindow
+from kvcore.moving import tensors
 from moved_requests import moving_manager, moving_params, read_rows, written_request
 from snapshot_contents import assert_right, contents_of, filled
 from state_model import prefill, prompt, state_manager, state_params
@@ -334,3 +335,26 @@ def test_an_exception_in_the_middle_leaves_nothing_half_written(
     monkeypatch.undo()
     assert manager.restore(path).is_whole
     assert assert_right(manager) == 5 * 16
+
+
+@pytest.mark.parametrize("depth", [40, 600, 930, 20_000])
+def test_metadata_that_is_nested_deeply_is_damage(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below what Python's parser refuses by itself, comparing and printing would raise."""
+    nested = "[" * depth + "]" * depth
+    text = tensors.json_text
+
+    def with_params(value: Any) -> str:
+        return nested if isinstance(value, dict) and "row_widths" in value else text(value)
+
+    path = tmp_path / "cache.kv"
+    with monkeypatch.context() as patch:
+        patch.setattr("kvcore.moving.snapshot_files.json_text", with_params)
+        filled().snapshot(path)
+    for manager in (moving_manager(), moving_manager(moving_params(head_dim=8))):
+        with pytest.raises(ValueError, match="the data is damaged"):
+            manager.restore(path)
+        manager.check_integrity()
+    with pytest.raises(ValueError, match="the data is damaged"):
+        moving.check_snapshot(path)

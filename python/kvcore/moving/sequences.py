@@ -33,7 +33,7 @@ VERSION = 1
 
 _MOST = 2**31 - 1
 #: Raised by what reads metadata, where it is of another shape.
-_OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+_OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError, OverflowError)
 _FIELDS = {
     *("format", "version", "model", "dtype", "page_size", "kv_scale_granularity"),
     *("tensor_parallel_degree", "layers", "states", "written", "start_idx", "active_idx"),

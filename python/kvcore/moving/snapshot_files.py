@@ -8,7 +8,6 @@ part of the file, so that it can be written when all is known.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from typing import Any, BinaryIO
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._core import crc32c
-from kvcore.moving.tensors import damaged, json_text, read_header, sealed_header
+from kvcore.moving.tensors import damaged, json_text, parsed_json, read_header, sealed_header
 
 __all__ = ["FORMAT", "VERSION", "SnapshotReader", "SnapshotWriter"]
 
@@ -241,10 +240,7 @@ def _metadata(given: Mapping[str, str]) -> dict[str, Any]:
     for name, text in given.items():
         if name == "header_sha256":
             continue
-        try:
-            found[name] = json.loads(text)
-        except (ValueError, RecursionError):
-            raise damaged(f"the text of {name!r} is no JSON") from None
+        found[name] = parsed_json(text)
     if found.pop("format", None) != FORMAT or found.pop("version", None) != VERSION:
         raise ValueError(
             f"the file is no {FORMAT!r} of version {VERSION}; read it with the version of kvcore "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 
 from kvcore.dtypes import numpy_dtype
 
-__all__ = ["DTYPES", "damaged", "json_text", "pack", "read_header", "sealed_header", "unpack"]
+__all__ = [
+    "DTYPES",
+    "damaged",
+    "json_text",
+    "pack",
+    "parsed_json",
+    "read_header",
+    "sealed_header",
+    "unpack",
+]
 
 #: Names of kvcore's dtypes in such files.
 DTYPES = {
@@ -35,6 +44,9 @@ _NAMES = {name: dtype for dtype, name in DTYPES.items()}
 
 #: Bytes: 5,000 layers of K, V and their scales fit.
 _MOST_HEADER = 4 << 20
+
+#: Lists and objects in each other: files of kvcore have six at most.
+_MOST_DEPTH = 32
 _MOST_DIMS = 32
 _METADATA = "__metadata__"
 _CHECKSUMS = "sha256"  # of each tensor, in the metadata
@@ -138,8 +150,6 @@ def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     ------
     ValueError
         Anything but a file of ``pack``, byte for byte.
-    RecursionError
-        A header that is nested as deep as it can just be parsed.
 
     Notes
     -----
@@ -182,7 +192,7 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[dict[str, An
     if length > min(_MOST_HEADER, len(view) - 8):
         raise damaged(f"a header of {length} bytes in a file of {len(view)}")
     text = bytes(view[8 : 8 + length])
-    header = _parsed(text)
+    header = parsed_json(text)
     metadata = header.get(_METADATA) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise damaged("the header has no metadata")
@@ -193,11 +203,30 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[dict[str, An
     return header, 8 + length
 
 
-def _parsed(text: bytes | str) -> Any:
+def parsed_json(text: bytes | str) -> Any:
+    """Return the value of a text in JSON, which is not nested deeply.
+
+    Raises
+    ------
+    ValueError
+        Anything else, so that nothing that walks through the value recurses too deeply.
+    """
     try:
-        return json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise damaged(f"a text is no JSON ({str(error)[:80]})") from None
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        level = [child for each in level for child in _children(each)]
+    if level:
+        raise damaged(f"a text has values in values more than {_MOST_DEPTH} deep")
+    return value
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -214,7 +243,7 @@ def _no_constant(name: str) -> None:
 def _metadata_value(metadata: Mapping[str, str], name: str) -> Any:
     if name not in metadata:
         raise damaged(f"the metadata lacks {name!r}")
-    value = _parsed(metadata[name])
+    value = parsed_json(metadata[name])
     if json_text(value) != metadata[name]:
         raise damaged(f"the text of {name!r} has other spaces, another order or other escapes")
     return value

@@ -19,6 +19,8 @@ __all__ = ["RespConnection", "RespError", "command"]
 
 _SCRATCH_BYTES = 64 << 10
 _LINE_BYTES = 512  # what is read at a time where the next line is: little of it is copied twice
+_MOST_DEPTH = 8  # of arrays in arrays: those of a cluster's nodes are four deep
+_MOST_TEXT = 1 << 20  # bytes of a text that is no value of a page
 _MOST_AT_ONCE = 512  # pieces of memory that a system call takes; 1,024 on Linux
 
 
@@ -115,20 +117,27 @@ class RespConnection:
             raise RespError(rest.decode("utf-8", "replace"))
         if kind == b"$":
             size = _size(rest)
+            if size is not None and size > _MOST_TEXT:
+                raise OSError(f"a reply has a text of {size} bytes, must be at most {_MOST_TEXT}")
             return None if size is None else self._text(size)
         raise OSError(f"a reply begins with {kind!r}, which is none of the protocol's")
 
     def read_list(self) -> list[Any]:
         """Read an array of the above, and of such arrays."""
+        return self._list(0)
+
+    def _list(self, depth: int) -> list[Any]:
         line = self._line()
         if line[:1] == b"-":
             raise RespError(line[1:].decode("utf-8", "replace"))
         if line[:1] != b"*":
             raise OSError(f"a reply begins with {line[:1]!r}, must be an array")
+        if depth == _MOST_DEPTH:
+            raise OSError(f"a reply has arrays in arrays {depth} deep, none of this protocol has")
         found: list[Any] = []
         for _ in range(_number(line[1:])):
             is_list = self._peek() == b"*"
-            found.append(self.read_list() if is_list else self.read_simple())
+            found.append(self._list(depth + 1) if is_list else self.read_simple())
         return found
 
     def begin_value(self) -> int | None:

@@ -46,7 +46,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     """
     try:
         return tuple(_row(each) for each in json.loads(path.read_text())["rows"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} holds no settings of attention: {error!r}; write it with "
             f"`kvcore tune-attention`"
