@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what the result of a run on a GPU holds: the JSON of ``bench/gpu.sh``."""
+"""Say what the result of a run on a GPU holds: the JSON of ``bench/gpu_run.py``."""
 
 from __future__ import annotations
 

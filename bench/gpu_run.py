@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the benches of a GPU and write one JSON: the machine, limits, rows, goals, earlier steps.
 
-``bench/gpu.sh`` calls this after the tests; alone, ``python bench/gpu_run.py --json OUT`` runs the
-benches, and with ``--page`` writes a stored result into ``docs/gpu.md``. Exit code 2: there is no
-GPU here.
+``python bench/gpu_run.py --json OUT`` runs all of them, with ``--only`` some. OUT is written after
+each bench. If OUT exists, it keeps the rows of the benches that do not run again: so
+``bench/gpu_lease.sh`` runs each bench in a process of its own. ``--page`` writes a stored result
+into ``docs/gpu.md``. Exit code 2: no GPU here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from datetime import datetime, timezone
 from importlib import metadata
@@ -74,35 +76,72 @@ def read_steps(path: Path | None) -> list[dict[str, Any]]:
     ]
 
 
-def measure(options: argparse.Namespace) -> list[Row]:
-    """Run the benches on a stream of their own."""
+def measure(options: argparse.Namespace) -> Iterator[list[Row]]:
+    """Run the benches on a stream of their own; yield the rows of each."""
     cp = library()
-    rows: list[Row] = []
     with cp.cuda.Stream(non_blocking=True):
         for name in options.only or BENCHES:
             print(f"== {name}", flush=True)
             found = BENCHES[name].measure(options)
             show(found)
-            rows += found
+            yield found
             cp.get_default_memory_pool().free_all_blocks()
-    return rows
+
+
+def rows_of(found: dict[str, Any]) -> list[Row]:
+    """Return the rows of a stored result, limits first."""
+    known = {field.name for field in fields(Row)}
+    return [
+        Row(**{key: value for key, value in row.items() if key in known})
+        for row in (*found["limits"], *found["rows"])
+    ]
+
+
+def stored_rows(path: Path, device: str) -> list[Row]:
+    """Return the rows that a result has already.
+
+    Raises
+    ------
+    ValueError
+        The result of another GPU.
+    """
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text())
+    check(found)
+    if found["machine"]["device"] != device:
+        raise ValueError(
+            f"{path} has rows of {found['machine']['device']}, this GPU is {device}; pass another "
+            f"path"
+        )
+    return rows_of(found)
+
+
+def with_new_rows(rows: list[Row], new: list[Row]) -> list[Row]:
+    """Return rows of which those with a key in `new` are replaced."""
+    keys = {row.key for row in new}
+    return [*(row for row in rows if row.key not in keys), *new]
+
+
+def write_result(path: Path, found: dict[str, Any]) -> None:
+    """Write a result in the place of the one before."""
+    check(found)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".half")
+    half.write_text(json.dumps(found, indent=1) + "\n")
+    half.replace(path)
 
 
 def write_page(found: dict[str, Any]) -> None:
     """Write a stored result into the page on GPUs."""
     check(found)
     machine = found["machine"]
-    known = {field.name for field in fields(Row)}
-    rows = [
-        Row(**{key: value for key, value in row.items() if key in known})
-        for row in (*found["limits"], *found["rows"])
-    ]
     facts = (
         f"{machine['device']}, driver {machine['driver']}, cupy {machine['cupy']}, "
         f"Python {machine['python']}, kvcore {machine['kvcore']}, {machine['date'][:10]}; "
         f"microseconds."
     )
-    write_between(DOCS / "gpu.md", "gpu", f"{facts}\n\n{table(rows)}")
+    write_between(DOCS / "gpu.md", "gpu", f"{facts}\n\n{table(rows_of(found))}")
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -134,10 +173,13 @@ def main(arguments: list[str] | None = None) -> int:
     if reason:
         print(f"no GPU: {reason}", file=sys.stderr)
         return 2
-    found = result(facts(), read_steps(options.steps), measure(options))
-    check(found)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    machine = facts()
+    rows = stored_rows(options.json, machine["device"])
+    found = result(machine, read_steps(options.steps), rows)
+    for new in measure(options):
+        rows = with_new_rows(rows, new)
+        found = result(machine, read_steps(options.steps), rows)
+        write_result(options.json, found)
     missed = [each for each in found["goals"] if not each["met"]]
     for each in missed:
         print(f"missed: {each['key']} {each['goal']}")

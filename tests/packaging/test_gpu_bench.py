@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,33 +59,63 @@ def gpu_result(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def script(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(BENCH / "gpu.sh"), *arguments]
+    command = ["bash", str(BENCH / "gpu_lease.sh"), *arguments]
     environment = os.environ | {"PYTHON": python}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_a_dry_run_checks_imports_arguments_and_the_example() -> None:
+def program(folder: Path, *lines: str) -> str:
+    """Write a program for the place of Python."""
+    path = folder / "python"
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_dry_run_begins_every_step() -> None:
     done = script("--dry-run")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ready")
+    lines = done.stdout.splitlines()
+    assert "first_call_is_captured" in lines
+    assert lines[0].startswith("ready")
+    assert lines[-1] == "ready: every step can begin"
 
 
 def test_without_a_gpu_it_ends_at_once_with_one_line(tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho 'a driver that says why' >&2\nexit 1\n")
-    program.chmod(0o755)
-    out = tmp_path / "out.json"
-    done = script(str(out), python=str(program))
+    python = program(tmp_path, "echo 'a driver that says why' >&2", "exit 1")
+    out = tmp_path / "out"
+    done = script(str(out), python=python)
     assert done.returncode == 2
     assert done.stderr == "no GPU: a driver that says why\n"
     assert not out.exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--unknown"]])
+@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "0"], ["a", "1", "c"], ["--unknown"]])
 def test_other_arguments_are_refused(arguments: list[str]) -> None:
     done = script(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: ")
+
+
+def test_a_step_that_hangs_ends_with_the_run_and_leaves_its_log(tmp_path: Path) -> None:
+    line = '{"check": "first", "result": "ok"}'
+    hangs = f"*gpu_checks*) echo '{line}'; exec sleep 600 ;;"
+    python = program(tmp_path, 'case "$*" in', hangs, "*) echo done ;;", "esac")
+    out = tmp_path / "out"
+    done = script(str(out), "12", python=python)
+    assert done.returncode == 1
+    steps = [row.split("\t") for row in (out / "steps.tsv").read_text().splitlines()]
+    names = "checks new-tests moves attention hosts memcheck other-tests racecheck"
+    assert [row[0] for row in steps[1:]] == names.split()
+    assert steps[0][1] == "0"
+    assert {row[1] for row in steps[1:]} == {"124"}
+    assert sum(int(row[2]) for row in steps) <= 12
+    assert (out / "checks.jsonl").read_text().splitlines()[1:] == [line]
+    again = script(str(out), python=python)
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"{out} has the steps of another run; name another folder\n",
+    )
 
 
 def test_the_example_is_what_rows_and_steps_make(gpu_result: Any) -> None:
@@ -173,3 +204,42 @@ def test_attention_is_timed_beside_what_is_there() -> None:
     ]
     names += [*(f"decode.{kind}.copy" for kind in ("float8_e4m3fn", "int8", "nvfp4")), "host"]
     assert [row.key for row in rows] == [f"gpu.attention.{name}" for name in names]
+
+
+def test_a_result_has_each_bench_as_soon_as_it_ends(
+    tmp_path: Path, on_host: pytest.MonkeyPatch, gpu_result: Any
+) -> None:
+    import gpu_run
+
+    example = json.loads(EXAMPLE.read_text())
+    stored = gpu_run.rows_of(example)
+    limits = [row for row in stored if row.key.startswith("gpu.limit.")]
+    moves = [row for row in stored if row not in limits]
+
+    def fail(_: Any) -> Any:
+        raise RuntimeError("an error of the GPU")
+
+    def bench(rows: Any) -> Any:
+        return SimpleNamespace(measure=rows if callable(rows) else lambda _: rows)
+
+    cp = host_library()
+    cp.cuda.Stream = lambda **_: nullcontext()
+    cp.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
+    on_host.setattr(gpu_run, "library", lambda: cp)
+    on_host.setattr(gpu_run, "why_no_gpu", lambda: "")
+    on_host.setattr(gpu_run, "facts", lambda: example["machine"])
+    benches = {"limits": bench(limits), "moves": bench(moves), "hosts": bench(fail)}
+    on_host.setattr(gpu_run, "BENCHES", benches)
+    out = tmp_path / "result.json"
+    with pytest.raises(RuntimeError, match="an error of the GPU"):
+        gpu_run.main(["--json", str(out), "--only", "limits", "hosts"])
+    found = json.loads(out.read_text())
+    gpu_result.check(found)
+    assert found["limits"] == example["limits"]
+    assert found["rows"] == []
+    assert gpu_run.main(["--json", str(out), "--only", "moves"]) == 0
+    found = json.loads(out.read_text())
+    assert (found["limits"], found["rows"]) == (example["limits"], example["rows"])
+    on_host.setattr(gpu_run, "facts", lambda: example["machine"] | {"device": "another"})
+    with pytest.raises(ValueError, match="this GPU is another; pass another path"):
+        gpu_run.main(["--json", str(out), "--only", "moves"])
