@@ -18,7 +18,6 @@ from kvcore.backends.cuda.attention.plan import (
     default_splits,
     dim_of,
     make_plan,
-    power_of_two,
     sizes_of,
 )
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
@@ -182,7 +181,7 @@ def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[L
         sizes.q_heads,
         sizes.v_dim,
         plan.block_v,
-        min(_JOINED, power_of_two(splits * depth)),
+        _JOINED,
     )
     return [
         Launch(attend_kernel, plan.grid, _arguments(call, plan, target, None), options),

@@ -17,7 +17,10 @@ __all__ = ["write_page_indices"]
 _BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["num_rows", "columns", "page_size"])
+@triton.jit(
+    do_not_specialize=["num_rows", "columns", "page_size"],
+    do_not_specialize_on_alignment=["lengths", "offsets", "indptr", "last", "kv_lengths"],
+)
 def _count(
     lengths,  # uint32 [rows]
     lengths_stride,
@@ -48,7 +51,10 @@ def _count(
         carried += tl.sum(count, 0)
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_pages"])
+@triton.jit(
+    do_not_specialize=["table_stride", "num_pages"],
+    do_not_specialize_on_alignment=["table", "indptr", "indices"],
+)
 def _list(
     table,  # uint32 [rows, columns]
     table_stride,

@@ -16,8 +16,8 @@ def _states(
     head,
     i,
     num_states,
-    depth: tl.constexpr,
-    splits: tl.constexpr,
+    depth,
+    splits,
     q_heads: tl.constexpr,
 ):
     """Return where the states `i` of a token and head are; below 0 for none."""
@@ -29,7 +29,10 @@ def _states(
     return tl.where(is_one & (state >= 0), (split * num_states + state) * q_heads + head, -1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_states"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_states", "depth", "splits"],
+    do_not_specialize_on_alignment=["sums", "chains", "offsets", "lse"],
+)
 def join(
     parts,  # float32 [splits, states, q_heads, v_dim]
     sums,  # float32 [splits, states, q_heads]
@@ -41,8 +44,8 @@ def join(
     lse,  # float32 [tokens, q_heads], or None
     num_rows,
     num_states,
-    depth: tl.constexpr,
-    splits: tl.constexpr,
+    depth,
+    splits,
     q_heads: tl.constexpr,
     v_dim: tl.constexpr,
     block_v: tl.constexpr,

@@ -16,8 +16,10 @@ from kvcore.backends.cuda.attention.tiles import row_of_program
 
 __all__ = ["attend"]
 
-# Lengths, which change at every step, must not make the compiler start again.
+# A number or an address that changes from step to step must not make the compiler start again. Of
+# an address Triton looks at the alignment: a table begins behind as many lengths as there are rows.
 _VARY = ["num_rows", "num_tokens", "num_pages", "columns", "table_stride", "window", "chunk"]
+_ANYWHERE = ["table", "lengths", "offsets", "stack", "lse"]
 
 
 @triton.jit
@@ -93,7 +95,7 @@ def _with_sinks(sinks, mask, most, total, acc):
     return base, total * shrink + tl.exp2(sink - base), acc * shrink[:, None]
 
 
-@triton.jit(do_not_specialize=_VARY)
+@triton.jit(do_not_specialize=_VARY, do_not_specialize_on_alignment=_ANYWHERE)
 def attend(
     q,  # [tokens, q_heads, dim + rest]
     q_strides,  # of a token and a head; these and all others in elements
