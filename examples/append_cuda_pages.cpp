@@ -29,7 +29,7 @@ cuda::Status run(Memory& host, Memory& gpu, cuda::Stream stream) {
         cuda::copy(&gpu, &host, sizeof host, stream),
         cuda::append_slots({kPages, 2, 1, keys, {}}, {rows(gpu.tokens), kRow, kRow}, {}, gpu.slots,
                            5, nullptr, stream),
-        cuda::copy_pages({gpu.pages[0], kPage, kPage}, gpu.copies, 1, stream),
+        cuda::copy_pages({gpu.pages[0], kPage, kPage}, kPages, gpu.copies, 1, stream),
         cuda::gather_batch({1, kRow}, {gpu.pages[0], kPage, kRow, kRow, 2, nullptr},
                            {{gpu.table, 3, 3, 1}, {nullptr, gpu.offsets}, 5, kPages},
                            {rows(gpu.gathered), kRow, kRow}, nullptr, stream),

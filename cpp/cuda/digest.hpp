@@ -10,6 +10,7 @@
 #include "data/digest_word.hpp"
 #include "kvcore/cuda.hpp"
 #include "kvcore/types.hpp"
+#include "page_lists.hpp"
 #include "teams.hpp"
 #include "units.hpp"
 
@@ -32,6 +33,7 @@ struct ClearBody {
 template <class Unit>
 struct DigestBody {
     PageBytes<const std::byte> pool;
+    std::int64_t num_pages;
     const std::int64_t* ids;  // [pages]
     std::uint64_t* digests;   // [pages]
     std::uint64_t weight;
@@ -54,7 +56,9 @@ struct DigestBody {
         const std::int64_t chunk = chunks.remainder(team, index);
         const std::int32_t in_round = lane.lane * kGrain;
         const std::int64_t first = chunk * rounds * kRound + in_round;
-        const std::byte* at = pool.page(ids[index]) + first;
+        const std::int64_t id = ids[index];
+        if (!is_page(id, num_pages)) return 0;
+        const std::byte* at = pool.page(id) + first;
         std::int64_t left = pool.page_bytes - first;
         std::uint64_t counter = static_cast<std::uint64_t>(first / kWord + 1) * kDigestStep;
         Part sum = 0;
@@ -143,9 +147,9 @@ constexpr std::int64_t kBusyTeams = 1 << 13;
     return wanted < rounds_of_page ? wanted : rounds_of_page;
 }
 
-[[nodiscard]] Status digest(const PageBytes<const std::byte>& pool, const std::int64_t* ids,
-                            std::int64_t n, std::uint64_t weight, bool adds, std::uint64_t* digests,
-                            Stream stream) noexcept {
+[[nodiscard]] Status digest(const PageBytes<const std::byte>& pool, std::int64_t num_pages,
+                            const std::int64_t* ids, std::int64_t n, std::uint64_t weight,
+                            bool adds, std::uint64_t* digests, Stream stream) noexcept {
     return with_unit(alignment_of(pool.data, pool.page_stride, pool.page_bytes), [&](auto unit) {
         using Body = DigestBody<decltype(unit)>;
         const std::int64_t of_page = ceil_div(pool.page_bytes, Body::kRound);
@@ -156,26 +160,28 @@ constexpr std::int64_t kBusyTeams = 1 << 13;
             const Status status = launch(ClearBody{digests, n}, grid_for(n), stream);
             if (status != kSuccess) return status;
         }
-        return launch_teams(Body{pool, ids, digests, weight, static_cast<std::int32_t>(rounds),
-                                 Divider(chunks), is_sum},
+        return launch_teams(Body{pool, num_pages, ids, digests, weight,
+                                 static_cast<std::int32_t>(rounds), Divider(chunks), is_sum},
                             {n * chunks, kWarp}, stream);
     });
 }
 
 }  // namespace
 
-Status add_digests(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
-                   std::uint64_t weight, std::uint64_t* digests, Stream stream) noexcept {
+Status add_digests(const PageBytes<const std::byte>& pool, std::int64_t num_pages,
+                   const std::int64_t* ids, std::int64_t n, std::uint64_t weight,
+                   std::uint64_t* digests, Stream stream) noexcept {
     if (n < 0) return kInvalidCall;
     if (pool.page_bytes == 0) return kSuccess;
-    return digest(pool, ids, n, weight, true, digests, stream);
+    return digest(pool, num_pages, ids, n, weight, true, digests, stream);
 }
 
-Status digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
-                    std::uint64_t* digests, Stream stream) noexcept {
+Status digest_pages(const PageBytes<const std::byte>& pool, std::int64_t num_pages,
+                    const std::int64_t* ids, std::int64_t n, std::uint64_t* digests,
+                    Stream stream) noexcept {
     if (n < 0) return kInvalidCall;
     if (pool.page_bytes == 0) return launch(ClearBody{digests, n}, grid_for(n), stream);
-    return digest(pool, ids, n, 1, false, digests, stream);
+    return digest(pool, num_pages, ids, n, 1, false, digests, stream);
 }
 
 }  // namespace kvcore::cuda

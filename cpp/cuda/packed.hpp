@@ -216,35 +216,36 @@ template <template <class> class Layers>
 }  // namespace
 
 Status transfer_to_packed(const CacheView<const std::byte>& source,
-                          const PackedCacheView<std::byte>& destination, const PagePair* pairs,
-                          std::int64_t n, LayerRange layers, std::int64_t max_blocks,
-                          Stream stream) noexcept {
-    return turn_pages(to_packed(source, destination, PairList(pairs), n, max_blocks, stream),
+                          const PackedCacheView<std::byte>& destination, PageCounts pages,
+                          const PagePair* pairs, std::int64_t n, LayerRange layers,
+                          std::int64_t max_blocks, Stream stream) noexcept {
+    return turn_pages(to_packed(source, destination, PairList(pages, pairs), n, max_blocks, stream),
                       layers);
 }
 
 Status transfer_to_packed(const CacheView<const std::byte>& source,
-                          const PackedCacheView<std::byte>& destination,
+                          const PackedCacheView<std::byte>& destination, PageCounts pages,
                           const std::int64_t* source_ids, const std::int64_t* destination_ids,
                           std::int64_t n, LayerRange layers, std::int64_t max_blocks,
                           Stream stream) noexcept {
-    const PairList list(source_ids, destination_ids);
+    const PairList list(pages, source_ids, destination_ids);
     return turn_pages(to_packed(source, destination, list, n, max_blocks, stream), layers);
 }
 
 Status transfer_from_packed(const PackedCacheView<const std::byte>& source,
-                            const CacheView<std::byte>& destination, const PagePair* pairs,
-                            std::int64_t n, LayerRange layers, std::int64_t max_blocks,
-                            Stream stream) noexcept {
-    return turn_pages(from_packed(source, destination, PairList(pairs), n, max_blocks, stream),
-                      layers);
+                            const CacheView<std::byte>& destination, PageCounts pages,
+                            const PagePair* pairs, std::int64_t n, LayerRange layers,
+                            std::int64_t max_blocks, Stream stream) noexcept {
+    return turn_pages(
+        from_packed(source, destination, PairList(pages, pairs), n, max_blocks, stream), layers);
 }
 
 Status transfer_from_packed(const PackedCacheView<const std::byte>& source,
-                            const CacheView<std::byte>& destination, const std::int64_t* source_ids,
-                            const std::int64_t* destination_ids, std::int64_t n, LayerRange layers,
-                            std::int64_t max_blocks, Stream stream) noexcept {
-    const PairList list(source_ids, destination_ids);
+                            const CacheView<std::byte>& destination, PageCounts pages,
+                            const std::int64_t* source_ids, const std::int64_t* destination_ids,
+                            std::int64_t n, LayerRange layers, std::int64_t max_blocks,
+                            Stream stream) noexcept {
+    const PairList list(pages, source_ids, destination_ids);
     return turn_pages(from_packed(source, destination, list, n, max_blocks, stream), layers);
 }
 

@@ -53,16 +53,31 @@ struct ListedLayers {
     }
 };
 
+/// Whether an id names a page of a pool.
+[[nodiscard]] KVCORE_HOST_DEVICE constexpr bool is_page(std::int64_t id,
+                                                        std::int64_t num_pages) noexcept {
+    return static_cast<std::uint64_t>(id) < static_cast<std::uint64_t>(num_pages);
+}
+
+/// Whether both ids of a copy name pages.
+template <class Copy>
+[[nodiscard]] KVCORE_HOST_DEVICE constexpr bool are_pages(const Copy& copy,
+                                                          PageCounts pages) noexcept {
+    return is_page(copy.source, pages.source) && is_page(copy.destination, pages.destination);
+}
+
 /// Pairs of pages, or two lists of them.
 struct PairList {
+    PageCounts pages;  // of the caches
     const std::int64_t* sources;
     const std::int64_t* destinations;
     std::int64_t step;  // from one to the next
 
-    explicit PairList(const PagePair* pairs) noexcept
-        : PairList(reinterpret_cast<const std::int64_t*>(pairs)) {}
-    PairList(const std::int64_t* of_sources, const std::int64_t* of_destinations) noexcept
-        : sources(of_sources), destinations(of_destinations), step(1) {}
+    PairList(PageCounts counts, const PagePair* pairs) noexcept
+        : PairList(counts, reinterpret_cast<const std::int64_t*>(pairs)) {}
+    PairList(PageCounts counts, const std::int64_t* of_sources,
+             const std::int64_t* of_destinations) noexcept
+        : pages(counts), sources(of_sources), destinations(of_destinations), step(1) {}
 
     [[nodiscard]] KVCORE_HOST_DEVICE PagePair at(std::int64_t i) const noexcept {
         return {sources[i * step], destinations[i * step]};
@@ -70,8 +85,11 @@ struct PairList {
 
    private:
     static_assert(sizeof(PagePair) == 2 * sizeof(std::int64_t));
-    explicit PairList(const std::int64_t* pairs) noexcept
-        : sources(pairs), destinations(pairs == nullptr ? nullptr : pairs + 1), step(2) {}
+    PairList(PageCounts counts, const std::int64_t* pairs) noexcept
+        : pages(counts),
+          sources(pairs),
+          destinations(pairs == nullptr ? nullptr : pairs + 1),
+          step(2) {}
 };
 
 /// Calls move(layers) for at most `most` of them at a time, until one call fails.

@@ -14,6 +14,7 @@ namespace kvcore::cuda {
 
 /// First tokens of pages.
 struct StartList {
+    PageCounts pages;
     const PageStart* starts;
 
     [[nodiscard]] KVCORE_HOST_DEVICE PageStart at(std::int64_t i) const noexcept {
@@ -43,7 +44,7 @@ struct PageItems {
         const std::int64_t index = layers.quotient(item);
         const std::int64_t layer = layers.remainder(item, index);
         const auto pair = list.at(index);
-        if (pair.source < 0 || pair.destination < 0) return {};
+        if (!are_pages(pair, list.pages)) return {};
         const Tensor& tensor = tensors[part];
         Place place{tensor.to.at(layer) + pair.destination * tensor.to_page,
                     tensor.from.at(layer) + pair.source * tensor.from_page};
@@ -129,31 +130,35 @@ template <class List>
 
 }  // namespace
 
-Status copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs, std::int64_t n,
-                  Stream stream) noexcept {
+Status copy_pages(const PageBytes<std::byte>& pool, std::int64_t num_pages, const PagePair* pairs,
+                  std::int64_t n, Stream stream) noexcept {
     const CacheTensor<std::byte> pages{pool.data, nullptr, pool.page_stride, 0,
                                        0,         0,       pool.page_bytes};
-    return move_pages({1, 1, 1, readable(pages), {}}, {1, 1, 1, pages, {}}, PairList(pairs), n,
-                      {0, 1}, 0, stream);
+    const PairList list({num_pages, num_pages}, pairs);
+    return move_pages({1, 1, 1, readable(pages), {}}, {1, 1, 1, pages, {}}, list, n, {0, 1}, 0,
+                      stream);
 }
 
-Status copy_partial(const CacheView<std::byte>& pool, const PageStart* copies, std::int64_t n,
-                    Stream stream) noexcept {
+Status copy_partial(const CacheView<std::byte>& pool, std::int64_t num_pages,
+                    const PageStart* copies, std::int64_t n, Stream stream) noexcept {
     const CacheView<const std::byte> source{pool.layers, pool.page_size, pool.heads,
                                             readable(pool.k), readable(pool.v)};
-    return move_pages(source, pool, StartList{copies}, n, {0, pool.layers}, 0, stream);
+    const StartList list{{num_pages, num_pages}, copies};
+    return move_pages(source, pool, list, n, {0, pool.layers}, 0, stream);
 }
 
 Status transfer(const CacheView<const std::byte>& source, const CacheView<std::byte>& destination,
-                const PagePair* pairs, std::int64_t n, LayerRange layers, std::int64_t max_blocks,
-                Stream stream) noexcept {
-    return move_pages(source, destination, PairList(pairs), n, layers, max_blocks, stream);
+                PageCounts pages, const PagePair* pairs, std::int64_t n, LayerRange layers,
+                std::int64_t max_blocks, Stream stream) noexcept {
+    const PairList list(pages, pairs);
+    return move_pages(source, destination, list, n, layers, max_blocks, stream);
 }
 
 Status transfer(const CacheView<const std::byte>& source, const CacheView<std::byte>& destination,
-                const std::int64_t* source_ids, const std::int64_t* destination_ids, std::int64_t n,
-                LayerRange layers, std::int64_t max_blocks, Stream stream) noexcept {
-    const PairList list(source_ids, destination_ids);
+                PageCounts pages, const std::int64_t* source_ids,
+                const std::int64_t* destination_ids, std::int64_t n, LayerRange layers,
+                std::int64_t max_blocks, Stream stream) noexcept {
+    const PairList list(pages, source_ids, destination_ids);
     return move_pages(source, destination, list, n, layers, max_blocks, stream);
 }
 

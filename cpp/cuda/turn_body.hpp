@@ -38,7 +38,7 @@ struct HeadItems {
         const std::int64_t index = layers.quotient(outer);
         const std::int64_t layer = layers.remainder(outer, index);
         const PagePair pair = list.at(index);
-        if (pair.source < 0 || pair.destination < 0) return {};
+        if (!are_pages(pair, list.pages)) return {};
         const Tensor& tensor = tensors[part];
         return {tensor.to.at(layer) + pair.destination * tensor.to_page + head * tensor.to_head,
                 tensor.from.at(layer) + pair.source * tensor.from_page + head * tensor.from_head};

@@ -99,4 +99,17 @@ inline std::vector<kvcore::PagePair> random_pairs(Random& random, std::int64_t s
     return pairs;
 }
 
+/// Pairs, and others of which a page is in neither cache or in one of them.
+inline std::vector<kvcore::PagePair> with_strange_pairs(Random& random,
+                                                        const std::vector<kvcore::PagePair>& pairs,
+                                                        kvcore::cuda::PageCounts pages) {
+    return with_strangers(random, pairs, [&]() -> kvcore::PagePair {
+        const std::int64_t source = random_stranger(random, pages.source);
+        const std::int64_t destination = random_stranger(random, pages.destination);
+        if (random.chance(40)) return {source, destination};
+        return random.chance(50) ? kvcore::PagePair{source, random.below(pages.destination)}
+                                 : kvcore::PagePair{random.below(pages.source), destination};
+    });
+}
+
 }  // namespace cuda_scene

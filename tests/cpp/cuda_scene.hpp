@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -53,6 +54,30 @@ std::vector<T> shuffled(Random& random, std::int64_t n) {
                   ids[static_cast<std::size_t>(random.below(i + 1))]);
     }
     return ids;
+}
+
+/// An id that names no page of a pool of `pages`: negative, or too large by a little or by much.
+inline std::int64_t random_stranger(Random& random, std::int64_t pages) {
+    std::vector<std::int64_t> ids = {-1,
+                                     -1 - pages,
+                                     pages,
+                                     pages + 1,
+                                     std::int64_t{1} << 40,
+                                     std::numeric_limits<std::int64_t>::max(),
+                                     std::numeric_limits<std::int64_t>::min()};
+    return random.pick(ids);
+}
+
+/// The same items in their order, and among them some that `make` makes.
+template <class T, class Make>
+std::vector<T> with_strangers(Random& random, const std::vector<T>& items, const Make& make) {
+    std::vector<T> all;
+    for (const T& item : items) {
+        while (random.chance(30)) all.push_back(make());
+        all.push_back(item);
+    }
+    all.push_back(make());
+    return all;
 }
 
 template <class T>

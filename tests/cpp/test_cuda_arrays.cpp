@@ -122,9 +122,9 @@ void digests_are_added_up(Random& random) {
     std::vector<std::uint64_t> first(2), second(2), found(2);
     kvcore::digest_pages({one.data(), 40, 40}, ids.data(), 2, first.data());
     kvcore::digest_pages({two.data(), 24, 24}, ids.data(), 2, second.data());
-    CHECK_EQ(cuda::digest_pages({one.data(), 40, 40}, ids.data(), 2, found.data(), kDefault),
+    CHECK_EQ(cuda::digest_pages({one.data(), 40, 40}, 3, ids.data(), 2, found.data(), kDefault),
              cuda::kSuccess);
-    CHECK_EQ(cuda::add_digests({two.data(), 24, 24}, ids.data(), 2, 3, found.data(), kDefault),
+    CHECK_EQ(cuda::add_digests({two.data(), 24, 24}, 3, ids.data(), 2, 3, found.data(), kDefault),
              cuda::kSuccess);
     for (std::size_t i = 0; i < 2; ++i) CHECK_EQ(found[i], first[i] + 3 * second[i]);
 }

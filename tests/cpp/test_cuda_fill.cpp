@@ -22,9 +22,10 @@ void test_fill_has_the_cpu_s_bytes() {
             const auto n = static_cast<std::int64_t>(ids.size());
             kvcore::fill_pages({expected.data() + shift, stride, page_bytes}, ids.data(), n,
                                std::byte{0x5a});
-            const kvcore::cuda::Status status =
-                kvcore::cuda::fill_pages({found.data() + shift, stride, page_bytes}, ids.data(), n,
-                                         std::byte{0x5a}, {0, nullptr});
+            const std::vector<std::int64_t> named{-1, 4, 6, 0, std::int64_t{1} << 40, 2, -7};
+            const kvcore::cuda::Status status = kvcore::cuda::fill_pages(
+                {found.data() + shift, stride, page_bytes}, 6, named.data(),
+                static_cast<std::int64_t>(named.size()), std::byte{0x5a}, {0, nullptr});
             CHECK(status == kvcore::cuda::kSuccess);
             CHECK(found == expected);
         }

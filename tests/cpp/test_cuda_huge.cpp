@@ -94,17 +94,18 @@ void pages_are_copied_far(Random& random) {
     const kvcore::PageBytes<std::byte> pool{memory.at(0), kFar, 48};
     const kvcore::PagePair pair{0, 2};
     memory.write(0, page);
-    CHECK_EQ(cuda::copy_pages(pool, &pair, 1, kDefault), cuda::kSuccess);
+    CHECK_EQ(cuda::copy_pages(pool, 3, &pair, 1, kDefault), cuda::kSuccess);
     CHECK(memory.holds(2 * kFar, page));
     CHECK(memory.holds(kFar, Bytes(48)));
 
     const std::vector<std::int64_t> ids = {2, 1};
     std::vector<std::uint64_t> found(2), expected(2);
     const kvcore::PageBytes<const std::byte> readable{memory.at(0), kFar, 48};
-    CHECK_EQ(cuda::digest_pages(readable, ids.data(), 2, found.data(), kDefault), cuda::kSuccess);
+    CHECK_EQ(cuda::digest_pages(readable, 3, ids.data(), 2, found.data(), kDefault),
+             cuda::kSuccess);
     kvcore::digest_pages(readable, ids.data(), 2, expected.data());
     CHECK(found == expected);
-    CHECK_EQ(cuda::fill_pages(pool, ids.data(), 1, std::byte{7}, kDefault), cuda::kSuccess);
+    CHECK_EQ(cuda::fill_pages(pool, 3, ids.data(), 1, std::byte{7}, kDefault), cuda::kSuccess);
     CHECK(memory.holds(2 * kFar, Bytes(48, std::byte{7})));
 }
 
@@ -116,7 +117,8 @@ void transfers_reach_far_layers(Random& random) {
     kvcore::CacheView<const std::byte> source{2, 2, 1, {}, {}};
     source.k = {near.data(), nullptr, 128, 64, 32, 0, 32};
     const std::vector<kvcore::PagePair> pairs = {{0, 2}, {1, 1}};
-    CHECK_EQ(cuda::transfer(source, far, pairs.data(), 2, {0, 2}, 1, kDefault), cuda::kSuccess);
+    CHECK_EQ(cuda::transfer(source, far, {2, 3}, pairs.data(), 2, {0, 2}, 1, kDefault),
+             cuda::kSuccess);
     for (const kvcore::PagePair& pair : pairs) {
         for (std::int64_t layer = 0; layer < 2; ++layer) {
             for (std::int64_t token = 0; token < 2; ++token) {

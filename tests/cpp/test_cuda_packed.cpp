@@ -17,6 +17,7 @@ using cuda_scene::random_pairs;
 using cuda_scene::random_sizes;
 using cuda_scene::round_up;
 using cuda_scene::size_of;
+using cuda_scene::with_strange_pairs;
 using kvcore::CacheSizes;
 using kvcore::LayerRange;
 using kvcore::LayoutName;
@@ -106,24 +107,27 @@ void pages_are_packed_and_unpacked_as_on_the_cpu(Random& random) {
         PackedCache expected = packed;
         kvcore::transfer_to_packed(plain.source(), expected.view(), into.data(), size_of(into),
                                    layers);
-        CHECK_EQ(cuda::transfer_to_packed(plain.source(), packed.view(), into.data(), size_of(into),
-                                          layers, limit, kDefault),
+        const cuda::PageCounts pages{plain.sizes().pages, sizes.pages};
+        const auto named = with_strange_pairs(random, into, pages);
+        CHECK_EQ(cuda::transfer_to_packed(plain.source(), packed.view(), pages, named.data(),
+                                          size_of(named), layers, limit, kDefault),
                  cuda::kSuccess);
         CHECK(packed == expected);
 
         const auto out = random_pairs(random, sizes.pages, plain.sizes().pages);
         std::vector<std::int64_t> sources, destinations;
-        for (const kvcore::PagePair& pair : out) {
+        const cuda::PageCounts back{sizes.pages, plain.sizes().pages};
+        for (const kvcore::PagePair& pair : with_strange_pairs(random, out, back)) {
             sources.push_back(pair.source);
             destinations.push_back(pair.destination);
         }
         Cache plain_expected = plain;
         kvcore::transfer_from_packed(packed.source(), plain_expected.view(), out.data(),
                                      size_of(out), layers);
-        CHECK_EQ(
-            cuda::transfer_from_packed(packed.source(), plain.view(), sources.data(),
-                                       destinations.data(), size_of(out), layers, limit, kDefault),
-            cuda::kSuccess);
+        CHECK_EQ(cuda::transfer_from_packed(packed.source(), plain.view(), back, sources.data(),
+                                            destinations.data(), size_of(sources), layers, limit,
+                                            kDefault),
+                 cuda::kSuccess);
         CHECK(plain.memory == plain_expected.memory);
         CHECK(packed == expected);
     }
@@ -143,7 +147,8 @@ void whole_tiles_take_one_launch() {
     cuda::emulation::set_order(cuda::emulation::Order::kAny, 1);
     const std::int64_t before = cuda::emulation::num_waiting();
     const auto move = [&](std::int64_t n, LayerRange layers, std::int64_t limit) {
-        return cuda::transfer_to_packed(plain, packed, pairs.data(), n, layers, limit, kDefault);
+        return cuda::transfer_to_packed(plain, packed, {2, 2}, pairs.data(), n, layers, limit,
+                                        kDefault);
     };
     CHECK_EQ(move(0, {0, 1}, 0), cuda::kSuccess);
     CHECK_EQ(move(1, {0, 0}, 0), cuda::kSuccess);

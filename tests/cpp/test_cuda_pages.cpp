@@ -17,9 +17,12 @@ using cuda_scene::random_alignment;
 using cuda_scene::random_bytes;
 using cuda_scene::random_pairs;
 using cuda_scene::random_sizes;
+using cuda_scene::random_stranger;
 using cuda_scene::round_up;
 using cuda_scene::shuffled;
 using cuda_scene::size_of;
+using cuda_scene::with_strange_pairs;
+using cuda_scene::with_strangers;
 using kvcore::CacheSizes;
 using kvcore::LayerRange;
 using kvcore::PagePair;
@@ -40,8 +43,10 @@ void pages_move_as_on_the_cpu(Random& random) {
         layers.count = random.between(0, sizes.layers - layers.first);
         const Bytes before = from.memory;
         kvcore::transfer(from.source(), expected.view(), pairs.data(), size_of(pairs), layers);
-        CHECK_EQ(cuda::transfer(from.source(), found.view(), pairs.data(), size_of(pairs), layers,
-                                random.chance(30) ? 1 + random.below(3) : 0, kDefault),
+        const cuda::PageCounts pages{from.sizes().pages, sizes.pages};
+        const auto named = with_strange_pairs(random, pairs, pages);
+        CHECK_EQ(cuda::transfer(from.source(), found.view(), pages, named.data(), size_of(named),
+                                layers, random.chance(30) ? 1 + random.below(3) : 0, kDefault),
                  cuda::kSuccess);
         CHECK(found.memory == expected.memory);
         CHECK(from.memory == before);
@@ -59,7 +64,13 @@ void starts_of_pages_are_copied_as_on_the_cpu(Random& random) {
             copies.push_back({ids[j % half], ids[j], random.between(0, found.sizes().page_size)});
         }
         kvcore::copy_partial(expected.view(), copies.data(), size_of(copies));
-        CHECK_EQ(cuda::copy_partial(found.view(), copies.data(), size_of(copies), kDefault),
+        const std::int64_t pages = found.sizes().pages;
+        const auto named = with_strangers(random, copies, [&]() -> PageStart {
+            const std::int64_t stranger = random_stranger(random, pages);
+            return random.chance(50) ? PageStart{stranger, random.below(pages), 1}
+                                     : PageStart{random.below(pages), stranger, 1};
+        });
+        CHECK_EQ(cuda::copy_partial(found.view(), pages, named.data(), size_of(named), kDefault),
                  cuda::kSuccess);
         CHECK(found.memory == expected.memory);
     }
@@ -78,17 +89,24 @@ void whole_pages_are_copied_and_digested(Random& random) {
         std::vector<PagePair> pairs;
         for (std::size_t j = 0; j + 1 < ids.size(); j += 2) pairs.push_back({ids[j], ids[j + 1]});
         kvcore::copy_pages({expected.data() + offset, stride, bytes}, pairs.data(), size_of(pairs));
-        CHECK_EQ(cuda::copy_pages({found.data() + offset, stride, bytes}, pairs.data(),
-                                  size_of(pairs), kDefault),
+        const auto named_pairs = with_strange_pairs(random, pairs, {pages, pages});
+        CHECK_EQ(cuda::copy_pages({found.data() + offset, stride, bytes}, pages, named_pairs.data(),
+                                  size_of(named_pairs), kDefault),
                  cuda::kSuccess);
         CHECK(found == expected);
 
-        std::vector<std::uint64_t> digests(ids.size() + 1, 77);
-        std::vector<std::uint64_t> digests_expected = digests;
-        kvcore::digest_pages({found.data() + offset, stride, bytes}, ids.data(), size_of(ids),
-                             digests_expected.data());
-        CHECK_EQ(cuda::digest_pages({found.data() + offset, stride, bytes}, ids.data(),
-                                    size_of(ids), digests.data(), kDefault),
+        const auto named =
+            with_strangers(random, ids, [&] { return random_stranger(random, pages); });
+        std::vector<std::uint64_t> digests(named.size() + 1, 77);
+        std::vector<std::uint64_t> digests_expected(named.size() + 1, 0);
+        digests_expected.back() = 77;
+        for (std::size_t j = 0; j < named.size(); ++j) {
+            if (named[j] < 0 || named[j] >= pages) continue;
+            kvcore::digest_pages({found.data() + offset, stride, bytes}, &named[j], 1,
+                                 &digests_expected[j]);
+        }
+        CHECK_EQ(cuda::digest_pages({found.data() + offset, stride, bytes}, pages, named.data(),
+                                    size_of(named), digests.data(), kDefault),
                  cuda::kSuccess);
         CHECK(digests == digests_expected);
         CHECK(found == expected);
@@ -107,13 +125,24 @@ void many_pages_are_digested() {
     std::vector<std::uint64_t> found(kPages, 77);
     std::vector<std::uint64_t> expected(kPages);
     kvcore::digest_pages(pool, ids.data(), size_of(ids), expected.data());
-    CHECK_EQ(cuda::digest_pages(pool, ids.data(), size_of(ids), found.data(), kDefault),
+    CHECK_EQ(cuda::digest_pages(pool, 2, ids.data(), size_of(ids), found.data(), kDefault),
              cuda::kSuccess);
     CHECK(found == expected);
-    CHECK_EQ(cuda::add_digests(pool, ids.data(), size_of(ids), 3, found.data(), kDefault),
+    CHECK_EQ(cuda::add_digests(pool, 2, ids.data(), size_of(ids), 3, found.data(), kDefault),
              cuda::kSuccess);
+    std::vector<std::uint64_t> once = expected;
     for (std::uint64_t& digest : expected) digest *= 4;
     CHECK(found == expected);
+    for (std::size_t i = 0; i < kPages; i += 5) {
+        ids[i] = i % 2 == 0 ? -1 : 2;
+        once[i] = 0;
+    }
+    CHECK_EQ(cuda::add_digests(pool, 2, ids.data(), size_of(ids), 3, found.data(), kDefault),
+             cuda::kSuccess);
+    for (std::size_t i = 0; i < kPages; ++i) CHECK_EQ(found[i], expected[i] + 3 * once[i]);
+    CHECK_EQ(cuda::digest_pages(pool, 2, ids.data(), size_of(ids), found.data(), kDefault),
+             cuda::kSuccess);
+    CHECK(found == once);
 }
 
 void batches_of_copies_move_their_bytes(Random& random) {

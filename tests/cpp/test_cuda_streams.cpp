@@ -29,10 +29,10 @@ std::byte fill_and_copy(std::uint64_t seed, bool waits) {
     const std::int64_t id = 0;
     const kvcore::PagePair pair{0, 1};
     const kvcore::PageBytes<std::byte> pool{memory.data(), 64, 64};
-    CHECK_EQ(cuda::fill_pages(pool, &id, 1, std::byte{9}, producer), cuda::kSuccess);
+    CHECK_EQ(cuda::fill_pages(pool, 2, &id, 1, std::byte{9}, producer), cuda::kSuccess);
     CHECK_EQ(cuda::record(event, producer), cuda::kSuccess);
     if (waits) CHECK_EQ(cuda::wait(consumer, event), cuda::kSuccess);
-    CHECK_EQ(cuda::copy_pages(pool, &pair, 1, consumer), cuda::kSuccess);
+    CHECK_EQ(cuda::copy_pages(pool, 2, &pair, 1, consumer), cuda::kSuccess);
     CHECK_EQ(cuda::synchronize(consumer), cuda::kSuccess);
     const std::byte arrived = memory[64];
     CHECK_EQ(cuda::synchronize(producer), cuda::kSuccess);
@@ -103,20 +103,22 @@ struct Calls {
                 return cuda::gather_batch({1, 16}, {memory.data(), 64, 16, 16, 2, nullptr}, some,
                                           {rows.data(), 16, 16}, nullptr, s);
             },
-            [this](N n, S s) { return cuda::copy_pages(pages(), pairs.data(), n, s); },
-            [this](N n, S s) { return cuda::fill_pages(pages(), ids.data(), n, std::byte{3}, s); },
+            [this](N n, S s) { return cuda::copy_pages(pages(), 4, pairs.data(), n, s); },
             [this](N n, S s) {
-                return cuda::digest_pages({memory.data(), 64, 32}, ids.data(), n, digests.data(),
+                return cuda::fill_pages(pages(), 4, ids.data(), n, std::byte{3}, s);
+            },
+            [this](N n, S s) {
+                return cuda::digest_pages({memory.data(), 64, 32}, 4, ids.data(), n, digests.data(),
                                           s);
             },
-            [this](N n, S s) { return cuda::copy_partial(cache(), starts.data(), n, s); },
+            [this](N n, S s) { return cuda::copy_partial(cache(), 4, starts.data(), n, s); },
             [this](N n, S s) {
                 return cuda::transfer({1, 2, 1, {rows.data(), nullptr, 32, 0, 16, 0, 16}, {}},
-                                      cache(), pairs.data(), n, {0, 1}, 0, s);
+                                      cache(), {2, 4}, pairs.data(), n, {0, 1}, 0, s);
             },
             [this](N n, S s) {
                 return cuda::transfer({1, 2, 1, {rows.data(), nullptr, 32, 0, 16, 0, 16}, {}},
-                                      cache(), ids.data(), ids.data(), n, {0, 1}, 0, s);
+                                      cache(), {2, 4}, ids.data(), ids.data(), n, {0, 1}, 0, s);
             },
             [this](N n, S s) {
                 return cuda::build_slots({table.data(), 1, 1, 1}, {nullptr, offsets.data()}, 2, 4,

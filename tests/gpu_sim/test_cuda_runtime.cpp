@@ -32,7 +32,7 @@ class Page {
     }
     [[nodiscard]] int fill(int value, void* stream) const {
         const kvcore::PageBytes<std::byte> pool{bytes(), 64, 64};
-        return cuda::fill_pages(pool, static_cast<const std::int64_t*>(id_), 1,
+        return cuda::fill_pages(pool, 1, static_cast<const std::int64_t*>(id_), 1,
                                 static_cast<std::byte>(value), {device_, stream});
     }
     /// Looks at the memory as the host may here.

@@ -6,9 +6,10 @@
 // destinations do not overlap. A call enqueues work on its stream and returns a status: it
 // allocates nothing, waits for nothing, reads nothing back, leaves the thread's current device as
 // it was, and may be captured into a graph. No work is success without a launch. Pages and slots
-// are read on the device, so what lies outside the pool is skipped there, and counted in `bad`
-// where that is not nullptr: a page or a slot beyond the pool, but not a slot below 0, which is
-// padding. The rows of tokens that are skipped may be read, and have to be there.
+// are read on the device. An id outside the pool, negative or too large, is skipped there: neither
+// the pool nor memory beside it is read or written for that id. Where a call has `bad`, and that is
+// not nullptr, it counts pages and slots beyond the pool, but not slots below 0, which are padding.
+// The rows of tokens that are skipped may be read, and have to be there.
 #pragma once
 
 #include <cstddef>
@@ -123,34 +124,45 @@ struct TensorPair {
 
 // ---- pages --------------------------------------------------------------------------------------
 
-/// As kvcore::copy_pages; `pairs` [n] on the device, ids in range.
-[[nodiscard]] Status copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs,
-                                std::int64_t n, Stream stream) noexcept;
+// `num_pages` and PageCounts are the pages of a pool: ids from 0 up to there are copied.
+
+/// As kvcore::copy_pages; `pairs` [n] on the device.
+[[nodiscard]] Status copy_pages(const PageBytes<std::byte>& pool, std::int64_t num_pages,
+                                const PagePair* pairs, std::int64_t n, Stream stream) noexcept;
 /// As kvcore::fill_pages; `ids` [n] on the device.
-[[nodiscard]] Status fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids,
-                                std::int64_t n, std::byte value, Stream stream) noexcept;
-/// As kvcore::digest_pages; `ids` and `digests` [n] on the device.
-[[nodiscard]] Status digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids,
-                                  std::int64_t n, std::uint64_t* digests, Stream stream) noexcept;
-/// Adds `weight` times the digests of pages to `digests`, so that those of several pools become
-/// one.
-[[nodiscard]] Status add_digests(const PageBytes<const std::byte>& pool, const std::int64_t* ids,
-                                 std::int64_t n, std::uint64_t weight, std::uint64_t* digests,
-                                 Stream stream) noexcept;
-/// As kvcore::copy_partial; `copies` [n] on the device.
-[[nodiscard]] Status copy_partial(const CacheView<std::byte>& pool, const PageStart* copies,
-                                  std::int64_t n, Stream stream) noexcept;
+[[nodiscard]] Status fill_pages(const PageBytes<std::byte>& pool, std::int64_t num_pages,
+                                const std::int64_t* ids, std::int64_t n, std::byte value,
+                                Stream stream) noexcept;
+/// As kvcore::digest_pages; `ids` and `digests` [n] on the device. The digest of an id outside the
+/// pool is 0.
+[[nodiscard]] Status digest_pages(const PageBytes<const std::byte>& pool, std::int64_t num_pages,
+                                  const std::int64_t* ids, std::int64_t n, std::uint64_t* digests,
+                                  Stream stream) noexcept;
+/// Adds `weight` times the digests of pages to `digests`, so that the digests of several pools
+/// become one.
+[[nodiscard]] Status add_digests(const PageBytes<const std::byte>& pool, std::int64_t num_pages,
+                                 const std::int64_t* ids, std::int64_t n, std::uint64_t weight,
+                                 std::uint64_t* digests, Stream stream) noexcept;
+/// As kvcore::copy_partial; `copies` [n] on the device. At most a page of tokens is copied.
+[[nodiscard]] Status copy_partial(const CacheView<std::byte>& pool, std::int64_t num_pages,
+                                  const PageStart* copies, std::int64_t n, Stream stream) noexcept;
+
+/// Pages of both caches of a transfer.
+struct PageCounts {
+    std::int64_t source;
+    std::int64_t destination;
+};
 /// As kvcore::transfer; `pairs` [n] on the device. The `layers` of a view that has them are the
 /// host's and are read before the call returns, here as in `copy_partial`.
 /// Either cache may lie in pinned host memory. At most `max_blocks` thread blocks are used, so that
 /// a model can run beside the copy; 0: as many as are of use.
 [[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
-                              const CacheView<std::byte>& destination, const PagePair* pairs,
-                              std::int64_t n, LayerRange layers, std::int64_t max_blocks,
-                              Stream stream) noexcept;
+                              const CacheView<std::byte>& destination, PageCounts pages,
+                              const PagePair* pairs, std::int64_t n, LayerRange layers,
+                              std::int64_t max_blocks, Stream stream) noexcept;
 /// The same by two lists [n] on the device.
 [[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
-                              const CacheView<std::byte>& destination,
+                              const CacheView<std::byte>& destination, PageCounts pages,
                               const std::int64_t* source_ids, const std::int64_t* destination_ids,
                               std::int64_t n, LayerRange layers, std::int64_t max_blocks,
                               Stream stream) noexcept;
@@ -160,20 +172,21 @@ struct TensorPair {
 /// one launch each, V by the element: its bytes then count several times.
 [[nodiscard]] Status transfer_to_packed(const CacheView<const std::byte>& source,
                                         const PackedCacheView<std::byte>& destination,
-                                        const PagePair* pairs, std::int64_t n, LayerRange layers,
-                                        std::int64_t max_blocks, Stream stream) noexcept;
+                                        PageCounts pages, const PagePair* pairs, std::int64_t n,
+                                        LayerRange layers, std::int64_t max_blocks,
+                                        Stream stream) noexcept;
 [[nodiscard]] Status transfer_to_packed(const CacheView<const std::byte>& source,
                                         const PackedCacheView<std::byte>& destination,
-                                        const std::int64_t* source_ids,
+                                        PageCounts pages, const std::int64_t* source_ids,
                                         const std::int64_t* destination_ids, std::int64_t n,
                                         LayerRange layers, std::int64_t max_blocks,
                                         Stream stream) noexcept;
 [[nodiscard]] Status transfer_from_packed(const PackedCacheView<const std::byte>& source,
-                                          const CacheView<std::byte>& destination,
+                                          const CacheView<std::byte>& destination, PageCounts pages,
                                           const PagePair* pairs, std::int64_t n, LayerRange layers,
                                           std::int64_t max_blocks, Stream stream) noexcept;
 [[nodiscard]] Status transfer_from_packed(const PackedCacheView<const std::byte>& source,
-                                          const CacheView<std::byte>& destination,
+                                          const CacheView<std::byte>& destination, PageCounts pages,
                                           const std::int64_t* source_ids,
                                           const std::int64_t* destination_ids, std::int64_t n,
                                           LayerRange layers, std::int64_t max_blocks,

@@ -44,10 +44,9 @@ void copy_pages(const py::list& given, const py::object& pairs, int device, std:
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        for (const PageBytes<std::byte>& pages : all) {
-            if (status != cuda::kSuccess) break;
-            status = cuda::copy_pages(pages, numbers.data<PagePair>(), checked.shape(0),
-                                      stream_of(device, stream));
+        for (std::size_t i = 0; i < all.size() && status == cuda::kSuccess; ++i) {
+            status = cuda::copy_pages(all[i], pools[i].shape(0), numbers.data<PagePair>(),
+                                      checked.shape(0), stream_of(device, stream));
         }
     }
     check_status(status, "copying ", checked.shape(0), " pages on cuda:", device);
@@ -74,9 +73,8 @@ void fill_pages(const py::list& given, const py::object& ids, int value, int dev
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
-        for (const PageBytes<std::byte>& pages : all) {
-            if (status != cuda::kSuccess) break;
-            status = cuda::fill_pages(pages, numbers.data<std::int64_t>(), n,
+        for (std::size_t i = 0; i < all.size() && status == cuda::kSuccess; ++i) {
+            status = cuda::fill_pages(all[i], pools[i].shape(0), numbers.data<std::int64_t>(), n,
                                       static_cast<std::byte>(value), stream_of(device, stream));
         }
     }
@@ -101,8 +99,9 @@ void digest_pages(const py::object& given, const py::object& ids, const py::obje
     {
         const py::gil_scoped_release unlocked;
         const cuda::Stream queue = stream_of(device, stream);
-        status = weight == 0 ? cuda::digest_pages(pages, wanted, n, to, queue)
-                             : cuda::add_digests(pages, wanted, n, weight, to, queue);
+        status = weight == 0
+                     ? cuda::digest_pages(pages, pool.shape(0), wanted, n, to, queue)
+                     : cuda::add_digests(pages, pool.shape(0), wanted, n, weight, to, queue);
     }
     check_status(status, "digesting ", n, " pages on cuda:", device);
 }

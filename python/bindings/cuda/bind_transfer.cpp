@@ -98,24 +98,26 @@ void transfer(const py::list& source, bool source_is_packed, const py::list& des
     if (max_blocks < 0) {
         throw py::value_error(concat("max_blocks is ", max_blocks, ", must be at least 0"));
     }
+    const cuda::PageCounts counts{from.sizes().pages, to.sizes().pages};
     cuda::Status status = cuda::kSuccess;
     {
         const py::gil_scoped_release unlocked;
         const cuda::Stream queue = stream_of(device, stream);
         status = with_pages(pages, [&](auto... ids) {
             if (source_is_packed && destination_is_packed) {
-                return cuda::transfer(from.head_view(), to.head_view(), ids..., n, range,
+                return cuda::transfer(from.head_view(), to.head_view(), counts, ids..., n, range,
                                       max_blocks, queue);
             }
             if (destination_is_packed) {
-                return cuda::transfer_to_packed(from.view(), to.packed_view(), ids..., n, range,
-                                                max_blocks, queue);
+                return cuda::transfer_to_packed(from.view(), to.packed_view(), counts, ids..., n,
+                                                range, max_blocks, queue);
             }
             if (source_is_packed) {
-                return cuda::transfer_from_packed(from.packed_view(), to.view(), ids..., n, range,
-                                                  max_blocks, queue);
+                return cuda::transfer_from_packed(from.packed_view(), to.view(), counts, ids..., n,
+                                                  range, max_blocks, queue);
             }
-            return cuda::transfer(from.view(), to.view(), ids..., n, range, max_blocks, queue);
+            return cuda::transfer(from.view(), to.view(), counts, ids..., n, range, max_blocks,
+                                  queue);
         });
     }
     check_status(status, "moving ", n, " pages on cuda:", device);
@@ -138,8 +140,9 @@ void copy_partial(const py::list& given, const py::object& copies, int device,
         for (std::size_t done = 0; done < n && status == cuda::kSuccess;) {
             const std::size_t count =
                 all.empty() ? n : count_independent(all.data() + done, n - done);
-            status = cuda::copy_partial(view, starts + done, static_cast<std::int64_t>(count),
-                                        stream_of(device, stream));
+            status =
+                cuda::copy_partial(view, pool.sizes().pages, starts + done,
+                                   static_cast<std::int64_t>(count), stream_of(device, stream));
             done += count;
         }
     }

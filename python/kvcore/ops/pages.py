@@ -62,7 +62,8 @@ def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1)
         The pool; a page is one run of bytes.
     pairs : integers [n, 2]
         Source and destination of each copy. For a pool on a GPU they may come from the host, or
-        be int64 there: then they are not checked, and none may lie outside the pool.
+        be int64 there: then they are not checked, and a pair with a page outside the pool is
+        skipped.
 
     Raises
     ------
@@ -97,6 +98,7 @@ def zero_pages(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -
     ----------
     blocks : array [pages, ...], or pair of arrays
     ids : integers [n]
+        On a GPU as for ``copy_pages``.
 
     Raises
     ------
@@ -116,6 +118,7 @@ def fill_pages(
     ----------
     blocks : array [pages, ...], or pair of arrays
     ids : integers [n]
+        On a GPU as for ``copy_pages``.
     byte : int
         0 .. 255. 0xff is NaN in every floating dtype of a cache: poison free pages with it, and
         whatever reads beyond a sequence's end shows.
@@ -149,6 +152,7 @@ def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> 
     blocks : array [pages, ...], or pair of arrays
         Of a pair, the digests are added up.
     ids : integers [n]
+        On a GPU as for ``copy_pages``; the digest of a page outside the pool is 0.
 
     Returns
     -------

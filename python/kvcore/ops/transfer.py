@@ -63,7 +63,7 @@ def transfer(
 
     On a GPU the call enqueues its work and waits for nothing. One of the caches may be in pinned
     host memory, which the caller keeps until the copy is done. Ids that lie on the GPU are int64
-    and not checked.
+    and not checked: a pair with a page outside its cache is skipped.
     """
     for name, given in (("source", source), ("destination", destination)):
         if not isinstance(given, PoolLayout):
@@ -89,7 +89,8 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     copies : integers [n, 3]
         Source page, destination page and tokens of each, done as if in their order: what
         ``take_copies`` returns behind its first column. For a pool on a GPU they may come from the
-        host, or be int64 there: then they are not checked and done in any order.
+        host, or be int64 there: then they are not checked and done in any order; a copy with a
+        page outside the pool is skipped, and at most a page of tokens is copied.
 
     Raises
     ------
