@@ -14,6 +14,7 @@ namespace kvcore::cuda {
 namespace {
 
 cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+cudaEvent_t handle_of(Event event) { return static_cast<cudaEvent_t>(event.handle); }
 
 // Texts of all statuses that CUDA numbers one by one, the last of which is cudaErrorUnknown.
 std::vector<std::string> texts() {
@@ -42,9 +43,17 @@ Status count_devices(int* count) noexcept {
     return status;
 }
 
+Status enter_device(int device, bool* has_entered) noexcept {
+    return push_context(device, has_entered);
+}
+
+Status leave_device() noexcept { return pop_context(); }
+
 Status device_of(const void* pointer, int* device) noexcept {
     cudaPointerAttributes attributes{};
-    const Status status = told(cudaPointerGetAttributes(&attributes, pointer));
+    // No context, no memory of a device.
+    const Status status =
+        on_any_device([&] { return cudaPointerGetAttributes(&attributes, pointer); }, kSuccess);
     const bool is_device =
         attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
     *device = status == kSuccess && is_device ? attributes.device : -1;
@@ -76,16 +85,18 @@ Status free_memory(int device, void* pointer) noexcept {
     return on_device(device, [&] { return cudaFree(pointer); });
 }
 
-Status pin_memory(void* pointer, std::int64_t bytes) noexcept {
+Status pin_memory(int device, void* pointer, std::int64_t bytes) noexcept {
     if (bytes <= 0) return kInvalidCall;
     const RelaxedCapture relaxed;
-    return told(cudaHostRegister(pointer, static_cast<std::size_t>(bytes),
-                                 cudaHostRegisterPortable | cudaHostRegisterMapped));
+    return on_device(device, [&] {
+        return cudaHostRegister(pointer, static_cast<std::size_t>(bytes),
+                                cudaHostRegisterPortable | cudaHostRegisterMapped);
+    });
 }
 
-Status unpin_memory(void* pointer) noexcept {
+Status unpin_memory(int device, void* pointer) noexcept {
     const RelaxedCapture relaxed;
-    return told(cudaHostUnregister(pointer));
+    return on_device(device, [&] { return cudaHostUnregister(pointer); });
 }
 
 Status create_stream(int device, Stream* stream) noexcept {
@@ -118,40 +129,43 @@ Status synchronize(Stream stream) noexcept {
     return on_device(stream.device, [&] { return cudaStreamSynchronize(handle_of(stream)); });
 }
 
+Status synchronize_device(int device) noexcept {
+    const RelaxedCapture relaxed;
+    return on_device(device, [] { return cudaDeviceSynchronize(); });
+}
+
 Status create_event(int device, Event* event) noexcept {
     cudaEvent_t made = nullptr;
     const Status status =
         on_device(device, [&] { return cudaEventCreateWithFlags(&made, cudaEventDisableTiming); });
-    *event = made;
+    *event = {device, made};
     return status;
 }
 
 Status destroy_event(Event event) noexcept {
-    return told(cudaEventDestroy(static_cast<cudaEvent_t>(event)));
+    return on_device(event.device, [&] { return cudaEventDestroy(handle_of(event)); });
 }
 
 Status record(Event event, Stream stream) noexcept {
-    return on_device(stream.device, [&] {
-        return cudaEventRecord(static_cast<cudaEvent_t>(event), handle_of(stream));
-    });
+    return on_device(stream.device,
+                     [&] { return cudaEventRecord(handle_of(event), handle_of(stream)); });
 }
 
 Status wait(Stream stream, Event event) noexcept {
-    return on_device(stream.device, [&] {
-        return cudaStreamWaitEvent(handle_of(stream), static_cast<cudaEvent_t>(event), 0);
-    });
+    return on_device(stream.device,
+                     [&] { return cudaStreamWaitEvent(handle_of(stream), handle_of(event), 0); });
 }
 
 Status query(Event event, bool* is_done) noexcept {
     const RelaxedCapture relaxed;
-    const Status status = told(cudaEventQuery(static_cast<cudaEvent_t>(event)));
+    const Status status = on_device(event.device, [&] { return cudaEventQuery(handle_of(event)); });
     *is_done = status == kSuccess;
     return status == cudaErrorNotReady ? kSuccess : status;
 }
 
 Status synchronize(Event event) noexcept {
     const RelaxedCapture relaxed;
-    return told(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+    return on_device(event.device, [&] { return cudaEventSynchronize(handle_of(event)); });
 }
 
 Status fill(void* destination, std::byte value, std::int64_t bytes, Stream stream) noexcept {

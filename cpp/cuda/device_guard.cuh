@@ -1,35 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of the CUDA runtime with a device as the calling thread's current one, and the one before
-// current again afterwards.
+// Calls of the CUDA runtime on a device, which leave the calling thread's current device as it was.
+//
+// cudaSetDevice creates the context of the device that it names, hundreds of megabytes. To set the
+// device of before again would create a context on GPU 0, which is every thread's first device. The
+// driver's stack of contexts has no such side: the primary context of the device is pushed for the
+// call and popped after it.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "kvcore/cuda_device.hpp"
 
 namespace kvcore::cuda {
-
-class DeviceGuard {
-   public:
-    explicit DeviceGuard(int device) noexcept {
-        status_ = cudaGetDevice(&before_);
-        if (status_ != kSuccess || device == before_) return;
-        status_ = cudaSetDevice(device);
-        has_moved_ = status_ == kSuccess;
-    }
-    ~DeviceGuard() {
-        if (has_moved_) cudaSetDevice(before_);
-    }
-    DeviceGuard(const DeviceGuard&) = delete;
-    DeviceGuard& operator=(const DeviceGuard&) = delete;
-
-    [[nodiscard]] Status status() const noexcept { return status_; }
-
-   private:
-    int before_ = 0;
-    bool has_moved_ = false;
-    Status status_ = kSuccess;
-};
 
 /// What a call of the runtime answered. Failure is told by the status alone: left behind as the
 /// thread's last error, other libraries would take it for their own.
@@ -37,6 +20,114 @@ inline Status told(Status status) noexcept {
     if (status != kSuccess) static_cast<void>(cudaGetLastError());
     return status;
 }
+
+/// The driver's functions on contexts. The runtime looks them up, so nothing links the driver.
+struct Driver {
+    CUresult (*device_get)(CUdevice*, int) = nullptr;
+    CUresult (*current_device)(CUdevice*) = nullptr;  // of the thread's context; fails without one
+    CUresult (*push)(CUcontext) = nullptr;
+    CUresult (*pop)(CUcontext*) = nullptr;
+    CUresult (*retain)(CUcontext*, CUdevice) = nullptr;
+    CUresult (*release)(CUdevice) = nullptr;
+    CUresult (*state)(CUdevice, unsigned*, int*) = nullptr;
+    Status status;  // of the search for them
+
+    Driver() noexcept : status(find()) {}
+
+   private:
+    template <class Function>
+    [[nodiscard]] static Status look_up(const char* name, Function*& function) noexcept {
+        void* found = nullptr;
+        cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+        const Status status =
+            told(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result));
+#else
+        const Status status =
+            told(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result));
+#endif
+        function = reinterpret_cast<Function*>(found);
+        if (status != kSuccess) return status;
+        return result == cudaDriverEntryPointSuccess ? kSuccess : cudaErrorInsufficientDriver;
+    }
+    [[nodiscard]] Status find() noexcept {
+        int devices = 0;
+        static_cast<void>(told(cudaGetDeviceCount(&devices)));  // initialises the driver
+        Status found = kSuccess;
+        const auto add = [&found](const char* name, auto& function) {
+            if (found == kSuccess) found = look_up(name, function);
+        };
+        add("cuDeviceGet", device_get);
+        add("cuCtxGetDevice", current_device);
+        add("cuCtxPushCurrent", push);
+        add("cuCtxPopCurrent", pop);
+        add("cuDevicePrimaryCtxRetain", retain);
+        add("cuDevicePrimaryCtxRelease", release);
+        add("cuDevicePrimaryCtxGetState", state);
+        return found;
+    }
+};
+
+[[nodiscard]] inline const Driver& driver() noexcept {
+    static const Driver found;
+    return found;
+}
+
+/// `failed`, or why there are no devices where there is no device.
+[[nodiscard]] inline Status why_not(Status failed) noexcept {
+    int devices = 0;
+    const Status status = told(cudaGetDeviceCount(&devices));
+    return status != kSuccess ? status : failed;
+}
+
+/// Whether a device has a primary context.
+[[nodiscard]] inline bool has_context(CUdevice device) noexcept {
+    unsigned flags = 0;
+    int is_active = 0;
+    return driver().state(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
+}
+
+/// Pushes a device's primary context, unless a context of the device is current already.
+[[nodiscard]] inline Status push_context(int index, bool* has_pushed) noexcept {
+    *has_pushed = false;
+    if (driver().status != kSuccess) return why_not(driver().status);
+    CUdevice device = 0;
+    const Status found = driver().device_get(&device, index);
+    if (found != kSuccess) return why_not(found);
+    CUdevice current = 0;
+    if (driver().current_device(&current) == CUDA_SUCCESS && current == device) return kSuccess;
+    const bool is_new = !has_context(device);
+    CUcontext context = nullptr;
+    Status status = driver().retain(&context, device);
+    if (status != kSuccess) return status;
+    status = driver().push(context);
+    *has_pushed = status == kSuccess;
+    // The first reference stays for ever: the context is not created for a call and destroyed.
+    if (!is_new) static_cast<void>(driver().release(device));
+    return status;
+}
+
+[[nodiscard]] inline Status pop_context() noexcept {
+    CUcontext popped = nullptr;
+    return driver().pop(&popped);
+}
+
+/// Has a device's primary context current, unless a context of the device is so already.
+class DeviceGuard {
+   public:
+    explicit DeviceGuard(int device) noexcept : status_(push_context(device, &has_pushed_)) {}
+    ~DeviceGuard() {
+        if (has_pushed_) static_cast<void>(pop_context());
+    }
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+    [[nodiscard]] Status status() const noexcept { return status_; }
+
+   private:
+    bool has_pushed_ = false;
+    Status status_;
+};
 
 /// Lets the thread make calls that a stream which is captured elsewhere might object to: memory
 /// that comes and goes, and waiting. They have nothing to do with that stream.
@@ -60,6 +151,23 @@ template <class Call>
 [[nodiscard]] Status on_device(int device, const Call& call) noexcept {
     const DeviceGuard guard(device);
     return told(guard.status() != kSuccess ? guard.status() : static_cast<Status>(call()));
+}
+
+/// What `call` returns with a context current that exists, of whichever device; `otherwise` where
+/// no device has a context.
+template <class Call>
+[[nodiscard]] Status on_any_device(const Call& call, Status otherwise) noexcept {
+    if (driver().status != kSuccess) return why_not(driver().status);
+    CUdevice device = 0;
+    if (driver().current_device(&device) == CUDA_SUCCESS) return told(call());
+    int devices = 0;
+    const Status status = told(cudaGetDeviceCount(&devices));
+    if (status != kSuccess) return status;
+    for (int index = 0; index < devices; ++index) {
+        const bool is_there = driver().device_get(&device, index) == CUDA_SUCCESS;
+        if (is_there && has_context(device)) return on_device(index, call);
+    }
+    return otherwise;
 }
 
 }  // namespace kvcore::cuda

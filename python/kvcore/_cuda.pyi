@@ -25,7 +25,7 @@ class DeviceMemory:
 class PinnedMemory:
     """Pinned host memory, zeroed; numpy sees it as uint8."""
 
-    def __init__(self, bytes: int) -> None: ...  # noqa: A002
+    def __init__(self, device: int, bytes: int) -> None: ...  # noqa: A002
     @property
     def bytes(self) -> int: ...
     @property
@@ -49,6 +49,13 @@ class Event:
     @property
     def ptr(self) -> int: ...
 
+class DeviceScope:
+    """A device as the thread's current one, as a context manager."""
+
+    def __init__(self, device: int) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args: object) -> None: ...
+
 def count_devices() -> tuple[int, str]:
     """Return devices, and why there are none or ''."""
 
@@ -64,7 +71,7 @@ def record(event: int, device: int, stream: int) -> None:
 def wait(event: int, device: int, stream: int) -> None:
     """Let a stream's further work wait for an event."""
 
-def query(event: int) -> bool:
+def query(event: int, device: int) -> bool:
     """Tell whether an event's work is done."""
 
 def is_capturing(device: int, stream: int) -> bool:
@@ -73,8 +80,11 @@ def is_capturing(device: int, stream: int) -> bool:
 def synchronize(device: int, stream: int) -> None:
     """Block the host until a stream's work is done."""
 
-def synchronize_event(event: int) -> None:
+def synchronize_event(event: int, device: int) -> None:
     """Block the host until an event's work is done."""
+
+def synchronize_device(device: int) -> None:
+    """Block the host until all work of a device is done."""
 
 def fill(
     destination: int,

@@ -21,7 +21,7 @@ std::byte fill_and_copy(std::uint64_t seed, bool waits) {
     emulation::reset(1);
     emulation::set_order(emulation::Order::kAny, seed);
     cuda::Stream producer, consumer;
-    cuda::Event event = nullptr;
+    cuda::Event event;
     CHECK_EQ(cuda::create_stream(0, &producer), cuda::kSuccess);
     CHECK_EQ(cuda::create_stream(0, &consumer), cuda::kSuccess);
     CHECK_EQ(cuda::create_event(0, &event), cuda::kSuccess);
@@ -151,7 +151,7 @@ void calls_enqueue_and_touch_nothing() {
     const Bytes before = calls.memory;
     // Copies of memory that the driver does not know would be made at once.
     for (Bytes* bytes : {&calls.memory, &calls.rows}) {
-        CHECK_EQ(cuda::pin_memory(bytes->data(), cuda_scene::size_of(*bytes)), cuda::kSuccess);
+        CHECK_EQ(cuda::pin_memory(0, bytes->data(), cuda_scene::size_of(*bytes)), cuda::kSuccess);
     }
     for (const auto& call : calls.all()) {
         const std::int64_t waiting = emulation::num_waiting();
@@ -166,7 +166,7 @@ void calls_enqueue_and_touch_nothing() {
     CHECK_EQ(cuda::synchronize(kDefault), cuda::kSuccess);
     CHECK(calls.memory != before);
     for (Bytes* bytes : {&calls.memory, &calls.rows}) {
-        CHECK_EQ(cuda::unpin_memory(bytes->data()), cuda::kSuccess);
+        CHECK_EQ(cuda::unpin_memory(0, bytes->data()), cuda::kSuccess);
     }
 }
 

@@ -4,18 +4,26 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "machine.hpp"
 
 namespace gpu_sim {
 
 struct Thread {
-    int device = 0;
+    int device = 0;           // that it has set
+    std::vector<int> pushed;  // of the contexts on its stack
     bool is_relaxed = false;  // its unsafe calls leave captures alone
     Status last = kSuccess;
 };
 inline Thread& thread() {
     static thread_local Thread of_this;
     return of_this;
+}
+
+/// The device of the thread's context.
+inline int current_device() {
+    return thread().pushed.empty() ? thread().device : thread().pushed.back();
 }
 
 /// What `call` answers, as the thread's last error too. Under the machine's mutex.

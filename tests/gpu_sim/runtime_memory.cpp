@@ -19,7 +19,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 cudaError_t cudaGetDevice(int* device) {
     return answer([&] {
-        *device = thread().device;
+        *device = current_device();
         return machine().count() > 0 ? kSuccess : kNoDriver;
     });
 }
@@ -32,7 +32,7 @@ cudaError_t cudaSetDevice(int device) {
     });
 }
 cudaError_t cudaDeviceSynchronize() {
-    return answer_outside([] { return machine().finish_device(thread().device); });
+    return answer_outside([] { return machine().finish_device(current_device()); });
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     return answer([&] {
@@ -93,10 +93,10 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
     return answer_outside([&] {
-        const Status status = machine().check(thread().device);
+        const Status status = machine().check(current_device());
         *pointer = nullptr;
         if (status != kSuccess || bytes == 0) return status;
-        *pointer = machine().memory.allocate(thread().device, static_cast<std::int64_t>(bytes));
+        *pointer = machine().memory.allocate(current_device(), static_cast<std::int64_t>(bytes));
         return *pointer == nullptr ? kOutOfMemory : kSuccess;
     });
 }
@@ -113,15 +113,15 @@ cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
 }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
     return answer_outside([&] {
-        return machine().give(thread().device, stream,
+        return machine().give(current_device(), stream,
                               [pointer] { (void)machine().memory.free(pointer); });
     });
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     return answer([&] {
-        const Status status = machine().check(thread().device);
+        const Status status = machine().check(current_device());
         if (status != kSuccess) return status;
-        *free = static_cast<size_t>(machine().memory.free_bytes(thread().device));
+        *free = static_cast<size_t>(machine().memory.free_bytes(current_device()));
         *total = static_cast<size_t>(machine().memory.total());
         return kSuccess;
     });
@@ -154,17 +154,17 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
-    return answer([&] { return machine().copy(thread().device, stream, to, from, bytes, false); });
+    return answer([&] { return machine().copy(current_device(), stream, to, from, bytes, false); });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
     return answer_outside([&] {
-        const Status status = machine().copy(thread().device, nullptr, to, from, bytes, false);
-        return status == kSuccess ? machine().finish(thread().device, nullptr) : status;
+        const Status status = machine().copy(current_device(), nullptr, to, from, bytes, false);
+        return status == kSuccess ? machine().finish(current_device(), nullptr) : status;
     });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
     return answer([&] {
-        return machine().give(thread().device, stream, [=] {
+        return machine().give(current_device(), stream, [=] {
             Region region;
             const std::string why = machine().memory.why_not(
                 machine().memory.region_of(to).device, reinterpret_cast<std::uintptr_t>(to),
@@ -182,8 +182,8 @@ cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const
         if (reinterpret_cast<std::uintptr_t>(stream) <= 1) return kInvalidValue;
         Status status = kSuccess;
         for (size_t i = count; i > 0 && status == kSuccess; --i) {
-            status =
-                machine().copy(thread().device, stream, to[i - 1], from[i - 1], bytes[i - 1], true);
+            status = machine().copy(current_device(), stream, to[i - 1], from[i - 1], bytes[i - 1],
+                                    true);
         }
         return status;
     });

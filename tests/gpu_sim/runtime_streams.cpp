@@ -21,7 +21,7 @@ extern "C" {
 
 cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
                              size_t shared, cudaStream_t stream) {
-    const int device = thread().device;
+    const int device = current_device();
     const Kernel* kernel = kernel_of(function, architecture_of(device));
     return answer([&]() -> Status {
         const Status status = machine().check(device);
@@ -48,7 +48,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     return answer([&] {
         void* made = nullptr;
         const Status status =
-            machine().create_stream(thread().device, (flags & cudaStreamNonBlocking) == 0, &made);
+            machine().create_stream(current_device(), (flags & cudaStreamNonBlocking) == 0, &made);
         *stream = static_cast<cudaStream_t>(made);
         return status;
     });
@@ -57,10 +57,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return answer([&] { return machine().destroy_stream(stream); });
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return answer_outside([&] { return machine().finish(thread().device, stream); });
+    return answer_outside([&] { return machine().finish(current_device(), stream); });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    return answer([&] { return machine().wait(thread().device, stream, event); });
+    return answer([&] { return machine().wait(current_device(), stream, event); });
 }
 
 // ---- events -----------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
     return answer([&] {
         void* made = nullptr;
-        const Status status = machine().create_event(thread().device, &made);
+        const Status status = machine().create_event(current_device(), &made);
         *event = static_cast<cudaEvent_t>(made);
         return status;
     });
@@ -77,7 +77,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return answer([&] { return machine().destroy_event(event); });
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    return answer([&] { return machine().record(thread().device, event, stream); });
+    return answer([&] { return machine().record(current_device(), event, stream); });
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     return answer_outside([&] { return machine().query(event); });
@@ -90,9 +90,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* found) {
     return answer([&] {
-        const Status status = machine().check(thread().device);
+        const Status status = machine().check(current_device());
         if (status != kSuccess) return status;
-        const auto queue = machine().queue_of(thread().device, stream);
+        const auto queue = machine().queue_of(current_device(), stream);
         if (queue == nullptr) return kInvalidHandle;
         *found = queue->capture == nullptr  ? cudaStreamCaptureStatusNone
                  : queue->capture->is_valid ? cudaStreamCaptureStatusActive
@@ -108,14 +108,14 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
     return answer([&] {
-        return machine().begin_capture(thread().device, stream,
+        return machine().begin_capture(current_device(), stream,
                                        mode == cudaStreamCaptureModeGlobal);
     });
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     return answer([&] {
         auto made = std::make_unique<Graph>();
-        const Status status = machine().end_capture(thread().device, stream, &made->tasks);
+        const Status status = machine().end_capture(current_device(), stream, &made->tasks);
         *graph = status == kSuccess ? reinterpret_cast<cudaGraph_t>(made.release()) : nullptr;
         return status;
     });
@@ -128,7 +128,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
     return answer([&] {
         Status status = kSuccess;
         for (const Task& task : reinterpret_cast<Graph*>(graph)->tasks) {
-            if (status == kSuccess) status = machine().give(thread().device, stream, task);
+            if (status == kSuccess) status = machine().give(current_device(), stream, task);
         }
         return status;
     });

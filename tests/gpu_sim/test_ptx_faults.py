@@ -67,7 +67,7 @@ def test_memory_of_the_host(on: Runner) -> None:
     address = np.zeros(8).__array_interface__["data"][0]
     with pytest.raises(RuntimeError, match="neither a device's nor pinned"):
         on.run(READ_BYTE, address)
-    pinned = on.machine.kernels.PinnedMemory(64)
+    pinned = on.machine.kernels.PinnedMemory(0, 64)
     on.run(READ_BYTE, pinned.ptr)
 
 

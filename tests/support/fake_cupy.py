@@ -90,7 +90,7 @@ class FakeCupy:
         self.cuda = SimpleNamespace(
             UnownedMemory=cupy.cuda.UnownedMemory,
             MemoryPointer=cupy.cuda.MemoryPointer,
-            Device=lambda index: _Entered(self._now.devices, index),
+            runtime=SimpleNamespace(getDevice=lambda: (self._now.devices or [0])[-1]),
             Stream=made,
             ExternalStream=lambda handle, device: self._on(handle, device),
             get_current_stream=self._current_stream,
@@ -111,10 +111,13 @@ class FakeCupy:
         device = value.__dlpack_device__()[1]
         return value.__dlpack__(stream=self._streams.get(device, 0))
 
+    def on_device(self, index: int) -> _Entered:
+        """Make a device current, in the place of the driver's stack of contexts."""
+        return _Entered(self._now.devices, index)
+
     def _on(self, handle: int, device: int | None = None) -> _Entered:
         assert device in (None, self._now.devices[-1])
         return _Entered(self._now.streams, handle)
 
-    def _current_stream(self) -> Any:
-        device = self._now.devices[-1]
+    def _current_stream(self, device: int) -> Any:
         return SimpleNamespace(ptr=self._streams.get(device, 0), device_id=device)

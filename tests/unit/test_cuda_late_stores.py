@@ -81,7 +81,7 @@ class Scene:
             KERNELS.copy(address, address + 1, 1, 0, slow.ptr)
         KERNELS.record(event.ptr, 0, slow.ptr)
         KERNELS.wait(event.ptr, 0, lane.ptr)
-        return lambda: bool(KERNELS.query(event.ptr))
+        return lambda: bool(KERNELS.query(event.ptr, event.device))
 
     def finish(self) -> None:
         """Block until what the current stream has to do is done."""

@@ -92,7 +92,7 @@ def test_pinned_memory_is_not_copied_by_forks(machine: Machine) -> None:
     maps = Path("/proc/self/smaps")
     if not maps.exists():
         pytest.skip("there is no /proc/self/smaps")
-    memory = KERNELS.PinnedMemory(1 << 20)
+    memory = KERNELS.PinnedMemory(0, 1 << 20)
     flags: list[str] = []
     is_there = False
     for line in maps.read_text().splitlines():

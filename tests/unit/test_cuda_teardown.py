@@ -77,7 +77,7 @@ def test_tables_go_when_they_are_copied(machine: Machine) -> None:
 
 def test_the_emulation_notices_memory_that_goes_too_early(machine: Machine) -> None:
     """What the tests above would show."""
-    pinned = KERNELS.PinnedMemory(64)
+    pinned = KERNELS.PinnedMemory(0, 64)
     target = machine.memory((64,), np.uint8)
     machine.in_any_order(1)
     KERNELS.copy(target.data.ptr, pinned.ptr, 64, 0, 0)

@@ -327,8 +327,11 @@ class ScarceMemory:
     def arriving(self, shard: int) -> None:
         return None
 
-    def stage(self, shard: int, lengths: Any, table: Any) -> tuple[Any, Any]:
-        return np.array(lengths), np.array(table)
+    def stage(self, shard: int, lengths: Any, table: Any) -> tuple[Any, Any, Any]:
+        return np.array(lengths), np.array(table), None
+
+    def mark(self, shard: int) -> None:
+        return None
 
 
 @pytest.fixture

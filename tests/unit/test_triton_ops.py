@@ -233,6 +233,22 @@ def test_triton_that_is_missing_is_named(machine: Machine, monkeypatch: pytest.M
         ops.attention(batch, 0, q, scene.offsets)
 
 
+def test_a_triton_without_a_gpu_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 and 3.7 need torch to find a GPU, later ones do not."""
+    from triton.runtime import driver
+
+    from kvcore.backends.cuda.attention import launch
+
+    class NoDriver:
+        @property
+        def active(self) -> None:
+            raise RuntimeError("0 active drivers ([])")
+
+    monkeypatch.setattr(type(driver), "active", NoDriver.active)
+    with pytest.raises(KVCacheError, match=r"no GPU, 0 active .* before 3\.8 Triton needs a torch"):
+        launch._driver()
+
+
 # ---- pools of a manager --------------------------------------------------------------------------
 def test_layers_of_a_manager_with_their_windows(machine: Machine) -> None:
     """Pages behind a window are given back: their entries name none."""

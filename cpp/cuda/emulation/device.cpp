@@ -57,6 +57,14 @@ Status count_devices(int* count) noexcept {
     return *count > 0 ? kSuccess : kNoDriver;
 }
 
+Status enter_device(int device, bool* has_entered) noexcept {
+    const Lock lock(machine().mutex);
+    *has_entered = false;
+    return machine().check(device);
+}
+
+Status leave_device() noexcept { return kSuccess; }
+
 Status device_of(const void* pointer, int* device) noexcept {
     const Lock lock(machine().mutex);
     *device = machine().device_of(pointer);
@@ -82,12 +90,14 @@ Status free_memory(int /*device*/, void* pointer) noexcept {
     return machine().free(pointer);
 }
 
-Status pin_memory(void* pointer, std::int64_t bytes) noexcept {
+Status pin_memory(int device, void* pointer, std::int64_t bytes) noexcept {
     const Lock lock(machine().mutex);
+    const Status status = machine().check(device);
+    if (status != kSuccess) return status;
     return bytes <= 0 ? kInvalidValue : machine().pin(pointer, bytes);
 }
 
-Status unpin_memory(void* pointer) noexcept {
+Status unpin_memory(int /*device*/, void* pointer) noexcept {
     const Lock lock(machine().mutex);
     return machine().unpin(pointer);
 }
@@ -113,6 +123,11 @@ Status synchronize(Stream stream) noexcept {
     return machine().finish(stream);
 }
 
+Status synchronize_device(int device) noexcept {
+    const Lock lock(machine().mutex);
+    return machine().finish_device(device);
+}
+
 Status create_event(int device, Event* event) noexcept {
     const Lock lock(machine().mutex);
     return machine().create_event(device, event);
@@ -120,12 +135,12 @@ Status create_event(int device, Event* event) noexcept {
 
 Status destroy_event(Event event) noexcept {
     const Lock lock(machine().mutex);
-    return machine().destroy_event(event);
+    return machine().destroy_event(event.handle);
 }
 
 Status record(Event event, Stream stream) noexcept {
     const Lock lock(machine().mutex);
-    const auto marker = machine().marker_of(event);
+    const auto marker = machine().marker_of(event.handle);
     if (marker == nullptr || marker->device != stream.device) return kInvalidHandle;
     marker->last = std::make_shared<emulation::Signal>();
     return machine().give(stream, {nullptr, marker->last, false});
@@ -133,7 +148,7 @@ Status record(Event event, Stream stream) noexcept {
 
 Status wait(Stream stream, Event event) noexcept {
     const Lock lock(machine().mutex);
-    const auto marker = machine().marker_of(event);
+    const auto marker = machine().marker_of(event.handle);
     if (marker == nullptr) return kInvalidHandle;
     return marker->last == nullptr ? kSuccess
                                    : machine().give(stream, {nullptr, marker->last, true});
@@ -141,7 +156,7 @@ Status wait(Stream stream, Event event) noexcept {
 
 Status query(Event event, bool* is_done) noexcept {
     const Lock lock(machine().mutex);
-    const auto marker = machine().marker_of(event);
+    const auto marker = machine().marker_of(event.handle);
     if (marker == nullptr) return kInvalidHandle;
     *is_done = marker->last == nullptr || marker->last->is_done;
     return kSuccess;
@@ -149,7 +164,7 @@ Status query(Event event, bool* is_done) noexcept {
 
 Status synchronize(Event event) noexcept {
     const Lock lock(machine().mutex);
-    const auto marker = machine().marker_of(event);
+    const auto marker = machine().marker_of(event.handle);
     if (marker == nullptr) return kInvalidHandle;
     if (marker->last != nullptr) machine().finish(*marker->last);
     return kSuccess;

@@ -48,6 +48,9 @@ Status replay(std::int64_t graph, Stream stream) {
     return machine().replay(graph, stream);
 }
 
+void suspend() { machine().mutex.lock(); }
+void resume() { machine().mutex.unlock(); }
+
 std::int64_t num_waiting() {
     const Lock lock(machine().mutex);
     return machine().num_waiting();

@@ -36,6 +36,10 @@ void begin_capture(Stream stream);
 [[nodiscard]] std::int64_t end_capture(Stream stream);
 [[nodiscard]] Status replay(std::int64_t graph, Stream stream);
 
+/// Makes every other thread's call of the driver wait until `resume`, as a full queue does.
+void suspend();
+void resume();
+
 /// Tasks that were given and have not run.
 [[nodiscard]] std::int64_t num_waiting();
 

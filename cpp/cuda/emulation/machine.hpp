@@ -135,6 +135,17 @@ class Machine {
         while (!queue->tasks.empty()) run_one();
         return kSuccess;
     }
+    [[nodiscard]] Status finish_device(int device) {
+        const Status status = check(device);
+        if (status != kSuccess) return status;
+        bool is_captured = false;
+        for_each_queue([&](const Queue& queue) {
+            is_captured |= queue.device == device && queue.is_captured;
+        });
+        if (is_captured) return kCaptured;
+        run_all();
+        return kSuccess;
+    }
     [[nodiscard]] Status check(Stream stream) {
         const Status status = check(stream.device);
         return status == kSuccess && queue_of(stream) == nullptr ? kInvalidHandle : status;
@@ -271,15 +282,15 @@ class Machine {
         const Status status = check(device);
         if (status != kSuccess) return status;
         auto marker = std::make_shared<Marker>(Marker{device});
-        *event = marker.get();
-        events_[*event] = std::move(marker);
+        *event = {device, marker.get()};
+        events_[event->handle] = std::move(marker);
         return kSuccess;
     }
-    [[nodiscard]] Status destroy_event(Event event) {
+    [[nodiscard]] Status destroy_event(void* event) {
         if (old_events_.erase(event) == 1) return kSuccess;
         return events_.erase(event) == 1 ? kSuccess : kInvalidHandle;
     }
-    [[nodiscard]] std::shared_ptr<Marker> marker_of(Event event) const {
+    [[nodiscard]] std::shared_ptr<Marker> marker_of(void* event) const {
         const auto found = events_.find(event);
         return found == events_.end() ? nullptr : found->second;
     }
@@ -352,11 +363,11 @@ class Machine {
     std::map<void*, Block> blocks_;
     std::map<void*, std::int64_t> pinned_;
     std::map<void*, std::unique_ptr<Queue>> streams_;
-    std::map<Event, std::shared_ptr<Marker>> events_;
+    std::map<void*, std::shared_ptr<Marker>> events_;
     // The same of machines before, which nobody uses any more.
     std::map<void*, Block> old_blocks_;
     std::map<void*, std::unique_ptr<Queue>> old_streams_;
-    std::map<Event, std::shared_ptr<Marker>> old_events_;
+    std::map<void*, std::shared_ptr<Marker>> old_events_;
     std::deque<Queue> defaults_;
     std::map<std::pair<int, std::thread::id>, Queue> of_threads_;
     std::vector<std::unique_ptr<Queue>> orphans_;  // of streams that are destroyed

@@ -2,8 +2,9 @@
 // Devices, streams, events and memory of NVIDIA GPUs, as far as a KV cache needs them. No CUDA
 // header is needed to include this one: handles are CUDA's own, as void*.
 //
-// Common to all: a call returns a status, 0 for success; it never throws, and leaves the calling
-// thread's current device as it was. Without a driver every call returns a status that says so.
+// Common to all: a call returns a status, 0 for success; it never throws, leaves the calling
+// thread's current device as it was, and creates no context on another device than the one that it
+// is about. Without a driver every call returns a status that says so.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +29,21 @@ struct Stream {
     void* handle = nullptr;
 };
 
-/// cudaEvent_t, without timing.
-using Event = void*;
+/// An event of a device, without timing: cudaEvent_t. Owns nothing.
+struct Event {
+    int device = 0;
+    void* handle = nullptr;
+};
 
 /// Devices that the driver shows; a status other than 0 leaves `count` at 0 and says why there are
 /// none ("CUDA driver version is insufficient" without a driver).
 [[nodiscard]] Status count_devices(int* count) noexcept;
+
+/// Has a device's context current on the calling thread, as CUDA's own calls and those of other
+/// libraries see it, until `leave_device` is called. `has_entered` is false where it is so already:
+/// then there is nothing to leave.
+[[nodiscard]] Status enter_device(int device, bool* has_entered) noexcept;
+Status leave_device() noexcept;
 
 /// The device whose memory a pointer names, or -1 for host memory that CUDA does not know.
 [[nodiscard]] Status device_of(const void* pointer, int* device) noexcept;
@@ -46,10 +56,11 @@ using Event = void*;
 /// Waits for the device where it must; nullptr is nothing to do.
 Status free_memory(int device, void* pointer) noexcept;
 
-/// Pins host memory that the caller has, so that copies run beside the host and kernels can read
-/// and write it at its own address. It stays the caller's, who unpins it before giving it back.
-[[nodiscard]] Status pin_memory(void* pointer, std::int64_t bytes) noexcept;
-Status unpin_memory(void* pointer) noexcept;
+/// Pins host memory that the caller has, so that copies run beside the host and the kernels of all
+/// devices can read and write it at its own address. It stays the caller's, who unpins it before
+/// giving it back. `device` is one that the caller uses.
+[[nodiscard]] Status pin_memory(int device, void* pointer, std::int64_t bytes) noexcept;
+Status unpin_memory(int device, void* pointer) noexcept;
 
 /// A stream that does not wait for the legacy default stream.
 [[nodiscard]] Status create_stream(int device, Stream* stream) noexcept;
@@ -58,6 +69,8 @@ Status destroy_stream(Stream stream) noexcept;
 [[nodiscard]] Status is_capturing(Stream stream, bool* answer) noexcept;
 /// Blocks the host until the stream's work is done.
 [[nodiscard]] Status synchronize(Stream stream) noexcept;
+/// Blocks the host until all work of a device is done, also that of streams that were destroyed.
+[[nodiscard]] Status synchronize_device(int device) noexcept;
 
 [[nodiscard]] Status create_event(int device, Event* event) noexcept;
 Status destroy_event(Event event) noexcept;

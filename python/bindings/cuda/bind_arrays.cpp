@@ -12,6 +12,7 @@ using kvcore::python::check_status;
 using kvcore::python::concat;
 using kvcore::python::seen;
 using kvcore::python::stream_of;
+using kvcore::python::without_gil;
 
 namespace {
 
@@ -36,8 +37,9 @@ void copy_strided(const py::object& given_source, const py::object& given_destin
     if (!is_alike) throw py::value_error("source and destination differ in shape or item size");
     const auto* from = static_cast<const std::byte*>(source.data());
     auto* to = static_cast<std::byte*>(destination.mutable_data());
-    check_status(cuda::copy_strided(copy, from, to, stream_of(device, stream)),
-                 "copying an array on cuda:", device);
+    const cuda::Status status =
+        without_gil([&] { return cuda::copy_strided(copy, from, to, stream_of(device, stream)); });
+    check_status(status, "copying an array on cuda:", device);
 }
 
 void row_offsets(const py::object& given_lengths, const py::object& given_out, int device,
@@ -52,10 +54,11 @@ void row_offsets(const py::object& given_lengths, const py::object& given_out, i
     if (!are_numbers(lengths, batch) || !are_numbers(out, batch + 1)) {
         throw py::value_error("lengths and out must be uint32 (n,) and (n + 1,), contiguous");
     }
-    check_status(cuda::row_offsets(static_cast<const std::uint32_t*>(lengths.data()),
-                                   static_cast<std::uint32_t*>(out.mutable_data()), batch,
-                                   stream_of(device, stream)),
-                 "adding up ", batch, " lengths on cuda:", device);
+    const auto* from = static_cast<const std::uint32_t*>(lengths.data());
+    auto* to = static_cast<std::uint32_t*>(out.mutable_data());
+    const cuda::Status status =
+        without_gil([&] { return cuda::row_offsets(from, to, batch, stream_of(device, stream)); });
+    check_status(status, "adding up ", batch, " lengths on cuda:", device);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace py = pybind11;
 namespace cuda = kvcore::cuda;
 using kvcore::python::check_status;
 using kvcore::python::concat;
+using kvcore::python::Maker;
 using kvcore::python::pointer_of;
 using kvcore::python::stream_of;
 using kvcore::python::without_gil;
@@ -24,16 +25,14 @@ class DeviceMemory {
    public:
     DeviceMemory(int device, std::int64_t bytes) : device_(device), bytes_(bytes) {
         if (bytes < 0) throw py::value_error(concat("bytes is ", bytes, ", must be at least 0"));
-        cuda::Status status = cuda::kSuccess;
+        const cuda::Status status =
+            without_gil([&] { return cuda::allocate(device, bytes, &pointer_); });
         std::int64_t free = 0;
         std::int64_t total = 0;
-        {
-            const py::gil_scoped_release unlocked;
-            status = cuda::allocate(device, bytes, &pointer_);
-        }
         if (status == cuda::kSuccess) return;
         // Of a device that answers, what is missing is memory.
-        if (cuda::memory_info(device, &free, &total) != cuda::kSuccess) {
+        if (without_gil([&] { return cuda::memory_info(device, &free, &total); }) !=
+            cuda::kSuccess) {
             check_status(status, bytes, " bytes are asked for on cuda:", device);
         }
         PyErr_SetString(PyExc_MemoryError,
@@ -45,6 +44,7 @@ class DeviceMemory {
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
     ~DeviceMemory() {
+        if (!maker_.is_this_process()) return;
         // It may wait for the device.
         without_gil([this] { (void)cuda::free_memory(device_, pointer_); });
     }
@@ -56,16 +56,18 @@ class DeviceMemory {
     }
 
    private:
+    Maker maker_;
     int device_;
     std::int64_t bytes_;
     void* pointer_ = nullptr;
 };
 
 /// Zeroed host memory in whole pages of its own, pinned. A mapping has the size that is asked for;
-/// CUDA's own pinned memory is rounded up to powers of two by those who keep it.
+/// CUDA's own pinned memory is rounded up to powers of two by those who keep it. All devices reach
+/// the memory; `device` is one that the caller uses.
 class PinnedMemory {
    public:
-    explicit PinnedMemory(std::int64_t bytes) : bytes_(bytes) {
+    PinnedMemory(int device, std::int64_t bytes) : device_(device), bytes_(bytes) {
         if (bytes < 1) throw py::value_error(concat("bytes is ", bytes, ", must be at least 1"));
         const auto page = static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
         mapped_ = static_cast<std::size_t>((bytes + page - 1) / page * page);
@@ -80,22 +82,22 @@ class PinnedMemory {
         }
 #if defined(MADV_DONTFORK)
         // A child of this process gets no copy: the one that writes to a page first would get
-        // another one, and the device would go on with the old.
+        // another one, and the device would go on with the old. So these addresses are free in the
+        // child, for memory of its own.
         (void)madvise(pointer_, mapped_, MADV_DONTFORK);
 #endif
-        cuda::Status status = cuda::kSuccess;
-        {
-            const py::gil_scoped_release unlocked;
-            status = cuda::pin_memory(pointer_, static_cast<std::int64_t>(mapped_));
-        }
+        const cuda::Status status = without_gil([this] {
+            return cuda::pin_memory(device_, pointer_, static_cast<std::int64_t>(mapped_));
+        });
         if (status == cuda::kSuccess) return;
         munmap(pointer_, mapped_);
-        check_status(status, bytes, " bytes of host memory are to be pinned");
+        check_status(status, bytes, " bytes of host memory are to be pinned for cuda:", device);
     }
     PinnedMemory(const PinnedMemory&) = delete;
     PinnedMemory& operator=(const PinnedMemory&) = delete;
     ~PinnedMemory() {
-        without_gil([this] { (void)cuda::unpin_memory(pointer_); });
+        if (!maker_.is_this_process()) return;
+        without_gil([this] { (void)cuda::unpin_memory(device_, pointer_); });
         munmap(pointer_, mapped_);
     }
 
@@ -108,6 +110,8 @@ class PinnedMemory {
     }
 
    private:
+    Maker maker_;
+    int device_;
     std::int64_t bytes_;
     std::size_t mapped_ = 0;
     void* pointer_ = nullptr;
@@ -118,20 +122,22 @@ class PinnedMemory {
 /// (devices, why there are none or "")
 py::tuple count_devices() {
     int count = 0;
-    const cuda::Status status = cuda::count_devices(&count);
+    const cuda::Status status = without_gil([&] { return cuda::count_devices(&count); });
     return py::make_tuple(count, status == cuda::kSuccess ? "" : cuda::status_text(status));
 }
 
 py::tuple memory_info(int device) {
     std::int64_t free = 0;
     std::int64_t total = 0;
-    check_status(cuda::memory_info(device, &free, &total), "the memory of cuda:", device);
+    check_status(without_gil([&] { return cuda::memory_info(device, &free, &total); }),
+                 "the memory of cuda:", device);
     return py::make_tuple(free, total);
 }
 
 int device_of(std::uintptr_t address) {
     int device = -1;
-    check_status(cuda::device_of(pointer_of(address), &device), "the device of an address");
+    check_status(without_gil([&] { return cuda::device_of(pointer_of(address), &device); }),
+                 "the device of an address");
     return device;
 }
 
@@ -139,19 +145,19 @@ int device_of(std::uintptr_t address) {
 
 void fill(std::uintptr_t destination, std::uint8_t value, std::int64_t bytes, int device,
           std::uintptr_t stream) {
-    check_status(
-        cuda::fill(pointer_of(destination), std::byte{value}, bytes, stream_of(device, stream)),
-        "filling ", bytes, " bytes on cuda:", device);
+    const cuda::Status status = without_gil([&] {
+        return cuda::fill(pointer_of(destination), std::byte{value}, bytes,
+                          stream_of(device, stream));
+    });
+    check_status(status, "filling ", bytes, " bytes on cuda:", device);
 }
 
 void copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t bytes, int device,
           std::uintptr_t stream) {
-    cuda::Status status = cuda::kSuccess;
-    {
-        const py::gil_scoped_release unlocked;
-        status = cuda::copy(pointer_of(destination), pointer_of(source), bytes,
-                            stream_of(device, stream));
-    }
+    const cuda::Status status = without_gil([&] {
+        return cuda::copy(pointer_of(destination), pointer_of(source), bytes,
+                          stream_of(device, stream));
+    });
     check_status(status, "copying ", bytes, " bytes on cuda:", device);
 }
 
@@ -170,13 +176,11 @@ void copy_batch(const Addresses& destinations, const Addresses& sources,
         throw py::value_error(concat("bytes[", i, "] is ", bytes.data()[i], ", below 0"));
     }
     static_assert(sizeof(void*) == sizeof(std::uint64_t));
-    cuda::Status status = cuda::kSuccess;
-    {
-        const py::gil_scoped_release unlocked;
-        status = cuda::copy_batch(reinterpret_cast<void* const*>(destinations.data()),
-                                  reinterpret_cast<const void* const*>(sources.data()),
-                                  bytes.data(), n, stream_of(device, stream));
-    }
+    const cuda::Status status = without_gil([&] {
+        return cuda::copy_batch(reinterpret_cast<void* const*>(destinations.data()),
+                                reinterpret_cast<const void* const*>(sources.data()), bytes.data(),
+                                n, stream_of(device, stream));
+    });
     check_status(status, n, " copies on cuda:", device);
 }
 
@@ -200,7 +204,7 @@ void bind_cuda_memory(py::module_& module) {
         .def_property_readonly("ptr", &DeviceMemory::address);
     py::class_<PinnedMemory>(module, "PinnedMemory", py::buffer_protocol(),
                              "Pinned host memory, zeroed; numpy sees it as uint8.")
-        .def(py::init<std::int64_t>(), py::arg("bytes"))
+        .def(py::init<int, std::int64_t>(), py::arg("device"), py::arg("bytes"))
         .def_property_readonly("bytes", &PinnedMemory::bytes)
         .def_property_readonly("ptr", &PinnedMemory::address)
         .def_buffer(&PinnedMemory::buffer);

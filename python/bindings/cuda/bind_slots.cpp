@@ -26,6 +26,7 @@ using kvcore::python::slot_targets;
 using kvcore::python::SlotTarget;
 using kvcore::python::stream_of;
 using kvcore::python::uint32_data;
+using kvcore::python::without_gil;
 
 namespace {
 
@@ -49,11 +50,12 @@ void build_slots(const py::object& given_pool, const py::object& given_table,
     const std::int64_t capacity = out.size();
     const kvcore::PageTable rows = batch.table();
     const cuda::Stream queue = stream_of(device, stream);
-    const cuda::Status status =
-        is_wide ? cuda::build_slots(rows, ranges, page_size, pages,
-                                    static_cast<std::int64_t*>(slots), capacity, queue)
-                : cuda::build_slots(rows, ranges, page_size, pages,
-                                    static_cast<std::int32_t*>(slots), capacity, queue);
+    const cuda::Status status = without_gil([&] {
+        return is_wide ? cuda::build_slots(rows, ranges, page_size, pages,
+                                           static_cast<std::int64_t*>(slots), capacity, queue)
+                       : cuda::build_slots(rows, ranges, page_size, pages,
+                                           static_cast<std::int32_t*>(slots), capacity, queue);
+    });
     check_status(status, "building ", capacity, " slots on cuda:", device);
 }
 
@@ -116,9 +118,11 @@ void advance_lengths(const py::object& given_lengths, const py::object& offsets,
     py::array out = seen(given_out);
     uint32_data(out, "out", batch);
     check_apart(lengths, ends.checked(), out);
-    const cuda::Status status = cuda::advance_lengths(
-        from, ends.data<std::uint32_t>(), is_active,
-        static_cast<std::uint32_t*>(out.mutable_data()), batch, stream_of(device, stream));
+    const auto* steps = ends.data<std::uint32_t>();
+    auto* to = static_cast<std::uint32_t*>(out.mutable_data());
+    const cuda::Status status = without_gil([&] {
+        return cuda::advance_lengths(from, steps, is_active, to, batch, stream_of(device, stream));
+    });
     check_status(status, "advancing ", batch, " lengths on cuda:", device);
 }
 
@@ -127,8 +131,9 @@ void compact_table(const py::object& table, const py::object& lengths, const py:
     const BatchRowsArgs batch(seen(table), seen_all(lengths), seen_all(offsets));
     const DeviceNumbers kept(given_kept);
     const std::int64_t n = batch.check_kept(kept.checked(), kept.is_readable());
-    const cuda::Status status =
-        cuda::compact_table(batch.rows(), kept.data<std::uint32_t>(), n, stream_of(device, stream));
+    const auto* rows = kept.data<std::uint32_t>();
+    const cuda::Status status = without_gil(
+        [&] { return cuda::compact_table(batch.rows(), rows, n, stream_of(device, stream)); });
     check_status(status, "compacting ", batch.rows().rows, " rows on cuda:", device);
 }
 

@@ -4,6 +4,7 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <string>
@@ -29,13 +30,31 @@ void check_status(cuda::Status status, const Parts&... what) {
     return reinterpret_cast<void*>(address);
 }
 
-/// Calls without the GIL. For destructors: nothing of this throws.
+/// Calls without the GIL, and returns what the call returns. No call of the driver is made under
+/// the GIL: a full queue, or another thread's wait, would stop all threads of Python. Nothing of
+/// this throws, so destructors call it too.
 template <class Call>
-void without_gil(const Call& call) noexcept {
-    PyThreadState* state = PyEval_SaveThread();
-    call();
-    PyEval_RestoreThread(state);
+auto without_gil(const Call& call) noexcept {
+    struct Unlocked {
+        PyThreadState* state = PyEval_SaveThread();
+        Unlocked() = default;
+        Unlocked(const Unlocked&) = delete;
+        Unlocked& operator=(const Unlocked&) = delete;
+        ~Unlocked() { PyEval_RestoreThread(state); }
+    };
+    const Unlocked unlocked;
+    return call();
 }
+
+/// Remembers which process made an object. A child of fork has a copy of the object, but what it
+/// names is the parent's: a destructor leaves that alone where this process did not make it.
+class Maker {
+   public:
+    [[nodiscard]] bool is_this_process() const noexcept { return ::getpid() == process_; }
+
+   private:
+    pid_t process_ = ::getpid();
+};
 
 /// A stream of a device by CUDA's handle, 0 for the device's legacy default stream.
 [[nodiscard]] inline cuda::Stream stream_of(int device, std::uintptr_t handle) noexcept {

@@ -47,6 +47,10 @@ void bind_cuda_emulation(py::module_& module) {
         py::arg("graph"), py::arg("device"), py::arg("stream"), "Give a graph to a stream.");
     part.def("faults", &emulation::faults,
              "Count pinned memory that was given back while copies of it waited.");
+    part.def("suspend", &emulation::suspend,
+             "Make every other thread's call of the driver wait until resume.",
+             py::call_guard<py::gil_scoped_release>());
+    part.def("resume", &emulation::resume, "Let the driver answer again.");
     part.def("num_waiting", &emulation::num_waiting, "Tasks that were given and have not run.");
     part.def(
         "alive",

@@ -17,6 +17,7 @@ cdef class RaggedKVCacheInputs:
     cdef tuple _states  # slots by State group; None without
     cdef readonly object _layers  # where layers lie, with groups; else None
     cdef readonly object _loads  # by which layers arrive from the host tier; else None
+    cdef readonly object _fetched  # the event that the arrays are there on a GPU; else None
     cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None where unknown
     cdef cnp.ndarray _row_offsets  # once asked for
 

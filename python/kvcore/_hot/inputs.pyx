@@ -101,7 +101,7 @@ cdef class RaggedKVCacheInputs:
             self.blocks, cache_lengths, self.lookup_table, max_lengths, self.kv_scales,
             tables=self._tables, layers=self._layers, states=self._states,
         )
-        inputs._loads = self._loads
+        inputs._loads, inputs._fetched = self._loads, self._fetched
         return inputs
 
     def with_pool(self, blocks, kv_scales=None):
@@ -127,7 +127,7 @@ cdef class RaggedKVCacheInputs:
             self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths, self.kv_scales
         )
         inputs._tables, inputs._states, inputs._layers = self._tables, self._states, self._layers
-        inputs._loads = self._loads
+        inputs._loads, inputs._fetched = self._loads, self._fetched
         inputs._new_lengths, inputs._row_offsets = self._new_lengths, self._row_offsets
         return inputs
 

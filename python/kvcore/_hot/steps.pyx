@@ -186,8 +186,9 @@ cdef class InputMaker:
                 if self.gpus is None:
                     each = new_inputs(blocks, lengths, table, limits, scales)
                 else:
-                    on_device, pages = self.gpus.stage(shard, lengths, table)
+                    on_device, pages, fetched = self.gpus.stage(shard, lengths, table)
                     each = new_inputs(blocks, on_device, pages, limits, scales)
+                    each._fetched = fetched
                     each._loads = self.gpus.arriving(shard)
                 if self.layers is not None:
                     each._layers = self.layers
@@ -198,6 +199,8 @@ cdef class InputMaker:
                     if self.gpus is not None:
                         slots = self.states.on_device(shard, slots)
                     each._states = (slots,) * self.state_groups
+                if self.gpus is not None and (self.num_bundles > 1 or self.state_groups > 0):
+                    each._fetched = self.gpus.mark(shard)  # behind these copies as well
                 shard += 1
                 each._new_lengths = buffer.new_lengths
                 inputs.append(each)

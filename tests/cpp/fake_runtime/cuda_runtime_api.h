@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // As much of CUDA's runtime as kvcore calls, to be compiled in its place: it does nothing but keep
-// which calls were made, in which capture mode of the thread and for which device.
+// which calls were made, in which capture mode of the thread and for which device, and which
+// devices have a context by now: as from CUDA 12 on, cudaSetDevice creates one, and so does a call
+// that needs one where the thread has none.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #define CUDART_VERSION 13000
+
+constexpr int kFakeDevices = 3;
 
 using cudaStream_t = struct FakeStream*;
 using cudaEvent_t = struct FakeEvent*;
 
 enum cudaError {
     cudaSuccess = 0,
+    cudaErrorInsufficientDriver = 35,
     cudaErrorCallRequiresNewerDriver = 36,
     cudaErrorNotReady = 600,
     cudaErrorNotSupported = 801,
@@ -24,8 +34,10 @@ enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureSta
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed = 2 };
 enum cudaMemoryType { cudaMemoryTypeHost = 1, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
 enum cudaMemcpySrcAccessOrder { cudaMemcpySrcAccessOrderStream = 1 };
 
+constexpr unsigned long long cudaEnableDefault = 0;
 constexpr unsigned cudaHostRegisterPortable = 1;
 constexpr unsigned cudaHostRegisterMapped = 2;
 constexpr unsigned cudaStreamNonBlocking = 1;
@@ -49,12 +61,17 @@ struct FakeRuntime {
     };
     std::vector<Call> calls;
     std::vector<std::size_t> copied;  // bytes of each copy
-    int device = 0;
+    int device = 0;                   // that the thread has set
+    std::vector<int> pushed;          // of the contexts on the thread's stack
+    std::map<int, int> references;    // to primary contexts, by device
+    std::set<int> contexts;           // devices that have one
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     bool is_capturing = false;
 
+    [[nodiscard]] int current() const { return pushed.empty() ? device : pushed.back(); }
     cudaError_t note(const char* name) {
-        calls.push_back({name, device, mode});
+        contexts.insert(current());
+        calls.push_back({name, current(), mode});
         return cudaSuccess;
     }
 };
@@ -64,17 +81,73 @@ inline const char* cudaGetErrorString(cudaError_t /*status*/) { return "an error
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 2;
+    *count = kFakeDevices;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* device) {
-    *device = fake.device;
+    *device = fake.current();
     return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int device) {
     fake.device = device;
     return fake.note("cudaSetDevice");
 }
+inline cudaError_t cudaDeviceSynchronize() { return fake.note("cudaDeviceSynchronize"); }
+
+/// The driver's functions on contexts, which the runtime looks up.
+namespace fake_driver {
+inline CUresult device_get(CUdevice* device, int index) {
+    *device = index;
+    return index >= 0 && index < kFakeDevices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+inline CUresult current_device(CUdevice* device) {
+    if (fake.pushed.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    *device = fake.pushed.back();
+    return CUDA_SUCCESS;
+}
+inline CUresult retain(CUcontext* context, CUdevice device) {
+    fake.contexts.insert(device);
+    ++fake.references[device];
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): nobody follows it
+    *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
+    return CUDA_SUCCESS;
+}
+inline CUresult release(CUdevice device) {
+    if (--fake.references[device] == 0) fake.contexts.erase(device);
+    return CUDA_SUCCESS;
+}
+inline CUresult state(CUdevice device, unsigned* flags, int* is_active) {
+    *flags = 0;
+    *is_active = static_cast<int>(fake.contexts.count(device));
+    return CUDA_SUCCESS;
+}
+inline CUresult push(CUcontext context) {
+    fake.pushed.push_back(static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1);
+    return CUDA_SUCCESS;
+}
+inline CUresult pop(CUcontext* /*context*/) {
+    fake.pushed.pop_back();
+    return CUDA_SUCCESS;
+}
+}  // namespace fake_driver
+
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function,
+                                                    unsigned /*version*/,
+                                                    unsigned long long /*flags*/,
+                                                    cudaDriverEntryPointQueryResult* result) {
+    const std::map<std::string, void*> functions = {
+        {"cuDeviceGet", reinterpret_cast<void*>(&fake_driver::device_get)},
+        {"cuCtxGetDevice", reinterpret_cast<void*>(&fake_driver::current_device)},
+        {"cuCtxPushCurrent", reinterpret_cast<void*>(&fake_driver::push)},
+        {"cuCtxPopCurrent", reinterpret_cast<void*>(&fake_driver::pop)},
+        {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&fake_driver::retain)},
+        {"cuDevicePrimaryCtxRelease", reinterpret_cast<void*>(&fake_driver::release)},
+        {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&fake_driver::state)}};
+    *function = functions.at(name);
+    *result = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+}
+
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
     const cudaStreamCaptureMode before = fake.mode;
     fake.mode = *mode;
@@ -84,7 +157,7 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mo
 
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* /*at*/) {
     *found = {cudaMemoryTypeHost, 0};
-    return cudaSuccess;
+    return fake.note("cudaPointerGetAttributes");
 }
 inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
     *free = *total = 0;

@@ -11,16 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.backends.cuda.availability import cupy
+from kvcore.backends.cuda.availability import cupy, kernels
 
-__all__ = ["current", "empty", "of_dlpack"]
+__all__ = ["current", "current_device", "empty", "of_dlpack", "on_device"]
+
+
+def on_device(device: int) -> Any:
+    """Return a context manager that has a device current for the thread.
+
+    Not cupy's, nor torch's: they set the device of before again, which creates a context on it, on
+    GPU 0 in most threads.
+    """
+    return kernels().DeviceScope(device)
+
+
+def current_device() -> int:
+    """Return the device that is current for the thread."""
+    return int(cupy().cuda.runtime.getDevice())
 
 
 def current(device: int) -> Any:
     """Return cupy's current stream of a device, which lives as long as the answer is held."""
-    library = cupy()
-    with library.cuda.Device(device):
-        return library.cuda.get_current_stream()
+    return cupy().cuda.get_current_stream(device)
 
 
 class _Handle:
@@ -43,7 +55,7 @@ def _on(device: int, stream: int) -> Any:
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int) -> Any:
     """Take memory for an array out of cupy's pool, in a stream's order."""
-    with cupy().cuda.Device(device), _on(device, stream):
+    with on_device(device), _on(device, stream):
         if dtype.isbuiltin == 1:
             return cupy().empty(shape, dtype)
         # cupy makes no arrays of float8, but sees memory as such.

@@ -74,5 +74,5 @@ class LateStores:
 
     def _drop_done(self) -> None:
         """Forget stores that are done."""
-        while self._given and kernels().query(self._given[0][1].ptr):
+        while self._given and kernels().query(self._given[0][1].ptr, self._device):
             self._done = self._given.popleft()[0]

@@ -36,7 +36,8 @@ class LayerLoads:
     @property
     def is_pending(self) -> bool:
         """Some of it may not be there yet."""
-        return self._has_begun and not kernels().query(self._events[-1].ptr)
+        is_done = kernels().query
+        return self._has_begun and not is_done(self._events[-1].ptr, self._device)
 
     def wait(self, position: int, stream: int) -> None:
         """Let a stream wait for a place in all pages.

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +15,13 @@ from numpy.typing import NDArray
 
 from kvcore.backends.cuda.arrays import over_memory
 from kvcore.backends.cuda.availability import kernels
+from kvcore.backends.cuda.last_wait import LastWait
 from kvcore.backends.cuda.late_stores import LateStores
 from kvcore.backends.cuda.place import DevicePlace
 from kvcore.backends.cuda.pools import GpuPools
 from kvcore.backends.protocol import STORE, Shard
 from kvcore.backends.shards import arrays_of, tensors_of
 from kvcore.device import Device
-from kvcore.errors import KVCacheError
 
 __all__ = ["GpuMover"]
 
@@ -56,7 +55,6 @@ class _Lane:
         self.device = device
         self.stream = kernels().Stream(device)
         self.done = kernels().Event(device)
-        self._synchronize = kernels().synchronize  # a last call may come when modules are gone
         kernels().record(self.done.ptr, device, self.stream.ptr)
 
     def wait(self, event: Any) -> None:
@@ -95,7 +93,7 @@ class _Lane:
 
     def wait_for_all(self) -> None:
         """Block until the copies given so far are done."""
-        self._synchronize(self.device, self.stream.ptr)
+        kernels().synchronize(self.device, self.stream.ptr)
 
 
 class GpuMover:
@@ -146,6 +144,7 @@ class GpuMover:
         self._gpus = gpus
         self._by_layer = bool(gpus.loads) and not is_whole
         self._lanes: list[_Lane] = []
+        self._last_wait = LastWait()
         per_replica = len(devices) // len(shards)
         made = [
             _make_parts(replica, devices[i * per_replica :], num_pages)
@@ -170,9 +169,7 @@ class GpuMover:
 
     def __del__(self) -> None:
         """Wait for copies of pinned memory, which would go before they are done."""
-        for lane in self._lanes:
-            with suppress(KVCacheError, ImportError):  # a lost device; the process ends
-                lane.wait_for_all()
+        self._last_wait.for_streams(lane.stream for lane in self._lanes)
 
     def memory(self, replica: int) -> NDArray[np.uint8]:
         """Return the host pages of a replica, [num_pages, page_bytes], pinned."""
@@ -290,7 +287,7 @@ def _make_parts(
     for shard, device in zip(replica, devices, strict=False):
         pools += [(device.index, _as_rows(each), each.shape[1:3]) for each in arrays_of(shard)]
     page_bytes = sum(pool.shape[-1] for _, pool, _ in pools)
-    memory = kernels().PinnedMemory(num_pages * page_bytes)
+    memory = kernels().PinnedMemory(pools[0][0], num_pages * page_bytes)
     parts = []
     address = memory.ptr
     for index, pool, shape in pools:

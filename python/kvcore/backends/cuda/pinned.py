@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.availability import kernels, require_devices
 
 __all__ = ["is_pinned", "pinned_zeros"]
@@ -26,7 +27,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """
     require_devices()
     size = math.prod(shape) * dtype.itemsize
-    memory = kernels().PinnedMemory(max(size, 1))
+    memory = kernels().PinnedMemory(driver.current_device(), max(size, 1))
     return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
 
 

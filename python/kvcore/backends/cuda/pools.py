@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from numpy.typing import NDArray
 from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.arrays import own_array
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
+from kvcore.backends.cuda.last_wait import LastWait
 from kvcore.backends.cuda.layer_loads import LayerLoads
 from kvcore.backends.cuda.order import StreamOrder
+from kvcore.backends.cuda.streams import manager_stream
 from kvcore.device import Device
-from kvcore.errors import KVCacheError
 
 __all__ = ["GpuPools", "make_gpu_pools"]
 
@@ -52,7 +52,7 @@ class GpuPools:
         self, devices: tuple[Device, ...], shards_per_replica: int, places: int = 0
     ) -> None:
         self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
-        self._synchronize = kernels().synchronize_event  # a last call may come when modules go
+        self._last_wait = LastWait()
         self._devices = [each.index for each in devices]
         self._per_replica = shards_per_replica
         self.orders = {index: StreamOrder(index) for index in self._devices}
@@ -61,16 +61,14 @@ class GpuPools:
 
     def __del__(self) -> None:
         """Wait for copies out of pinned memory, which would go before they are done."""
-        for event, *_ in self._in_flight:
-            with suppress(KVCacheError, ImportError):  # a lost device; the process ends
-                self._synchronize(event.ptr)
+        self._last_wait.for_events(event for event, *_ in self._in_flight)
 
     def pinned(self, entries: int) -> NDArray[np.uint32]:
         """Allocate uint32 [entries] of pinned memory, as an array that all views of it hold.
 
         By its references a fetch sees whether anyone does; ``pinned_zeros`` returns a view itself.
         """
-        memory = kernels().PinnedMemory(max(1, entries) * _ENTRY)
+        memory = kernels().PinnedMemory(self._devices[0], max(1, entries) * _ENTRY)
         return np.frombuffer(memory, np.uint32, entries)
 
     def enter(self, replica: int) -> None:
@@ -81,8 +79,8 @@ class GpuPools:
 
     def stage(
         self, shard: int, lengths: NDArray[np.uint32], table: NDArray[np.uint32]
-    ) -> tuple[Any, Any]:
-        """Return lengths and table on a shard's device.
+    ) -> tuple[Any, Any, Any]:
+        """Return lengths and table on a shard's device, and the event of their copy.
 
         Parameters
         ----------
@@ -93,7 +91,8 @@ class GpuPools:
 
         Returns
         -------
-        uint32 [B], uint32 [B, columns]
+        uint32 [B], uint32 [B, columns], event
+            Of no rows, None is the event.
         """
         device = self._devices[shard]
         stream = self.orders[device].enter(by_layer=bool(self.loads))
@@ -101,12 +100,20 @@ class GpuPools:
         size = middle - begin + max(0, len(table) - 1) * table.strides[0]
         size += table.shape[1] * _ENTRY if len(table) else 0
         staged = driver.empty((size // _ENTRY,), np.dtype(np.uint32), device, stream)
+        event = None
         if len(table):
-            self._copy(staged, begin, size, device, stream, (lengths, table))
+            event = self._copy(staged, begin, size, device, stream, (lengths, table))
         rows = cupy().ndarray(
             table.shape, np.uint32, staged.data + (middle - begin), strides=table.strides
         )
-        return own_array(staged[: len(lengths)]), own_array(rows)
+        return own_array(staged[: len(lengths)]), own_array(rows), event
+
+    def mark(self, shard: int) -> Any:
+        """Return an event that stands for what the current stream of a shard's device has now."""
+        device = self._devices[shard]
+        event = kernels().Event(device)
+        kernels().record(event.ptr, device, manager_stream(device).handle)
+        return event
 
     def arriving(self, shard: int) -> LayerLoads | None:
         """Return what the layers of a shard's pages wait for; None where all of them are there."""
@@ -115,14 +122,17 @@ class GpuPools:
 
     def _copy(
         self, target: Any, source: int, size: int, device: int, stream: int, held: Any
-    ) -> None:
-        """Copy out of host memory that is not written again before the copy is done."""
+    ) -> Any:
+        """Copy out of host memory that is not written again before the copy is done; its event."""
         event = kernels().Event(device)
         kernels().copy(target.data.ptr, source, size, device, stream)
         kernels().record(event.ptr, device, stream)
         with self._lock:
-            self._in_flight = [each for each in self._in_flight if not kernels().query(each[0].ptr)]
+            self._in_flight = [
+                each for each in self._in_flight if not kernels().query(each[0].ptr, each[0].device)
+            ]
             self._in_flight.append((event, *held))
+        return event
 
     def reuse_after(self, after: Any) -> None:
         """Let pages be written again only when a stream's work, or an event, is done.

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import suppress
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.backends.cuda.availability import kernels
-from kvcore.errors import KVCacheError
+from kvcore.backends.cuda.last_wait import LastWait
 
 __all__ = ["staging_of"]
 
@@ -28,7 +27,7 @@ class _Buffer:
     """Hold pinned memory, and the event of the copy that reads it."""
 
     def __init__(self, device: int) -> None:
-        self.owner = kernels().PinnedMemory(_BUFFER)
+        self.owner = kernels().PinnedMemory(device, _BUFFER)
         self.memory = np.frombuffer(self.owner, np.uint8)
         self.event = kernels().Event(device)
 
@@ -50,13 +49,11 @@ class Staging:
         self._device = device
         self._lock = threading.Lock()
         self._busy: deque[_Buffer] = deque()
-        self._synchronize = kernels().synchronize_event  # a last call may come when modules go
+        self._last_wait = LastWait()
 
     def __del__(self) -> None:
         """Wait for copies of pinned memory, which would go before they are done."""
-        for buffer in self._busy:
-            with suppress(KVCacheError, ImportError):  # a lost device; the process ends
-                self._synchronize(buffer.event.ptr)
+        self._last_wait.for_events(buffer.event for buffer in self._busy)
 
     def copy(self, address: int, source: NDArray[np.uint8], stream: int) -> None:
         """Copy bytes to an address of the device, in the order of a stream."""
@@ -83,13 +80,13 @@ class Staging:
         """Return a buffer that no copy reads."""
         with self._lock:
             for buffer in self._busy:
-                if kernels().query(buffer.event.ptr):
+                if kernels().query(buffer.event.ptr, self._device):
                     self._busy.remove(buffer)
                     return buffer
             if len(self._busy) < _MOST_BUFFERS:
                 return _Buffer(self._device)
             oldest = self._busy.popleft()
-        self._synchronize(oldest.event.ptr)
+        kernels().synchronize_event(oldest.event.ptr, self._device)
         return oldest
 
 

@@ -2,8 +2,9 @@
 """Put the kernels on a stream, or through Triton's interpreter where TRITON_INTERPRET is set.
 
 Triton is asked for the compiled kernel, with the device of the arrays as the current one, and that
-is launched on the stream of the call. Neither needs torch: of arrays Triton wants an address and
-the name of a dtype, of streams the handle.
+is launched on the stream of the call. kvcore passes no tensor of torch: of arrays Triton takes an
+address and the name of a dtype, of streams the handle. From 3.8 on Triton itself needs no torch
+either; 3.6 and 3.7 import it to find the GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import triton
 from triton.runtime.jit import JITFunction
 
+from kvcore.backends.cuda.driver import on_device
 from kvcore.errors import KVCacheError
 
 __all__ = ["COMPILED", "architecture", "is_interpreted", "launch", "processors"]
@@ -56,15 +59,16 @@ def launch(
         return
     device, stream = place.launch_args(1)
     driver = _driver()
-    before = driver.get_current_device()
-    if before != device:
-        driver.set_current_device(device)
-    try:
-        compiled = kernel.run(*args, grid=grid, warmup=True, **COMPILED, **options)
-        compiled[grid](*args, stream=stream)
-    finally:
+    with on_device(device):
+        before = driver.get_current_device()  # torch may remember another one for later
         if before != device:
-            driver.set_current_device(before)
+            driver.set_current_device(device)
+        try:
+            compiled = kernel.run(*args, grid=grid, warmup=True, **COMPILED, **options)
+            compiled[grid](*args, stream=stream)
+        finally:
+            if before != device:
+                driver.set_current_device(before)
 
 
 def processors(kernel: Any, place: Any) -> int:
@@ -94,7 +98,8 @@ def _driver() -> Any:
     Raises
     ------
     KVCacheError
-        Triton finds none: for example because torch was loaded, and is one for CPUs.
+        Triton finds none: torch is loaded, and is one for CPUs; or there is no torch, and Triton is
+        older than 3.8.
     """
     from triton.runtime import driver
 
@@ -103,5 +108,6 @@ def _driver() -> Any:
     except RuntimeError as error:
         raise KVCacheError(
             f"attention on GPUs unavailable: Triton finds no GPU, {error}; if torch is loaded, it "
-            f"must be one with CUDA"
+            f"must be one with CUDA, and before 3.8 Triton needs a torch: this is "
+            f"{triton.__version__}"
         ) from error
