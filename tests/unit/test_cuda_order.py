@@ -77,6 +77,48 @@ def test_a_thread_that_takes_another_stream_is_behind_its_own(machine: Machine, 
     assert machine.host(turns.seen)[:, 0, 0, 0].tolist() == [1, 2, 3, 4]
 
 
+# ---- streams that are gone, or captured ----------------------------------------------------------
+@pytest.mark.parametrize("seed", range(10))
+def test_a_stream_that_is_destroyed_leaves_its_work_in_order(machine: Machine, seed: int) -> None:
+    """And the manager works on: its last stream was nobody's to keep."""
+    turns = Turns(machine)
+    machine.in_any_order(seed)
+    for turn in range(4):
+        stream = KERNELS.Stream(0)
+        machine.streams[0] = stream.ptr
+        turns.run(turn)
+        del stream
+    machine.streams.clear()
+    assert machine.host(turns.seen)[:, 0, 0, 0].tolist() == [1, 2, 3, 4]
+    for turn in range(4, 7):
+        context = TextGenerationContext(turn, [turn] * 4)
+        turns.manager.claim(turn)
+        turns.manager.fetch([context])
+        turns.manager.release(turn)
+
+
+def test_a_last_stream_that_is_captured_is_not_joined(machine: Machine) -> None:
+    """Work from before the capture cannot be waited for: the call is refused until it ends."""
+    manager, first, second = manager_of(4), KERNELS.Stream(0), KERNELS.Stream(0)
+    context = TextGenerationContext("a", [1, 2, 3])
+    manager.claim("a")
+    machine.streams[0] = first.ptr
+    manager.fetch([context])
+    pages = manager.get_req_blocks("a")
+    KERNELS.emulation.begin_capture(0, first.ptr)
+    machine.streams[0] = second.ptr
+    for _ in range(2):
+        with pytest.raises(ValueError, match="called on last is captured into a graph"):
+            manager.fetch([context])
+    assert not KERNELS.is_capturing(0, second.ptr)
+    graph = KERNELS.emulation.end_capture(0, first.ptr)
+    KERNELS.emulation.replay(graph, 0, second.ptr)
+    assert KERNELS.emulation.num_waiting() == 0, "something was captured"
+    (inputs,) = manager.fetch([context])
+    assert manager.get_req_blocks("a") == pages
+    assert machine.host(inputs.lookup_table)[0, :1].tolist() == pages
+
+
 # ---- events --------------------------------------------------------------------------------------
 class Event:
     """An event of some library, by its handle alone."""

@@ -15,6 +15,7 @@ from kvcore.backends.cuda.streams import (
     stream_device,
     stream_handle,
 )
+from kvcore.errors import KVCacheError
 
 __all__ = ["StreamOrder"]
 
@@ -34,7 +35,8 @@ class StreamOrder:
 
     Notes
     -----
-    Thread-safe. No call makes the host wait.
+    Thread-safe. No call makes the host wait, but one after the stream of the last call was
+    destroyed: its work has no name any more, so the host waits for the device, once.
     """
 
     def __init__(self, device: int) -> None:
@@ -58,7 +60,7 @@ class StreamOrder:
         Raises
         ------
         ValueError
-            The stream is captured into a graph.
+            The stream, or the one entered last, is captured into a graph.
         """
         stream = manager_stream(self._device)
         handle = stream.handle
@@ -71,8 +73,7 @@ class StreamOrder:
         with self._lock:
             before = self._handle_of_last(handle, thread)
             if before is not None:
-                kernels().record(self._turn.ptr, self._device, before)
-                kernels().wait(self._turn.ptr, self._device, handle)
+                self._put_after_stream(before, handle)
             if not self._is_open:
                 kernels().record(self._opens.ptr, self._device, self._gate.ptr)
                 kernels().wait(self._opens.ptr, self._device, handle)
@@ -102,6 +103,22 @@ class StreamOrder:
         if last.handle == _PER_THREAD and owner != thread:
             return _LEGACY
         return None if last.handle == handle else last.handle
+
+    def _put_after_stream(self, before: int, handle: int) -> None:
+        """Order a stream behind the work of another one, which may be gone."""
+        try:
+            is_captured = kernels().is_capturing(self._device, before)
+        except KVCacheError:  # it was destroyed, its work goes on
+            kernels().synchronize_device(self._device)
+            return
+        if is_captured:
+            raise ValueError(
+                f"the stream of cuda:{self._device} that the manager was called on last is "
+                f"captured into a graph, and its work from before the capture has no name until "
+                f"that ends; call on another stream after the capture"
+            )
+        kernels().record(self._turn.ptr, self._device, before)
+        kernels().wait(self._turn.ptr, self._device, handle)
 
     def put_after(self, event: int) -> None:
         """Order every stream that enters from now on behind a recorded event, by its handle.
