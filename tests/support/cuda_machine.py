@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from conftest import REQUIRED, require
-from kvcore.backends.cuda import availability
+from kvcore.backends.cuda import availability, driver
 from kvcore.backends.cuda.arrays import over_memory
+from kvcore.backends.cuda.loans import loans_of
 from kvcore.backends.cuda.staging import staging_of
 
 BYTES = 1 << 28
@@ -102,8 +103,10 @@ def emulated(devices: int = 2) -> Iterator[Machine]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(availability, "_imported", imported)
+        patch.setattr(driver, "on_device", machine.cupy.on_device)
         yield machine
         staging_of.cache_clear()
+        loans_of.cache_clear()
     faults = machine.kernels.emulation.faults()
     machine.kernels.emulation.reset(0)
     assert not faults, "pinned memory was given back while copies of it waited"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,9 +19,12 @@ from kvcore.dtypes import numpy_dtype
 __all__ = [
     "device_array",
     "in_device_library_of",
+    "is_exchanged",
+    "is_lent",
     "library_of",
     "over_memory",
     "own_array",
+    "pool_array",
     "read_only",
 ]
 
@@ -142,6 +146,47 @@ def own_array(array: Any) -> Any:
     return _marked(array, library="kvcore")
 
 
+def pool_array(array: Any) -> Any:
+    """See a cupy array as a pool of kvcore's, whose memory goes back when the GPU is idle.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+
+    Returns
+    -------
+    cupy.ndarray
+        The same memory; views of it are so as well.
+    """
+    return _marked(array, library="kvcore", is_held=True)
+
+
+def is_exchanged(array: Any) -> bool:
+    """Tell whether an array came by DLPack, which put cupy's current stream behind its work."""
+    return getattr(type(array), "is_exchanged", False)
+
+
+def is_lent(array: Any, is_on: Callable[[str], bool]) -> bool:
+    """Tell whether the memory of an array may go back while work on a stream still reads it.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+    is_on : callable (library) -> bool
+        Whether the stream is the current one of a library.
+
+    Returns
+    -------
+    bool
+        Libraries use memory again in the order of their own current stream; those that kvcore does
+        not know, at once.
+    """
+    kind = type(array)
+    if getattr(kind, "is_held", False):
+        return False
+    return getattr(kind, "is_foreign", False) or not is_on(getattr(kind, "library", "cupy"))
+
+
 def library_of(value: Any) -> str:
     """Return the library whose current stream orders the work on an array.
 
@@ -187,7 +232,7 @@ def in_device_library_of(given: Any, result: Any) -> Any:
 # ---- inside --------------------------------------------------------------------------------------
 
 # What is known of an array is said by its class, so that views of it say the same.
-_MARKS = ("is_exchanged", "is_read_only", "library")
+_MARKS = ("is_exchanged", "is_foreign", "is_held", "is_read_only", "library")
 
 
 @cache
@@ -248,12 +293,13 @@ def _of_jax(value: Any, name: str) -> Any:
     value.block_until_ready()
     address = _alive(value.unsafe_buffer_pointer(), value.size, name)
     device = kernels().device_of(address)
-    return over_memory(address, value.shape, _dtype(name, dtype), device, value)
+    array = over_memory(address, value.shape, _dtype(name, dtype), device, value)
+    return _marked(array, is_foreign=True)
 
 
 def _of_dlpack(value: Any) -> Any:
     """See an array of another library as cupy's, whose current stream is now behind its work."""
-    return _marked(driver.of_dlpack(value), is_exchanged=True)
+    return _marked(driver.of_dlpack(value), is_exchanged=True, is_foreign=True)
 
 
 def _of_interface(value: Any, name: str) -> Any:
@@ -270,6 +316,7 @@ def _of_interface(value: Any, name: str) -> Any:
     if interface.get("stream") is not None:
         kernels().synchronize(device, interface["stream"])
     array = over_memory(address, shape, dtype, device, value, interface.get("strides"))
+    array = _marked(array, is_foreign=True)
     return read_only(array) if is_read_only else array
 
 

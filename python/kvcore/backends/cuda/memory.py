@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.backends.cuda.arrays import over_memory, own_array
+from kvcore.backends.cuda.arrays import over_memory, pool_array
 from kvcore.backends.cuda.availability import kernels, require_devices
+from kvcore.backends.cuda.loans import loans_of
 
 __all__ = ["device_zeros"]
 
@@ -30,8 +31,9 @@ def device_zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> A
     count = require_devices()
     if not 0 <= device < count:
         raise ValueError(f"device is cuda:{device}, this machine has {count}")
+    loans_of(device).wait()  # what arrays of others are held for, may be what is missing
     memory = kernels().DeviceMemory(device, math.prod(shape) * dtype.itemsize)
-    array = own_array(over_memory(memory.ptr, shape, dtype, device, memory))
+    array = pool_array(over_memory(memory.ptr, shape, dtype, device, memory))
     _fill_with_zeros(memory)
     return array
 

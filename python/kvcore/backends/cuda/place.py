@@ -10,11 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.backends.cuda import driver
-from kvcore.backends.cuda.arrays import in_device_library_of, library_of, own_array
+from kvcore.backends.cuda.arrays import (
+    in_device_library_of,
+    is_exchanged,
+    is_lent,
+    library_of,
+    own_array,
+)
 from kvcore.backends.cuda.availability import attention_kernels, kernels
+from kvcore.backends.cuda.loans import Loan, loans_of
 from kvcore.backends.cuda.pinned import is_pinned
 from kvcore.backends.cuda.staging import staging_of
-from kvcore.backends.cuda.streams import current_stream, manager_stream, stream_handle
+from kvcore.backends.cuda.streams import (
+    current_stream,
+    library_stream,
+    manager_stream,
+    stream_handle,
+)
 from kvcore.backends.protocol import AttentionRequest, IndexRequest, Tensor
 
 __all__ = ["DevicePlace", "ManagerPlace", "device_place"]
@@ -33,6 +45,8 @@ class DevicePlace:
     def __init__(self, device: int, stream: int) -> None:
         self.device = device
         self.stream = stream
+        self._loan: Loan | None = None
+        self._on: dict[str, bool] = {}  # whether a library's current stream is this one
 
     @property
     def kernels(self) -> ModuleType:
@@ -267,14 +281,45 @@ class DevicePlace:
         kernels().transfer(*source, *destination, pairs, *layers, *last)
 
     def take_over(self, arrays: list[Any]) -> None:
-        """Put the stream behind cupy's current one where that is behind what DLPack handed over."""
-        if not any(getattr(type(array), "is_exchanged", False) for array in arrays):
+        """Have the call's work find the contents of arrays, and their memory until it is done.
+
+        Of an array that came by DLPack cupy's current stream is behind the work on it: this stream
+        is put behind that one. An array whose memory could go back earlier is held.
+        """
+        lent = [array for array in arrays if is_lent(array, self._is_current)]
+        if lent:
+            if self._loan is None:
+                self._loan = Loan(self.device, self.stream)
+            self._loan.arrays += lent
+        if not any(map(is_exchanged, arrays)):
             return
         current = driver.current(self.device).ptr
         if current != self.stream and not self._is_captured():
             event = kernels().Event(self.device)
             kernels().record(event.ptr, self.device, current)
             kernels().wait(event.ptr, self.device, self.stream)
+
+    def wait_for(self, event: Any) -> None:
+        """Put the stream behind an event of the device; None is none.
+
+        Raises
+        ------
+        ValueError
+            The stream is captured into a graph.
+        """
+        if event is None:
+            return
+        if self._is_captured():
+            raise ValueError(
+                "the stream is captured into a graph, which cannot wait for work from outside; "
+                "call before the capture"
+            )
+        kernels().wait(event.ptr, self.device, self.stream)
+
+    def _is_current(self, library: str) -> bool:
+        if library not in self._on:
+            self._on[library] = library_stream(self.device, library).handle == self.stream
+        return self._on[library]
 
     def wait(self) -> None:
         """Block the host until the stream's work is done."""
@@ -332,6 +377,7 @@ def device_place(
             raise ValueError(
                 f"{name} is {found}, must be on cuda:{device} as {first} is; copy it there"
             )
+    loans_of(device).drop_done()
     place = DevicePlace(device, _handle(stream, device, named, beside))
     place.take_over([array for _, array in named])
     return place

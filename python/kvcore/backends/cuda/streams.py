@@ -14,6 +14,7 @@ __all__ = [
     "CurrentStream",
     "current_stream",
     "event_handle",
+    "library_stream",
     "manager_stream",
     "stream_device",
     "stream_handle",
@@ -65,6 +66,11 @@ def current_stream(device: int, libraries: Iterable[str]) -> CurrentStream:
             f"{both}; pass stream= to say which one the call runs on"
         )
     return min((chosen or found).values(), key=lambda stream: stream.handle)
+
+
+def library_stream(device: int, library: str) -> CurrentStream:
+    """Return the current stream of "cupy" or "torch", and for "kvcore" that of a manager."""
+    return manager_stream(device) if library == "kvcore" else _CURRENT[library](device)
 
 
 def manager_stream(device: int) -> CurrentStream:

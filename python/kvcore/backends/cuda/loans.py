@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that queued work reads, held until it has read them."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cache
+from typing import Any
+
+from kvcore.backends.cuda.availability import kernels
+from kvcore.errors import KVCacheError
+
+__all__ = ["Loan", "loans_of"]
+
+
+class Loans:
+    """Hold arrays of a device until the work that reads them is done.
+
+    Parameters
+    ----------
+    device : int
+
+    Notes
+    -----
+    Thread-safe, also where a garbage collection ends a call in the middle of another one: there is
+    no lock, an entry is taken out while it is looked at. No call makes the host wait, but
+    ``wait`` and one for a stream that was destroyed.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._held: deque[tuple[Any, list[Any]]] = deque()  # events, and arrays
+
+    def hold(self, arrays: list[Any], stream: int) -> None:
+        """Hold arrays until what a stream has to do now is done."""
+        event = kernels().Event(self._device)
+        try:
+            if kernels().is_capturing(self._device, stream):
+                return  # the graph reads the arrays as long as it lives: its owner holds them
+            kernels().record(event.ptr, self._device, stream)
+        except KVCacheError:  # the stream is gone, its work may not be done
+            kernels().synchronize_device(self._device)
+            return
+        self._held.append((event, arrays))
+        self.drop_done()
+
+    def drop_done(self) -> None:
+        """Let go of arrays whose work is done, up to the first that is not."""
+        while self._held:
+            try:
+                entry = self._held.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not kernels().query(entry[0].ptr, self._device):
+                self._held.appendleft(entry)
+                return
+
+    def wait(self) -> None:
+        """Block until all of it is done, and let go of it."""
+        for event, _ in list(self._held):
+            kernels().synchronize_event(event.ptr, self._device)
+        self.drop_done()
+
+
+@cache
+def loans_of(device: int) -> Loans:
+    """Return the loans of a device."""
+    return Loans(device)
+
+
+class Loan:
+    """Collect arrays of a call, which are held from its end until its work is done.
+
+    Parameters
+    ----------
+    device, stream : int
+        Where the call's work is put.
+
+    Notes
+    -----
+    The end of the call is the end of this object: the place of the call has the only reference.
+    """
+
+    def __init__(self, device: int, stream: int) -> None:
+        self._stream = stream
+        self._loans = loans_of(device)
+        self.arrays: list[Any] = []
+
+    def __del__(self) -> None:
+        self._loans.hold(self.arrays, self._stream)
