@@ -137,7 +137,7 @@ class GraphBatch:
             In host memory; ``inputs.row_offsets`` by default.
         stream : stream, optional
             The one that graphs are launched on; the current stream of the arrays' library by
-            default.
+            default. It waits for the `fetch` of the inputs, whatever stream that was called on.
 
         Raises
         ------
@@ -171,6 +171,7 @@ class GraphBatch:
             raise ValueError("row_offsets are on a GPU, must be in host memory to be checked")
         offsets = self._padded(integers("row_offsets", given, 0, MOST_UINT32), rows)
         place = _place_of(stream, inputs)
+        place.wait_for(inputs._fetched)  # noqa: SLF001
         if inputs._loads is not None:  # noqa: SLF001 - a graph cannot wait for its layers
             inputs._loads.wait_for_all(place.stream)  # noqa: SLF001
         self._write(place, offsets, inputs, rows)

@@ -70,6 +70,32 @@ def test_replays_write_what_each_step_would(machine: Machine, shape: str) -> Non
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_load_on_another_stream_comes_behind_the_fetch(
+    machine: Machine, shape: str, seed: int
+) -> None:
+    kernels = machine.kernels
+    manager = manager_of(SHAPES[shape], devices=["cuda:0"])
+    contexts = [TextGenerationContext(name, [name, name + 1]) for name in (3, 8)]
+    for context in contexts:
+        manager.claim(context.request_id)
+    (first,) = manager.fetch([])
+    batch = GraphBatch(first, ROWS, 100, tokens_per_row=8)
+    side, current = kernels.Stream(0), kernels.Stream(0)
+    machine.streams[0] = current.ptr
+    machine.in_any_order(seed)
+    (inputs,) = manager.fetch(contexts)
+    batch.load(inputs, stream=side)
+    kernels.synchronize(0, side.ptr)
+    given = (inputs.cache_lengths, *inputs.tables, *inputs.states)
+    kept = (batch.inputs.cache_lengths, *batch.inputs.tables, *batch.inputs.states)
+    found = [machine.view(each).copy() for each in kept]
+    for source, array in zip(given, found, strict=True):
+        expected = machine.host(source)
+        assert (array[tuple(slice(0, n) for n in expected.shape)] == expected).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_one_fetch_serves_several_replays(machine: Machine, shape: str) -> None:
     """Pages that later steps cross to are in the tables already."""
     params, steps = SHAPES[shape], 9
