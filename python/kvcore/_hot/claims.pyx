@@ -54,7 +54,7 @@ cdef Claim new_claim(object request_id):
 
 
 cdef object not_found(object request_id):
-    return RequestNotFoundError(f"request {request_id!r} is not claimed; call external_claim first")
+    return RequestNotFoundError(f"request {request_id!r} is not claimed; call claim first")
 
 
 cdef object about(object error, object request_id):
