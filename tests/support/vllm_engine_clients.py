@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +42,22 @@ def server(
         flag = "--" + name.replace("_", "-")
         command += [flag] if value is True else [flag, str(value)]
     with log.open("w") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+        process = subprocess.Popen(
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
         try:
             wait_until_up(process, port, log)
             yield port
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                pass
+            # A worker of a server that did not end in time.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
