@@ -142,7 +142,7 @@ class GroupSide {
         Row row = std::move(rows_[i]);
         rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(i));
         pages_.begin_leaving();
-        pages_.leave_from({row.node, std::max(1, row.committed - 1)});
+        pages_.leave_from({row.node, std::max(1, row.committed - 1)}, (how & 1) != 0);
         for (std::size_t w = 0; w < num_windows(); ++w) {
             const std::int32_t first = row.first[w];
             if (first > 0) pages_.keep(column(row, first - 1), w);
@@ -304,7 +304,10 @@ class GroupSide {
         for (std::size_t w = 0; w < num_windows(); ++w) {
             for (std::int32_t c = row.first[w]; c < size_of(row); ++c) {
                 const bool varies = touch && c < row.committed;
-                if (varies) pages_.leave_from({row.node, end_behind(row, c, how_ >> (c % 32))});
+                const bool is_spare = (how_ >> (c + 9) % 32 & 1) != 0;
+                if (varies) {
+                    pages_.leave_from({row.node, end_behind(row, c, how_ >> (c % 32))}, is_spare);
+                }
                 pages_.leave(column(row, c), w, how);
             }
         }

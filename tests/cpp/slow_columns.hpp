@@ -41,6 +41,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         policy.departures_of = [this](NodeId run) {
             std::vector<NodeId> ids;
             for (const Left& left : left_) {
+                if (left.is_spare) continue;
                 const TreeNode* owner = owner_of(left);
                 if (owner != nullptr && owner->id == run) ids.push_back(left.id);
             }
@@ -110,8 +111,14 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         leave_from(end);
         for (std::size_t w = 0; w < num_windows(); ++w) leave(column, w, How::kUnused);
     }
-    void begin_leaving() { ++moment_; }
-    void leave_from(TreePosition end) { end_ = end; }
+    void begin_leaving() {
+        ++moment_;
+        is_spare_ = false;
+    }
+    void leave_from(TreePosition end, bool is_spare = false) {
+        end_ = end;
+        is_spare_ = is_spare;
+    }
     void keep(BlockId column, std::size_t w) {
         const Entry entry{column, w};
         if (std::find(passed_.begin(), passed_.end(), entry) != passed_.end()) put_in(entry);
@@ -193,6 +200,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         std::int32_t depth = 0;
         std::int64_t moment = 0;
         std::int64_t broken = 0;  // counts up
+        bool is_spare = false;
         std::vector<Entry> entries{};
     };
 
@@ -228,7 +236,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             if (found == left->entries.end()) continue;
             left->entries.erase(found);
             if (!left->entries.empty()) return;
-            policy_.end(left->id);
+            if (!left->is_spare) policy_.end(left->id);
             policy_.free.push_back(left->id);
             left_.erase(left);
             return;
@@ -237,32 +245,36 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     void put_in(const Entry& entry) {
         take_out(entry);
         const auto known = std::find_if(left_.begin(), left_.end(), [&](const Left& left) {
-            return left.moment == moment_ && (policy_.goes_by_time || left.depth == end_.depth);
+            return left.moment == moment_ && left.is_spare == is_spare_ &&
+                   (policy_.goes_by_time || left.depth == end_.depth);
         });
         if (known != left_.end()) return known->entries.push_back(entry);
         const auto at = kvcore::PrefixTree::position(end_.node, end_.depth);
         BlockId anchor = 0;
         tree_.copy_pages(at, at.depth - 1, &anchor);
-        left_.push_back({policy_.free.back(), anchor, end_.depth, moment_, 0, {entry}});
+        left_.push_back({policy_.free.back(), anchor, end_.depth, moment_, 0, is_spare_, {entry}});
         policy_.free.pop_back();
-        policy_.begin(left_.back().id, at.node->id);
+        if (!is_spare_) policy_.begin(left_.back().id, at.node->id);
     }
     // The pages of an entry are gone: nothing that left with it from there on serves a hit.
     void lose(const Entry& entry) {
         std::int32_t depth = -1;
         std::int64_t moment = 0;
+        bool is_spare = false;
         for (const Left& left : left_) {
             const auto& entries = left.entries;
             if (std::find(entries.begin(), entries.end(), entry) == entries.end()) continue;
             if (left.broken == 0) depth = left.depth;
             moment = left.moment;
+            is_spare = left.is_spare;
         }
         TreeNode* run = nullptr;
         std::int32_t deepest = depth;
         if (depth >= 0) {
-            break_all(moment, depth, entry);
+            break_all(moment, is_spare, depth, entry);
             for (const Left& left : left_) {
-                if (left.moment != moment || left.depth < deepest) continue;
+                if (left.moment != moment || left.is_spare != is_spare) continue;
+                if (left.depth < deepest) continue;
                 deepest = left.depth;
                 run = owner_of(left);
             }
@@ -271,12 +283,13 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         if (run != nullptr && deepest >= run->end()) judge(run);
     }
     // That of the entry first, then in the order in which they left, those before it last.
-    void break_all(std::int64_t moment, std::int32_t depth, const Entry& entry) {
+    void break_all(std::int64_t moment, bool is_spare, std::int32_t depth, const Entry& entry) {
         const auto first = std::find_if(left_.begin(), left_.end(), [&](const Left& left) {
             return std::find(left.entries.begin(), left.entries.end(), entry) != left.entries.end();
         });
         const auto break_if_behind = [&](Left& left) {
-            const bool breaks = left.moment == moment && left.depth >= depth && left.broken == 0;
+            const bool breaks = left.moment == moment && left.is_spare == is_spare &&
+                                left.depth >= depth && left.broken == 0;
             if (breaks) left.broken = ++num_broken_;
         };
         std::for_each(first, left_.end(), break_if_behind);
@@ -309,6 +322,9 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         }
         if (evict_useless(wanted, guard)) return true;
         if (pages > 0 && !passed_.empty()) return evict(passed_.front());
+        const auto spare = std::find_if(left_.begin(), left_.end(),
+                                        [](const Left& left) { return left.is_spare; });
+        if (pages > 0 && spare != left_.end()) return evict(spare->entries.front());
         NodeId departure = pages > 0 ? policy_.next(tree_) : 0;
         if (departure == 0) {
             if (evict_runs(wanted, guard)) return true;
@@ -394,6 +410,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     // Where a hit could end when that was looked for, and how many holes had been filled then.
     std::map<TreeNode*, std::pair<std::int32_t, std::int64_t>> legal_;
     TreePosition end_;
+    bool is_spare_ = false;
     std::int64_t moment_ = 0;
     std::int64_t num_broken_ = 0;
     std::int64_t num_filled_ = 0;

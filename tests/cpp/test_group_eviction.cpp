@@ -22,14 +22,32 @@ std::int64_t pages_of(std::int64_t tokens) { return tokens / kPage; }
 /// Conversations in one pool.
 class Seats {
    public:
-    Seats(std::int64_t num_pages, std::int64_t window, std::int64_t chunk)
-        : scene_(config(num_pages, window)), chunk_(chunk) {}
+    Seats(std::int64_t num_pages, std::int64_t window, std::int64_t chunk, bool dedup = true)
+        : scene_(config(num_pages, window, dedup)), chunk_(chunk) {}
 
     /// Takes a turn: returns how many pages of its history it did not hit.
     std::int64_t turn(Tokens& history, std::int64_t num_new) {
         const std::int64_t known = count(history);
         add(history, random_, num_new);
         return known == 0 ? serve(history, 0) : serve(history, pages_of(known));
+    }
+    /// Serves a prompt and its answer; returns how many pages of the prompt were cached. `said`:
+    /// becomes both of them.
+    std::int64_t answer(const Tokens& prompt, std::int64_t num_tokens, Tokens* said = nullptr) {
+        Request request = scene_.claim(prompt);
+        request.active = std::min(chunk_, request.end());
+        CHECK_EQ(scene_.reserve(request), kvcore::ReserveStatus::kOk);
+        const std::int64_t hit = pages_of(request.start);
+        request.active = std::min(request.end(), request.start + chunk_);
+        scene_.complete(request, chunk_);
+        for (std::int64_t i = 1; i < num_tokens; ++i) {
+            CHECK_EQ(scene_.reserve(request), kvcore::ReserveStatus::kOk);
+            CHECK(scene_.run({&request}));
+            scene_.step({&request}, static_cast<TokenId>(20000 + random_.below(9000)));
+        }
+        scene_.manager.release(request.sequence);
+        if (said != nullptr) *said = request.tokens();
+        return hit;
     }
     /// The same with another token where the last whole page ends, and nothing to follow.
     std::int64_t edited_turn(const Tokens& history) {
@@ -42,9 +60,10 @@ class Seats {
     Random& random() { return random_; }
 
    private:
-    static kvcore::CacheConfig config(std::int64_t num_pages, std::int64_t window) {
+    static kvcore::CacheConfig config(std::int64_t num_pages, std::int64_t window, bool dedup) {
         kvcore::CacheConfig config =
             GroupScene::config(kPage, num_pages, {full(), sliding(window)});
+        config.dedup = dedup;
         config.max_seq_len = 70000;
         return config;
     }
@@ -138,9 +157,64 @@ void test_one_loses_all_before_the_next_loses_any() {
     }
 }
 
+// Prompts that come again, each with another answer: the windows at the ends of prompts stay, those
+// at the ends of answers go first.
+void test_prompts_outlive_answers() {
+    constexpr int kPrompts = 12;
+    const std::int64_t full = kPrompts * 10 + 16;  // and one answer
+    const std::int64_t ends = kPrompts * 5;
+    Seats seats(full + ends + 16, 64, 64);
+    std::vector<Tokens> prompts(kPrompts);
+    for (Tokens& prompt : prompts) add(prompt, seats.random(), std::int64_t{10} * kPage + 5);
+    for (int round = 0; round < 4; ++round) {
+        for (std::size_t i = 0; i < prompts.size(); ++i) {
+            check::note = "round " + std::to_string(round) + ", prompt " + std::to_string(i);
+            const std::int64_t hit = seats.answer(prompts[i], 90);
+            if (round > 0) CHECK_EQ(hit, 10);
+        }
+    }
+    check::note.clear();
+}
+
+// Where there is room for both, a prompt that contains the last answer hits it.
+void test_answers_are_hit_where_there_is_room() {
+    Seats seats(400, 64, 64);
+    Tokens history;
+    add(history, seats.random(), std::int64_t{10} * kPage + 5);
+    for (int turn = 0; turn < 4; ++turn) {
+        const std::int64_t known = pages_of(count(history) - 21);
+        Tokens said;
+        const std::int64_t hit = seats.answer(history, 90, &said);
+        if (turn > 0) CHECK_EQ(hit, known);
+        history = said;
+        add(history, seats.random(), 20);
+    }
+}
+
+// A request that has pages of its own beside those of the tree fills the tree's holes in front of
+// its prompt's end, also where it goes on for longer than a window.
+void test_a_prompts_end_is_filled_by_who_passes_it() {
+    for (const bool dedup : {true, false}) {
+        Seats seats(75, 64, 64, dedup);
+        Tokens prompt;
+        add(prompt, seats.random(), std::int64_t{10} * kPage + 5);
+        Tokens longer = prompt;
+        add(longer, seats.random(), std::int64_t{20} * kPage);
+        seats.answer(longer, 1);  // which passes the end of the prompt
+        Tokens other;
+        add(other, seats.random(), std::int64_t{20} * kPage);
+        seats.answer(other, 1);
+        CHECK_EQ(seats.answer(prompt, 90), 0);
+        CHECK_EQ(seats.answer(prompt, 90), 10);
+    }
+}
+
 }  // namespace
 
 int main() {
+    test_prompts_outlive_answers();
+    test_answers_are_hit_where_there_is_room();
+    test_a_prompts_end_is_filled_by_who_passes_it();
     test_conversations_hit_their_history();
     test_windows_in_front_of_branches_stay();
     test_an_edit_costs_a_page();

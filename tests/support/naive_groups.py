@@ -46,9 +46,11 @@ class NaiveGroups:
         ]
         self.lanes = sum(lanes)
         self.runs: dict[bytes, Run] = {}
-        self.queues: tuple[dict[Entry, tuple[int, int]], ...] = ({}, {})  # passed, kept
-        self.departure, self.broken = 1, 0
-        self.ends: dict[int, bytes] = {}  # of departures: the prefix that they serve
+        # passed, kept, spare
+        self.queues: tuple[dict[Entry, tuple[int, int]], ...] = ({}, {}, {})
+        self.departure = 1
+        self.broken = (0, 0)  # its queue and the departure
+        self.ends: dict[tuple[int, int], bytes] = {}  # of those: the prefix that they serve
         self.width = 0  # bytes of a token
         self.condemned: list[bytes] = []  # leaves behind the last place where a hit can end
         self.now = 1
@@ -154,38 +156,41 @@ class NaiveGroups:
         return False
 
     def is_broken(self, entry: Entry) -> bool:
-        return entry in self.queues[1] and self.queues[1][entry][1] == self.broken
+        at, departure = self.broken
+        return entry in self.queues[at] and self.queues[at][entry][1] == departure
 
     def next_idle(self, others: float) -> Entry | None:
-        passed, kept = (next(iter(queue), None) for queue in self.queues)
-        if kept is not None and self.queues[1][kept][1] == self.broken:
-            return kept
-        if passed is not None:
-            return passed
+        passed, kept, spare = (next(iter(queue), None) for queue in self.queues)
+        for first in (kept, spare):
+            if first is not None and self.is_broken(first):
+                return first
+        if passed is not None or spare is not None:
+            return passed or spare
         return kept if kept is not None and self.queues[1][kept][0] <= others else None
 
     def drop(self, entry: Entry) -> None:
-        queue = self.queues[entry in self.queues[1]]
-        _, departure = queue.pop(entry)
+        (at,) = (i for i, queue in enumerate(self.queues) if entry in queue)
+        _, departure = self.queues[at].pop(entry)
         if entry in self.read:
             return
         self.runs[entry[0]].has.remove(entry[1])
-        if queue is self.queues[1] and self.broken != departure:
-            self.broken = departure
-            end = self.ends[departure]
+        if at > 0 and self.broken != (at, departure):
+            self.broken = at, departure
+            end = self.ends[at, departure]
             while end and end not in self.runs:  # its last pages may have gone before
                 end = end[: -self.size * self.width]
             if end not in self.condemned and self.is_useless(end):
                 self.condemned.append(end)
 
-    def leave(self, entry: Entry, *, kept: bytes | None) -> None:
+    def leave(self, entry: Entry, *, kept: bytes | None, spare: bool = False) -> None:
         """Nobody reads a page of the cache any more; `kept` is the prefix that it is kept for."""
         self.read.discard(entry)
         for queue in self.queues:
             queue.pop(entry, None)
+        at = 0 if kept is None else 1 + spare
         if kept is not None:
-            self.ends.setdefault(self.departure, kept)
-        self.queues[kept is not None][entry] = (self.now, self.departure)
+            self.ends.setdefault((at, self.departure), kept)
+        self.queues[at][entry] = (self.now, self.departure)
 
     # -- a request -----------------------------------------------------------------------
 
@@ -210,7 +215,7 @@ class NaiveGroups:
                 break
             start, active = active, min(count, active + self.chunk)
             self.reserve(names, start, active, first)
-        self.release(names, first)
+        self.release(names, count, first)
         return hit
 
     def first_chunk(self, count: int, hit: int) -> int:
@@ -343,43 +348,47 @@ class NaiveGroups:
         span = kept_tokens(self.windows[w][0]) or 0
         return -(-(span - 1) // self.size) + 1
 
-    def branch(self, names: list[bytes], column: int, w: int) -> bytes | None:
+    def branch(self, names: list[bytes], column: int, w: int) -> int:
         """Find where prompts part next, no further than a window and a page behind a column."""
-        for name in names[column : column + self.reach(w)]:
+        for end, name in enumerate(names[column : column + self.reach(w)], column + 1):
             if name in self.held and sum(run.parent == name for run in self.runs.values()) > 1:
-                return name
-        return None
+                return end
+        return 0
 
     def kept_for(
         self, names: list[bytes], bounds: tuple[int, int], column: int, w: int
-    ) -> bytes | None:
-        """Find whether another branch, or a next turn, may come back to a page that is passed."""
+    ) -> tuple[bytes | None, bool]:
+        """Find whether another branch, or a next turn, may come back to a page that is passed.
+
+        The one page more in front of a window is spare.
+        """
         count, active = bounds
-        branch = self.branch(names, column, w)
-        whole = count // self.size
-        if branch is None and column < whole <= column + self.reach(w):
-            return names[min(whole, active // self.size) - 1]
-        return branch
+        if branch := self.branch(names, column, w):
+            return names[branch - 1], branch - column == self.reach(w)
+        end = min(count, active) // self.size
+        spare = min((count - 1) // self.size, end) - self.reach(w)
+        return (names[end - 1] if spare <= column < end else None), column == spare
 
     def advance(self, names: list[bytes], count: int, n: int, first: list[int]) -> None:
         self.departure += 1
         for w, end in enumerate(self.first_of(n)):
             for column in range(first[w], max(first[w], end)):
-                kept = self.kept_for(names, (count, n), column, w)
+                kept, spare = self.kept_for(names, (count, n), column, w)
                 self.given_back[w] += self.windows[w][1] * (w in self.runs[names[column]].has)
-                self.leave((names[column], w), kept=kept)
+                self.leave((names[column], w), kept=kept, spare=spare)
             first[w] = max(first[w], end)
 
-    def release(self, names: list[bytes], first: list[int]) -> None:
+    def release(self, names: list[bytes], count: int, first: list[int]) -> None:
         self.departure += 1
         for w, at in enumerate(first):
             entry = (names[at - 1], w) if at else (b"", w)
             if entry in self.queues[0]:
-                self.leave(entry, kept=names[max(1, len(names) - 1) - 1])
+                self.leave(entry, kept=names[max(1, len(names) - 1) - 1], spare=True)
         self.departure += 1
         for w, at in enumerate(first):
             for column, name in enumerate(names[at:], at):
-                self.leave((name, w), kept=self.branch(names, column, w) or names[-1])
+                kept, spare = self.kept_for(names, (count, count), column, w)
+                self.leave((name, w), kept=kept or names[-1], spare=spare)
         for name in self.held:
             self.runs[name].last = self.now
         self.own, self.own_full, self.held, self.read = {}, 0, set(), set()

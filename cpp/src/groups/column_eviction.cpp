@@ -60,13 +60,19 @@ bool ColumnPages::evict_runs(std::int64_t n, EvictionGuard guard) noexcept {
     return evict_columns(n, guard);
 }
 
+// Spare windows go before all that the policy orders.
+WindowPolicy::Departure ColumnPages::next_departure() noexcept {
+    const WindowPolicy::Departure spare = policy_.first_spare();
+    return spare != 0 ? spare : policy_.next(tree_);
+}
+
 // As `evict_next` chooses.
 TreePosition ColumnPages::next_kept(bool wants_pages, EvictionGuard guard) noexcept {
     if (wants_pages && idle_.first_useless() != IdlePages::kNone) return {};
     if (evict_useless(0, guard)) return {};  // there is some, of which none goes
     if (wants_pages) {
         if (idle_.first_passed() != IdlePages::kNone) return {};
-        const WindowPolicy::Departure departure = policy_.next(tree_);
+        const WindowPolicy::Departure departure = next_departure();
         if (departure != 0) {
             const TreePosition end = policy_.end_of(departure);
             if (end.node == nullptr) return {};
@@ -103,8 +109,8 @@ bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
 }
 
 // In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
-// middle of a prompt could use, and then as the policy says. Returns what counts them; nullptr:
-// nothing can go.
+// middle of a prompt could use, what is spare, and then as the policy says. Returns what counts
+// them; nullptr: nothing can go.
 std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
                                        EvictionGuard guard) noexcept {
     // As many as are needed whatever they have: none goes that could have stayed.
@@ -119,7 +125,7 @@ std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
     if (may_be_useless && evict_useless(wanted(), guard)) return &evicted_.unreachable;
     if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
     if (pages > 0 && next == IdlePages::kNone) {
-        const WindowPolicy::Departure departure = policy_.next(tree_);
+        const WindowPolicy::Departure departure = next_departure();
         if (departure != 0) next = idle_.first_of(departure);
     }
     if (next == IdlePages::kNone) {

@@ -242,11 +242,12 @@ void ColumnPages::disown(BlockId column) noexcept {
     }
 }
 
-void ColumnPages::fill_holes(TreePosition end, BlockId cached, BlockId own) noexcept {
+void ColumnPages::fill_holes(TreePosition end, BlockId cached, BlockId own,
+                             unsigned windows) noexcept {
     unsigned filled = 0;
     const bool is_cached = is_cached_[static_cast<std::size_t>(cached)];
     for (std::size_t w = 0; w < num_windows_; ++w) {
-        if (has(cached, w) || !has(own, w)) continue;
+        if ((windows >> w & 1U) == 0 || has(cached, w) || !has(own, w)) continue;
         // Of a column that was forgotten, what nobody reads is nobody's.
         if (!is_cached && readers_[entry(cached, w)] == 0) continue;
         const Grouping::Window& rule = grouping_.windows()[w];

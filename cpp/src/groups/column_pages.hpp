@@ -179,8 +179,11 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     }
     /// What leaves from now on does so at the same time.
     void begin_leaving() noexcept { idle_.begin_leaving(); }
-    /// It serves a hit together, of a prefix that ends there.
-    void leave_from(TreePosition end) noexcept { idle_.leave_from(end); }
+    /// It serves a hit together, of a prefix that ends there. What is spare goes before what is
+    /// not.
+    void leave_from(TreePosition end, bool is_spare = false) noexcept {
+        idle_.leave_from(end, is_spare);
+    }
     /// One reader more, or less, of what is copied, in all windows; `end` is where the tree has it.
     void enter_all(BlockId column) noexcept;
     void leave_all(BlockId column, TreePosition end) noexcept;
@@ -211,7 +214,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void disown(BlockId column) noexcept;
     /// Fills holes of a cached column, the last one on the way to `end`, with the pages of another
     /// one of the same tokens, which is about to go.
-    void fill_holes(TreePosition end, BlockId cached, BlockId own) noexcept;
+    void fill_holes(TreePosition end, BlockId cached, BlockId own, unsigned windows = ~0U) noexcept;
 
     /// Evicts until so many pages and columns are free, as far as that is possible. Returns how
     /// many pages went.
@@ -268,10 +271,9 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// Copies between the tiers are done.
     void count_stored(const ColumnCounts& columns) noexcept { stored_ += columns; }
     void count_loaded(const ColumnCounts& columns) noexcept { loaded_ += columns; }
-    /// A request has left a column behind.
-    void pass(BlockId column, std::size_t window, Departure how) noexcept {
+    /// A request is about to leave a column behind.
+    void count_passed(BlockId column, std::size_t window) noexcept {
         if (has(column, window)) given_back_[window] += grouping_.windows()[window].num_lanes;
-        leave(column, window, how);
     }
 
     /// Hits that somebody keeps are readers too, in all so many times: for check_integrity.
@@ -317,6 +319,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
                                             EvictionGuard guard) noexcept;
     [[nodiscard]] bool evict_useless(std::int64_t n, EvictionGuard guard) noexcept;
     [[nodiscard]] bool evict_runs(std::int64_t n, EvictionGuard guard) noexcept;
+    [[nodiscard]] WindowPolicy::Departure next_departure() noexcept;
     void evict_idle(Entry entry) noexcept;
     [[nodiscard]] std::int64_t count_window_pages(BlockId column) const noexcept;
     [[nodiscard]] bool evict_columns(std::int64_t n, EvictionGuard guard) noexcept;

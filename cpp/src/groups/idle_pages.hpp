@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -40,6 +41,10 @@ class ZeroedArray {
 ///     useless     what no hit reads any more: where layers keep a state, no checkpoint follows
 ///     passed      what a request left behind in the middle of a prompt: only a hit that ends just
 ///                 there could use it
+///     spare       departures, as below, without which a prompt still hits near there: at the end
+///     of
+///                 an answer, which few prompts contain, and one page more in front of each window.
+///                 The oldest goes first
 ///     departures  what left together at the end of a prompt, at a release or in front of branches:
 ///                 what the next turn hits. Which of them goes first is the policy's to say
 /// What is in a departure serves a hit together: once one page of it is gone, the others can serve
@@ -74,15 +79,17 @@ class IdlePages {
     /// What is kept from now on leaves at the same time.
     void begin_leaving() noexcept {
         ++moment_;
-        ring_ = 0;
-        leave_from({});
+        kept_ = {};
+        is_spare_ = false;
     }
-    /// The same as one departure, of a prefix that ends there.
-    void leave_from(TreePosition end) noexcept {
-        if (end.node == end_.node && end.depth == end_.depth) return;
-        if (current_ != 0 && end.node != nullptr && policy_.goes_by_time()) return;
-        end_ = end;
-        current_ = 0;
+    /// The same as one departure, of a prefix that ends there, spare or not.
+    void leave_from(TreePosition end, bool is_spare = false) noexcept {
+        is_spare_ = is_spare;
+        Kept& kept = this->kept();
+        if (end.node == kept.end.node && end.depth == kept.end.depth) return;
+        if (kept.departure != 0 && policy_.goes_by_time()) return;
+        kept.end = end;
+        kept.departure = 0;
     }
     /// The one that goes behind an entry; kNone behind the last.
     [[nodiscard]] Entry behind(Entry entry) const noexcept { return links_[entry].next - 1; }
@@ -100,12 +107,13 @@ class IdlePages {
     /// In a departure. Where there is no room for one more it stays in the one that it is in, or
     /// goes like those that are passed.
     void keep(Entry entry) noexcept {
-        if (current_ == 0 && policy_.num_free_departures() == 0 && is_kept_with_others(entry))
-            return;
+        const bool has_room = kept().departure != 0 || policy_.num_free_departures() > 0;
+        if (!has_room && is_kept_with_others(entry)) return;
         if (contains(entry)) remove(entry);
-        if (current_ == 0) begin_departure();
-        if (current_ == 0) return push(passed_, kPassed, entry);
-        push(departures_[current_].entries, current_ + kPassed, entry);
+        if (kept().departure == 0) begin_departure();
+        const Departure departure = kept().departure;
+        if (departure == 0) return push(passed_, kPassed, entry);
+        push(departures_[departure].entries, departure + kPassed, entry);
     }
     /// The same of one entry after the other: those that were kept so before are moved together, at
     /// the latest at its end. Until then nothing else is done to what is kept.
@@ -123,9 +131,10 @@ class IdlePages {
                 return;
             }
             move();
-            if (idle_.current_ == 0 || !idle_.contains(entry)) return idle_.keep(entry);
+            const Departure departure = idle_.kept().departure;
+            if (departure == 0 || !idle_.contains(entry)) return idle_.keep(entry);
             first_ = last_ = entry;
-            to_ = idle_.current_ + kPassed;
+            to_ = departure + kPassed;
             from_ = std::exchange(idle_.links_[entry].list, to_);
         }
 
@@ -193,11 +202,18 @@ class IdlePages {
         List entries;
         Departure before = 0;  // of those broken
         Departure behind = 0;
-        Departure next = 0;  // of the ring of those that left at the same time
+        Departure next = 0;  // of the ring of those that left at the same time, spare or not
         Departure previous = 0;
         bool is_broken = false;
     };
 
+    struct Kept {
+        TreePosition end;
+        Departure departure = 0;
+        Departure ring = 0;  // one of those that left at this moment
+    };
+
+    [[nodiscard]] Kept& kept() noexcept { return kept_[is_spare_ ? 1 : 0]; }
     // Of one that is alone, the departure ends with it: there is room for another one.
     [[nodiscard]] bool is_kept_with_others(Entry entry) const noexcept {
         const Link& link = links_[entry];
@@ -230,18 +246,20 @@ class IdlePages {
     // To the departure that is kept now, whose number they have already.
     void move(Entry first, Entry last, std::uint32_t from) noexcept {
         unlink(first, last, list_of(from));
-        append(first, last, departures_[current_].entries);
+        append(first, last, departures_[kept().departure].entries);
         end_if_empty(from);
     }
     void begin_departure() noexcept {
-        current_ = policy_.begin(end_, moment_);
-        if (current_ == 0) return;
-        Left& left = departures_[current_];
+        const Departure begun = policy_.begin(kept().end, moment_, is_spare_);
+        kept().departure = begun;
+        if (begun == 0) return;
+        Left& left = departures_[begun];
         if (left.next != 0) return;
-        if (ring_ == 0) ring_ = left.previous = left.next = current_;
-        left.next = ring_;
-        left.previous = departures_[ring_].previous;
-        departures_[left.previous].next = departures_[ring_].previous = current_;
+        Departure& ring = kept().ring;
+        if (ring == 0) ring = left.previous = left.next = begun;
+        left.next = ring;
+        left.previous = departures_[ring].previous;
+        departures_[left.previous].next = departures_[ring].previous = begun;
     }
     // Those that ended further on read it too. Returns where the last one ended.
     TreePosition break_up(Departure departure) noexcept {
@@ -272,12 +290,13 @@ class IdlePages {
         }
         departures_[left.previous].next = left.next;
         departures_[left.next].previous = left.previous;
-        if (ring_ == departure) ring_ = left.next != departure ? left.next : 0;
-        departures_[departure] = {};
-        if (departure == current_) {
-            current_ = 0;
-            end_ = {};
+        for (Kept& kept : kept_) {
+            if (kept.ring == departure) kept.ring = left.next != departure ? left.next : 0;
+            if (kept.departure != departure) continue;
+            kept.departure = 0;
+            kept.end = {};
         }
+        departures_[departure] = {};
         policy_.end(departure);
     }
 
@@ -286,10 +305,9 @@ class IdlePages {
     std::vector<Left> departures_;
     List useless_;
     List passed_;
-    List broken_;       // departures
-    TreePosition end_;  // of what is kept now
-    Departure current_ = 0;
-    Departure ring_ = 0;  // one of those that are kept now
+    List broken_;               // departures
+    std::array<Kept, 2> kept_;  // what is kept now, and what of that is spare
+    bool is_spare_ = false;     // the second of them
     std::uint32_t moment_ = 0;
 };
 

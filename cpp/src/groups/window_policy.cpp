@@ -37,11 +37,13 @@ void WindowPolicy::make_room_for_departures(std::size_t n) {
 
 // ---- departures
 
-WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t moment) noexcept {
+WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t moment,
+                                            bool is_spare) noexcept {
     TreeNode* run = PrefixTree::position(end.node, end.depth).node;
     Departure known = ends_.last(run->id);
     for (; known != 0 && departures_[known].moment == moment; known = ends_.before(known)) {
-        if (ends_.at(known).depth == end.depth) return known;
+        const bool is_same = (departures_[known].place == Place::kSpare) == is_spare;
+        if (is_same && ends_.at(known).depth == end.depth) return known;
     }
     if (free_ == 0) return 0;
     detail::require_law(!run->is_root(), "columns: what is kept ends in a run");
@@ -51,6 +53,10 @@ WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t mome
     --num_free_;
     left.moment = moment;
     ends_.put(departure, {run, end.depth});
+    if (is_spare) {
+        put_on(spare_, departure, Place::kSpare);
+        return departure;
+    }
     policy_->split(left.id, id(run->id));
     policy_->release(left.id, ++clock_);
     return departure;
@@ -59,10 +65,16 @@ WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t mome
 // Withdrawn, not erased: nothing was evicted that could come back.
 void WindowPolicy::end(Departure departure) noexcept {
     ends_.take_out(departure);
-    if (departures_[departure].is_aside) {
-        take_back(departure);
-    } else {
-        policy_->withdraw(departures_[departure].id);
+    switch (departures_[departure].place) {
+        case Place::kOrdered:
+            policy_->withdraw(departures_[departure].id);
+            break;
+        case Place::kAside:
+            take_off(aside_, departure);
+            break;
+        case Place::kSpare:
+            take_off(spare_, departure);
+            break;
     }
     recycle(departure);
 }
@@ -77,29 +89,28 @@ void WindowPolicy::recycle(Departure departure) noexcept {
     ++num_free_;
 }
 
-void WindowPolicy::set_aside(Departure departure) noexcept {
+void WindowPolicy::put_on(Pile& pile, Departure departure, Place place) noexcept {
     Left& left = departures_[departure];
-    policy_->withdraw(left.id);
-    left.is_aside = true;
-    left.below = top_;
+    left.place = place;
+    left.below = pile.top;
     left.above = 0;
-    (top_ != 0 ? departures_[top_].above : bottom_) = departure;
-    top_ = departure;
+    (pile.top != 0 ? departures_[pile.top].above : pile.bottom) = departure;
+    pile.top = departure;
 }
 
-void WindowPolicy::take_back(Departure departure) noexcept {
+void WindowPolicy::take_off(Pile& pile, Departure departure) noexcept {
     Left& left = departures_[departure];
-    left.is_aside = false;
-    (left.above != 0 ? departures_[left.above].below : top_) = left.below;
-    (left.below != 0 ? departures_[left.below].above : bottom_) = left.above;
+    left.place = Place::kOrdered;
+    (left.below != 0 ? departures_[left.below].above : pile.bottom) = left.above;
+    (left.above != 0 ? departures_[left.above].below : pile.top) = left.below;
 }
 
 // The last one first: where a policy puts what is offered in front of all others, they stand as
 // they did.
 void WindowPolicy::put_back() noexcept {
-    while (top_ != 0) {
-        const Departure departure = top_;
-        take_back(departure);
+    while (aside_.top != 0) {
+        const Departure departure = aside_.top;
+        take_off(aside_, departure);
         policy_->offer(departures_[departure].id);
     }
 }
@@ -122,7 +133,8 @@ NodeId WindowPolicy::victim() noexcept {
         const Owner owner = owners_[victim];
         if (owner.is_run) return owner.number;
         if (stops_) return kNoNode;
-        set_aside(owner.number);
+        policy_->withdraw(victim);
+        put_on(aside_, owner.number, Place::kAside);
     }
 }
 
@@ -143,7 +155,7 @@ void WindowPolicy::hit(NodeId node) noexcept {
     useless_.pardon(node);
     if (!interest_.hits) return;
     for (Departure d = ends_.first(node); d != 0; d = ends_.behind(d)) {
-        policy_->hit(departures_[d].id);
+        if (departures_[d].place != Place::kSpare) policy_->hit(departures_[d].id);
     }
     policy_->hit(id(node));
 }
@@ -151,6 +163,7 @@ void WindowPolicy::hit(NodeId node) noexcept {
 void WindowPolicy::retain(NodeId node, const Retention& retention) noexcept {
     policy_->retain(id(node), retention);
     for (Departure d = ends_.first(node); d != 0; d = ends_.behind(d)) {
+        if (departures_[d].place == Place::kSpare) continue;
         policy_->retain(departures_[d].id, retention);
     }
 }

@@ -60,8 +60,9 @@ class WindowPolicy final : public EvictionPolicy {
     }
     [[nodiscard]] std::size_t num_free_departures() const noexcept { return num_free_; }
     /// Windows of a prefix that ends there are let go of now: the same one whenever it is asked
-    /// with the same number, which grows; 0 where there is no room.
-    [[nodiscard]] Departure begin(TreePosition end, std::uint32_t moment) noexcept;
+    /// with the same number, which grows; 0 where there is no room. The policy does not order spare
+    /// ones: those wait in a queue of their own.
+    [[nodiscard]] Departure begin(TreePosition end, std::uint32_t moment, bool is_spare) noexcept;
     /// Nothing is left of them.
     void end(Departure departure) noexcept;
     /// Where a departure ended, in what is left of the way there; no node where nothing is.
@@ -72,7 +73,9 @@ class WindowPolicy final : public EvictionPolicy {
     /// run, or nothing can go.
     [[nodiscard]] Departure next(PrefixTree& tree) noexcept;
     /// Once no run can go: of what went before runs that were asked for, the first; 0: nothing.
-    [[nodiscard]] Departure first_aside() const noexcept { return bottom_; }
+    [[nodiscard]] Departure first_aside() const noexcept { return aside_.bottom; }
+    /// The oldest spare departure; 0: there is none.
+    [[nodiscard]] Departure first_spare() const noexcept { return spare_.bottom; }
 
     [[nodiscard]] UselessRuns& useless() noexcept { return useless_; }
     /// The next victim is that run; kNoNode: what the policy says. The run can go.
@@ -142,20 +145,25 @@ class WindowPolicy final : public EvictionPolicy {
         NodeId id = 0;              // the policy's
         bool is_candidate = false;  // of the policy, be it that the tree has others behind it
     };
+    enum class Place : std::uint8_t { kOrdered, kAside, kSpare };
     struct Left {
         NodeId id = 0;
         std::uint32_t moment = 0;
         Departure next_free = 0;
-        Departure below = 0;  // of those set aside
+        Departure below = 0;  // in its pile
         Departure above = 0;
-        bool is_aside = false;
+        Place place = Place::kOrdered;  // by the policy, or in a pile
+    };
+    struct Pile {
+        Departure bottom = 0;  // came first
+        Departure top = 0;     // came last
     };
 
     [[nodiscard]] NodeId id(NodeId node) const noexcept { return runs_[node].id; }
     [[nodiscard]] NodeId take_id(Owner owner);
     void recycle(Departure departure) noexcept;
-    void set_aside(Departure departure) noexcept;
-    void take_back(Departure departure) noexcept;
+    void put_on(Pile& pile, Departure departure, Place place) noexcept;
+    void take_off(Pile& pile, Departure departure) noexcept;
     void put_back() noexcept;
 
     std::unique_ptr<EvictionPolicy> policy_;
@@ -170,9 +178,9 @@ class WindowPolicy final : public EvictionPolicy {
     NodeId aim_ = kNoNode;
     Departure free_ = 0;
     std::size_t num_free_ = 0;
-    Departure bottom_ = 0;  // set aside first
-    Departure top_ = 0;     // set aside last
-    bool stops_ = false;    // at a departure
+    Pile aside_;          // what went before runs that were asked for
+    Pile spare_;          // spare departures
+    bool stops_ = false;  // at a departure
     bool has_states_;
 };
 

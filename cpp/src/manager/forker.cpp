@@ -170,8 +170,7 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children, Trans
         view.start = written;
         // More than the next token is a prompt of its own, at whose end a next turn begins.
         if (!state_.grouping.is_plain() && view.end > written + 1) {
-            state_.windows.of(handle).prompt_end =
-                static_cast<std::int32_t>(view.end / state_.config.page_size);
+            state_.windows.set_prompt(handle, view.end);
         }
         if (view.active <= written) view.active = view.end;
         if (state) copy_state(state, parent.sequence, view, transfers);

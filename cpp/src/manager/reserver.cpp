@@ -267,8 +267,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     if (home.columns != nullptr) {
         append_columns(state_, admission, handle, sequence, guard_of(made));
         if (!sequence.is_sealed()) {
-            state_.windows.of(handle).prompt_end =
-                static_cast<std::int32_t>(request.end / state_.config.page_size);
+            state_.windows.set_prompt(handle, request.end);
         }
     } else if (admission.appended > 0) {
         home.take_pages(admission.appended, pages.extend(admission.appended), guard_of(made));

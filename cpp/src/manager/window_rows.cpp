@@ -9,11 +9,10 @@
 namespace kvcore {
 namespace {
 
-/// Columns of a row up to `end` that are in front of the same branch, no more than a reach behind
-/// them; 0: of none.
+/// Where prompts part next behind a column, no further than a reach behind it; 0: nowhere.
 struct Stretch {
-    std::int32_t end;
     std::int32_t branch;
+    std::int32_t end;  // of the columns of which that is so
 };
 
 // From a committed column on. What was committed in pieces is in as many runs: the branch may be
@@ -23,8 +22,8 @@ Stretch stretch_from(const PageRow& row, std::int32_t column, std::int32_t reach
     for (const TreeNode* node = row.node(); node->end() > column; node = node->parent) {
         if (node->num_children > 1) branch = node->end();
     }
-    if (branch == 0) return {row.committed(), 0};
-    return branch - column <= reach ? Stretch{branch, branch} : Stretch{branch - reach, 0};
+    if (branch == 0) return {0, row.committed()};
+    return branch - column <= reach ? Stretch{branch, branch} : Stretch{0, branch - reach};
 }
 
 void note_change(WindowRow& reader) noexcept {
@@ -49,8 +48,44 @@ void WindowRows::leave(Replica& home, SequenceHandle handle, const PageRow& row,
     leave_columns(home, handle, row, from, to);
 }
 
-// What is in front of a branch is kept for that; else for whoever goes on where the row ends. Where
-// hits end at checkpoints, it is kept for the next one.
+// What is in front of a branch is kept for that; else what is in front of the prompt's end for
+// whoever goes on there. One page more than a window is spare: with it the next turn still hits
+// when it differs in the last page.
+WindowRows::Kept WindowRows::kept_for(const PageRow& row, const WindowRow& reader,
+                                      std::size_t window, std::int32_t column) const noexcept {
+    const std::int32_t reach = grouping_.windows()[window].reach;
+    const Stretch stretch = stretch_from(row, column, reach);
+    if (stretch.branch > 0) {
+        const bool is_spare = stretch.branch - column == reach;
+        return {stretch.branch, is_spare ? column + 1 : stretch.end, is_spare};
+    }
+    const std::int32_t end = std::min(reader.prompt_end, row.committed());
+    const std::int32_t spare = std::min(reader.prompt_hit, end) - reach;
+    if (column == spare) return {end, std::min(column + 1, stretch.end), true};
+    if (spare < column && column < end) return {end, std::min(end, stretch.end), false};
+    return {0, column < spare ? std::min(spare, stretch.end) : stretch.end, false};
+}
+
+// What leaves now is kept for the hit that a column of the row is for. What no other hit is for
+// serves whoever goes on where the committed columns end: it is spare, where that is the end of an
+// answer. Where hits end at checkpoints, it is kept for the next one. Returns how many columns on
+// are for the same hit.
+std::int32_t WindowRows::keep_for(Replica& home, SequenceHandle handle, const PageRow& row,
+                                  std::size_t window, std::int32_t column,
+                                  std::int32_t committed) const noexcept {
+    if (home.columns->needs_checkpoints()) {
+        const TreePosition end{row.node(), row.committed()};
+        const std::int32_t hit = home.columns->first_hit(end, column, window);
+        home.columns->leave_from({row.node(), hit > 0 ? hit : committed});
+        return hit > 0 ? 1 : 0;
+    }
+    const WindowRow& reader = of(handle);
+    const Kept kept = kept_for(row, reader, window, column);
+    const bool is_spare = kept.end == 0 ? committed > reader.prompt_end : kept.is_spare;
+    home.columns->leave_from({row.node(), kept.end > 0 ? kept.end : committed}, is_spare);
+    return std::min(kept.next, committed) - column;
+}
+
 void WindowRows::leave_columns(Replica& home, SequenceHandle handle, const PageRow& row,
                                std::int32_t from, std::int32_t to) const noexcept {
     const WindowRow& reader = of(handle);
@@ -59,22 +94,12 @@ void WindowRows::leave_columns(Replica& home, SequenceHandle handle, const PageR
         std::int32_t c = std::max(from, reader.first[w]);
         while (c < to) {
             auto how = ColumnPages::Departure::kKept;
-            std::int32_t end = to;
-            if (c < committed && home.columns->needs_checkpoints()) {
-                // The next column may be in front of another one.
-                const std::int32_t hit =
-                    home.columns->first_hit({row.node(), row.committed()}, c, w);
-                if (hit > 0) home.columns->leave_from({row.node(), hit});
-                if (hit == 0) how = ColumnPages::Departure::kUseless;
-                end = c + 1;
-            } else if (c < committed) {
-                const Stretch stretch = stretch_from(row, c, grouping_.windows()[w].reach);
-                end = std::min(stretch.end, committed);
-                const std::int32_t kept = stretch.branch > 0 ? stretch.branch : committed;
-                home.columns->leave_from({row.node(), kept});
-            }
-            home.columns->leave(row.ids().data() + c, end - c, w, how);
-            c = end;
+            std::int32_t n = to - c;
+            if (c < committed) n = keep_for(home, handle, row, w, c, committed);
+            if (n == 0) how = ColumnPages::Departure::kUseless;
+            n = std::max(n, 1);
+            home.columns->leave(row.ids().data() + c, n, w, how);
+            c += n;
         }
     }
 }
@@ -135,23 +160,34 @@ void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
 }
 
 // A row that kept columns of its own beside the tree's leaves those what they miss.
-void WindowRows::fill_twins(Replica& home, const PageRow& row) noexcept {
+void WindowRows::fill_twins(Replica& home, SequenceHandle handle,
+                            const PageRow& row) const noexcept {
     std::int32_t column = row.committed();
     if (row.twins().empty()) return;
     const TreePosition end{row.node(), column};
     home.columns->for_each_column(end, row.twins().front(), [&](BlockId cached) {
         const BlockId own = row[--column];
         const bool is_sole_twin = own != cached && home.pool.ref_count(own) == 1;
-        if (is_sole_twin) home.columns->fill_holes({row.node(), column + 1}, cached, own);
+        for (std::size_t w = 0; is_sole_twin && w < grouping_.windows().size(); ++w) {
+            keep_for(home, handle, row, w, column, row.committed());
+            home.columns->fill_holes({row.node(), column + 1}, cached, own, 1U << w);
+        }
     });
 }
 
-// One page more in front of each window, so that the next turn still hits when it differs in the
-// last page.
+// The same of a column that a window of the row is about to pass, for what is kept.
+void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t column,
+                           std::size_t window) const noexcept {
+    if (home.pool.ref_count(row[column]) > 1) return;
+    ColumnsUp columns({row.node(), row.committed()}, grouping_.column_tokens());
+    home.columns->fill_holes({row.node(), column + 1}, columns[column], row[column], 1U << window);
+}
+
+// One page more in front of each window, for a next turn that differs in the last page.
 void WindowRows::keep_one_more(Replica& home, const WindowRow& reader,
                                const PageRow& row) const noexcept {
     home.columns->begin_leaving();
-    home.columns->leave_from({row.node(), std::max(1, row.committed() - 1)});
+    home.columns->leave_from({row.node(), std::max(1, row.committed() - 1)}, true);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = reader.first[w];
         if (first > 0 && first <= row.size()) home.columns->keep(row[first - 1], w);
@@ -163,8 +199,7 @@ void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row)
     WindowRow& reader = of(handle);
     if (!home.columns->needs_checkpoints()) keep_one_more(home, reader, row);
     home.columns->begin_leaving();
-    home.columns->leave_from({row.node(), row.committed()});
-    fill_twins(home, row);
+    fill_twins(home, handle, row);
     leave_columns(home, handle, row, 0, row.size());
     const std::uint32_t version = reader.version;
     reader = {};
@@ -189,25 +224,23 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
     reader.reserved = std::max(reader.reserved, columns);
 }
 
-// How a row leaves a column that it passes, and where the hit ends for which that is kept.
+// How a row leaves a column that it passes, and for which hit that is kept.
 WindowRows::Left WindowRows::left(const Replica& home, const PageRow& row, const WindowRow& reader,
                                   std::size_t window, std::int32_t column) const noexcept {
     using Departure = ColumnPages::Departure;
-    if (column >= row.committed()) return {Departure::kPassed, 0};
-    const std::int32_t reach = grouping_.windows()[window].reach;
-    const std::int32_t branch = stretch_from(row, column, reach).branch;
+    if (column >= row.committed()) return {Departure::kPassed, {}};
     if (home.columns->needs_checkpoints()) {
         const std::int32_t hit =
             home.columns->first_hit({row.node(), row.committed()}, column, window);
-        if (hit == 0) return {Departure::kUseless, 0};
+        if (hit == 0) return {Departure::kUseless, {}};
         // The checkpoint in front of a prompt's end, or one behind it.
-        const bool is_kept = branch > 0 || hit >= reader.prompt_end - 1;
-        return {is_kept ? Departure::kKept : Departure::kPassed, hit};
+        const std::int32_t reach = grouping_.windows()[window].reach;
+        const bool is_kept =
+            stretch_from(row, column, reach).branch > 0 || hit >= reader.prompt_end - 1;
+        return {is_kept ? Departure::kKept : Departure::kPassed, {hit, 0, false}};
     }
-    if (branch > 0) return {Departure::kKept, branch};
-    const bool is_in_front = column < reader.prompt_end && reader.prompt_end - column <= reach;
-    if (!is_in_front) return {Departure::kPassed, 0};
-    return {Departure::kKept, std::min(reader.prompt_end, row.committed())};
+    const Kept kept = kept_for(row, reader, window, column);
+    return {kept.end > 0 ? Departure::kKept : Departure::kPassed, kept};
 }
 
 void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& row,
@@ -220,11 +253,13 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
         const std::int64_t skipped = grouping_.windows()[w].rule.skipped_tokens(n);
         std::int32_t& first = reader.first[w];
         for (; first < row.size() && (first + 1) * tokens_of_column <= skipped; ++first) {
-            const auto [how, end_of_hit] = left(home, row, reader, w, first);
+            const auto [how, hit] = left(home, row, reader, w, first);
+            home.columns->count_passed(row[first], w);
             if (how == ColumnPages::Departure::kKept) {
-                home.columns->leave_from({row.node(), end_of_hit});
+                home.columns->leave_from({row.node(), hit.end}, hit.is_spare);
+                if (row.is_own(first)) fill_twin(home, row, first, w);
             }
-            home.columns->pass(row[first], w, how);
+            home.columns->leave(row[first], w, how);
         }
     }
     note_first(reader);

@@ -26,6 +26,7 @@ struct alignas(64) WindowRow {
     std::int64_t passes_at = 0;
     std::int32_t reserved = 0;    // columns up to here have pages of all windows that read them
     std::int32_t prompt_end = 0;  // whole columns of its prompt
+    std::int32_t prompt_hit = 0;  // and as many as the same prompt hits: not its last token
     std::uint32_t version = 1;    // changes with `reserved`, `first`, and its columns; not 0
     std::array<std::int32_t, Grouping::kMaxWindows> first{};
 };
@@ -88,6 +89,11 @@ class WindowRows {
         return tokens >= of(handle).least_tokens;
     }
 
+    /// Its prompt has so many tokens.
+    void set_prompt(SequenceHandle handle, std::int64_t tokens) noexcept {
+        of(handle).prompt_end = static_cast<std::int32_t>(tokens / grouping_.column_tokens());
+        of(handle).prompt_hit = static_cast<std::int32_t>((tokens - 1) / grouping_.column_tokens());
+    }
     /// The sequence reads columns `from` .. `to` - 1 of its row, which are new to it.
     void enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                std::int32_t to) noexcept;
@@ -131,10 +137,23 @@ class WindowRows {
 
    private:
     void note_first(WindowRow& reader) const noexcept;
-    static void fill_twins(Replica& home, const PageRow& row) noexcept;
+    [[nodiscard]] std::int32_t keep_for(Replica& home, SequenceHandle handle, const PageRow& row,
+                                        std::size_t window, std::int32_t column,
+                                        std::int32_t committed) const noexcept;
+    void fill_twins(Replica& home, SequenceHandle handle, const PageRow& row) const noexcept;
+    void fill_twin(Replica& home, const PageRow& row, std::int32_t column,
+                   std::size_t window) const noexcept;
+    /// For which hit a committed column is kept.
+    struct Kept {
+        std::int32_t end;   // of the hit; 0: it is not kept
+        std::int32_t next;  // columns up to there are kept for the same one
+        bool is_spare;      // the one page more in front of its window
+    };
+    [[nodiscard]] Kept kept_for(const PageRow& row, const WindowRow& reader, std::size_t window,
+                                std::int32_t column) const noexcept;
     struct Left {
         ColumnPages::Departure how;
-        std::int32_t end_of_hit;
+        Kept hit;
     };
     [[nodiscard]] Left left(const Replica& home, const PageRow& row, const WindowRow& reader,
                             std::size_t window, std::int32_t column) const noexcept;
