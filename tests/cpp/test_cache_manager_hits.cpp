@@ -109,6 +109,37 @@ void a_hit_outlives_the_pages_around_it() {
     m.manager.check_integrity();
 }
 
+// Its end is forgotten while it is held: what the hit reads of windows ends before the pin that
+// keeps the run, which goes then.
+void a_hit_outlives_what_was_forgotten() {
+    for (const bool has_windows : {false, true}) {
+        for (const std::size_t bad : {0U, 3U}) {
+            kvcore::CacheConfig config = ManagerFixture::config(2, 64);
+            if (has_windows) config.groups = {{}, {kvcore::GroupKind::kSliding, 4, 1, 0}};
+            ManagerFixture m(config);
+            m.put(count_up(1, 8));
+            Ids ids;
+            m.match(count_up(1, 8), 0, "", &ids);
+            Request asks = m.claim(count_up(1, 8) + Tokens{90});
+            {
+                PrefixHit hit = m.manager.match(asks.view());
+                CHECK_EQ(hit.num_pages(), 4);
+                CHECK(m.manager.forget(0, &ids[bad], 1) > 0);
+                RequestView view = asks.view();
+                CHECK_THROWS(std::invalid_argument,
+                             static_cast<void>(m.manager.allocate(hit, view, 8)));
+                m.manager.check_integrity();
+                PrefixHit moved = std::move(hit);
+                m.manager.check_integrity();
+            }
+            m.manager.check_integrity();
+            CHECK_EQ(m.available(), 64);
+            PrefixHit rest = m.manager.match(asks.view());
+            CHECK_EQ(rest.num_pages(), bad == 0 ? 0 : 3);
+        }
+    }
+}
+
 void a_hit_goes_on_in_the_host_tier() {
     HostFixture m(8, 8);
     m.put(count_up(1, 8));
@@ -155,6 +186,7 @@ int main() {
     a_hit_that_does_not_fit_is_still_held();
     a_hit_of_a_request_that_has_moved_is_refused();
     a_hit_outlives_the_pages_around_it();
+    a_hit_outlives_what_was_forgotten();
     a_hit_goes_on_in_the_host_tier();
     reserve_to_says_how_far();
 }

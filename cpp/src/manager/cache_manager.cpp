@@ -366,7 +366,7 @@ PrefixHit& PrefixHit::operator=(PrefixHit&& other) noexcept {
 PrefixHit::~PrefixHit() {
     if (held_ == nullptr) return;
     const Lock lock(held_->mutex);
-    held_->hit = HeldHit();
+    held_.reset();
 }
 
 std::int64_t PrefixHit::num_tokens() const noexcept {

@@ -16,13 +16,12 @@ namespace kvcore {
 ///
 /// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
 /// tier; with groups, a hold on the pages that windows read, here and there; with states one on the
-/// checkpoint where it ends.
-/// Threads: none of its own; CacheManager locks around it. Cost: O(1), with groups O(columns that
-/// windows read).
+/// checkpoint where it ends. Invariant: holds on windows and states end before the pins that keep
+/// their runs. The members end in reverse order, so a hit is destroyed or moved from, but never
+/// assigned. Threads: none of its own; CacheManager locks around it. Cost: O(1), with groups
+/// O(columns that windows read).
 class HeldHit {
    public:
-    /// Holds nothing.
-    HeldHit() noexcept = default;
     /// Throws std::bad_alloc, with groups or quotas alone.
     HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
             const RequestView& request)
@@ -45,6 +44,9 @@ class HeldHit {
         if (!checkpoint_) checkpoint_ = home.hold_stored_state(found_.below);
         hold(home);
     }
+    HeldHit(HeldHit&&) noexcept = default;
+    HeldHit& operator=(HeldHit&&) = delete;
+    ~HeldHit() = default;  // pins end last
 
     [[nodiscard]] const FoundHit& found() const noexcept { return found_; }
     /// Throws std::invalid_argument where the request or its claim has changed since.
@@ -78,17 +80,23 @@ class HeldHit {
         partial_ = pin(home.tree, found_.match.partial);
         if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
     }
+    /// The hit was let go and its pages may be evicted: it cannot be allocated any more.
+    void give_up() noexcept {
+        place_.reset();
+        found_ = {};
+        asked_ = {};
+    }
     void let_go() noexcept {
         settle(found_.match.at);
         settle(found_.match.partial);
         settle(found_.below);
-        if (found_.match.at.depth > 0) place_.reset();  // a namespace without pages would go
-        partial_.reset();
-        below_.reset();
-        windows_.leave();
-        source_.leave();
-        records_.leave();
         checkpoint_.leave();
+        records_.leave();
+        source_.leave();
+        windows_.leave();
+        below_.reset();
+        partial_.reset();
+        if (found_.match.at.depth > 0) place_.reset();  // a namespace without pages would go
     }
 
    private:
