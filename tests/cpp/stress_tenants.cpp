@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic of several tenants with reservations and ceilings: what each holds is counted from
-// scratch after every call.
+// Random traffic of several tenants with reservations and ceilings, beside holds of pages, pins,
+// exports, imports and forgotten pages: what each tenant holds is counted from scratch after every
+// call.
 //   stress_tenants [seed] [operations of each configuration]
 #include <cstdint>
 #include <cstdio>
@@ -73,6 +74,8 @@ int main(int argc, char** argv) {
     std::int64_t fits = 0;
     std::int64_t refused = 0;
     std::int64_t given = 0;
+    std::int64_t held = 0;
+    std::int64_t imported = 0;
     const std::vector<kvcore::CacheConfig> all = configs();
     for (std::size_t i = 0; i < all.size(); ++i) {
         for (const bool copies_later : {false, true}) {
@@ -84,11 +87,15 @@ int main(int argc, char** argv) {
             fits += world.num_fits;
             refused += world.num_refused;
             given += world.num_given();
+            held += world.num_held;
+            imported += world.num_imported;
             world.end();
         }
     }
-    std::printf("%lld reservations, %lld refused, %lld pages taken over\n",
-                static_cast<long long>(fits), static_cast<long long>(refused),
-                static_cast<long long>(given));
-    CHECK(operations < 1000 || (fits > 0 && refused > 0 && given > 0));
+    std::printf(
+        "%lld reservations, %lld refused, %lld pages taken over, %lld holds, %lld imports\n",
+        static_cast<long long>(fits), static_cast<long long>(refused),
+        static_cast<long long>(given), static_cast<long long>(held),
+        static_cast<long long>(imported));
+    CHECK(operations < 1000 || (fits > 0 && refused > 0 && given > 0 && held > 0 && imported > 0));
 }

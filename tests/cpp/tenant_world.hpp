@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -11,13 +13,16 @@
 
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/lookup_table.hpp"
 #include "random.hpp"
 #include "request.hpp"
 #include "tenant_oracle.hpp"
 
-/// Random traffic of several tenants. After every call the pages that each holds are counted from
-/// scratch; nobody is above its ceiling, and every reservation can be filled. A page changes its
-/// owner only where nobody held it before.
+/// Random traffic of several tenants, while others hold pages by their ids, pin and forget
+/// prefixes, and copy columns out of the cache and into it. After every call the pages that each
+/// holds are counted from scratch; nobody is above its ceiling, and every reservation can be
+/// filled. A page changes its owner only where nobody held it before, and a held page is handed out
+/// to nobody.
 class TenantWorld {
    public:
     TenantWorld(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed)
@@ -27,7 +32,7 @@ class TenantWorld {
     }
 
     void operate() {
-        const std::int64_t verb = random_.below(100);
+        const std::int64_t verb = random_.below(120);
         verb_ = verb;
         try {
             act(verb);
@@ -40,10 +45,15 @@ class TenantWorld {
     [[nodiscard]] const kvcore::CacheManager& manager() const { return manager_; }
     std::int64_t num_fits = 0;
     std::int64_t num_refused = 0;
+    std::int64_t num_held = 0;      // calls of `hold`
+    std::int64_t num_imported = 0;  // imports that were published
     // Pages that another tenant took over.
     [[nodiscard]] std::int64_t num_given() const { return oracle_.num_given; }
     void end() {
         hit_.reset();
+        holds_.clear();
+        imports_.clear();
+        exports_.clear();
         while (!open_.empty()) finish();
         while (!live_.empty()) drop(live_.back());
         while (!pins_.empty()) unpin();
@@ -62,6 +72,36 @@ class TenantWorld {
         std::int32_t tenant;  // -1: none
     };
     static constexpr std::int64_t kRows = 16;
+    /// With room for all rows, of each bundle and replica.
+    class Tables {
+       public:
+        Tables(std::int32_t num_replicas, std::int32_t num_bundles)
+            : cells_(static_cast<std::size_t>(num_bundles) * kRows * kColumns), lengths_(kRows) {
+            for (std::int32_t r = 0; r < num_replicas; ++r) {
+                kvcore::FetchTarget target;
+                more_.emplace_back();
+                for (std::int32_t b = 0; b < num_bundles; ++b) {
+                    tables_.push_back(std::make_unique<kvcore::LookupTable>(
+                        cells_.data() + std::ptrdiff_t{b} * kRows * kColumns, kRows, kColumns,
+                        ~0U));
+                    if (b > 0) more_.back().push_back(tables_.back().get());
+                    if (b == 0) target.table = tables_.back().get();
+                }
+                target.more = more_.back().data();
+                target.cache_lengths = lengths_.data();
+                targets.push_back(target);
+            }
+        }
+        std::vector<kvcore::FetchTarget> targets;
+
+       private:
+        static constexpr std::int64_t kColumns = 512;
+
+        std::vector<std::uint32_t> cells_;
+        std::vector<std::uint32_t> lengths_;
+        std::vector<std::unique_ptr<kvcore::LookupTable>> tables_;
+        std::vector<std::vector<kvcore::LookupTable*>> more_;
+    };
 
     void act(std::int64_t verb) {
         if (verb < 18) return claim();
@@ -76,6 +116,16 @@ class TenantWorld {
         if (verb < 75) return manager_.reset_prefix_cache();
         if (verb < 79) return finish();
         if (verb < 81) return begin_again();
+        if (verb < 100) return reserve_any();
+        if (verb < 105) return hold_pages();
+        if (verb < 108) return drop_one(holds_);
+        if (verb < 112) return begin_import();
+        if (verb < 115) return end_import();
+        if (verb < 117) return begin_export();
+        if (verb < 119) return drop_one(exports_);
+        forget();
+    }
+    void reserve_any() {
         if (!live_.empty()) reserve(random_.pick(live_));
     }
 
@@ -125,7 +175,8 @@ class TenantWorld {
         const std::int64_t pages =
             kvcore::ceil_div(row.request.end() + steps - 1, config().page_size) * lanes;
         CHECK(before.held_pages + pages > before.reserved_pages);
-        const bool is_alone = live_.size() == 1 && pins_.empty() && open_.empty() && !hit_;
+        const bool is_alone = live_.size() == 1 && pins_.empty() && open_.empty() && !hit_ &&
+                              holds_.empty() && imports_.empty() && exports_.empty();
         CHECK(!is_alone || steps > 1 || !is_plain());
     }
     void reserve(Row& row) {
@@ -192,8 +243,8 @@ class TenantWorld {
     bool fetch(const std::vector<Row*>& batch) {
         std::vector<kvcore::RequestView> views;
         for (const Row* row : batch) views.push_back(row->request.view());
-        std::vector<kvcore::FetchTarget> targets(static_cast<std::size_t>(config().num_replicas));
-        for (kvcore::FetchTarget& target : targets) target.cache_lengths = lengths_;
+        Tables tables(config().num_replicas, num_bundles());
+        std::vector<kvcore::FetchTarget>& targets = tables.targets;
         kvcore::FetchResult result;
         try {
             do {
@@ -207,9 +258,8 @@ class TenantWorld {
         } catch (const kvcore::CapacityError&) {
             return false;
         }
-        // Without tables there is no room for rows: all pages are reserved by then.
         if (result.status == kvcore::FetchStatus::kNoSpace) return false;
-        CHECK_EQ(result.status, kvcore::FetchStatus::kGrow);
+        CHECK_EQ(result.status, kvcore::FetchStatus::kOk);
         for (std::size_t i = 0; i < batch.size(); ++i) {
             batch[i]->request.start = views[i].start;
             batch[i]->request.active = views[i].active;
@@ -313,8 +363,8 @@ class TenantWorld {
                 row.request.start = view.start;
                 row.request.active = view.active;
                 settle(transfers);
-            } catch (const std::logic_error&) {
-                break;  // it has moved since
+            } catch (const std::invalid_argument&) {
+                break;  // it has moved since, or was forgotten
             } catch (const kvcore::CapacityError&) {
                 break;
             }
@@ -333,6 +383,109 @@ class TenantWorld {
         row.request.start = 0;
     }
 
+    // ---- what others hold, bring in and copy out
+    [[nodiscard]] std::int32_t any_replica() {
+        return static_cast<std::int32_t>(random_.below(config().num_replicas));
+    }
+    // Mostly of one that a request has, or an import fills.
+    BlockId any_page(std::int32_t replica) {
+        std::vector<BlockId> pages;
+        for (const Row& row : live_) {
+            if (row.replica != replica) continue;
+            for (std::int32_t bundle = 0; bundle < num_bundles(); ++bundle) {
+                for (const BlockId page : manager_.pages_of(row.request.sequence, bundle)) {
+                    pages.push_back(page);
+                }
+            }
+        }
+        for (const Import& each : imports_) {
+            if (each.replica != replica) continue;
+            pages.insert(pages.end(), each.taken.pages().begin(), each.taken.pages().end());
+        }
+        pages.erase(std::remove(pages.begin(), pages.end(), -1), pages.end());
+        if (!pages.empty() && random_.chance(80)) return random_.pick(pages);
+        return static_cast<BlockId>(random_.below(config().num_pages));
+    }
+    [[nodiscard]] std::int32_t num_bundles() const {
+        if (is_plain()) return 1;
+        const kvcore::Grouping& grouping = kvcore::CacheManagerProbe::grouping(manager_);
+        return static_cast<std::int32_t>(grouping.bundles().size());
+    }
+    void hold_pages() {
+        const std::int32_t replica = any_replica();
+        std::vector<BlockId> pages;
+        for (std::int64_t n = random_.between(1, 3); n > 0; --n) pages.push_back(any_page(replica));
+        try {
+            holds_.push_back(manager_.hold(replica, pages.data(), count(pages)));
+            ++num_held;
+        } catch (const kvcore::InvalidHandleError&) {
+            return;  // a free page
+        } catch (const kvcore::CapacityError&) {
+            return;  // no room in quotas
+        }
+    }
+    template <class Held>
+    void drop_one(std::vector<Held>& all) {
+        if (all.empty()) return;
+        std::swap(random_.pick(all), all.back());
+        all.pop_back();
+    }
+    // Whole columns of a prompt.
+    std::vector<TokenId> columns_of_prompt() {
+        std::vector<TokenId> prefix = prompt();
+        prefix.resize(prefix.size() / static_cast<std::size_t>(config().page_size) *
+                      static_cast<std::size_t>(config().page_size));
+        return prefix;
+    }
+    kvcore::ColumnSpan span_of(const std::vector<TokenId>& prefix, std::int32_t replica) {
+        kvcore::ColumnSpan span;
+        span.replica = replica;
+        span.num_resets = manager_.num_resets();
+        span.tokens = prefix.data();
+        span.n = count(prefix);
+        return span;
+    }
+    void begin_import() {
+        const std::vector<TokenId> prefix = columns_of_prompt();
+        if (prefix.empty() || !config().prefix_caching) return;
+        const std::int32_t replica = any_replica();
+        std::vector<kvcore::CachedColumn> offered(prefix.size() /
+                                                  static_cast<std::size_t>(config().page_size));
+        const std::int64_t masks =
+            is_plain()
+                ? 1
+                : std::int64_t{1} << kvcore::CacheManagerProbe::grouping(manager_).windows().size();
+        for (kvcore::CachedColumn& column : offered) {
+            column.windows = static_cast<std::uint8_t>(random_.below(masks));
+            column.passed = static_cast<std::uint8_t>(random_.below(masks)) & column.windows;
+        }
+        kvcore::CacheImport taken =
+            manager_.import_columns(span_of(prefix, replica), offered.data());
+        const bool holds = taken.status() == kvcore::ImportStatus::kTaken ||
+                           taken.status() == kvcore::ImportStatus::kKnown;
+        if (holds) imports_.push_back({std::move(taken), replica});
+    }
+    void end_import() {
+        if (imports_.empty()) return;
+        std::swap(random_.pick(imports_), imports_.back());
+        Import last = std::move(imports_.back());
+        imports_.pop_back();
+        if (random_.chance(80) && manager_.publish(last.taken, random_.chance(30))) ++num_imported;
+    }
+    void begin_export() {
+        const std::vector<TokenId> prefix = columns_of_prompt();
+        if (prefix.empty()) return;
+        kvcore::ColumnSpan span = span_of(prefix, any_replica());
+        span.first = static_cast<std::int32_t>(random_.below(span.n / config().page_size));
+        exports_.push_back(manager_.export_columns(span));
+        if (exports_.back().columns().empty()) exports_.pop_back();
+    }
+    void forget() {
+        const std::int32_t replica = any_replica();
+        const BlockId page = any_page(replica);
+        static_cast<void>(manager_.forget(replica, &page, 1));
+    }
+
     void check_state() { oracle_.check(verb_); }
 
     kvcore::CacheManager manager_;
@@ -340,10 +493,16 @@ class TenantWorld {
     Random random_;
     bool copies_later_;
     std::int64_t verb_ = 0;
-    std::uint32_t lengths_[kRows] = {};
     std::vector<std::vector<TokenId>> prompts_;
     std::vector<Row> live_;
     std::vector<kvcore::PinHandle> pins_;
+    struct Import {
+        kvcore::CacheImport taken;
+        std::int32_t replica;
+    };
+    std::vector<kvcore::HeldPages> holds_;
+    std::vector<Import> imports_;
+    std::vector<kvcore::CacheExport> exports_;
     std::optional<kvcore::PrefixHit> hit_;
     kvcore::SequenceHandle hit_of_;
     std::vector<kvcore::Transfers> open_;

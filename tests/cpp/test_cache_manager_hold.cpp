@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "cache_mover.hpp"
 #include "manager_fixture.hpp"
 
 using kvcore::HeldPages;
@@ -209,9 +210,173 @@ void a_request_keeps_what_is_in_front_of_forgotten_pages() {
     CHECK_EQ(m.free(), 16);
 }
 
-void a_page_of_a_window_is_held_with_its_column() {
-    kvcore::CacheConfig config = ManagerFixture::config(2, 64);
+kvcore::CacheConfig with_windows(std::int64_t num_pages) {
+    kvcore::CacheConfig config = ManagerFixture::config(2, num_pages);
     config.groups = {{}, {kvcore::GroupKind::kSliding, 4, 1, 0}};
+    return config;
+}
+
+// A request that has reserved pages, and held ones among them, takes a longer hit: the held pages
+// do not come back, so they are no room for others.
+enum class Call { kReserve, kFetch, kFetchTwo, kAllocate };
+
+void held_pages_are_no_room_for_a_longer_hit(bool has_windows, Call call) {
+    const std::int64_t lanes = has_windows ? 2 : 1;
+    kvcore::CacheConfig config =
+        has_windows ? with_windows(12 * lanes) : ManagerFixture::config(2, 12);
+    config.partial_page_reuse = 0;
+    ManagerFixture m(config);
+    Request request = m.claim(count_up(0, 12));
+    CHECK(m.reserve(request));  // 6 columns of its own
+    Request other = m.claim(count_up(0, 10));
+    m.run(other, 90);  // the same prefix, 5 columns of it cached
+    const Ids row = m.pages(request);
+    HeldPages held = hold(m, row);
+    m.manager.release(other.sequence);
+    CHECK_EQ(m.free(), has_windows ? 2 : 1);
+    request.append(91);
+    for (TokenId t = 92; t < 97; ++t) request.append(t);
+    request.active = request.end();  // 9 columns: 5 cached, its last one, 3 more
+    Request small = m.claim(count_up(500, 1));
+    const Trace before = m.trace({&request, &small});
+    const kvcore::ReservePlan plan = m.manager.plan(request.view());
+    CHECK_EQ(plan.hit_tokens, 10);
+    CHECK(!plan.fits);
+    if (call == Call::kReserve) CHECK(!m.reserve(request));
+    if (call == Call::kFetch) CHECK_EQ(m.fetch({&request}).status, kvcore::FetchStatus::kNoSpace);
+    if (call == Call::kFetchTwo) {
+        CHECK_EQ(m.fetch({&request, &small}).status, kvcore::FetchStatus::kNoSpace);
+    }
+    if (call == Call::kAllocate) {
+        kvcore::PrefixHit hit = m.manager.match(request.view());
+        kvcore::RequestView view = request.view();
+        CHECK_EQ(m.manager.allocate(hit, view, view.end), kvcore::ReserveStatus::kNoSpace);
+    }
+    CHECK(m.trace({&request, &small}) == before);
+    held.let_go();
+    CHECK(m.manager.plan(request.view()).fits);
+    CHECK(m.reserve(request));
+    CHECK_EQ(request.start, 10);
+    m.manager.check_integrity();
+}
+
+kvcore::CacheImport import(ManagerFixture& m, const cache_mover::Run& run) {
+    return m.manager.import_columns(cache_mover::span_of(m.manager, run), run.columns.data());
+}
+
+// Pages that are brought in are held by who holds them before they are found, and afterwards where
+// the tree has them: with what is in front of them, and not what is behind them.
+void held_pages_are_brought_in(bool has_windows) {
+    for (const std::int64_t which : {0, 1, 3}) {
+        ManagerFixture m(has_windows ? with_windows(16) : ManagerFixture::config(2, 8));
+        const std::int64_t per_column = has_windows ? 2 : 1;
+        cache_mover::Run run;
+        run.tokens = count_up(0, 8);
+        run.columns.resize(4);
+        for (kvcore::CachedColumn& each : run.columns) each.windows = has_windows ? 1 : 0;
+        kvcore::CacheImport taken = import(m, run);
+        const BlockId page = item(taken.pages(), which * per_column);
+        HeldPages held = hold(m, {page});
+        HeldPages twice = hold(m, {page, item(taken.pages(), which * per_column)});
+        CHECK(m.manager.publish(taken));
+        m.manager.check_integrity();
+        twice.let_go();
+        m.manager.check_integrity();
+        // Of the column of a held page all windows are held.
+        const std::int64_t kept = has_windows ? which + 2 : which + 1;
+        CHECK_EQ(m.available(), 8 * per_column - kept);
+        Request large = m.claim(count_up(50, 2 * (8 - which - 1)));
+        CHECK(m.reserve(large));
+        const int group = has_windows ? 1 : 0;
+        for (const BlockId each : m.manager.pages_of(large.sequence, group)) CHECK(each != page);
+        if (!has_windows) CHECK_EQ(m.match(run.tokens), which + 1);
+        m.manager.release(large.sequence);
+        held.let_go();
+        m.manager.check_integrity();
+        CHECK_EQ(m.available(), 8 * per_column);
+    }
+}
+
+// The next part of a run does not join what is held.
+void a_run_grows_behind_a_held_page() {
+    ManagerFixture m(ManagerFixture::config(2, 16));
+    cache_mover::Run run;
+    run.tokens = count_up(0, 8);
+    run.columns.resize(4);
+    kvcore::CacheImport taken = import(m, run);
+    HeldPages held = hold(m, {taken.pages()[3]});
+    CHECK(m.manager.publish(taken, true));
+    run.tokens = count_up(0, 16);
+    run.first = 4;
+    taken = import(m, run);
+    CHECK(m.manager.publish(taken));
+    m.manager.check_integrity();
+    CHECK_EQ(m.match(run.tokens), 8);
+    CHECK_EQ(m.available(), 12);
+    held.let_go();
+    CHECK_EQ(m.available(), 16);
+}
+
+// Two that bring the same, which the tree has but for pages of a window: pages that somebody holds
+// stay with the holder, others fill the hole.
+void held_pages_that_are_brought_in_twice() {
+    ManagerFixture m(with_windows(40));
+    cache_mover::Run run;
+    run.tokens = count_up(0, 12);
+    run.columns.resize(6);
+    kvcore::CacheImport holes = import(m, run);
+    CHECK(m.manager.publish(holes));
+    CHECK_EQ(cache_mover::save(m.manager)[0].pages[1], -1);
+    for (kvcore::CachedColumn& each : run.columns) each.windows = 1;
+    kvcore::CacheImport one = import(m, run);
+    kvcore::CacheImport other = import(m, run);
+    const BlockId filling = one.pages()[1];
+    const BlockId idle = other.pages()[1];
+    CHECK(filling >= 0 && idle >= 0 && filling != idle);
+    HeldPages held = hold(m, {idle});
+    CHECK(m.manager.publish(other));
+    m.manager.check_integrity();
+    CHECK_EQ(cache_mover::save(m.manager)[0].pages[1], -1);
+    CHECK(m.manager.publish(one));
+    m.manager.check_integrity();
+    CHECK_EQ(cache_mover::save(m.manager)[0].pages[1], filling);
+    Request large = m.claim(count_up(500, 30));
+    CHECK(m.reserve(large));  // takes what nobody holds
+    for (const std::size_t group : {0U, 1U}) {
+        for (const BlockId page : m.manager.pages_of(large.sequence, static_cast<int>(group))) {
+            CHECK(page != idle);
+        }
+    }
+    m.manager.check_integrity();
+    m.manager.release(large.sequence);
+    held.let_go();
+    m.manager.check_integrity();
+    CHECK_EQ(m.available(), 40);
+}
+
+void held_pages_of_an_import_that_is_dropped() {
+    for (const bool is_reset : {false, true}) {
+        ManagerFixture m(with_windows(20));
+        cache_mover::Run run;
+        run.tokens = count_up(0, 8);
+        run.columns.resize(4);
+        for (kvcore::CachedColumn& each : run.columns) each.windows = 1;
+        kvcore::CacheImport taken = import(m, run);
+        HeldPages held = hold(m, {taken.pages()[2]});
+        if (is_reset) {
+            m.manager.reset_prefix_cache();
+            CHECK(!m.manager.publish(taken));
+        }
+        taken = kvcore::CacheImport();
+        m.manager.check_integrity();
+        CHECK_EQ(m.available(), 18);
+        held.let_go();
+        CHECK_EQ(m.available(), 20);
+    }
+}
+
+void a_page_of_a_window_is_held_with_its_column() {
+    kvcore::CacheConfig config = with_windows(64);
     config.first_page = 3;
     ManagerFixture m(config);
     Request request = m.claim(count_up(0, 12));
@@ -247,6 +412,151 @@ void quotas_leave_room_or_not() {
     m.manager.check_integrity();
     m.manager.reset_prefix_cache();
     m.manager.check_integrity();
+}
+
+kvcore::CacheConfig with_quota(kvcore::CacheConfig config, const kvcore::TenantQuota& quota) {
+    config.quotas = {quota};
+    return config;
+}
+
+std::int64_t held_by_tenant(const ManagerFixture& m) {
+    return m.manager.tenant_stats(0)[0].held_pages;
+}
+
+// What is held by its id counts for its tenant, whoever else had it: after a pin, a request or an
+// export has let go of what was forgotten, and the caches were reset.
+void a_held_page_counts_for_its_tenant_to_the_end() {
+    for (const bool has_windows : {false, true}) {
+        const std::int64_t lanes = has_windows ? 2 : 1;
+        const kvcore::CacheConfig sizes =
+            has_windows ? with_windows(32) : ManagerFixture::config(2, 16);
+        for (int holder = 0; holder < 3; ++holder) {
+            for (const bool forgets : {false, true}) {
+                ManagerFixture m(with_quota(sizes, {2, 12}));
+                Request request = m.claim(count_up(0, 8));
+                kvcore::RequestTerms terms;
+                terms.tenant = 0;
+                m.manager.set_terms(request.sequence, terms);
+                m.run(request, 9);
+                const Ids row = m.pages(request);
+                kvcore::PinHandle pin;
+                kvcore::CacheExport copied;
+                const Tokens tokens = count_up(0, 8);
+                if (holder == 1) pin = m.manager.pin(0, "", tokens.data(), 8);
+                if (holder == 2) {
+                    cache_mover::Run run;
+                    run.tokens = tokens;
+                    copied = m.manager.export_columns(cache_mover::span_of(m.manager, run));
+                    CHECK_EQ(copied.columns().size(), 4U);
+                }
+                if (holder != 0) m.manager.release(request.sequence);
+                HeldPages held = hold(m, {row[1], row[2]});
+                if (forgets) CHECK(m.manager.forget(0, row.data(), 1) > 0);
+                m.manager.reset_prefix_cache();
+                m.manager.check_integrity();
+                if (holder == 0) m.manager.release(request.sequence);
+                if (holder == 1) m.manager.unpin(pin);
+                copied = kvcore::CacheExport();
+                m.manager.check_integrity();
+                m.manager.reset_prefix_cache();
+                m.manager.check_integrity();
+                CHECK(held_by_tenant(m) >= 2);
+                CHECK_EQ(m.available() + held_by_tenant(m), 16 * lanes);
+                held.let_go();
+                m.manager.check_integrity();
+                CHECK_EQ(held_by_tenant(m), 0);
+                CHECK_EQ(m.available(), 16 * lanes);
+            }
+        }
+    }
+}
+
+// An export holds the windows of all its columns: it ends where quotas leave no room for these.
+void an_export_keeps_to_quotas() {
+    kvcore::CacheConfig config = with_quota(with_windows(16), {9, 16});
+    ManagerFixture m(config);
+    cache_mover::Run run;
+    run.tokens = count_up(0, 8);
+    run.columns.resize(3);
+    for (kvcore::CachedColumn& each : run.columns) each.windows = 1;
+    run.tokens.resize(6);
+    kvcore::CacheImport taken = import(m, run);
+    CHECK_EQ(taken.columns().size(), 3U);
+    CHECK(m.manager.publish(taken));
+    const kvcore::ColumnSpan span = cache_mover::span_of(m.manager, run);
+    CHECK_EQ(m.manager.export_columns(span).columns().size(), 3U);
+    Request request = m.claim(count_up(50, 1));
+    CHECK(m.reserve(request));  // two more of nobody's
+    {
+        const kvcore::CacheExport copied = m.manager.export_columns(span);
+        CHECK_EQ(copied.columns().size(), 2U);
+        m.manager.check_integrity();
+        cache_mover::Run tail = run;
+        tail.first = 2;
+        CHECK(m.manager.export_columns(cache_mover::span_of(m.manager, tail)).columns().empty());
+        Request own = m.claim(count_up(70, 8));
+        kvcore::RequestTerms terms;
+        terms.tenant = 0;
+        m.manager.set_terms(own.sequence, terms);
+        CHECK(m.reserve(own));  // within what is reserved for it
+        m.manager.check_integrity();
+    }
+    m.manager.check_integrity();
+}
+
+// Somebody else caches the first of the columns meanwhile: to hold what is brought in behind them
+// would hold these pages as well, for which a tenant has no room. The held one is given back.
+void held_pages_are_not_brought_in_beyond_quotas() {
+    ManagerFixture m(with_quota(ManagerFixture::config(2, 16), {0, 4}));
+    cache_mover::Run run;
+    run.tokens = count_up(0, 12);
+    run.columns.resize(6);
+    kvcore::CacheImport taken = import(m, run);
+    HeldPages held = hold(m, {taken.pages()[4]});
+    const auto serve = [&](const Tokens& tokens) {
+        Request request = m.claim(tokens);
+        kvcore::RequestTerms terms;
+        terms.tenant = 0;
+        m.manager.set_terms(request.sequence, terms);
+        m.run(request, 9);
+        return request;
+    };
+    m.manager.release(serve(count_up(0, 7)).sequence);
+    const Request full = serve(count_up(500, 7));
+    CHECK_EQ(held_by_tenant(m), 4);
+    CHECK(m.manager.publish(taken));
+    m.manager.check_integrity();
+    CHECK_EQ(m.match(run.tokens), 4);  // up to the held one
+    CHECK_EQ(held_by_tenant(m), 4);
+    m.manager.release(full.sequence);
+    held.let_go();
+    m.manager.check_integrity();
+    CHECK_EQ(m.available(), 16);
+}
+
+// Pages of an import count as nobody's while they are brought in and, where somebody holds them,
+// afterwards.
+void quotas_count_held_pages_of_imports() {
+    for (const bool has_windows : {false, true}) {
+        const kvcore::CacheConfig sizes =
+            has_windows ? with_windows(32) : ManagerFixture::config(2, 16);
+        ManagerFixture m(with_quota(sizes, {has_windows ? 20 : 10, 32}));
+        cache_mover::Run run;
+        run.tokens = count_up(0, 12);
+        run.columns.resize(6);
+        for (kvcore::CachedColumn& each : run.columns) each.windows = has_windows ? 1 : 0;
+        kvcore::CacheImport taken = import(m, run);
+        CHECK_EQ(taken.columns().size(), 6U);
+        HeldPages held = hold(m, {taken.pages()[has_windows ? 8 : 4]});
+        CHECK(m.manager.publish(taken));
+        m.manager.check_integrity();
+        CHECK_EQ(m.available(), has_windows ? 32 - 6 : 16 - 5);
+        m.manager.reset_prefix_cache();
+        m.manager.check_integrity();
+        held.let_go();
+        m.manager.check_integrity();
+        CHECK_EQ(m.available(), has_windows ? 32 : 16);
+    }
 }
 
 void ids_begin_at_the_first_page() {
@@ -307,8 +617,21 @@ int main() {
     a_reset_forgets_what_is_in_front_of_forgotten_pages();
     exported_pages_are_forgotten_and_reset();
     a_request_keeps_what_is_in_front_of_forgotten_pages();
+    for (const bool has_windows : {false, true}) {
+        for (const Call call : {Call::kReserve, Call::kFetch, Call::kFetchTwo, Call::kAllocate}) {
+            held_pages_are_no_room_for_a_longer_hit(has_windows, call);
+        }
+        held_pages_are_brought_in(has_windows);
+    }
+    a_run_grows_behind_a_held_page();
+    held_pages_that_are_brought_in_twice();
+    held_pages_of_an_import_that_is_dropped();
     a_page_of_a_window_is_held_with_its_column();
     quotas_leave_room_or_not();
+    a_held_page_counts_for_its_tenant_to_the_end();
+    an_export_keeps_to_quotas();
+    held_pages_are_not_brought_in_beyond_quotas();
+    quotas_count_held_pages_of_imports();
     ids_begin_at_the_first_page();
     pages_are_taken_again_from_the_last_one_on();
 }

@@ -4,8 +4,10 @@
 
 namespace kvcore {
 
+// A column with another reference stays held: see PageOwners.
 void ColumnPages::protect(const BlockId* ids, std::int32_t n, bool is_protected) noexcept {
     for (std::int32_t i = 0; i < n; ++i) {
+        if (!is_protected && columns_.ref_count(ids[i]) > 1) continue;
         for_each_full_page(ids[i], [&](BlockId page) {
             is_protected ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
         });

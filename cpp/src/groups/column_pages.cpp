@@ -104,7 +104,7 @@ bool ColumnPages::can_serve_part(TreePosition at, TreePosition source,
     return has_windows(at, n);
 }
 
-void ColumnPages::take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept {
+void ColumnPages::take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) {
     BlockId* ids = &ids_[slot(column, first_lane)];
     detail::require_law(pages_.allocate(num_lanes, ids), "reserve: admitted pages are there");
     if (owners_ != nullptr) owners_->take(ids, num_lanes);
@@ -121,13 +121,13 @@ void ColumnPages::give_back(std::int32_t first_lane, std::int32_t num_lanes,
     std::fill_n(ids, num_lanes, 0);
 }
 
-void ColumnPages::fill_full(BlockId column) noexcept {
+void ColumnPages::fill_full(BlockId column) {
     for (const Grouping::Bundle& bundle : grouping_.bundles()) {
         if (bundle.window < 0) take(bundle.first_lane, bundle.pages_per_column, column);
     }
 }
 
-void ColumnPages::fill(BlockId column, std::size_t window) noexcept {
+void ColumnPages::fill(BlockId column, std::size_t window) {
     const Grouping::Window& rule = grouping_.windows()[window];
     take(rule.first_lane, rule.num_lanes, column);
 }

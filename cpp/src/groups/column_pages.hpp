@@ -154,11 +154,12 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
         for (std::int32_t c = at.depth - 1; c >= first; --c) visit(columns[c]);
     }
 
-    /// Gives a column the pages of its full lanes, or of a window; there are enough.
-    void fill_full(BlockId column) noexcept;
-    void fill(BlockId column, std::size_t window) noexcept;
-    /// Gives a new column pages of all lanes and its first reader in all windows; there are enough.
-    void begin(BlockId column) noexcept {
+    /// Gives a column the pages of its full lanes, or of a window. Throws IntegrityError where they
+    /// are not there.
+    void fill_full(BlockId column);
+    void fill(BlockId column, std::size_t window);
+    /// Gives a new column pages of all lanes and its first reader in all windows. Throws likewise.
+    void begin(BlockId column) {
         take(0, grouping_.num_lanes(), column);
         for (std::size_t w = 0; w < num_windows_; ++w) ++readers_[entry(column, w)];
     }
@@ -187,6 +188,12 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// One reader more, or less, of what is copied, in all windows; `end` is where the tree has it.
     void enter_all(BlockId column) noexcept;
     void leave_all(BlockId column, TreePosition end) noexcept;
+    /// Evicts the windows of a column that nobody reads.
+    void give_up_idle(BlockId column) noexcept {
+        for (std::size_t w = 0; w < num_windows_; ++w) {
+            if (is_idle(column, w)) evict_idle(entry(column, w));
+        }
+    }
     /// An idle page that a request passed is worth keeping after all.
     void keep(BlockId column, std::size_t window) noexcept;
     /// An idle page is used just now, by who leaves.
@@ -304,7 +311,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
         }
     }
     void tell_window(BlockId column, std::size_t window, bool is_held) const noexcept;
-    void take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept;
+    void take(std::int32_t first_lane, std::int32_t num_lanes, BlockId column);
     void give_back(std::int32_t first_lane, std::int32_t num_lanes, BlockId column) noexcept;
     [[nodiscard]] std::int32_t longest_hit(std::size_t window, TreePosition at) const noexcept;
     [[nodiscard]] bool has_all(std::size_t window, TreePosition at,

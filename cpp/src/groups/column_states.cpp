@@ -29,7 +29,7 @@ std::int32_t ColumnStates::longest_hit(TreePosition at, std::int32_t column_toke
     return depth;
 }
 
-ColumnStates::Slot ColumnStates::take() noexcept {
+ColumnStates::Slot ColumnStates::take() {
     if (free_.empty()) {
         Slot victim = oldest_;
         while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;
@@ -53,7 +53,7 @@ void ColumnStates::give_back(Slot slot) noexcept {
     if (entry.holds == 0) free_.push_back(slot);
 }
 
-ColumnStates::Slot ColumnStates::add(BlockId column, TreePosition end) noexcept {
+ColumnStates::Slot ColumnStates::add(BlockId column, TreePosition end) {
     if (num_available() == 0) return kNone;
     const Slot slot = take();
     join_column(slot, column, end);

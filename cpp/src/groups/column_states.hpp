@@ -54,8 +54,8 @@ class ColumnStates final : public PoolListener {
     [[nodiscard]] std::int32_t longest_hit(TreePosition at,
                                            std::int32_t column_tokens) const noexcept;
 
-    /// A slot for a request; one can be had.
-    [[nodiscard]] Slot take() noexcept;
+    /// A slot for a request. Throws IntegrityError where none can be had.
+    [[nodiscard]] Slot take();
     /// A checkpoint becomes a request's slot as it is, with what holds it.
     void take_over(Slot checkpoint) noexcept;
     /// The reverse: a slot that was taken is the checkpoint of a column that has none, and ready.
@@ -65,7 +65,7 @@ class ColumnStates final : public PoolListener {
     void give_back(Slot slot) noexcept;
     /// A slot for a checkpoint of a column that has none, the last one on the way to `end`;
     /// found once it is ready. kNone where none can be had.
-    [[nodiscard]] Slot add(BlockId column, TreePosition end) noexcept;
+    [[nodiscard]] Slot add(BlockId column, TreePosition end);
     void make_ready(Slot checkpoint) noexcept;
     /// There is no such checkpoint any more.
     void drop(Slot checkpoint) noexcept;

@@ -94,7 +94,8 @@ struct OwnerTally {
 ///
 /// Where a column is a page it is told of all that by the pool and by what protects runs of the
 /// tree; else by ColumnPages. Both know of pins late (see Protection): so whoever reads counts asks
-/// first what is evictable.
+/// first what is evictable. A page that the tree no longer protects stays held as long as it has
+/// another reference. The pool reports when the last reference ends.
 ///
 /// Owns: two bytes per page, a count per owner. Invariant: a count is the number of its owner's
 /// pages that are held. Threads: none of its own; CacheManager locks around it.
@@ -104,9 +105,12 @@ class PageOwners final : public PoolListener, public ProtectionListener {
     /// Most tenants.
     static constexpr std::size_t kMaxTenants = 0x7ffe;
 
-    /// Of pages with ids below `end`.
-    PageOwners(std::int64_t end, const std::vector<TenantQuota>& quotas)
-        : states_(static_cast<std::size_t>(end)), counts_(quotas), tallies_(quotas.size() + 1) {}
+    /// Of the pages of a pool.
+    PageOwners(const BlockPool& pool, const std::vector<TenantQuota>& quotas)
+        : pool_(pool),
+          states_(static_cast<std::size_t>(pool.end_id())),
+          counts_(quotas),
+          tallies_(quotas.size() + 1) {}
 
     [[nodiscard]] const HeldCounts& counts() const noexcept { return counts_; }
     [[nodiscard]] Owner owner(BlockId page) const noexcept {
@@ -141,7 +145,10 @@ class PageOwners final : public PoolListener, public ProtectionListener {
 
     void freed(const BlockId* pages, std::int64_t n) noexcept override { let_go(pages, n); }
     void protect(const BlockId* pages, std::int32_t n, bool is_protected) noexcept override {
-        is_protected ? hold(pages, n) : let_go(pages, n);
+        if (is_protected) return hold(pages, n);
+        for (std::int32_t i = 0; i < n; ++i) {
+            if (pool_.ref_count(pages[i]) <= 1) let_go(pages + i, 1);
+        }
     }
 
     /// Throws IntegrityError unless the counts are those of the pages.
@@ -154,6 +161,7 @@ class PageOwners final : public PoolListener, public ProtectionListener {
         return states_[static_cast<std::size_t>(page)];
     }
 
+    const BlockPool& pool_;
     std::vector<Owner> states_;  // of each page its owner, with a bit where it is held
     HeldCounts counts_;
     std::vector<OwnerTally> tallies_;

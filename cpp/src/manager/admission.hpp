@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
@@ -8,6 +9,8 @@
 #include "index/tree_pin.hpp"
 #include "kvcore/cache_types.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "manager/page_row.hpp"
+#include "manager/replica.hpp"
 #include "manager/row_cut.hpp"
 #include "manager/tier_flights.hpp"
 #include "manager/window_hold.hpp"
@@ -51,13 +54,14 @@ struct Admission {
     std::int32_t hit_pages = 0;  // committed columns afterwards
     std::int64_t start = 0;      // where the request stands afterwards
     std::int64_t active = 0;
-    std::int32_t needed = 0;     // columns of the row for what it is to hold
-    std::int32_t replaced = 0;   // frozen columns that the next tokens would write into
-    std::int64_t appended = 0;   // columns added at the row's end
-    std::int32_t windowed = 0;   // columns for which windows get pages, with groups
-    std::int32_t patched = 0;    // columns of the hit that get some from below
-    std::int64_t pages = 0;      // new pages in all
-    std::int64_t returned = 0;   // own pages that become superfluous
+    std::int32_t needed = 0;    // columns of the row for what it is to hold
+    std::int32_t replaced = 0;  // frozen columns that the next tokens would write into
+    std::int64_t appended = 0;  // columns added at the row's end
+    std::int32_t windowed = 0;  // columns for which windows get pages, with groups
+    std::int32_t patched = 0;   // columns of the hit that get some from below
+    std::int64_t pages = 0;     // new pages in all
+    std::int64_t returned = 0;  // own pages that are free then
+    std::int64_t returned_columns = 0;
     std::int64_t evicted = 0;    // pages to evict
     std::int64_t available = 0;  // pages that could be had
     std::int64_t kept = 0;       // pages that are to be left
@@ -69,7 +73,24 @@ struct Admission {
     bool declines_partial = false;  // a page to copy from was there, but had to be evicted
 
     [[nodiscard]] std::int64_t new_pages() const noexcept { return pages; }
+    /// Pages and columns that it takes, less the ones that it makes free.
+    [[nodiscard]] PageNeed need() const noexcept {
+        return {pages - returned, appended + replaced + patched - returned_columns};
+    }
 };
+
+/// Calls visit(column) for each own column of a row that an admission makes free. Columns with
+/// another reference stay: forks, copies and holds have references.
+template <class Visit>
+void for_each_returned(const Replica& home, const PageRow& row, const Admission& admission,
+                       const Visit& visit) {
+    const bool is_cut = row.frozen() > admission.needed;
+    const std::int32_t from = is_cut ? admission.needed : row.committed();
+    const std::int32_t end = is_cut ? row.size() : std::min(row.size(), admission.hit_pages);
+    for (std::int32_t c = from; c < end; ++c) {
+        if (row.is_own(c) && home.pool.ref_count(row[c]) == 1) visit(row[c]);
+    }
+}
 
 /// An admission with all that it takes beside pages: places in the trees, memory for the row, room
 /// in the lists that it adds to. Nothing has changed that anybody sees, and applying it cannot

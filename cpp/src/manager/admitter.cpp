@@ -32,17 +32,6 @@ std::int64_t searched(const Replica& home, const RequestView& request, std::int6
     return home.states == nullptr ? limit : request.end - 1;
 }
 
-// Pages that nobody else holds of a row's own columns `from` .. `to` - 1.
-std::int64_t count_own_pages(const Replica& home, const PageRow& row, std::int32_t from,
-                             std::int32_t to) {
-    std::int64_t pages = 0;
-    for (std::int32_t c = from; c < to; ++c) {
-        const bool is_freed = row.is_own(c) && home.pool.ref_count(row[c]) == 1;
-        if (is_freed) pages += home.columns->count_pages(row[c]);
-    }
-    return pages;
-}
-
 // Where no group keeps everything, prefixes that are kept hold columns that take no pages: those
 // may be what is missing.
 bool has_columns(const Replica& home, const Admission& admission) {
@@ -194,6 +183,7 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     if (state_.states.exist()) cut_at_checkpoint(admission, sequence, request);
     const std::int64_t tokens = state_.tokens_to_hold(request, admission.active, asked.num_steps);
     count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
+    count_returned(admission, sequence);
     count_pages(admission, sequence, request, asked.num_steps);
     std::int64_t ahead = 0;
     if (asked.options.has_margin()) {
@@ -224,14 +214,13 @@ void Admitter::cut_at_checkpoint(Admission& admission, const Sequence& sequence,
         row.slot == ColumnStates::kNone && state_.home_of(sequence).states->num_available() == 0;
 }
 
-// What is needed and what falls back to the pool.
+// Counts the columns that the row needs, and the ones that it replaces.
 void Admitter::count_columns(Admission& admission, const Sequence& sequence,
                              std::int64_t needed) const {
     const PageRow& row = sequence.pages;
     admission.needed = static_cast<std::int32_t>(needed);
     admission.appended =
         std::max<std::int64_t>(0, needed - std::max(row.size(), admission.hit_pages));
-    admission.returned = std::min(row.size(), admission.hit_pages) - row.committed();
     if (row.frozen() <= admission.start / state_.config.page_size) return;
     const Departures::Writer writer = state_.writer(sequence, admission.start);
     // Never with a hit, which ends behind them.
@@ -239,9 +228,15 @@ void Admitter::count_columns(Admission& admission, const Sequence& sequence,
     admission.replaced =
         static_cast<std::int32_t>(std::max<std::int64_t>(0, end - writer.first_column()) -
                                   departures_.count_sole(writer, end));
-    if (row.frozen() > needed) {
-        admission.returned = row.count_returned(writer.pool, admission.needed);
-    }
+}
+
+// Counts own pages that go back to the pool, without pages that forks, copies or holds keep.
+void Admitter::count_returned(Admission& admission, const Sequence& sequence) const {
+    const Replica& home = state_.home_of(sequence);
+    for_each_returned(home, sequence.pages, admission, [&](BlockId column) {
+        ++admission.returned_columns;
+        admission.returned += home.columns == nullptr ? 1 : home.columns->count_pages(column);
+    });
 }
 
 // The same in pages, which is another number where columns have some of each bundle.
@@ -270,13 +265,6 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
                                    ++admission.patched;
                                    admission.pages += tiered::count_pages(grouping, patch.windows);
                                });
-    }
-    const bool is_cut = row.frozen() > admission.needed;
-    if (is_cut) {
-        admission.returned = count_own_pages(home, row, admission.needed, row.size());
-    } else {
-        admission.returned =
-            count_own_pages(home, row, row.committed(), std::min(row.size(), admission.hit_pages));
     }
 }
 

@@ -59,6 +59,7 @@ class Admitter {
     void count(Admission& admission, const Sequence& sequence, const RequestView& request,
                const Asked& asked) const;
     void count_columns(Admission& admission, const Sequence& sequence, std::int64_t needed) const;
+    void count_returned(Admission& admission, const Sequence& sequence) const;
     void count_pages(Admission& admission, const Sequence& sequence, const RequestView& request,
                      std::int64_t num_steps) const;
     [[nodiscard]] std::int64_t count_ahead(const Admission& admission, const Sequence& sequence,

@@ -73,7 +73,7 @@ bool CacheManager::publish(CacheImport& filled, bool more) {
             "the import holds nothing: it was published, or took nothing; publish each once");
     }
     const Lock lock(impl_->mutex);
-    const bool is_wanted = filled.held_->columns.publish(more);
+    const bool is_wanted = filled.held_->columns.publish(impl_->state.holds, more);
     filled.held_.reset();
     return is_wanted;
 }

@@ -9,6 +9,7 @@
 #include "index/tree_pin.hpp"
 #include "kvcore/cached_columns.hpp"
 #include "manager/page_hold.hpp"
+#include "manager/page_holds.hpp"
 #include "manager/replica.hpp"
 #include "support/make_room.hpp"
 
@@ -58,8 +59,8 @@ class ColumnExport {
 /// Threads: none of its own; CacheManager locks around it. Cost: O(columns).
 class ColumnImport {
    public:
-    /// `offered` [n / column - first]: what the caller has. Throws std::bad_alloc, and has changed
-    /// nothing.
+    /// `offered` [n / column - first]: what the caller has. Throws std::bad_alloc, and
+    /// IntegrityError where counted pages are not there, and has changed nothing.
     ColumnImport(Replica& home, const ColumnSpan& span, const CachedColumn* offered);
     ColumnImport(const ColumnImport&) = delete;
     ColumnImport& operator=(const ColumnImport&) = delete;
@@ -74,9 +75,12 @@ class ColumnImport {
     /// Its own column for each, -1 where it needs none.
     [[nodiscard]] const std::vector<BlockId>& own() const noexcept { return own_; }
 
-    /// They are found from now on; `more`: their run is to grow. False where the caches were reset
-    /// since. Throws std::bad_alloc, and has changed nothing.
-    [[nodiscard]] bool publish(bool more);
+    /// They are found from now on; `more`: their run is to grow. `holds`: holds on published pages
+    /// become pins in the tree. A held page whose column somebody else cached meanwhile stays with
+    /// its hold. With quotas, if somebody else cached columns meanwhile, columns from the first
+    /// held one on are given back. False where the caches were reset since. Throws std::bad_alloc,
+    /// and has changed nothing.
+    [[nodiscard]] bool publish(PageHolds& holds, bool more);
     /// What is in front of them was forgotten.
     [[nodiscard]] bool is_cut_off() const noexcept {
         return place_ && PrefixTree::is_forgotten(place_.node());
@@ -102,14 +106,20 @@ class ColumnImport {
     [[nodiscard]] bool is_new(std::size_t i) const noexcept {
         return static_cast<std::int32_t>(i) >= num_known_;
     }
-    void take() noexcept;
-    void take_column(std::size_t i) noexcept;
-    void settle(Arrived& arrived, TreeNode* end) noexcept;
+    void take();
+    void take_column(std::size_t i);
+    void give_back(std::size_t from) noexcept;
+    [[nodiscard]] bool is_held(std::size_t i) const noexcept {
+        return own_[i] >= 0 && home_.pool.ref_count(own_[i]) > 1;
+    }
+    [[nodiscard]] std::size_t count_publishable() const noexcept;
+    void settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noexcept;
+    void entrust_to_tree(std::size_t i, TreeNode* end, PageHolds& holds) noexcept;
     void merge(std::size_t i, Arrived& arrived) noexcept;
     void leave_windows(const Arrived& arrived, TreeNode* end) noexcept;
     void leave_column(std::size_t i, const Arrived& arrived) noexcept;
     void hand_over_states(const Arrived& arrived, TreeNode* end) noexcept;
-    void tell_owners(const Arrived& arrived) noexcept;
+    void tell_owners(const Arrived& arrived, TreeNode* end) noexcept;
 
     Replica& home_;
     ImportStatus status_ = ImportStatus::kTaken;

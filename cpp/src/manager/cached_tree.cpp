@@ -93,9 +93,10 @@ TreePosition find(const ManagerState& state, const ColumnSpan& span) {
     TreeNode* root = home.tree.find_namespace(span.name_space);
     if (root == nullptr || span.num_resets != state.cache_copies.num_resets()) return {};
     TreePosition at = home.tree.match(root, span.tokens, span.n).at;
-    // A hold counts for a quota: then it ends where the run does.
+    // A hold counts for a quota: then it ends where the run does. An export holds the windows of
+    // all its columns.
     if (home.owners != nullptr && at.depth > span.first) {
-        at = PrefixTree::position(at.node, quotas::longest_held(home, at));
+        at = PrefixTree::position(at.node, quotas::longest_held(home, at, span.first));
         if (at.depth > span.first) at.node = home.tree.split(at);
     }
     return at.depth > span.first ? at : TreePosition{};

@@ -261,9 +261,26 @@ void add_state_copies(const ManagerState& state,
     }
 }
 
+// The column that is held for a page has that page.
+void check_held_pages(const PageSet& set) {
+    const Replica& replica = set.home();
+    for (std::size_t i = 0; i < set.holds().size(); ++i) {
+        const BlockId page = set.pages()[i];
+        const BlockId column = set.holds()[i].page();
+        bool is_its = replica.columns == nullptr && page == column;
+        if (replica.columns != nullptr) {
+            replica.columns->for_each_page(column, [&](BlockId each) { is_its |= each == page; });
+        }
+        require_law(is_its, "holds: a held page is its column's");
+    }
+}
+
 // What is held by its id stays there.
 void check_holds(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
+    for (const PageSet* set : state.holds.all()) {
+        if (&set->home() == &replica) check_held_pages(*set);
+    }
     for_each_hold(state, index, [&](const PageHold& hold) {
         require_law(replica.pool.ref_count(hold.page()) > 0, "holds: a held page is not free");
         const TreePosition at = hold.at();

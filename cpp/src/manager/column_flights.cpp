@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "kvcore/errors.hpp"
 #include "manager/tier_flights.hpp"
 #include "support/make_room.hpp"
 
@@ -33,8 +32,7 @@ void TierFlights::choose_column_load(const Replica& home, const TieredHit& hit,
     flight.device_pages.reserve(static_cast<std::size_t>(num_own) + flight.patches.size());
 }
 
-void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence,
-                                  Transfers& transfers) noexcept {
+void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers) {
     Replica& home = home_of(load.replica);
     for (const BlockId record : load.host_pages) home.host_columns->enter_all(record);
     const std::int32_t end = load.source.depth();
@@ -49,8 +47,8 @@ void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence,
         give_out_column(load, column, record_of(c), transfers);
     }
     for (Patch& patch : load.patches) {
-        detail::require_law(home.pool.allocate(1, &patch.bringer),
-                            "reserve: admitted pages are there");
+        home.require_pages(1);
+        home.take_pages(1, &patch.bringer);
         home.columns->enter_all(patch.bringer);
         for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
             if (patch.has(w)) home.columns->fill(patch.bringer, w);
@@ -104,14 +102,23 @@ void TierFlights::leave_records(const TierFlight& flight) const noexcept {
     }
 }
 
-// `arrived`: its sequence, unless that is gone or the copies failed.
+// `arrived`: its sequence, unless that is gone or the copies failed. Who holds pages that were
+// brought holds them where they are needed.
 void TierFlights::finish_column_load(const TierFlight& flight,
                                      const Sequence* arrived) const noexcept {
-    ColumnPages& columns = *home_of(flight.replica).columns;
+    Replica& home = home_of(flight.replica);
+    ColumnPages& columns = *home.columns;
     for (const Patch& patch : flight.patches) {
         if (arrived == nullptr) continue;
-        const TreePosition end{arrived->pages.node(), patch.index + 1};
-        columns.fill_holes(end, arrived->pages[patch.index], patch.bringer);
+        const PageRow& row = arrived->pages;
+        const TreePosition end{row.node(), patch.index + 1};
+        columns.fill_holes(end, row[patch.index], patch.bringer);
+        if (home.pool.ref_count(patch.bringer) == 1) continue;
+        // A hold on a column holds all its windows, so idle windows are evicted: else quotas could
+        // be broken.
+        if (home.owners != nullptr) columns.give_up_idle(row[patch.index]);
+        const bool is_own = row.is_own(patch.index);
+        holds_.follow(home, patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
     }
     for (const BlockId column : flight.device_pages) columns.leave_all(column, {});
 }

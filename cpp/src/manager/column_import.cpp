@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <new>
 #include <utility>
 
+#include "kvcore/errors.hpp"
 #include "manager/cache_copies.hpp"
 #include "manager/quotas.hpp"
 
@@ -61,7 +63,8 @@ void ColumnImport::find_place(const ColumnSpan& span, std::int32_t n) {
         status_ = ImportStatus::kNoParent;
         return;
     }
-    if (home_.owners != nullptr && quotas::longest_held(home_, at) < at.depth) {
+    // The pin holds full pages, but no windows.
+    if (home_.owners != nullptr && quotas::longest_held(home_, at, at.depth) < at.depth) {
         status_ = ImportStatus::kNoRoom;
         return;
     }
@@ -116,20 +119,28 @@ std::int64_t ColumnImport::count_pages(std::size_t i) const noexcept {
     return pages;
 }
 
-void ColumnImport::take() noexcept {
+// Gives back what it took where a law does not hold.
+void ColumnImport::take() {
     num_known_ = std::min(num_known_, static_cast<std::int32_t>(columns_.size()));
     status_ = ImportStatus::kKnown;
     if (home_.owners != nullptr) home_.owners->set_taker(0);
-    for (std::size_t i = 0; i < columns_.size(); ++i) {
-        const bool is_taken = is_new(i) || count_pages(i) > 0;
-        if (is_taken) take_column(i);
-        if (columns_[i].state >= 0) columns_[i].state = home_.states->take();
-        if (is_taken || columns_[i].state >= 0) status_ = ImportStatus::kTaken;
+    std::size_t i = 0;
+    try {
+        for (; i < columns_.size(); ++i) {
+            const bool is_taken = is_new(i) || count_pages(i) > 0;
+            if (is_taken) take_column(i);
+            if (columns_[i].state >= 0) columns_[i].state = home_.states->take();
+            if (is_taken || columns_[i].state >= 0) status_ = ImportStatus::kTaken;
+        }
+    } catch (const IntegrityError&) {
+        for (; i < columns_.size(); ++i) columns_[i].state = -1;  // of these no slot was taken
+        give_back(0);
+        throw;
     }
     home_.note_peak();
 }
 
-void ColumnImport::take_column(std::size_t i) noexcept {
+void ColumnImport::take_column(std::size_t i) {
     BlockId& own = own_[i];
     detail::require_law(home_.pool.allocate(1, &own), "import: counted columns are there");
     if (home_.columns == nullptr) {
@@ -150,19 +161,39 @@ void ColumnImport::take_column(std::size_t i) noexcept {
     }
 }
 
-ColumnImport::~ColumnImport() {
-    for (std::size_t i = 0; i < columns_.size(); ++i) {
+ColumnImport::~ColumnImport() { give_back(0); }
+
+void ColumnImport::give_back(std::size_t from) noexcept {
+    for (std::size_t i = from; i < columns_.size(); ++i) {
         if (own_[i] >= 0) {
             if (home_.columns != nullptr) home_.columns->leave_all(own_[i], {});
             home_.pool.free(&own_[i], 1);
         }
         if (columns_[i].state >= 0) home_.states->give_back(columns_[i].state);
     }
+    columns_.resize(std::min(columns_.size(), from));
+    own_.resize(columns_.size());
 }
 
-bool ColumnImport::publish(bool more) {
-    if (!is_wanted_) return false;
+// A pin on a held page protects all pages in front of it. If somebody else cached some of these
+// meanwhile, quotas may leave no room to hold them.
+std::size_t ColumnImport::count_publishable() const noexcept {
     const std::size_t n = columns_.size();
+    if (home_.owners == nullptr) return n;
+    const std::int64_t page = home_.tree.page_size();
+    const auto num_tokens = static_cast<std::int64_t>(tokens_.size()) - num_known_ * page;
+    const TokenId* tokens = tokens_.data() + num_known_ * page;
+    const TreePosition at = home_.tree.match(place_.node(), tokens, num_tokens).at;
+    if (at.depth == first_ + num_known_) return n;
+    auto end = static_cast<std::size_t>(num_known_);
+    while (end < n && !is_held(end)) ++end;
+    return end;
+}
+
+bool ColumnImport::publish(PageHolds& holds, bool more) {
+    if (!is_wanted_) return false;
+    const std::size_t n = count_publishable();
+    if (n == 0) return true;  // it ends as if it had not been published
     const auto num_new = static_cast<std::int32_t>(n) - num_known_;
     Arrived arrived;
     arrived.duplicates.reserve(static_cast<std::size_t>(num_new));
@@ -174,13 +205,14 @@ bool ColumnImport::publish(bool more) {
     const std::ptrdiff_t known_tokens = std::ptrdiff_t{num_known_} * home_.tree.page_size();
     TreeNode* end = home_.tree.insert(place_.node(), tokens_.data() + known_tokens,
                                       own_.data() + num_known_, num_new, arrived.duplicates);
-    settle(arrived, end);
+    settle(arrived, end, holds);
     if (!more) home_.tree.shrink(end);
     return true;
 }
 
 // Nothing of it can fail.
-void ColumnImport::settle(Arrived& arrived, TreeNode* end) noexcept {
+void ColumnImport::settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noexcept {
+    give_back(arrived.cached.size());
     if (end != place_.node()) place_ = TreePin(home_.tree, end);
     const auto n = static_cast<std::int32_t>(columns_.size());
     home_.tree.copy_pages({end, first_ + n}, first_, arrived.cached.data());
@@ -188,21 +220,34 @@ void ColumnImport::settle(Arrived& arrived, TreeNode* end) noexcept {
         if (own_[i] < 0) continue;
         if (own_[i] != arrived.cached[i]) {
             merge(i, arrived);
-        } else if (home_.columns != nullptr) {
-            home_.columns->cache(own_[i]);
+            continue;
         }
+        if (home_.columns != nullptr) home_.columns->cache(own_[i]);
+        if (is_held(i)) entrust_to_tree(i, end, holds);
     }
     if (home_.columns != nullptr) leave_windows(arrived, end);
     if (home_.states != nullptr) hand_over_states(arrived, end);
     place_.end_use();
-    if (home_.owners != nullptr) tell_owners(arrived);
+    if (home_.owners != nullptr) tell_owners(arrived, end);
     columns_.clear();
     own_.clear();
     pages_.clear();
     tokens_.clear();
 }
 
-// The tree's column takes over what it lacks, and is read in the place of the own one.
+// A hold on a page that the tree has now becomes a pin. The run is cut behind the page, so that the
+// pin protects no page behind it. Without memory for the cut, the pin protects the whole run.
+void ColumnImport::entrust_to_tree(std::size_t i, TreeNode* end, PageHolds& holds) noexcept {
+    TreePosition at = PrefixTree::position(end, first_ + static_cast<std::int32_t>(i) + 1);
+    try {
+        at.node = home_.tree.split(at);
+    } catch (const std::bad_alloc&) {
+    }
+    holds.move_to_tree(home_, own_[i], at);
+}
+
+// The tree's column takes over the pages that it lacks, unless somebody holds them, and is read in
+// the place of the own one.
 void ColumnImport::merge(std::size_t i, Arrived& arrived) noexcept {
     const BlockId cached = arrived.cached[i];
     if (home_.columns != nullptr) {
@@ -212,7 +257,7 @@ void ColumnImport::merge(std::size_t i, Arrived& arrived) noexcept {
         }
         columns.enter_all(cached);
         const auto depth = first_ + static_cast<std::int32_t>(i) + 1;
-        columns.fill_holes({place_.node(), depth}, cached, own_[i]);
+        if (!is_held(i)) columns.fill_holes({place_.node(), depth}, cached, own_[i]);
         columns.leave_all(own_[i], {});
     }
     home_.pool.free(&own_[i], 1);
@@ -263,11 +308,13 @@ void ColumnImport::hand_over_states(const Arrived& arrived, TreeNode* end) noexc
     }
 }
 
-// They were held from when they were taken. Nobody is told of those that became the tree's without
-// having been protected there.
-void ColumnImport::tell_owners(const Arrived& arrived) noexcept {
-    static_cast<void>(home_.num_evictable());
-    for (std::size_t i = 0; i < own_.size(); ++i) {
+// The owners count these pages as held since they were taken. The tree reports no change for pages
+// that were never protected: these are the last ones, behind the last held page.
+void ColumnImport::tell_owners(const Arrived& arrived, TreeNode* end) noexcept {
+    const auto n = static_cast<std::int64_t>(own_.size());
+    const std::int32_t depth = first_ + static_cast<std::int32_t>(n);
+    const std::int64_t unprotected = std::min(n, home_.tree.num_unprotected({end, depth}));
+    for (auto i = static_cast<std::size_t>(n - unprotected); i < own_.size(); ++i) {
         if (own_[i] < 0 || own_[i] != arrived.cached[i]) continue;
         const auto let_go = [&](BlockId page) { home_.owners->let_go(&page, 1); };
         if (home_.columns == nullptr) {

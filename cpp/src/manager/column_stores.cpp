@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
+#include "manager/quotas.hpp"
 #include "manager/tier_flights.hpp"
 #include "support/make_room.hpp"
 
@@ -95,15 +96,17 @@ TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const 
     return choice;
 }
 
-// Columns of the tier that bring what is chosen: there is room.
-void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& flight) noexcept {
+// Columns of the tier that bring what is chosen: there is room. Throws IntegrityError where there
+// is not; nothing was taken then.
+void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& flight) {
     ColumnPages& records = *home.host_columns;
     records.make_room(choice.num_pages, choice.num_records, {});
+    require_room(home, choice.num_pages, choice.num_records);
     for (std::size_t i = 0; i < choice.parts.size(); ++i) {
         BlockId& record = flight.host_pages[i];
         const std::uint8_t part = choice.parts[i];
         if (part == 0) continue;
-        detail::require_law(home.take_stored(1, &record) == 1, "host tier: there is room");
+        static_cast<void>(home.take_stored(1, &record));
         records.enter_all(record);
         if ((part & kFullLanes) != 0) records.fill_full(record);
         for (std::size_t w = 0; w < Grouping::kMaxWindows; ++w) {
@@ -140,6 +143,9 @@ void TierFlights::store_columns(const Path& path, const WindowRow& reader, Stand
     columns.resize(choice.parts.size());
     flight.host_pages.assign(choice.parts.size(), -1);
     const TreePosition last{path.at.node, choice.end()};
+    // A store holds all windows of its columns. Without room in the quotas, a later commit stores
+    // them.
+    if (home.owners != nullptr && !quotas::may_hold(home, last, choice.first)) return;
     const std::int32_t stored = standing.place.depth();
     if (last.depth > stored) {
         flight.tokens = home.tree.tokens_of(last, stored);
@@ -152,9 +158,9 @@ void TierFlights::store_columns(const Path& path, const WindowRow& reader, Stand
     give_out_records(standing, choice, std::move(flight), last.node, transfers);
 }
 
-// Nothing of it can fail.
+// Nothing of it can fail once the records are taken.
 void TierFlights::give_out_records(Standing& standing, const Choice& choice, TierFlight flight,
-                                   TreeNode* node, Transfers& transfers) noexcept {
+                                   TreeNode* node, Transfers& transfers) {
     Replica& home = home_of(flight.replica);
     take_records(home, choice, flight);
     standing.examined = choice.examined;

@@ -258,7 +258,7 @@ void Committer::leave_windows(const RequestBatch& batch) noexcept {
 }
 
 // Where memory or slots are missing there is no checkpoint.
-void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) noexcept {
+void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
         const StateRow& row = state_.states.of(request.sequence);

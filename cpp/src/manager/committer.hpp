@@ -42,7 +42,7 @@ class Committer {
     void swap_columns(Replica& home, SequenceHandle handle, PageRow& pages, std::int32_t first,
                       std::int32_t row) noexcept;
     void leave_windows(const RequestBatch& batch) noexcept;
-    void advance_states(const RequestBatch& batch, Transfers* transfers) noexcept;
+    void advance_states(const RequestBatch& batch, Transfers* transfers);
     void store_rows(const RequestBatch& batch, Transfers& transfers) noexcept;
     void make_checkpoint(Sequence& sequence, SequenceHandle handle, Transfers* transfers);
     template <class Visit>

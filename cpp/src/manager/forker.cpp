@@ -128,7 +128,7 @@ StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
 }
 
 void Forker::copy_state(const StateHold& source, SequenceHandle parent, RequestView& child,
-                        Transfers* transfers) noexcept {
+                        Transfers* transfers) {
     const Sequence& sequence = *state_.sequences.find(child.sequence);
     ColumnStates& states = *state_.home_of(sequence).states;
     StateRow& row = state_.states.of(child.sequence);

@@ -23,7 +23,7 @@ class Forker {
     [[nodiscard]] StateHold find_state(const RequestView& parent, const Sequence& source,
                                        std::int64_t written, std::int64_t num_children) const;
     void copy_state(const StateHold& source, SequenceHandle parent, RequestView& child,
-                    Transfers* transfers) noexcept;
+                    Transfers* transfers);
     void require_room(std::int32_t replica, std::int64_t num_children) const;
 
     ManagerState& state_;

@@ -42,31 +42,52 @@ bool JointReserver::try_reserve(const Call& call, FetchResult& result) {
         if (!state_.config.quotas.empty() && !heed_quotas(call, none, result)) return false;
         prepare_growth(call);
         if (spill(call, none, result)) return false;
+        evict(call, none);
         grow(call);
+        end_room();
         return true;
     }
     return call.missing.size() > 1 ? reserve_together(call, result) : reserve_one(call, result);
 }
 
-// What `apply` and `grow` evict is stored first where it has to be: see Reserver::spill.
+// Pages and columns that a replica needs before the first row is applied. A row makes pages free
+// only for later rows, so the need is the largest sum over the first rows. Called after
+// `prepare_growth`.
+PageNeed JointReserver::need_of(std::int32_t replica, const Call& call,
+                                const std::vector<Reservation>& made) const noexcept {
+    PageNeed need;
+    PageNeed taken;
+    const auto add = [&](const PageNeed& more) {
+        taken.pages += more.pages;
+        taken.columns += more.columns;
+        need.pages = std::max(need.pages, taken.pages);
+        need.columns = std::max(need.columns, taken.columns);
+    };
+    for (std::size_t k = 0; k < made.size(); ++k) {
+        if (call.rows[joining_[k]].replica == replica) add(made[k].admission.need());
+    }
+    const std::int64_t wanted = supply_[static_cast<std::size_t>(replica)].wanted;
+    add({wanted * state_.grouping.pages_per_column(), wanted});
+    return need;
+}
+
+// Called after `spill`, before anything else changes. See Replica::make_room.
+void JointReserver::evict(const Call& call, const std::vector<Reservation>& made) {
+    for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
+        state_.replicas[static_cast<std::size_t>(r)]->make_room(need_of(r, call, made));
+    }
+}
+
+void JointReserver::end_room() noexcept {
+    for (const auto& replica : state_.replicas) replica->end_room();
+}
+
+// What is evicted for rows is stored first where it has to be: see Reserver::spill.
 bool JointReserver::spill(const Call& call, const std::vector<Reservation>& made,
-                          FetchResult& result) noexcept {
+                          FetchResult& result) {
     if (call.transfers == nullptr || !state_.flights.rules().writes_back()) return false;
     for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
-        PageNeed need;
-        std::int64_t taken = 0;
-        const auto add = [&](std::int64_t row, std::int64_t pages, std::int64_t columns) {
-            if (call.rows[row].replica != r) return;
-            taken += pages;
-            need.pages = std::max(need.pages, taken);
-            need.columns += columns;
-        };
-        for (std::size_t k = 0; k < made.size(); ++k) {
-            const Admission& each = made[k].admission;
-            add(joining_[k], each.new_pages() - each.returned,
-                each.appended + each.replaced + each.patched);
-        }
-        for (const Growth& growth : growing_) add(growth.row, pages_of(growth), growth.columns);
+        const PageNeed need = need_of(r, call, made);
         if (!state_.flights.spill(r, need, {}, *call.transfers)) continue;
         result.status = FetchStatus::kPending;
         result.row = call.missing[0];
@@ -124,7 +145,9 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
         result.row = row;
         return false;
     }
+    reserver_.evict(made, sequence, request.sequence);
     result.has_moved = reserver_.apply(made, sequence, request, row, call.transfers);
+    state_.home_of(sequence).end_room();
     return true;
 }
 
@@ -156,7 +179,7 @@ bool JointReserver::find_supply(const Call& call, FetchResult& result) {
     return true;
 }
 
-// Counts what the growing rows want and gets memory for it, so that `grow` cannot fail.
+// Counts what the growing rows want and gets memory for it, so that `grow` has that.
 void JointReserver::prepare_growth(const Call& call) {
     supply_.assign(state_.replicas.size(), {});
     std::int64_t wanted = 0;
@@ -169,12 +192,13 @@ void JointReserver::prepare_growth(const Call& call) {
     taken_.reserve(static_cast<std::size_t>(wanted));
 }
 
-void JointReserver::grow(const Call& call) noexcept {
+void JointReserver::grow(const Call& call) {
     if (!state_.grouping.is_plain()) return grow_columns(call);
     taken_.clear();
     for (std::size_t r = 0; r < supply_.size(); ++r) {
         Supply& supply = supply_[r];
         Replica& replica = *state_.replicas[r];
+        replica.require_pages(supply.wanted);
         supply.given = taken_.size();
         taken_.resize(taken_.size() + static_cast<std::size_t>(supply.wanted));
         replica.take_pages(supply.wanted, taken_.data() + supply.given);
@@ -191,14 +215,13 @@ void JointReserver::grow(const Call& call) noexcept {
     }
 }
 
-void JointReserver::grow_columns(const Call& call) noexcept {
+void JointReserver::grow_columns(const Call& call) {
     for (const auto& [row, columns] : growing_) {
         Sequence& sequence = call.rows[row];
         Replica& home = state_.home_of(sequence);
         PageRow& pages = sequence.pages;
         const std::int32_t size = pages.size();
-        home.make_room(columns * state_.grouping.num_lanes(), columns, {});
-        home.take_pages(columns, pages.extend(columns));
+        pages.take(home, columns);
         state_.windows.grow(home, call.batch[row].sequence, pages, size);
     }
     for (const auto& replica : state_.replicas) replica->note_peak();
@@ -295,6 +318,25 @@ bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& 
     return true;
 }
 
+// With groups: columns have to be evicted though there are pages.
+bool JointReserver::lacks_columns(const Call& call,
+                                  const std::vector<Admission>& admissions) const noexcept {
+    if (state_.grouping.is_plain()) return false;
+    for (std::size_t r = 0; r < state_.replicas.size(); ++r) {
+        std::int64_t left = state_.replicas[r]->pool.num_free();
+        for (std::size_t k = 0; k < admissions.size(); ++k) {
+            const bool is_here = call.rows[joining_[k]].replica == static_cast<std::int32_t>(r);
+            if (is_here) left -= admissions[k].need().columns;
+        }
+        for (const Growth& growth : growing_) {
+            const bool is_here = call.rows[growth.row].replica == static_cast<std::int32_t>(r);
+            if (is_here) left -= growth.columns;
+        }
+        if (left < 0) return true;
+    }
+    return false;
+}
+
 std::vector<Reservation> JointReserver::prepare(const Call& call,
                                                 const std::vector<Admission>& admissions) {
     const std::size_t n = joining_.size();
@@ -332,9 +374,9 @@ bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made
         const Owner owner = state_.tenants.of(call.batch[row].sequence);
         QuotaTrial& trial = trials[static_cast<std::size_t>(sequence.replica)];
         if (reservation != nullptr) {
-            quotas::for_each_returned(state_.home_of(sequence), sequence.pages,
-                                      reservation->admission,
-                                      [&](BlockId page) { trial.give_back(page); });
+            quotas::for_each_returned_page(state_.home_of(sequence), sequence.pages,
+                                           reservation->admission,
+                                           [&](BlockId page) { trial.give_back(page); });
         }
         trial.take(owner, pages);
         if (reservation != nullptr) {
@@ -369,7 +411,8 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
     std::vector<std::int64_t> left;
     for (const auto& replica : state_.replicas) left.push_back(replica->num_free());
     std::vector<Admission> admissions = admit_together(call, true);
-    const bool evicts = share_out(left, call, admissions).status != FetchStatus::kOk;
+    const bool evicts = share_out(left, call, admissions).status != FetchStatus::kOk ||
+                        lacks_columns(call, admissions);
     if (evicts) admissions = admit_together(call, false);
     std::vector<Reservation> made = prepare(call, admissions);
     prepare_growth(call);
@@ -384,12 +427,14 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
     if (!has_columns(call, admissions, result) || !has_slots(call, made, result)) return false;
     if (!state_.config.quotas.empty() && !heed_quotas(call, made, result)) return false;
     if (evicts && spill(call, made, result)) return false;
+    evict(call, made);
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         const std::int64_t row = joining_[k];
         result.has_moved |=
             reserver_.apply(made[k], call.rows[row], call.batch[row], row, call.transfers);
     }
     grow(call);
+    end_room();
     return true;
 }
 

@@ -64,8 +64,12 @@ class JointReserver {
 
     void sort(const Call& call);
     [[nodiscard]] bool try_reserve(const Call& call, FetchResult& result);
+    [[nodiscard]] PageNeed need_of(std::int32_t replica, const Call& call,
+                                   const std::vector<Reservation>& made) const noexcept;
     [[nodiscard]] bool spill(const Call& call, const std::vector<Reservation>& made,
-                             FetchResult& result) noexcept;
+                             FetchResult& result);
+    void evict(const Call& call, const std::vector<Reservation>& made);
+    void end_room() noexcept;
     [[nodiscard]] bool reserve_one(const Call& call, FetchResult& result);
     [[nodiscard]] bool grows_evenly(const Call& call, Growth growth) const;
     [[nodiscard]] std::int64_t missing_columns(const Call& call, std::int64_t row) const;
@@ -74,14 +78,16 @@ class JointReserver {
     }
     [[nodiscard]] bool find_supply(const Call& call, FetchResult& result);
     void prepare_growth(const Call& call);
-    void grow(const Call& call) noexcept;
-    void grow_columns(const Call& call) noexcept;
+    void grow(const Call& call);
+    void grow_columns(const Call& call);
     [[nodiscard]] bool reserve_together(const Call& call, FetchResult& result);
     [[nodiscard]] std::vector<Admission> admit_together(const Call& call, bool allow_partial);
     [[nodiscard]] bool has_columns(const Call& call, const std::vector<Admission>& admissions,
                                    FetchResult& result) const;
     [[nodiscard]] bool heed_quotas(const Call& call, std::vector<Reservation>& made,
                                    FetchResult& result);
+    [[nodiscard]] bool lacks_columns(const Call& call,
+                                     const std::vector<Admission>& admissions) const noexcept;
     void count_refusal(const Call& call, std::int64_t row) noexcept;
     [[nodiscard]] bool has_slots(const Call& call, const std::vector<Reservation>& made,
                                  FetchResult& result) const;

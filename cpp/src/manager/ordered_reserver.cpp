@@ -42,7 +42,9 @@ ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequen
     if (transfers != nullptr && reserver_.spill(made, sequence, *transfers)) {
         return ReserveStatus::kPending;
     }
+    reserver_.evict(made, sequence, request.sequence);
     reserver_.apply(made, sequence, request, row, transfers);
+    state_.home_of(sequence).end_room();
     return ReserveStatus::kOk;
 }
 
@@ -210,6 +212,9 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
         status = take(admission, sequence, view, 0, transfers);
     } catch (const std::bad_alloc&) {
         hit.hold(home);
+        throw;
+    } catch (const IntegrityError&) {
+        hit.give_up();
         throw;
     }
     if (status != ReserveStatus::kOk) hit.hold(home);

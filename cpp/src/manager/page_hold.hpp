@@ -68,6 +68,11 @@ class PageHold {
         home_->pool.free(&page_, 1);
         become_pin(at);
     }
+    /// The page moved to `column`. The tree has that column as the last one on the way to `at`;
+    /// without a node in `at`, the hold takes a reference to the column.
+    void move_to_column(BlockId column, TreePosition at) noexcept {
+        *this = at.node != nullptr ? pin(*home_, at, column) : share(*home_, column);
+    }
     /// Before the tree forgets what nobody uses: a copy alone is no use of a page. `fasten` has to
     /// follow, once all holds are loose: a page that is still protected stays the tree's; of others
     /// the hold has a reference, which outlives their place in the tree. So it has of one that was

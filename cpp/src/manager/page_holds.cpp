@@ -41,6 +41,17 @@ PageSet::PageSet(Replica& home, const BlockId* pages, std::int64_t n) : home_(&h
     home.note_peak();
 }
 
+// A page stays with its column unless the other column has it now.
+void PageSet::follow(BlockId from, BlockId to, TreePosition at) noexcept {
+    for (std::size_t i = 0; i < holds_.size(); ++i) {
+        PageHold& hold = holds_[i];
+        if (!hold.is_reference() || hold.page() != from) continue;
+        bool is_there = false;
+        home_->columns->for_each_page(to, [&](BlockId page) { is_there |= page == pages_[i]; });
+        if (is_there) hold.move_to_column(to, at);
+    }
+}
+
 // What has been held so far is let go as it was taken.
 void PageSet::require_lawful() {
     const std::int64_t available = home_->num_available();

@@ -25,6 +25,8 @@ class PageSet {
     [[nodiscard]] const std::vector<BlockId>& pages() const noexcept { return pages_; }
     [[nodiscard]] const std::vector<PageHold>& holds() const noexcept { return holds_; }
     [[nodiscard]] std::vector<PageHold>& holds() noexcept { return holds_; }
+    /// See PageHolds.
+    void follow(BlockId from, BlockId to, TreePosition at) noexcept;
 
    private:
     void require_lawful();
@@ -56,6 +58,13 @@ class PageHolds {
             for (PageHold& hold : set->holds()) {
                 if (hold.is_reference() && hold.page() == column) hold.move_to_tree(at);
             }
+        }
+    }
+    /// Pages moved from a column to another one: the holds on these pages follow them. See
+    /// PageHold::move_to_column.
+    void follow(const Replica& home, BlockId from, BlockId to, TreePosition at) noexcept {
+        for (PageSet* set : sets_) {
+            if (&set->home() == &home) set->follow(from, to, at);
         }
     }
     /// Around what forgets all that nobody uses: see PageHold.

@@ -5,14 +5,6 @@
 
 namespace kvcore {
 
-std::int64_t PageRow::count_returned(const BlockPool& pool, std::int32_t from) const {
-    std::int64_t count = 0;
-    for (std::int32_t column = from; column < size(); ++column) {
-        count += is_own(column) && pool.ref_count((*this)[column]) == 1 ? 1 : 0;
-    }
-    return count;
-}
-
 std::int32_t PageRow::find_shared(const BlockPool& pool, std::int32_t end) const {
     for (std::int32_t column = committed_; column < end; ++column) {
         if (pool.ref_count((*this)[column]) > 1) return column;

@@ -82,9 +82,6 @@ class PageRow {
     [[nodiscard]] std::int32_t num_cached() const noexcept {
         return twins_.empty() ? committed_ : twins_.front();
     }
-    /// Pages that are free once the row is cut at `from`. Not those of forks that let go as well:
-    /// they may be held for a copy until the call is over.
-    [[nodiscard]] std::int64_t count_returned(const BlockPool& pool, std::int32_t from) const;
     /// The first column from the committed ones to `end` that is not held by this row alone; `end`
     /// when there is none.
     [[nodiscard]] std::int32_t find_shared(const BlockPool& pool, std::int32_t end) const;
@@ -105,6 +102,12 @@ class PageRow {
     void append(const BlockId* ids, std::int64_t n) noexcept {
         pages_.insert(pages_.end(), ids, ids + n);
     }
+    /// Adds columns that are taken from the pool. There is room. Throws IntegrityError where they
+    /// are not there.
+    void take(Replica& home, std::int64_t n) {
+        home.require_pages(n);
+        home.take_pages(n, extend(n));
+    }
 
     /// Gives the row its first place in the tree.
     void place_at(TreePin place) noexcept { place_ = std::move(place); }
@@ -124,16 +127,18 @@ class PageRow {
     /// Gives the row pages of its own wherever it writes next, from column `first` on: in the
     /// frozen columns below `needed`; those behind are dropped. `is_sole(column)`: that page may be
     /// written in place. `give_up(column, page)` gets every page that was replaced, with the row's
-    /// reference to it where `is_own(column)`. The place in the tree stays: see `move_back`.
+    /// reference to it where `is_own(column)`. The place in the tree stays: see `move_back`. Throws
+    /// IntegrityError where pages are not there.
     template <class IsSole, class GiveUp>
     void copy_on_write(Replica& home, std::int32_t first, std::int32_t needed,
-                       const IsSole& is_sole, const GiveUp& give_up) noexcept {
+                       const IsSole& is_sole, const GiveUp& give_up) {
         const std::int32_t end = std::min(frozen_, needed);
         if (frozen_ > needed) drop(home.pool, needed);
         for (std::int32_t column = first; column < end; ++column) {
             if (is_sole(column)) continue;
             BlockId& page = pages_[static_cast<std::size_t>(column)];
             const BlockId source = page;
+            home.require_pages(1);
             home.take_pages(1, &page);
             ++version_;
             give_up(column, source);

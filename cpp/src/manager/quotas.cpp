@@ -78,10 +78,11 @@ bool is_held(const Replica& home, BlockId column) {
     return held;
 }
 
-// Of the columns on the way to `at`, those that no pin protects: the last ones. And what windows
-// read there of a prefix of `tokens`.
-template <class Visit>
-void for_each_idle(const Replica& home, TreePosition at, std::int64_t tokens, const Visit& visit) {
+// Of the columns on the way to `at`, those that no pin protects: the last ones. And those of each
+// window from first_of(window) on.
+template <class FirstOf, class Visit>
+void for_each_idle(const Replica& home, TreePosition at, const FirstOf& first_of,
+                   const Visit& visit) {
     if (at.depth == 0) return;
     const std::int32_t page_size = home.tree.page_size();
     ColumnsUp columns(at, page_size);
@@ -95,8 +96,7 @@ void for_each_idle(const Replica& home, TreePosition at, std::int64_t tokens, co
     if (home.columns == nullptr) return;
     const Grouping& grouping = home.columns->grouping();
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-        const std::int32_t first = grouping.first_column(grouping.windows()[w], tokens);
-        home.columns->for_each_column(at, first, [&](BlockId column) {
+        home.columns->for_each_column(at, first_of(grouping.windows()[w]), [&](BlockId column) {
             if (home.columns->is_idle(column, w)) {
                 home.columns->for_each_window_page(column, w, visit);
             }
@@ -104,11 +104,31 @@ void for_each_idle(const Replica& home, TreePosition at, std::int64_t tokens, co
     }
 }
 
-bool may_hold(const Replica& home, TreePosition at) {
+// Those that a hit of `tokens` reads.
+auto read_by_hit(const Replica& home, std::int64_t tokens) {
+    return [&home, tokens](const Grouping::Window& window) {
+        return home.columns->grouping().first_column(window, tokens);
+    };
+}
+
+template <class FirstOf>
+bool fits(const Replica& home, TreePosition at, const FirstOf& first_of) {
     QuotaTrial trial(home);
-    for_each_idle(home, at, std::int64_t{at.depth} * home.tree.page_size(),
-                  [&](BlockId page) { trial.hold(page); });
+    for_each_idle(home, at, first_of, [&](BlockId page) { trial.hold(page); });
     return trial.is_lawful();
+}
+
+// The longest part for which does_fit(depth): no longer one does where a shorter one does not.
+template <class DoesFit>
+std::int32_t longest_fitting(std::int32_t depth, const DoesFit& does_fit) {
+    if (does_fit(depth)) return depth;
+    std::int32_t fitting = 0;
+    std::int32_t too_long = depth;
+    while (too_long - fitting > 1) {
+        const std::int32_t middle = fitting + (too_long - fitting) / 2;
+        (does_fit(middle) ? fitting : too_long) = middle;
+    }
+    return fitting;
 }
 
 TreePosition cut(const Replica& home, TreePosition at, std::int32_t depth) {
@@ -185,7 +205,8 @@ void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& p
     if (!hit.shares()) return;
     static_cast<void>(home.num_evictable());  // tells of pins since
     const TreePosition at = hit.is_partial() ? hit.match.partial : hit.match.at;
-    for_each_idle(home, at, hit.tokens, [&](BlockId page) { pages.push_back(page); });
+    for_each_idle(home, at, read_by_hit(home, hit.tokens),
+                  [&](BlockId page) { pages.push_back(page); });
 }
 
 void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
@@ -197,8 +218,8 @@ void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64
     std::vector<BlockId> idle;
     find_idle(home, hit, idle);
     for (const BlockId page : idle) trial.hold(page);
-    for_each_returned(home, sequence.pages, admission,
-                      [&](BlockId page) { trial.give_back(page); });
+    for_each_returned_page(home, sequence.pages, admission,
+                           [&](BlockId page) { trial.give_back(page); });
     trial.take(owner, taken);
     for (const BlockId page : idle) trial.share_out(page, owner);
     if (trial.is_lawful()) return;
@@ -214,14 +235,22 @@ void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) no
 }
 
 std::int32_t longest_held(const Replica& home, TreePosition at) {
-    if (may_hold(home, at)) return at.depth;
-    std::int32_t fits = 0;
-    std::int32_t too_long = at.depth;
-    while (too_long - fits > 1) {
-        const std::int32_t depth = fits + (too_long - fits) / 2;
-        (may_hold(home, cut(home, at, depth)) ? fits : too_long) = depth;
-    }
-    return cut(home, at, fits).depth;
+    const std::int64_t column = home.tree.page_size();
+    const std::int32_t fitting = longest_fitting(at.depth, [&](std::int32_t depth) {
+        const TreePosition part = depth == at.depth ? at : cut(home, at, depth);
+        return fits(home, part, read_by_hit(home, part.depth * column));
+    });
+    return fitting == at.depth ? fitting : cut(home, at, fitting).depth;
+}
+
+std::int32_t longest_held(const Replica& home, TreePosition at, std::int32_t first) {
+    return longest_fitting(at.depth, [&](std::int32_t depth) {
+        return may_hold(home, PrefixTree::position(at.node, depth), first);
+    });
+}
+
+bool may_hold(const Replica& home, TreePosition at, std::int32_t first) {
+    return fits(home, at, [first](const Grouping::Window&) { return first; });
 }
 
 void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {

@@ -106,27 +106,30 @@ void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64
           Admission& admission);
 /// Calls visit(page) for pages of a row that an admission makes free.
 template <class Visit>
-void for_each_returned(const Replica& home, const PageRow& row, const Admission& admission,
-                       const Visit& visit) {
-    const bool is_cut = row.frozen() > admission.needed;
-    const std::int32_t from = is_cut ? admission.needed : row.committed();
-    const std::int32_t end = is_cut ? row.size() : std::min(row.size(), admission.hit_pages);
-    for (std::int32_t c = from; c < end; ++c) {
-        if (!row.is_own(c) || home.pool.ref_count(row[c]) != 1) continue;
+void for_each_returned_page(const Replica& home, const PageRow& row, const Admission& admission,
+                            const Visit& visit) {
+    for_each_returned(home, row, admission, [&](BlockId column) {
         if (home.columns == nullptr) {
-            visit(row[c]);
+            visit(column);
         } else {
-            home.columns->for_each_page(row[c], visit);
+            home.columns->for_each_page(column, visit);
         }
-    }
+    });
 }
 /// Pages [n] that were evictable are held now, by `taker` where their owners have no room.
 void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) noexcept;
 /// A hit of more than `taken` tokens, cut to what may be held before it is allocated; runs end
 /// where it does, so that no more is held. Throws std::bad_alloc.
 void shorten(Replica& home, FoundHit& hit, std::int64_t taken);
-/// The longest part of a cached prefix that may be held for its own sake, in columns; 0: none.
+/// The longest part of a cached prefix that may be held for its own sake, in columns; 0: none. With
+/// the windows that a hit of it reads.
 [[nodiscard]] std::int32_t longest_held(const Replica& home, TreePosition at);
+/// The same for a hold on the windows of all columns from `first` on: exports and stores hold
+/// these.
+[[nodiscard]] std::int32_t longest_held(const Replica& home, TreePosition at, std::int32_t first);
+/// Quotas allow a hold on all of the prefix, and on the windows of its columns from `first` on.
+/// Throws std::bad_alloc.
+[[nodiscard]] bool may_hold(const Replica& home, TreePosition at, std::int32_t first);
 
 }  // namespace quotas
 

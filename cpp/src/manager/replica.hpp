@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "groups/column_pages.hpp"
 #include "groups/column_states.hpp"
@@ -23,6 +24,12 @@
 #include "manager/record_keys.hpp"
 
 namespace kvcore {
+
+/// Pages that a call is about to take from a replica, and columns where there are groups.
+struct PageNeed {
+    std::int64_t pages = 0;
+    std::int64_t columns = 0;
+};
 
 /// The pages of one replica: which are free, which are cached, here and in the tier below.
 ///
@@ -62,6 +69,8 @@ struct Replica {
     WindowPolicy* policy_ = nullptr;       // the tree's, where there are columns or states
     WindowPolicy* host_policy_ = nullptr;  // the same of the host tier
     bool narrows_hits_ = false;
+    std::vector<BlockId> set_aside_;  // evicted for the call under way, the first is taken first
+    std::size_t num_taken_ = 0;       // of these
 
    public:
     BlockPool pool;
@@ -86,7 +95,7 @@ struct Replica {
     }
     [[nodiscard]] std::int64_t num_pages() const noexcept { return page_pool().num_blocks(); }
     [[nodiscard]] std::int64_t num_free() const noexcept {
-        return columns == nullptr ? pool.num_free() : columns->pages().num_free();
+        return columns == nullptr ? pool.num_free() + num_set_aside() : columns->pages().num_free();
     }
     /// Pages in the tree.
     [[nodiscard]] std::int64_t num_cached() const noexcept {
@@ -139,18 +148,36 @@ struct Replica {
         tree.copy_pages(at, at.depth - 1, &column);
         return column;
     }
-    /// Free pages first, then evicted ones: those change hands without a detour through the pool.
-    /// The caller has made sure that there are enough. Of columns the ids alone: there is room.
-    void take_pages(std::int64_t n, BlockId* out, EvictionGuard guard = {}) noexcept {
+    /// Evicts the pages and columns that a call needs beyond free ones. The call does so before it
+    /// changes anything else. Throws IntegrityError where the pages cannot be had, and
+    /// std::bad_alloc; nothing has changed then, but cached pages may be evicted.
+    void make_room(const PageNeed& need, EvictionGuard guard = {}) {
+        end_room();
+        columns == nullptr ? make_room_for_pages(need.pages, guard)
+                           : make_room_for_columns(need, guard);
+    }
+    /// Frees pages that were evicted for the call and not taken.
+    void end_room() noexcept {
+        if (set_aside_.empty()) return;
+        std::reverse(set_aside_.begin(), set_aside_.end());  // the first is taken first
+        pool.free(set_aside_.data(), num_set_aside());
+        set_aside_.clear();
+        num_taken_ = 0;
+    }
+    /// Throws IntegrityError unless `take_pages` can take so many.
+    void require_pages(std::int64_t n) const {
+        detail::require_law(n <= pool.num_free() + num_set_aside(), kAdmitted);
+    }
+    /// Takes free pages first, then pages that `make_room` evicted: evicted pages change hands
+    /// without a detour through the pool. The caller has called `require_pages`. With groups, only
+    /// the ids of columns are taken.
+    void take_pages(std::int64_t n, BlockId* out) noexcept {
         const std::int64_t free = std::min(n, pool.num_free());
-        detail::require_law(pool.allocate(free, out), "reserve: admitted pages are there");
+        static_cast<void>(pool.allocate(free, out));
         if (free != n) {
-            const std::int64_t evicted = states == nullptr
-                                             ? tree.evict(n - free, out + free, guard)
-                                             : states->evict(n - free, out + free, tree, *policy_);
-            detail::require_law(evicted == n - free, "reserve: admitted pages are there");
-            metrics.evicted_pages += evicted;
-            if (states == nullptr) metrics.evicted.policy += evicted;
+            std::copy_n(set_aside_.begin() + static_cast<std::ptrdiff_t>(num_taken_), n - free,
+                        out + free);
+            num_taken_ += static_cast<std::size_t>(n - free);
         }
         if (columns == nullptr) note_taken(out, n);
     }
@@ -164,11 +191,6 @@ struct Replica {
         if (late_reads != nullptr) return;
         late_reads = std::make_unique<LateReads>(page_pool().end_id());
         if (columns != nullptr) columns->set_late_reads(late_reads.get());
-    }
-    /// So many pages in so many columns are free from now on: the caller knows that they can be
-    /// had.
-    void make_room(std::int64_t n_pages, std::int64_t n_columns, EvictionGuard guard) noexcept {
-        metrics.evicted_pages += columns->make_room(n_pages, n_columns, guard);
     }
     /// Evicts the `n` pages that go next.
     void evict(std::int64_t n, EvictionGuard guard) noexcept {
@@ -237,6 +259,37 @@ struct Replica {
     }
 
    private:
+    static constexpr const char* kAdmitted = "reserve: admitted pages are there";
+
+    [[nodiscard]] std::int64_t num_set_aside() const noexcept {
+        return static_cast<std::int64_t>(set_aside_.size() - num_taken_);
+    }
+    void make_room_for_pages(std::int64_t n, EvictionGuard guard) {
+        const std::int64_t missing = n - pool.num_free();
+        if (missing <= 0) return;
+        detail::require_law(missing <= tree.num_evictable(), kAdmitted);
+        set_aside_.resize(static_cast<std::size_t>(missing));
+        const std::int64_t evicted =
+            states == nullptr ? tree.evict(missing, set_aside_.data(), guard)
+                              : states->evict(missing, set_aside_.data(), tree, *policy_);
+        metrics.evicted_pages += evicted;
+        if (states == nullptr) metrics.evicted.policy += evicted;
+        if (evicted == missing) return;
+        set_aside_.resize(static_cast<std::size_t>(evicted));
+        end_room();
+        detail::require_law(false, kAdmitted);
+    }
+    void make_room_for_columns(const PageNeed& need, EvictionGuard guard) {
+        const auto is_there = [&] {
+            return columns->pages().num_free() >= need.pages && pool.num_free() >= need.columns;
+        };
+        if (is_there()) return;
+        const bool can_be_had = columns->num_available() >= need.pages &&
+                                pool.num_free() + tree.num_evictable() >= need.columns;
+        detail::require_law(can_be_had, kAdmitted);
+        metrics.evicted_pages += columns->make_room(need.pages, need.columns, guard);
+        detail::require_law(is_there(), kAdmitted);
+    }
     [[nodiscard]] static StateHold hold_state(ColumnStates* states, const PrefixTree& tree,
                                               TreePosition at) noexcept {
         if (states == nullptr || at.depth == 0) return {};
@@ -244,7 +297,7 @@ struct Replica {
         return states->has(column) ? StateHold(*states, states->find(column)) : StateHold();
     }
     void watch_owners(const CacheConfig& config) {
-        owners = std::make_unique<PageOwners>(page_pool().end_id(), config.quotas);
+        owners = std::make_unique<PageOwners>(page_pool(), config.quotas);
         if (columns != nullptr) {
             columns->set_owners(owners.get());
             tree.set_protection_listener(columns.get());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kvcore/errors.hpp"
 #include "manager/quotas.hpp"
 #include "support/make_room.hpp"
 
@@ -42,7 +43,7 @@ void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* trans
 
 // A new column of a row, which is read from now on: with pages of all bundles.
 void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, const PageRow& row,
-                 std::int32_t column) noexcept {
+                 std::int32_t column) {
     home.columns->fill_full(row[column]);
     for (std::size_t w = 0; w < state.grouping.windows().size(); ++w) {
         home.columns->fill(row[column], w);
@@ -54,7 +55,7 @@ void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, cons
 // gets pages of its own there, the first with what it keeps of the old one. Behind what it needs
 // it lets go of them.
 void copy_on_write(ManagerState& state, const Departures& departures, Reservation& made,
-                   SequenceHandle handle, Sequence& sequence, Transfers* transfers) noexcept {
+                   SequenceHandle handle, Sequence& sequence, Transfers* transfers) {
     Replica& home = state.home_of(sequence);
     PageRow& row = sequence.pages;
     const Departures::Writer writer = state.writer(sequence, made.admission.start);
@@ -85,8 +86,6 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
             state.windows.cut(home, handle, row, needed);
             row.drop(home.pool, needed);
         }
-        home.make_room(std::int64_t{made.admission.replaced} * state.grouping.num_lanes(),
-                       made.admission.replaced, {});
     }
     row.copy_on_write(home, first, made.admission.needed, is_sole, give_up);
     made.cut.apply(state, handle, sequence);
@@ -94,14 +93,11 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
 
 // Columns that the row gets at its end, and pages of windows for what runs next.
 void append_columns(ManagerState& state, const Admission& admission, SequenceHandle handle,
-                    Sequence& sequence, EvictionGuard guard) noexcept {
+                    Sequence& sequence) {
     Replica& home = state.home_of(sequence);
     PageRow& row = sequence.pages;
-    const std::int64_t replaced = admission.replaced;
-    home.make_room(admission.pages - replaced * state.grouping.num_lanes(),
-                   admission.appended + admission.patched, guard);
     const std::int32_t size = row.size();
-    if (admission.appended > 0) home.take_pages(admission.appended, row.extend(admission.appended));
+    if (admission.appended > 0) row.take(home, admission.appended);
     for (std::int32_t c = size; c < row.size(); ++c) home.columns->fill_full(row[c]);
     state.windows.enter(home, handle, row, size, row.size());
     const std::int32_t end = std::min(row.size(), admission.windowed);
@@ -124,7 +120,7 @@ void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHan
 // The slot that the request computes in from now on, with the state at the end of its hit. Where
 // there is none but the checkpoint of the hit itself, that becomes its slot.
 void take_state(ManagerState& state, Reservation& made, const Sequence& sequence,
-                const RequestView& request, Transfers* transfers) noexcept {
+                const RequestView& request, Transfers* transfers) {
     ColumnStates& states = *state.home_of(sequence).states;
     const Admission& admission = made.admission;
     StateRow& row = state.states.of(request.sequence);
@@ -223,16 +219,22 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     return made;
 }
 
-bool Reserver::spill(const Reservation& made, const Sequence& sequence,
-                     Transfers& transfers) noexcept {
-    const Admission& admission = made.admission;
-    const PageNeed need{admission.new_pages() - admission.returned,
-                        admission.appended + admission.replaced + admission.patched};
-    return state_.flights.spill(sequence.replica, need, guard_of(made), transfers);
+bool Reserver::spill(const Reservation& made, const Sequence& sequence, Transfers& transfers) {
+    return state_.flights.spill(sequence.replica, made.admission.need(), guard_of(made), transfers);
+}
+
+void Reserver::evict(const Reservation& made, const Sequence& sequence, SequenceHandle handle) {
+    Replica& home = state_.home_of(sequence);
+    if (home.states != nullptr) {
+        const bool has_slot = state_.states.of(handle).slot != ColumnStates::kNone ||
+                              home.states->num_available() > 0 || made.checkpoint.is_sole();
+        detail::require_law(has_slot, "reserve: an admitted state slot is there");
+    }
+    home.make_room(made.admission.need(), guard_of(made));
 }
 
 bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
-                     Transfers* transfers) noexcept {
+                     Transfers* transfers) {
     const Admission& admission = made.admission;
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
@@ -265,12 +267,12 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         }
     }
     if (home.columns != nullptr) {
-        append_columns(state_, admission, handle, sequence, guard_of(made));
+        append_columns(state_, admission, handle, sequence);
         if (!sequence.is_sealed()) {
             state_.windows.set_prompt(handle, request.end);
         }
     } else if (admission.appended > 0) {
-        home.take_pages(admission.appended, pages.extend(admission.appended), guard_of(made));
+        pages.take(home, admission.appended);
     }
     if (pages.frozen() > admission.start / state_.config.page_size) {
         copy_on_write(state_, departures_, made, handle, sequence, transfers);

@@ -119,7 +119,7 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
       copy_list(sequences, grouping, replicas),
       state_copies(tickets, sequences, replicas),
       store_queue(config, grouping, replicas),
-      flights(config, grouping, replicas, tickets, sequences, windows, store_queue),
+      flights(config, grouping, replicas, tickets, sequences, windows, holds, store_queue),
       terms(config.page_size),
       most_pooled_tokens_(grouping.is_plain()
                               ? config.num_pages * config.page_size

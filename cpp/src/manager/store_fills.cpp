@@ -192,12 +192,12 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
     fills_.push_back(std::move(fill));
 }
 
-// Nothing of it can fail: there is room.
-void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) noexcept {
+// Nothing of it can fail once the records are taken.
+void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) {
     TierFlight& flight = fill.flight;
+    take_fill_records(home, fill);
     flight.ticket = out.ticket = tickets_.next();
     out.replica = flight.replica;
-    take_fill_records(home, fill);
     for (std::size_t i = 0; i < fill.items.size(); ++i) {
         const ColumnParts& item = fill.items[i];
         const BlockId record =
@@ -213,8 +213,20 @@ void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out)
     }
 }
 
-// One for each column that brings pages, and for each new one of the tier.
-void TierFlights::take_fill_records(Replica& home, StoreFill& fill) noexcept {
+// Throws IntegrityError unless the tier has so many pages and records, which are taken one by one
+// afterwards.
+void TierFlights::require_room(const Replica& home, std::int64_t pages, std::int64_t records) {
+    const bool is_plain = home.host_columns == nullptr;
+    const std::int64_t free_pages = is_plain ? pages : home.host_columns->pages().num_free();
+    const std::int64_t free_records =
+        is_plain ? home.host->num_available() : home.host->pool().num_free();
+    detail::require_law(free_pages >= pages && free_records >= records,
+                        "host tier: counted pages are there");
+}
+
+// One for each column that brings pages, and for each new one of the tier. Throws IntegrityError
+// where they are not there; nothing was taken then.
+void TierFlights::take_fill_records(Replica& home, StoreFill& fill) {
     TierFlight& flight = fill.flight;
     std::int64_t pages = 0;
     std::int64_t records = flight.num_new;
@@ -224,9 +236,10 @@ void TierFlights::take_fill_records(Replica& home, StoreFill& fill) noexcept {
         records += n > 0 && item.column < flight.place.depth() ? 1 : 0;
     }
     if (home.host_columns != nullptr) home.host_columns->make_room(pages, records, {});
+    require_room(home, pages, records);
     const auto take = [&](std::int32_t column) {
         BlockId& record = flight.host_pages[static_cast<std::size_t>(column - flight.first)];
-        detail::require_law(home.take_stored(1, &record) == 1, "host tier: there is room");
+        static_cast<void>(home.take_stored(1, &record));
         if (home.host_columns != nullptr) home.host_columns->enter_all(record);
     };
     for (const ColumnParts& item : fill.items) {
@@ -238,7 +251,7 @@ void TierFlights::take_fill_records(Replica& home, StoreFill& fill) noexcept {
 }
 
 void TierFlights::fill_record(Replica& home, BlockId record, std::uint64_t parts,
-                              StoreMoves& out) const noexcept {
+                              StoreMoves& out) const {
     if (home.host_columns == nullptr) return out.parts.push_back({0, record});
     ColumnPages& columns = *home.host_columns;
     if ((parts & full_lanes(grouping_)) != 0) columns.fill_full(record);

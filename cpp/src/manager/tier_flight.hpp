@@ -81,10 +81,4 @@ struct StoreFill {
     WindowHold windows;              // that a hit reads too, and the tier has
 };
 
-/// Pages that a call is about to take from a replica, and columns where there are groups.
-struct PageNeed {
-    std::int64_t pages = 0;
-    std::int64_t columns = 0;
-};
-
 }  // namespace kvcore

@@ -11,13 +11,15 @@ namespace kvcore {
 
 TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
                          const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                         SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue)
+                         SequenceTable& sequences, const WindowRows& windows, PageHolds& holds,
+                         StoreQueue& queue)
     : page_size_(config.page_size),
       grouping_(grouping),
       replicas_(replicas),
       tickets_(tickets),
       sequences_(sequences),
       windows_(windows),
+      holds_(holds),
       queue_(queue),
       rules_(config, replicas[0]->pool.end_id()),
       tells_hits_(config.host_eviction.order != EvictionOrder::kLru) {
@@ -68,7 +70,7 @@ void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Tran
 }
 
 void TierFlights::owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
-                           Transfers& transfers) noexcept {
+                           Transfers& transfers) {
     load.ticket = tickets_.of(transfers);
     load.owner = std::this_thread::get_id();
     if (load.stored_state) {

@@ -11,6 +11,7 @@
 
 #include "kvcore/store_moves.hpp"
 #include "manager/page_hold.hpp"
+#include "manager/page_holds.hpp"
 #include "manager/replica.hpp"
 #include "manager/sequence_table.hpp"
 #include "manager/store_place.hpp"
@@ -39,7 +40,8 @@ class TierFlights {
    public:
     TierFlights(const CacheConfig& config, const Grouping& grouping,
                 const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue);
+                SequenceTable& sequences, const WindowRows& windows, PageHolds& holds,
+                StoreQueue& queue);
 
     [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
     [[nodiscard]] const StoreRules& rules() const noexcept { return rules_; }
@@ -54,7 +56,7 @@ class TierFlights {
     void make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers);
     /// Gives it out; a checkpoint goes into that slot. There is room.
     void owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
-                  Transfers& transfers) noexcept;
+                  Transfers& transfers);
     /// Gives out what the sequence committed and the tier does not have: as much as there is room
     /// for, while nothing of it is on its way. With groups, also pages of windows that the sequence
     /// has and their records lack. Throws std::bad_alloc; nothing was given out then.
@@ -84,7 +86,7 @@ class TierFlights {
     /// out some: then the call is to be made again when they are over. What cannot be stored goes
     /// all the same. O(pages evicted), and the prefix of each run that is offered.
     [[nodiscard]] bool spill(std::int32_t replica, PageNeed need, EvictionGuard guard,
-                             Transfers& transfers) noexcept;
+                             Transfers& transfers);
     /// Such stores of a replica are under way, and so many pages more can be had once they are
     /// over. O(flights).
     [[nodiscard]] bool holds_back(std::int32_t replica, std::int64_t pages) const noexcept;
@@ -212,9 +214,8 @@ class TierFlights {
                               const Publish& publish);
     void let_go_of_spills(std::uint64_t ticket) noexcept;
     [[nodiscard]] bool spill_columns(std::int32_t replica, PageNeed need, EvictionGuard guard,
-                                     Transfers& transfers) noexcept;
-    [[nodiscard]] std::int64_t offer(std::int32_t replica, TreePosition at,
-                                     Transfers& transfers) noexcept;
+                                     Transfers& transfers);
+    [[nodiscard]] std::int64_t offer(std::int32_t replica, TreePosition at, Transfers& transfers);
     [[nodiscard]] std::int64_t count_offered(std::int32_t replica, TreePosition end,
                                              std::int64_t most) const noexcept;
     void store_path(const Path& path, Standing& standing, Transfers& transfers);
@@ -240,9 +241,10 @@ class TierFlights {
     [[nodiscard]] Choice choose_columns(const Standing& standing, const Path& path,
                                         const WindowRow& reader, std::int32_t end,
                                         TierFlight& flight) const;
-    static void take_records(Replica& home, const Choice& choice, TierFlight& flight) noexcept;
+    static void require_room(const Replica& home, std::int64_t pages, std::int64_t records);
+    static void take_records(Replica& home, const Choice& choice, TierFlight& flight);
     void give_out_records(Standing& standing, const Choice& choice, TierFlight flight,
-                          TreeNode* node, Transfers& transfers) noexcept;
+                          TreeNode* node, Transfers& transfers);
     void give_record_back(Replica& home, BlockId record) const noexcept;
     void merge(Replica& home, BlockId record, const TierFlight& flight, std::int32_t column,
                bool has_ended) const noexcept;
@@ -256,10 +258,9 @@ class TierFlights {
     void choose_fill(const Replica& home, TreePosition below, std::int32_t end,
                      const ColumnParts* items, const PageKey* keys, std::size_t n,
                      StoreFill& fill) const;
-    void take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) noexcept;
-    void take_fill_records(Replica& home, StoreFill& fill) noexcept;
-    void fill_record(Replica& home, BlockId record, std::uint64_t parts,
-                     StoreMoves& out) const noexcept;
+    void take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out);
+    static void take_fill_records(Replica& home, StoreFill& fill);
+    void fill_record(Replica& home, BlockId record, std::uint64_t parts, StoreMoves& out) const;
     void give_back_fill(Replica& home, StoreFill& fill, std::size_t arrived) noexcept;
     void land_fill(Replica& home, StoreFill& fill, std::size_t arrived, bool forward) noexcept;
     void keep_keys(Replica& home, const StoreFill& fill, std::size_t arrived) const noexcept;
@@ -269,7 +270,7 @@ class TierFlights {
                                                    bool has_ended) const noexcept;
     void leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
                        std::size_t window) const noexcept;
-    void owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers) noexcept;
+    void owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers);
     void give_out_column(TierFlight& flight, BlockId column, BlockId record,
                          Transfers& transfers) const noexcept;
     static void count_column(const Replica& home, BlockId column, BlockId record,
@@ -315,6 +316,7 @@ class TierFlights {
     Tickets& tickets_;
     SequenceTable& sequences_;
     const WindowRows& windows_;
+    PageHolds& holds_;
     StoreQueue& queue_;
     StoreRules rules_;
     bool tells_hits_;  // to the tier's policy

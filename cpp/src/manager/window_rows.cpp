@@ -124,7 +124,7 @@ void WindowRows::leave_one(Replica& home, SequenceHandle handle, const PageRow& 
 }
 
 void WindowRows::fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-                      std::int32_t end) noexcept {
+                      std::int32_t end) {
     WindowRow& reader = of(handle);
     note_change(reader);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
@@ -143,8 +143,7 @@ bool WindowRows::grows_evenly(SequenceHandle handle, const PageRow& row) const n
                        [&](std::int32_t first) { return first <= row.size(); });
 }
 
-void WindowRows::grow(Replica& home, SequenceHandle handle, const PageRow& row,
-                      std::int32_t from) noexcept {
+void WindowRows::grow(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) {
     WindowRow& reader = of(handle);
     note_change(reader);
     for (std::int32_t c = from; c < row.size(); ++c) home.columns->begin(row[c]);

@@ -105,16 +105,16 @@ class WindowRows {
                    BlockId column) const noexcept;
     void leave_one(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t index,
                    BlockId column) const noexcept;
-    /// Gives columns of the row, behind `from`, the pages of windows that they miss up to `end`:
-    /// there are enough.
+    /// Gives columns of the row, behind `from`, the pages of windows that they miss up to `end`.
+    /// Throws IntegrityError where pages are not there.
     void fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-              std::int32_t end) noexcept;
+              std::int32_t end);
     /// It has pages of all windows for all its columns, and reads its last one in each: what it
     /// gets behind those needs a page in each lane.
     [[nodiscard]] bool grows_evenly(SequenceHandle handle, const PageRow& row) const noexcept;
-    /// Gives the columns of such a row behind `from`, which are new, all their pages: there are
-    /// enough.
-    void grow(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
+    /// Gives the columns of such a row behind `from`, which are new, all their pages. Throws
+    /// likewise.
+    void grow(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from);
     /// The sequence is about to lose all its columns from `from` on.
     void cut(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
     /// The sequence is about to lose all; it may be used again afterwards.

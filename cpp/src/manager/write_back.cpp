@@ -5,28 +5,10 @@
 #include <algorithm>
 #include <new>
 
+#include "manager/quotas.hpp"
 #include "manager/tier_flights.hpp"
 
 namespace kvcore {
-namespace {
-
-// Quotas allow that all of a prefix is held for a moment: all of its columns, with all windows.
-bool may_hold(Replica& home, TreePosition at) noexcept {
-    if (home.owners == nullptr) return true;
-    ColumnPages* columns = home.columns.get();
-    home.tree.pin(at.node);
-    if (columns != nullptr) {
-        columns->for_each_column(at, 0, [&](BlockId column) { columns->enter_all(column); });
-    }
-    const bool is_lawful = home.owners->counts().is_lawful(home.num_available());
-    if (columns != nullptr) {
-        columns->for_each_column(at, 0, [&](BlockId column) { columns->leave_all(column, at); });
-    }
-    home.tree.unpin(at.node, false);
-    return is_lawful;
-}
-
-}  // namespace
 
 void TierFlights::note_commit(const Sequence& sequence, std::int32_t first, std::int32_t end,
                               const std::vector<DuplicatePage>& duplicates) noexcept {
@@ -87,14 +69,13 @@ void TierFlights::store_path(const Path& path, Standing& standing, Transfers& tr
 
 // A prefix whose end goes next. Whatever comes of it, it was offered. Returns how many pages can be
 // had once it is stored; 0: nothing was given out.
-std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at,
-                                Transfers& transfers) noexcept {
+std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at, Transfers& transfers) {
     Replica& home = home_of(replica);
     rules_.offer(home.tree, replica, at);
-    if (!may_hold(home, at)) return 0;
     const std::int64_t available = home.num_available();
     const std::size_t before = flights_.size();
     try {
+        if (home.owners != nullptr && !quotas::may_hold(home, at, 0)) return 0;
         Standing standing;
         store_path({replica, at, {}}, standing, transfers);
     } catch (const std::bad_alloc&) {
@@ -108,7 +89,7 @@ std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at,
 
 // Several runs at a time: one that is being stored is in use, so that the next one is another.
 bool TierFlights::spill(std::int32_t replica, PageNeed need, EvictionGuard guard,
-                        Transfers& transfers) noexcept {
+                        Transfers& transfers) {
     if (!rules_.writes_back()) return false;
     if (!grouping_.is_plain()) return spill_columns(replica, need, guard, transfers);
     Replica& home = home_of(replica);
@@ -139,7 +120,7 @@ void TierFlights::let_go_of_spills(std::uint64_t ticket) noexcept {
 
 // One run, or what left one together, at a time: windows that are read have no place in the order.
 bool TierFlights::spill_columns(std::int32_t replica, PageNeed need, EvictionGuard guard,
-                                Transfers& transfers) noexcept {
+                                Transfers& transfers) {
     Replica& home = home_of(replica);
     for (;;) {
         const bool lacks_pages = home.num_free() < need.pages;
