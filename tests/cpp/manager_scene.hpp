@@ -77,6 +77,7 @@ class ManagerScene {
     std::vector<std::unique_ptr<Table>> tables;
     std::vector<std::uint64_t> open_tickets;  // left under way by the steps
     std::vector<kvcore::PinHandle> pins;
+    std::vector<kvcore::HeldPages> holds;
 
     // Of the call under test:
     std::vector<std::size_t> rows;
@@ -91,6 +92,12 @@ class ManagerScene {
     std::string text_found;  // other results; written where nothing fails any more
 
     // ---- steps
+    /// Somebody holds pages `first` .. of a request.
+    void hold(std::size_t i, std::size_t first) {
+        const std::vector<BlockId> pages = manager.pages_of(at(i).sequence);
+        const auto n = static_cast<std::int64_t>(pages.size() - first);
+        holds.push_back(manager.hold(0, pages.data() + first, n));
+    }
     std::size_t add(const Tokens& tokens, const std::string& name_space = "") {
         requests.push_back(std::make_unique<Request>(name_space, tokens));
         return requests.size() - 1;

@@ -165,6 +165,7 @@ class ManagerText {
             *this << "\n pin" << pin.num_tokens;
             manager_.unpin(pin);
         }
+        scene_.holds.clear();
         add_counts();
         for (std::int32_t r = 0; r < ManagerScene::kReplicas; ++r) drain(r);
         manager_.check_integrity();

@@ -80,6 +80,13 @@ inline void add_single_rows(std::vector<std::pair<std::string, Build>>& builds) 
         s.put(three_pages());
         s.choose({a});
     });
+    builds.emplace_back("a longer hit, own pages are held", [](ManagerScene& s) {
+        const std::size_t a = s.claim(three_pages());
+        s.reserve(a);
+        s.hold(a, 1);
+        s.put(three_pages());
+        s.choose({a});
+    });
 }
 
 inline void add_tight_rows(std::vector<std::pair<std::string, Build>>& builds) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kvcore/errors.hpp"
 #include "manager/quotas.hpp"
 #include "support/make_room.hpp"
 
@@ -73,8 +74,17 @@ PageNeed JointReserver::need_of(std::int32_t replica, const Call& call,
 
 // Called after `spill`, before anything else changes. See Replica::make_room.
 void JointReserver::evict(const Call& call, const std::vector<Reservation>& made) {
-    for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
-        state_.replicas[static_cast<std::size_t>(r)]->make_room(need_of(r, call, made));
+    const std::int32_t num_replicas = state_.config.num_replicas;
+    for (std::int32_t r = 0; r < num_replicas; ++r) {
+        state_.replicas[static_cast<std::size_t>(r)]->prepare_room(need_of(r, call, made));
+    }
+    try {
+        for (std::int32_t r = 0; r < num_replicas; ++r) {
+            state_.replicas[static_cast<std::size_t>(r)]->make_room(need_of(r, call, made));
+        }
+    } catch (const IntegrityError&) {
+        end_room();
+        throw;
     }
 }
 

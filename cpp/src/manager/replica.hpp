@@ -148,13 +148,22 @@ struct Replica {
         tree.copy_pages(at, at.depth - 1, &column);
         return column;
     }
-    /// Evicts the pages and columns that a call needs beyond free ones. The call does so before it
-    /// changes anything else. Throws IntegrityError where the pages cannot be had, and
-    /// std::bad_alloc; nothing has changed then, but cached pages may be evicted.
-    void make_room(const PageNeed& need, EvictionGuard guard = {}) {
+    /// The two steps in which a call evicts the pages and columns that it needs beyond free ones,
+    /// before it changes anything else. `prepare_room` throws IntegrityError where they cannot be
+    /// had, and std::bad_alloc; nothing has changed then. `make_room` throws IntegrityError where
+    /// the eviction policy does not name them all; then cached pages are evicted, nothing else.
+    void prepare_room(const PageNeed& need) {
+        if (has_room(need)) return;
+        detail::require_law(can_have(need), kAdmitted);
+        if (columns != nullptr) return;
         end_room();
-        columns == nullptr ? make_room_for_pages(need.pages, guard)
-                           : make_room_for_columns(need, guard);
+        set_aside_.reserve(static_cast<std::size_t>(need.pages - pool.num_free()));
+    }
+    void make_room(const PageNeed& need, EvictionGuard guard = {}) {
+        if (has_room(need)) return;
+        if (columns == nullptr) return set_aside(need.pages - pool.num_free(), guard);
+        metrics.evicted_pages += columns->make_room(need.pages, need.columns, guard);
+        detail::require_law(has_room(need), kAdmitted);
     }
     /// Frees pages that were evicted for the call and not taken.
     void end_room() noexcept {
@@ -264,31 +273,27 @@ struct Replica {
     [[nodiscard]] std::int64_t num_set_aside() const noexcept {
         return static_cast<std::int64_t>(set_aside_.size() - num_taken_);
     }
-    void make_room_for_pages(std::int64_t n, EvictionGuard guard) {
-        const std::int64_t missing = n - pool.num_free();
-        if (missing <= 0) return;
-        detail::require_law(missing <= tree.num_evictable(), kAdmitted);
-        set_aside_.resize(static_cast<std::size_t>(missing));
-        const std::int64_t evicted =
-            states == nullptr ? tree.evict(missing, set_aside_.data(), guard)
-                              : states->evict(missing, set_aside_.data(), tree, *policy_);
+    [[nodiscard]] bool has_room(const PageNeed& need) const noexcept {
+        if (columns == nullptr) return pool.num_free() >= need.pages;
+        return columns->pages().num_free() >= need.pages && pool.num_free() >= need.columns;
+    }
+    [[nodiscard]] bool can_have(const PageNeed& need) const noexcept {
+        if (columns == nullptr) return num_available() >= need.pages;
+        return columns->num_available() >= need.pages &&
+               pool.num_free() + tree.num_evictable() >= need.columns;
+    }
+    // There is memory for their ids.
+    void set_aside(std::int64_t n, EvictionGuard guard) {
+        set_aside_.resize(static_cast<std::size_t>(n));
+        const std::int64_t evicted = states == nullptr
+                                         ? tree.evict(n, set_aside_.data(), guard)
+                                         : states->evict(n, set_aside_.data(), tree, *policy_);
         metrics.evicted_pages += evicted;
         if (states == nullptr) metrics.evicted.policy += evicted;
-        if (evicted == missing) return;
+        if (evicted == n) return;
         set_aside_.resize(static_cast<std::size_t>(evicted));
         end_room();
         detail::require_law(false, kAdmitted);
-    }
-    void make_room_for_columns(const PageNeed& need, EvictionGuard guard) {
-        const auto is_there = [&] {
-            return columns->pages().num_free() >= need.pages && pool.num_free() >= need.columns;
-        };
-        if (is_there()) return;
-        const bool can_be_had = columns->num_available() >= need.pages &&
-                                pool.num_free() + tree.num_evictable() >= need.columns;
-        detail::require_law(can_be_had, kAdmitted);
-        metrics.evicted_pages += columns->make_room(need.pages, need.columns, guard);
-        detail::require_law(is_there(), kAdmitted);
     }
     [[nodiscard]] static StateHold hold_state(ColumnStates* states, const PrefixTree& tree,
                                               TreePosition at) noexcept {

@@ -230,6 +230,7 @@ void Reserver::evict(const Reservation& made, const Sequence& sequence, Sequence
                               home.states->num_available() > 0 || made.checkpoint.is_sole();
         detail::require_law(has_slot, "reserve: an admitted state slot is there");
     }
+    home.prepare_room(made.admission.need());
     home.make_room(made.admission.need(), guard_of(made));
 }
 
