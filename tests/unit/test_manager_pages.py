@@ -97,6 +97,23 @@ def test_held_pages_are_not_handed_out() -> None:
     manager.check_integrity()
 
 
+def test_held_pages_do_not_come_back_with_a_longer_hit() -> None:
+    manager = make(num_blocks=12, page_size=1, max_seq_len=64, partial_page_reuse=0)
+    sequence = manager.claim()
+    assert manager.reserve(sequence, PROMPT[:6])[0]
+    pages = manager.pages_of(sequence)
+    manager.release(run(manager, PROMPT[:5]))  # the same prefix, cached: 1 page is free
+    prompt = PROMPT[:9]  # a hit of 5 pages, and 3 more
+    with manager.hold(pages):
+        plan = manager.plan(sequence, prompt)
+        assert (plan.hit_tokens, plan.fits) == (5, False)
+        assert manager.reserve(sequence, prompt) == (False, 0, 9)
+        assert manager.pages_of(sequence).tolist() == pages.tolist()
+        manager.check_integrity()
+    assert manager.reserve(sequence, prompt) == (True, 5, 9)
+    manager.check_integrity()
+
+
 def test_a_hold_ends_with_its_block_or_its_object() -> None:
     manager = make()
     manager.release(run(manager, PROMPT))

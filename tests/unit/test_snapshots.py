@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from grouped_traffic import SHAPES, Traffic
-from kvcore import TextGenerationContext, moving
+from kvcore import InsufficientBlocksError, TextGenerationContext, moving
 from kvcore.groups import FullAttention, SlidingWindow, State
 from moved_requests import (
     content,
@@ -362,3 +362,29 @@ def test_a_host_tier_is_no_part_of_it(tmp_path: Path) -> None:
     assert other.metrics.h2d_blocks_copied == 0
     put(other, [200 + j for j in range(16)])
     other.check_integrity()
+
+
+# ---- quotas --------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_leaves_out_pages_that_quotas_leave_no_room_to_hold(tmp_path: Path) -> None:
+    groups = [FullAttention([0]), SlidingWindow([1], 2)]
+    params = moving_params(groups=groups, page_size=2)
+    manager = moving_manager(params, 16, quotas={"a": (8, None)}, max_batch_size=16)
+    put(manager, [1, 2, 3, 4])
+    names = [f"r{i}" for i in range(20)]
+
+    def fill() -> None:
+        for i, name in enumerate(names):
+            written_request(manager, name, [10 + i, 9])
+
+    with pytest.raises(InsufficientBlocksError):  # requests of no tenant take all they can
+        fill()
+    path = tmp_path / "cache.kv"
+    saved = manager.snapshot(path)
+    assert moving.check_snapshot(path) == saved
+    manager.check_integrity()
+    for name in names:
+        if manager.contains(name):
+            manager.release(name)
+    assert manager.snapshot(path).num_pages > saved.num_pages

@@ -53,6 +53,24 @@ def test_nobody_exceeds_a_ceiling() -> None:
     )
 
 
+def test_held_pages_count_for_their_tenant_to_the_end() -> None:
+    manager = manager_of({"a": (2, 6), "b": (0, 10)})
+    run(manager, context_of("r", range(8), "a"))
+    manager.release("r")
+    pin = manager.pin(list(range(8)))
+    kept = manager.hold([0, 1, 2, 3])
+    assert manager.forget([0]) > 0
+    manager.reset_prefix_cache()
+    pin.release()
+    assert held(manager) == {"a": 4, "b": 0}
+    manager.check_integrity()
+    assert not reserved(manager, context_of("x", range(100, 106), "a"))  # 6 in all at most
+    kept.let_go()
+    assert held(manager) == {"a": 0, "b": 0}
+    assert reserved(manager, context_of("y", range(100, 106), "a"))
+    manager.check_integrity()
+
+
 def test_what_can_never_fit_is_refused_at_once() -> None:
     manager = manager_of({"a": (0, 4), "b": (6, None)})
     for tenant, most in (("a", 4), (None, 10), ("other", 10), ("b", 16)):

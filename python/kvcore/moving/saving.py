@@ -203,6 +203,8 @@ class _Saving:
                 column,
             )
             with held:
+                if len(held.parts) == 0:  # gone, or quotas leave no room to hold them
+                    break
                 present = held.pages >= 0
                 content = pages.read(held.pages[present])
             self._writer.add("pages", content)
