@@ -187,7 +187,7 @@ class MovesSequences(StepEngine):
         -----
         Other threads go on: what is evicted before its turn is not in the file. A few pages are
         held at a time, with those in front of them, so that a reservation may find that much less
-        room. Where the caches are reset it begins again: a file never has pages from before and
+        room. Pages that quotas leave no room to hold are not in the file. Where the caches are reset it begins again: a file never has pages from before and
         behind a reset. Costs copying the cached pages, with their checksums; memory for the tokens
         and one portion of pages, 8 MiB. Tiers below the device are not part of it.
         """
