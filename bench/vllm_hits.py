@@ -71,7 +71,8 @@ class Traffic:
 
     def text(self, least: int, most: int) -> list[int]:
         """Return random tokens."""
-        return [self.chance.randrange(1000, 30_000) for _ in range(self.chance.randint(least, most))]
+        length = self.chance.randint(least, most)
+        return [self.chance.randrange(1000, 30_000) for _ in range(length)]
 
     def next(self) -> tuple[list[int], list[int]] | None:
         """Return a prompt and its answer; None after the last request."""
@@ -244,7 +245,8 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="keep vLLM's own hits in this file")
     options = parser.parse_args()
     prepare()
-    cache = json.loads(options.cache.read_text()) if options.cache and options.cache.exists() else {}
+    has_cache = options.cache is not None and options.cache.exists()
+    cache = json.loads(options.cache.read_text()) if has_cache else {}
     pools = [int(each) for each in options.pools.split(",")]
     low = 0
     for kind in options.kinds.split(","):

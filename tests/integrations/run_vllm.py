@@ -74,6 +74,7 @@ PARTS = {
         "simple_kv_offload/test_scheduler.py",
     ],
     "ours": [
+        "vllm_checks_connectors.py",
         "vllm_checks_core.py",
         "vllm_checks_engine.py",
         "vllm_checks_faults.py",

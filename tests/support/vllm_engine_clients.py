@@ -50,11 +50,9 @@ def server(
             yield port
         finally:
             process.send_signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-            except subprocess.TimeoutExpired:
-                pass
-            # A worker of a server that did not end in time.
+            # What is left of a server that did not end in time.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
