@@ -76,7 +76,8 @@ def test_windows_at_the_end_of_a_prompt_stay(is_fork: bool) -> None:
     assert manager.reserve(TextGenerationContext("c", [7] * 16))  # 8 pages, and 8 of the window
     assert manager.group_metrics[1].holes > before
     assert manager.match_prefix(prompt((0, 20))) == 20
-    assert manager.match_prefix(prompt((0, 12))) == 0
+    # The parent's prompt of 5 tokens ends in front of that.
+    assert manager.match_prefix(prompt((0, 12))) == (4 if is_fork else 0)
 
 
 def test_a_reset_forgets_windows_that_nobody_reads() -> None:
