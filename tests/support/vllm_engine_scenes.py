@@ -20,12 +20,12 @@ Answers = dict[str, list[int]]
 
 
 def text(chance: random.Random, length: int) -> list[int]:
-    """Return random tokens, none of which ends an answer."""
+    """Return random tokens; no token of them ends an answer."""
     return [chance.randrange(8, VOCABULARY) for _ in range(length)]
 
 
 def shared_prompts(seed: int, count: int) -> list[tuple[list[int], int]]:
-    """Return prompts that begin with one of six heads, each with a number of tokens to answer."""
+    """Return prompts that share six heads, and how many tokens each answer has."""
     chance = random.Random(seed)
     heads = [text(chance, chance.randrange(60, 420)) for _ in range(6)]
     made = []
@@ -48,7 +48,7 @@ class Scenes:
         self.problems: list[str] = []
 
     def params(self, tokens: int, **more: Any) -> Any:
-        """Return what asks for so many tokens, the likeliest each."""
+        """Return sampling parameters for `tokens` tokens, always the likeliest token."""
         from vllm import SamplingParams
 
         greedy = {"temperature": 0.0} if more.get("n", 1) == 1 else {"top_k": 1}
@@ -143,7 +143,7 @@ class Scenes:
                 for name, tokens in told.items()}  # fmt: skip
 
     def reset(self) -> Answers:
-        """After a reset nothing is cached, and answers are what they were."""
+        """After a reset no token is cached, and the answer is the same as before."""
         if not self.llm.reset_prefix_cache():
             self.problems.append("reset_prefix_cache() is False without requests")
         before = self.told[1]

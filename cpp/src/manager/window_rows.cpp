@@ -9,10 +9,10 @@
 namespace kvcore {
 namespace {
 
-/// Where prompts part next behind a column, no further than a reach behind it; 0: nowhere.
+/// The next place where prompts part, at most a reach behind a column; 0: there is no such place.
 struct Stretch {
     std::int32_t branch;
-    std::int32_t end;  // of the columns of which that is so
+    std::int32_t end;  // columns up to there have the same branch
 };
 
 // From a committed column on. What was committed in pieces is in as many runs: the branch may be
@@ -48,9 +48,9 @@ void WindowRows::leave(Replica& home, SequenceHandle handle, const PageRow& row,
     leave_columns(home, handle, row, from, to);
 }
 
-// What is in front of a branch is kept for that; else what is in front of the prompt's end for
-// whoever goes on there. One page more than a window is spare: with it the next turn still hits
-// when it differs in the last page.
+// A column in front of a branch is kept for the branch. Another column in front of the prompt's end
+// is kept for the next turn. One column more in front of the window is spare: with it the next turn
+// still hits when it differs in the last page.
 WindowRows::Kept WindowRows::kept_for(const PageRow& row, const WindowRow& reader,
                                       std::size_t window, std::int32_t column) const noexcept {
     const std::int32_t reach = grouping_.windows()[window].reach;
@@ -66,10 +66,10 @@ WindowRows::Kept WindowRows::kept_for(const PageRow& row, const WindowRow& reade
     return {0, column < spare ? std::min(spare, stretch.end) : stretch.end, false};
 }
 
-// What leaves now is kept for the hit that a column of the row is for. What no other hit is for
-// serves whoever goes on where the committed columns end: it is spare, where that is the end of an
-// answer. Where hits end at checkpoints, it is kept for the next one. Returns how many columns on
-// are for the same hit.
+// Chooses the hit for which a column of the row is kept: that of a branch or of the prompt's end,
+// else a hit that ends with the committed columns. At the end of an answer the column is spare.
+// With states a hit ends at a checkpoint: the column is kept for the next checkpoint, 0: there is
+// none. Returns the number of columns that are kept for the same hit.
 std::int32_t WindowRows::keep_for(Replica& home, SequenceHandle handle, const PageRow& row,
                                   std::size_t window, std::int32_t column,
                                   std::int32_t committed) const noexcept {
@@ -174,7 +174,7 @@ void WindowRows::fill_twins(Replica& home, SequenceHandle handle,
     });
 }
 
-// The same of a column that a window of the row is about to pass, for what is kept.
+// The same for one column that a window of the row is about to pass.
 void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t column,
                            std::size_t window) const noexcept {
     if (home.pool.ref_count(row[column]) > 1) return;
