@@ -2,9 +2,10 @@
 """Compare how many tokens vLLM's own KV cache manager and kvcore's find, with sliding windows.
 
 vLLM's scheduler serves the same random traffic on both managers, with a model that only counts.
-Each seed draws a model (windows with or without full attention), lengths, and the order of requests. In ``continued`` traffic the next prompt contains the last answer; in ``repeated`` traffic
-it contains only the prompt, or a head that many prompts share; ``mixed`` traffic has both. The pool
-has 20 .. 100 % of the blocks that vLLM fills when it never has to evict. Needs what
+Each seed draws a model (windows with or without full attention), lengths, and the order of
+requests. In ``continued`` traffic the next prompt contains the last answer. In ``repeated`` traffic
+it contains only the prompt, or a head that many prompts share. ``mixed`` traffic has both. The pool
+has 20 .. 100 % of the blocks that vLLM fills when it never has to evict. The bench needs what
 ``bench/engine_vllm.py`` needs.
 
     python bench/vllm_hits.py --seeds 50

@@ -41,10 +41,9 @@ class ZeroedArray {
 ///     useless     what no hit reads any more: where layers keep a state, no checkpoint follows
 ///     passed      what a request left behind in the middle of a prompt: only a hit that ends just
 ///                 there could use it
-///     spare       departures, as below, without which a prompt still hits near there: at the end
-///     of
-///                 an answer, which few prompts contain, and one page more in front of each window.
-///                 The oldest goes first
+///     spare       departures, as below, that cost a prompt a few pages of its hit and no more: at
+///                 the end of an answer, and one page more in front of each window. The oldest goes
+///                 first
 ///     departures  what left together at the end of a prompt, at a release or in front of branches:
 ///                 what the next turn hits. Which of them goes first is the policy's to say
 /// What is in a departure serves a hit together: once one page of it is gone, the others can serve
