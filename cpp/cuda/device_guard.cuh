@@ -14,8 +14,8 @@
 
 namespace kvcore::cuda {
 
-/// What a call of the runtime answered. Failure is told by the status alone: left behind as the
-/// thread's last error, other libraries would take it for their own.
+/// Returns the status of a call of the runtime. An error is cleared as the thread's last error,
+/// which other libraries would take for an error of theirs.
 inline Status told(Status status) noexcept {
     if (status != kSuccess) static_cast<void>(cudaGetLastError());
     return status;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A forked child leaves the objects of its parent's GPUs alone; calls of the driver keep no GIL."""
+"""A forked child frees no object of its parent's GPUs; calls of the driver release the GIL."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_a_forked_child_waits_for_nothing_of_its_parent(monkeypatch: pytest.Monk
     KERNELS.emulation.reset(0)
 
 
-# A thread keeps the GIL until it gives it back by itself: the main thread goes on only then. While
-# the driver is suspended, a call that keeps the GIL stops the program for good.
+# A thread keeps the GIL until its call releases the GIL: the main thread goes on only after that.
+# While the driver is suspended, a call that keeps the GIL stops the program for good.
 _CALLS = """
 import sys, threading
 import numpy as np

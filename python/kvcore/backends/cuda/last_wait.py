@@ -28,7 +28,7 @@ class LastWait:
         self._getpid = os.getpid
         self._event = kernels().synchronize_event
         self._stream = kernels().synchronize
-        # A device that is lost; the end of the program.
+        # Raised where a device is lost, and at the end of the program.
         self._no_error = suppress(KVCacheError, ImportError)
 
     def for_events(self, events: Iterable[Any]) -> None:

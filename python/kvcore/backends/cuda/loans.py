@@ -22,9 +22,9 @@ class Loans:
 
     Notes
     -----
-    Thread-safe, also where a garbage collection ends a call in the middle of another one: there is
-    no lock, an entry is taken out while it is looked at. No call makes the host wait, but
-    ``wait`` and one for a stream that was destroyed.
+    Thread-safe. A garbage collection may end a call in the middle of another call of the same
+    thread, so there is no lock: a thread takes an entry out while it looks at the entry. The host
+    waits in ``wait``, and in ``hold`` for a stream that was destroyed.
     """
 
     def __init__(self, device: int) -> None:
@@ -36,16 +36,16 @@ class Loans:
         event = kernels().Event(self._device)
         try:
             if kernels().is_capturing(self._device, stream):
-                return  # the graph reads the arrays as long as it lives: its owner holds them
+                return  # the owner of a graph holds what the graph reads
             kernels().record(event.ptr, self._device, stream)
-        except KVCacheError:  # the stream is gone, its work may not be done
+        except KVCacheError:  # the stream was destroyed, its work may still run
             kernels().synchronize_device(self._device)
             return
         self._held.append((event, arrays))
         self.drop_done()
 
     def drop_done(self) -> None:
-        """Let go of arrays whose work is done, up to the first that is not."""
+        """Release arrays whose work is done, up to the first event that is not."""
         while self._held:
             try:
                 entry = self._held.popleft()
@@ -56,7 +56,7 @@ class Loans:
                 return
 
     def wait(self) -> None:
-        """Block until all of it is done, and let go of it."""
+        """Block until the work of all arrays is done, and release them."""
         for event, _ in list(self._held):
             kernels().synchronize_event(event.ptr, self._device)
         self.drop_done()

@@ -35,8 +35,8 @@ class StreamOrder:
 
     Notes
     -----
-    Thread-safe. No call makes the host wait, but one after the stream of the last call was
-    destroyed: its work has no name any more, so the host waits for the device, once.
+    Thread-safe. No call makes the host wait, with one exception: after the stream of the last call
+    was destroyed, no handle names its work any more, so the host waits for the device, once.
     """
 
     def __init__(self, device: int) -> None:
@@ -105,17 +105,17 @@ class StreamOrder:
         return None if last.handle == handle else last.handle
 
     def _put_after_stream(self, before: int, handle: int) -> None:
-        """Order a stream behind the work of another one, which may be gone."""
+        """Order a stream after the work of the stream `before`, which may be destroyed."""
         try:
             is_captured = kernels().is_capturing(self._device, before)
-        except KVCacheError:  # it was destroyed, its work goes on
+        except KVCacheError:  # the stream was destroyed, its work goes on
             kernels().synchronize_device(self._device)
             return
         if is_captured:
             raise ValueError(
                 f"the stream of cuda:{self._device} that the manager was called on last is "
-                f"captured into a graph, and its work from before the capture has no name until "
-                f"that ends; call on another stream after the capture"
+                f"captured into a graph, and no stream can wait for its earlier work until the "
+                f"capture ends; call after the end of the capture"
             )
         kernels().record(self._turn.ptr, self._device, before)
         kernels().wait(self._turn.ptr, self._device, handle)

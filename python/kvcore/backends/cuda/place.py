@@ -283,8 +283,8 @@ class DevicePlace:
     def take_over(self, arrays: list[Any]) -> None:
         """Have the call's work find the contents of arrays, and their memory until it is done.
 
-        Of an array that came by DLPack cupy's current stream is behind the work on it: this stream
-        is put behind that one. An array whose memory could go back earlier is held.
+        DLPack orders cupy's current stream after the work on an array, so this stream is ordered
+        after cupy's. An array is held if its library could use the memory before the work is done.
         """
         lent = [array for array in arrays if is_lent(array, self._is_current)]
         if lent:
@@ -300,7 +300,7 @@ class DevicePlace:
             kernels().wait(event.ptr, self.device, self.stream)
 
     def wait_for(self, event: Any) -> None:
-        """Put the stream behind an event of the device; None is none.
+        """Order the stream after an event of the device, if there is an event.
 
         Raises
         ------
