@@ -127,10 +127,10 @@ void memory_that_is_no_more_is_a_fault() {
     const Page page;
     alignas(16) static std::byte host[64] = {};
     cudaStream_t stream = new_stream();
-    CHECK_EQ(cuda::pin_memory(host, 64), 0);
-    CHECK_EQ(cuda::pin_memory(host + 32, 64), cudaErrorHostMemoryAlreadyRegistered);
+    CHECK_EQ(cuda::pin_memory(0, host, 64), 0);
+    CHECK_EQ(cuda::pin_memory(0, host + 32, 64), cudaErrorHostMemoryAlreadyRegistered);
     CHECK_EQ(cuda::copy(page.bytes(), host, 64, {0, stream}), 0);
-    CHECK_EQ(cuda::unpin_memory(host), 0);
+    CHECK_EQ(cuda::unpin_memory(0, host), 0);
     CHECK_EQ(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
     CHECK_EQ(page.fill(1, stream), cudaErrorIllegalAddress);  // for ever
     const Page other(1);

@@ -148,11 +148,11 @@ def page_lists(noting: NotingDriver, place: Any) -> None:
 def main() -> None:
     from triton.runtime import driver
 
-    from kvcore.backends.cuda.attention import launch
+    from kvcore.backends.cuda import driver as devices
 
     noting = NotingDriver()
     driver.set_active(noting)
-    launch.on_device = lambda _: nullcontext()  # there is no driver of CUDA
+    devices.on_device = lambda device: nullcontext()  # there is no driver of CUDA
     place = SimpleNamespace(device=BUSY, launch_args=lambda _: (BUSY, STREAM))
     {"some": some_calls, "growing": growing_batches, "lists": page_lists}[sys.argv[1]](
         noting, place

@@ -139,8 +139,14 @@ class DevicePools(Protocol):
 
     def stage(
         self, shard: int, lengths: NDArray[np.uint32], table: NDArray[np.uint32]
-    ) -> tuple[Any, Any]:
-        """Return lengths and table, which lie behind each other in ``pinned``, on a device."""
+    ) -> tuple[Any, Any, Any]:
+        """Return lengths and table, which lie behind each other in ``pinned``, on a device.
+
+        The third is the event of their copy, None where nothing is copied.
+        """
+
+    def mark(self, shard: int) -> Any:
+        """Return an event that stands for the work that a device's current stream has now."""
 
     def arriving(self, shard: int) -> Any:
         """Return what the layers of a shard wait for, None for nothing."""

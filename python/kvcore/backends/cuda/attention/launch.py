@@ -16,7 +16,7 @@ import numpy as np
 import triton
 from triton.runtime.jit import JITFunction
 
-from kvcore.backends.cuda.driver import on_device
+from kvcore.backends.cuda import driver as devices
 from kvcore.errors import KVCacheError
 
 __all__ = ["COMPILED", "architecture", "is_interpreted", "launch", "processors"]
@@ -59,7 +59,7 @@ def launch(
         return
     device, stream = place.launch_args(1)
     driver = _driver()
-    with on_device(device):
+    with devices.on_device(device):
         before = driver.get_current_device()  # torch may remember another one for later
         if before != device:
             driver.set_current_device(device)
