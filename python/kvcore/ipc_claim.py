@@ -58,7 +58,7 @@ class IpcClaim:
     def bound(self) -> None:
         """Remember the socket, to remove it in the end; ZeroMQ leaves it behind."""
         if self._lock >= 0:
-            self._socket = self._path.stat()
+            self._socket = self._path.lstat()
 
     def release(self) -> None:
         """Remove the socket and let others have the endpoint."""
@@ -84,8 +84,11 @@ def _lock_path(path: Path) -> Path:
 def _locked(path: Path) -> int:
     """Lock a file, made if need be, and return its descriptor."""
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        # Anybody may have put a link or a pipe there, where the folder is of all, such as /tmp.
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
+            if not stat.S_ISREG(os.fstat(lock).st_mode):
+                raise ValueError(f"there is a file {path} that is no regular file")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
@@ -107,7 +110,7 @@ def _remove(path: Path, ours: os.stat_result) -> None:
 
 def _is_still(path: Path, ours: os.stat_result) -> bool:
     try:
-        return os.path.samestat(ours, path.stat())
+        return os.path.samestat(ours, path.lstat())
     except FileNotFoundError:
         return False
 
@@ -115,7 +118,7 @@ def _is_still(path: Path, ours: os.stat_result) -> bool:
 def _check_unused(path: Path) -> None:
     """Refuse what is no socket, or one behind which a living process listens without a lock."""
     try:
-        mode = path.stat().st_mode
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):

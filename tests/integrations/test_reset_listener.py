@@ -333,3 +333,24 @@ def test_an_interrupt_that_meets_the_start_leaves_neither_thread_nor_socket(
     listener = ResetListener(base)
     assert listener.is_listening
     listener.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
+@pytest.mark.parametrize("suffix", ["", ".lock"])
+def test_a_link_or_a_pipe_in_the_place_of_a_file_is_left_alone(
+    base: str, kind: str, suffix: str
+) -> None:
+    path = Path(f"{base}-reset_prefix_cache{suffix}".removeprefix("ipc://"))
+    target = path.with_name("target")
+    if kind == "link":
+        target.write_text("of somebody else")
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    with pytest.raises(ValueError, match="cannot listen at ipc:"):
+        ResetListener(base)
+    assert target.exists() == (kind == "link")
+    assert kind != "link" or target.read_text() == "of somebody else"
+    path.unlink()
+    ResetListener(base).close()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["bytes_of", "replacing", "write_parts"]
+__all__ = ["bytes_of", "opened_regular", "replacing", "write_parts"]
 
 
 def bytes_of(data: Any) -> Any:
@@ -35,6 +35,23 @@ def bytes_of(data: Any) -> Any:
             f"mode"
         )
     return data
+
+
+def opened_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read it anywhere.
+
+    Raises
+    ------
+    ValueError
+        A path of what is no regular file, such as a pipe, which nothing is waited for.
+    OSError
+        It cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError(f"path is {os.fspath(path)!r}, no regular file; pass another name")
+    return os.fdopen(handle, "rb")
 
 
 def write_parts(file: Any, parts: Iterable[Any]) -> None:
@@ -121,8 +138,8 @@ def _beside(path: Path, before: os.stat_result | None) -> Iterator[BinaryIO]:
             yield target
             target.flush()
             os.fsync(target.fileno())
-        if before is not None:
-            name.chmod(stat.S_IMODE(before.st_mode))
+            if before is not None:  # of the file that was written, whatever has its name by now
+                os.fchmod(target.fileno(), stat.S_IMODE(before.st_mode))
         name.replace(path)
     except BaseException:
         name.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from kvcore._hot.snapshots import (
     num_resets,
 )
 from kvcore.groups.layers import column_tokens
+from kvcore.moving.files import opened_regular
 from kvcore.moving.page_bytes import PageBytes
 from kvcore.moving.rows import Pools
 from kvcore.moving.saved_runs import (
@@ -71,7 +71,7 @@ class RestoredCache:
 def restore_cache(pools: Pools, path: str | os.PathLike[str], model: str | None) -> RestoredCache:
     """Bring back what was saved; see ``PagedKVCacheManager.restore``."""
     require_cache(pools, "restore")
-    with Path(path).open("rb") as file:
+    with opened_regular(path) as file:
         reader = SnapshotReader(file)
         _check_format(pools, reader, model)
         return _Restoring(pools, reader, _runs_of(reader)).restore()
@@ -91,7 +91,7 @@ def check_snapshot(path: str | os.PathLike[str]) -> SavedCache:
     Raises
     ------
     ValueError
-        Anything in it is not what was written, or it is of another version.
+        Anything in it is not what was written, it is of another version, or no regular file.
     OSError
         The file cannot be read.
 
@@ -99,7 +99,7 @@ def check_snapshot(path: str | os.PathLike[str]) -> SavedCache:
     -----
     Costs reading the file.
     """
-    with Path(path).open("rb") as file:
+    with opened_regular(path) as file:
         reader = SnapshotReader(file)
         saved = _runs_of(reader)
         for name, count in reader.counts.items():
