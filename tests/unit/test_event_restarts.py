@@ -106,7 +106,7 @@ def test_what_a_publisher_had_that_began_anew_is_forgotten(
     served = {100 * n for n in range(1, first_life + 1)}
     for first in sorted(served):
         publisher.serve(first)
-    with EventSubscriber(endpoint, replay_endpoint=replay, replay_timeout=0.1) as subscriber:
+    with EventSubscriber(endpoint, replay_endpoint=replay, replay_timeout=0.5) as subscriber:
         known = Known(subscriber)
         assert known.becomes(served)
         while is_live and next(iter(subscriber._feeds.values()))._live < 0:
@@ -133,7 +133,7 @@ def test_what_a_publisher_had_that_began_anew_is_forgotten(
 def test_a_connection_that_comes_back_forgets_nothing(kind: str) -> None:
     publisher = KINDS[kind]("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
     with EventSubscriber(
-        publisher.endpoint, replay_endpoint=publisher.replay, replay_timeout=0.1
+        publisher.endpoint, replay_endpoint=publisher.replay, replay_timeout=2.0
     ) as subscriber:
         known = Known(subscriber)
         served = {100}
@@ -201,6 +201,7 @@ def test_a_replay_that_lost_the_last_known_batch_is_told_by_its_identity() -> No
             for first in (200, 300, 400):
                 run(manager, [first, first + 1, first + 2])
                 assert publisher.flush(10.0)
+            at.connect(publisher.endpoints[0])
             assert known.becomes({300, 400})
             assert known.clears == 1
             assert feed._publisher == publisher.identity
