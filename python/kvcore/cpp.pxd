@@ -338,6 +338,7 @@ cdef extern from "kvcore/cache_events.hpp" namespace "kvcore" nogil:
     cdef cppclass PageExtra:
         int32_t page
         int64_t start
+        int64_t length
         string bytes
     cdef enum class CacheEventKind "kvcore::CacheEvent::Kind":
         kStored

@@ -15,7 +15,7 @@ ExtraKey = tuple[int, int, bytes]
 
 def keys_of_pages(
     extra_keys: Iterable[ExtraKey] | None, num_tokens: int, page_size: int
-) -> list[list[tuple[bytes, int]] | None]:
+) -> list[list[tuple[bytes, int, int]] | None]:
     """List the extra keys that overlap each whole page of a prefix.
 
     Parameters
@@ -29,9 +29,10 @@ def keys_of_pages(
 
     Returns
     -------
-    list of list of (bytes, int), or None [num_tokens // page_size]
-        Each key's bytes and its start counted from the page's, negative where it began on an
-        earlier one; by start, length and bytes. None for a page without keys.
+    list of list of (bytes, int, int), or None [num_tokens // page_size]
+        Each key's bytes, its start counted from the page's, negative where it began on an earlier
+        page, and the tokens of the whole key; by start, length and bytes. None for a page without
+        keys.
 
     Raises
     ------
@@ -47,17 +48,17 @@ def keys_of_pages(
     --------
     >>> from kvcore.extra_keys import keys_of_pages
     >>> keys_of_pages([(11, 10, b"a")], 48, 16)
-    [[(b'a', 11)], [(b'a', -5)], None]
+    [[(b'a', 11, 10)], [(b'a', -5, 10)], None]
     """
     if page_size < 1:
         raise ValueError(f"page_size is {page_size}, must be at least 1 token")
     if num_tokens < 0:
         raise ValueError(f"num_tokens is {num_tokens}, must be at least 0")
-    pages: list[list[tuple[bytes, int]] | None] = [None] * (num_tokens // page_size)
+    pages: list[list[tuple[bytes, int, int]] | None] = [None] * (num_tokens // page_size)
     for start, length, key in normalized(extra_keys, num_tokens):
         end = min((start + length - 1) // page_size + 1, len(pages))
         for page in range(start // page_size, end):
             found = pages[page] or []
-            found.append((key, start - page * page_size))
+            found.append((key, start - page * page_size, length))
             pages[page] = found
     return pages

@@ -159,5 +159,6 @@ def _own_fields(group: AttentionGroup) -> list[str]:
 
 
 def _state(state: State) -> list[Any]:
-    arrays = [[name, list(shape), dtype] for name, (shape, dtype) in sorted(state.arrays.items())]
-    return [list(state.layers), arrays]
+    # "by name" is the order of their bytes, which once was the order in which they were given.
+    arrays = [[name, list(shape), dtype] for name, (shape, dtype) in state.arrays.items()]
+    return [list(state.layers), "by name", arrays]

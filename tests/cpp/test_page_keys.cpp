@@ -48,9 +48,10 @@ std::string extra_of(const std::vector<PlacedKey>& extra, std::int64_t first, st
     std::uint64_t n = 0;
     for (const PlacedKey& each : extra) {
         if (each.start >= end || each.length <= first - each.start) continue;
-        cbor::put_array(items, 2);
+        cbor::put_array(items, 3);
         cbor::put_bytes(items, each.bytes);
         cbor::put_integer(items, each.start - first);
+        cbor::put_integer(items, each.length);
         ++n;
     }
     if (n == 0) return {};
@@ -106,8 +107,9 @@ std::vector<PlacedKey> any_extra(Random& random, std::int64_t n) {
             random.chance(5) ? std::numeric_limits<std::int64_t>::max() : random.between(1, 30);
         extra.push_back({random.below(n), length, random.chance(50) ? "image" : ""});
     }
-    std::stable_sort(extra.begin(), extra.end(),
-                     [](const auto& a, const auto& b) { return a.start < b.start; });
+    std::sort(extra.begin(), extra.end());
+    const auto is_same = [](const auto& a, const auto& b) { return !(a < b) && !(b < a); };
+    extra.erase(std::unique(extra.begin(), extra.end(), is_same), extra.end());
     return extra;
 }
 
@@ -155,10 +157,13 @@ void what_does_not_fit_is_refused() {
     chain.extend(tokens, 3);
     const PlacedKey early{2, 1, "a"}, late{5, 1, "a"}, empty{3, 0, "a"};
     const PlacedKey unsorted[] = {{4, 1, "a"}, {3, 1, "a"}};
+    const PlacedKey by_length[] = {{3, 2, "a"}, {3, 1, "a"}}, twice[] = {{3, 1, "a"}, {3, 1, "a"}};
     CHECK_THROWS(std::invalid_argument, chain.extend(tokens, 2, &early, 1));
     CHECK_THROWS(std::invalid_argument, chain.extend(tokens, 2, &late, 1));
     CHECK_THROWS(std::invalid_argument, chain.extend(tokens, 2, &empty, 1));
     CHECK_THROWS(std::invalid_argument, chain.extend(tokens, 2, unsorted, 2));
+    CHECK_THROWS(std::invalid_argument, chain.extend(tokens, 2, by_length, 2));
+    CHECK_THROWS(std::invalid_argument, chain.extend(tokens, 2, twice, 2));
     CHECK_THROWS(std::invalid_argument, chain.truncate(2));
     CHECK_THROWS(std::invalid_argument, chain.truncate(-1));
     CHECK_EQ(chain.num_tokens(), 3);

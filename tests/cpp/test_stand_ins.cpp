@@ -27,7 +27,7 @@ void different_keys_have_different_names() {
                                                     {{2, "a"}},
                                                     {{2, "a"}, {2, "b"}},
                                                     {{3, "ab"}},
-                                                    {{2, "ab"}, {1, ""}},
+                                                    {{1, ""}, {2, "ab"}},
                                                     {{2, "ab\0"}},
                                                     {{2, std::string_view("ab\0", 3)}}};
     const std::string name = stand_in_name(7, one.data(), 1);
@@ -38,6 +38,19 @@ void different_keys_have_different_names() {
         const bool is_same = i == 5;  // a literal ends at its first zero
         CHECK_EQ(name == stand_in_name(7, others[i].data(), others[i].size()), is_same);
     }
+}
+
+void keys_have_one_order_in_a_name() {
+    const std::vector<std::vector<ExtraKey>> lists{
+        {{2, "a"}, {1, "a"}}, {{2, "b"}, {2, "a"}}, {{2, "a"}, {2, "a"}}};
+    for (const std::vector<ExtraKey>& keys : lists) {
+        CHECK_THROWS(std::invalid_argument, stand_in_name(7, keys.data(), keys.size()));
+    }
+    // Nor is a name read that has another order: both lengths are 2, of "b" and "a".
+    std::string name = stand_in_name(7, nullptr, 0);
+    const ExtraKey a{2, "a"}, b{2, "b"};
+    for (const ExtraKey* key : {&b, &a}) name += stand_in_name(7, key, 1).substr(8);
+    CHECK_THROWS(std::invalid_argument, kvcore::read_stand_in_name(name));
 }
 
 void a_name_has_one_id_and_an_id_one_name() {
@@ -60,7 +73,7 @@ void a_name_has_one_id_and_an_id_one_name() {
 
 void names_are_read_back() {
     const std::vector<std::vector<ExtraKey>> lists{
-        {}, {{2, "ab"}}, {{1, ""}, {1 << 30, "ab"}, {7, std::string_view("\0", 1)}}};
+        {}, {{2, "ab"}}, {{1, ""}, {7, std::string_view("\0", 1)}, {1 << 30, "ab"}}};
     for (const TokenId token : {0, 7, -7, 2'147'483'647, -2'147'483'647 - 1}) {
         for (const std::vector<ExtraKey>& keys : lists) {
             const std::string name = stand_in_name(token, keys.data(), keys.size());
@@ -230,6 +243,7 @@ int main() {
     what_is_on_its_way_to_the_tier_is_told();
     long_runs_are_searched();
     different_keys_have_different_names();
+    keys_have_one_order_in_a_name();
     names_are_read_back();
     a_name_has_one_id_and_an_id_one_name();
     a_sweep_leaves_what_is_held_or_used_again();

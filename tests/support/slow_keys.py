@@ -59,7 +59,8 @@ def slow_keys(
     keys = [slow_root(seed, cache_salt, extra_key)]
     for first in range(0, len(tokens) - page_size + 1, page_size):
         end = first + page_size
-        extra = [[key, start - first] for start, _, key in overlapping(extra_keys, first, end)]
+        overlaps = overlapping(extra_keys, first, end)
+        extra = [[key, start - first, length] for start, length, key in overlaps]
         keys.append(digest([keys[-1], list(map(int, tokens[first:end])), extra or None]))
     return keys[1:]
 

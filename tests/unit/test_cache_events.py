@@ -82,10 +82,10 @@ def test_names_and_extra_keys() -> None:
     assert seen.keys + more.keys == keys
     assert seen.tokens.tolist() + more.tokens.tolist() == prompt
     assert seen.extra_keys == [
-        [(b"cat", 1)],
-        [(b"cat", -1)],
-        [(b"cat", -3), (b"dog", 1)],
-        [(b"dog", -1)],
+        [(b"cat", 1, 4)],
+        [(b"cat", -1, 4)],
+        [(b"cat", -3, 4), (b"dog", 1, 2)],
+        [(b"dog", -1, 2)],
     ]
     assert more.extra_keys is None
 

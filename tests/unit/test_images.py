@@ -189,8 +189,9 @@ def test_keys_change_in_the_pages_that_an_image_touches_and_behind() -> None:
 
 
 def test_the_third_element_of_a_key_is_what_overlaps_its_page() -> None:
-    """Bytes, and where they start relative to the page; nil where there are none."""
-    overlaps: list[Any] = [[(b"cat", 11)], [(b"cat", -5), (b"dog", 14)], [(b"dog", -2)], None]
+    """Bytes, their start relative to the page, and their length; nil where there are none."""
+    cat, dog = [(b"cat", 11, 10)], [(b"dog", -2, 18)]
+    overlaps: list[Any] = [cat, [(b"cat", -5, 10), (b"dog", 14, 18)], dog, None]
     assert keys_of_pages(CAT_DOG, 64, PAGE) == overlaps
     key, chain = root_key(), []
     for page, extra in enumerate(overlaps):

@@ -14,12 +14,12 @@ from kvcore.extra_keys import ExtraKey, keys_of_pages
 def test_two_images() -> None:
     images = [(30, 18, b"dog"), (11, 10, b"cat")]
     assert keys_of_pages(images, 70, 16) == [
-        [(b"cat", 11)],
-        [(b"cat", -5), (b"dog", 14)],
-        [(b"dog", -2)],
+        [(b"cat", 11, 10)],
+        [(b"cat", -5, 10), (b"dog", 14, 18)],
+        [(b"dog", -2, 18)],
         None,
     ]
-    assert keys_of_pages(images, 31, 16) == [[(b"cat", 11)]]
+    assert keys_of_pages(images, 31, 16) == [[(b"cat", 11, 10)]]
 
 
 @pytest.mark.parametrize("keys", [None, [], ()])
@@ -29,8 +29,9 @@ def test_no_keys(keys: list[ExtraKey] | None) -> None:
 
 
 def test_a_key_that_fills_pages_exactly_and_one_beyond_the_end() -> None:
-    assert keys_of_pages([(4, 4, b"a")], 12, 4) == [None, [(b"a", 0)], None]
-    assert keys_of_pages([(3, 2**60, b"a")], 12, 4) == [[(b"a", 3)], [(b"a", -1)], [(b"a", -5)]]
+    assert keys_of_pages([(4, 4, b"a")], 12, 4) == [None, [(b"a", 0, 4)], None]
+    whole = [[(b"a", start, 2**60)] for start in (3, -1, -5)]
+    assert keys_of_pages([(3, 2**60, b"a")], 12, 4) == whole
 
 
 def test_against_every_token() -> None:
@@ -45,7 +46,7 @@ def test_against_every_token() -> None:
         for page in range(n // page_size):
             span = set(range(page * page_size, (page + 1) * page_size))
             touched = [k for k in sorted(set(keys)) if span & set(range(k[0], k[0] + k[1]))]
-            expected.append([(k[2], k[0] - page * page_size) for k in touched] or None)
+            expected.append([(k[2], k[0] - page * page_size, k[1]) for k in touched] or None)
         assert keys_of_pages(keys, n, page_size) == expected
 
 

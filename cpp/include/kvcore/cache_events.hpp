@@ -22,8 +22,9 @@ enum class CacheMedium : std::uint8_t {
 
 /// An extra key that overlaps a stored page.
 struct PageExtra {
-    std::int32_t page = 0;   // of the event
-    std::int64_t start = 0;  // token, from the page's first one on; negative: in front of it
+    std::int32_t page = 0;    // of the event
+    std::int64_t start = 0;   // token, from the page's first one on; negative: in front of it
+    std::int64_t length = 0;  // tokens of the whole extra key
     std::string bytes;
 };
 

@@ -6,8 +6,10 @@
 //   key of a page = SHA-256 of [key in front, [tokens...], extra]
 //
 // in canonical CBOR, what is absent as nil. The key in front of the first page is the root key;
-// extra is the list of [bytes, start counted from the page's] of the extra keys (images, ...) that
-// overlap the page, by start, length and bytes; nil where there are none.
+// extra is the list of [bytes, start counted from the page's, length] of the extra keys (images,
+// ...) that overlap the page, by start, length and bytes; nil where there are none. The length is
+// that of the whole extra key, so pages whose extra keys differ in length only have other keys, as
+// they have other places in a PrefixTree.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +17,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
+#include "kvcore/cbor.hpp"
 #include "kvcore/sha256.hpp"
 #include "kvcore/types.hpp"
 
@@ -57,7 +61,22 @@ struct PlacedKey {
     std::int64_t start = 0;   // token of the sequence
     std::int64_t length = 0;  // tokens, at least 1
     std::string_view bytes;
+
+    /// The order of extra keys in a name.
+    friend bool operator<(const PlacedKey& a, const PlacedKey& b) noexcept {
+        return std::tie(a.start, a.length, a.bytes) < std::tie(b.start, b.length, b.bytes);
+    }
 };
+
+/// Appends an extra key that overlaps a page, as the key of that page has it with kKvcore. `start`
+/// counts from the first token of the page.
+template <class Sink>
+void put_placed_key(Sink& out, const PlacedKey& key) {
+    cbor::put_array(out, 3);
+    cbor::put_bytes(out, key.bytes);
+    cbor::put_integer(out, key.start);
+    cbor::put_integer(out, key.length);
+}
 
 /// What is in front of the first page of a sequence.
 [[nodiscard]] PageKey root_key(const KeyOptions& options);

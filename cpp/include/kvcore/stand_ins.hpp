@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -19,10 +20,16 @@ namespace kvcore {
 struct ExtraKey {
     std::int64_t length = 0;
     std::string_view bytes;
+
+    /// The order of extra keys of one token in its name.
+    friend bool operator<(const ExtraKey& a, const ExtraKey& b) noexcept {
+        return std::tie(a.length, a.bytes) < std::tie(b.length, b.bytes);
+    }
 };
 
-/// What the token at the start of extra keys is: its id and all keys [n] that start there, in an
-/// order that is the caller's. Different ones have different names. O(bytes).
+/// What the token at the start of extra keys is: its id and all keys [n] that start there, by
+/// length and bytes, each once. Different ones have different names, and KeyChain makes different
+/// keys of their pages. Throws std::invalid_argument for keys in another order. O(bytes).
 [[nodiscard]] std::string stand_in_name(TokenId token, const ExtraKey* keys, std::size_t n);
 
 /// What a stand-in's name says, with views of the name.

@@ -35,10 +35,21 @@ std::uint64_t read_number(std::string_view& name) {
     return number;
 }
 
+// One list has one name, as one list has one place in the key of a page.
+void require_ascending(const ExtraKey* keys, std::size_t n) {
+    for (std::size_t i = 1; i < n; ++i) {
+        if (keys[i - 1] < keys[i]) continue;
+        throw std::invalid_argument(
+            detail::concat("extra key ", i, " of a token is not behind extra key ", i - 1,
+                           " by length and bytes; sort the keys, and give each once"));
+    }
+}
+
 }  // namespace
 
 // Lengths stand in front of bytes, so that no two lists of keys have one name.
 std::string stand_in_name(TokenId token, const ExtraKey* keys, std::size_t n) {
+    require_ascending(keys, n);
     std::string name;
     append_number(name, static_cast<std::uint64_t>(std::int64_t{token}));
     for (std::size_t i = 0; i < n; ++i) {
@@ -61,6 +72,7 @@ StandInParts read_stand_in_name(std::string_view name) {
         name.remove_prefix(size);
         parts.keys.push_back(key);
     }
+    require_ascending(parts.keys.data(), parts.keys.size());
     return parts;
 }
 

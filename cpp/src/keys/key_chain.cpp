@@ -44,6 +44,11 @@ void KeyChain::check(const PlacedKey* extra, std::size_t num_extra, std::int64_t
             throw std::invalid_argument(detail::concat(
                 "extra key ", i, " has length ", extra[i].length, ", must be at least 1 token"));
         }
+        if (i > 0 && !(extra[i - 1] < extra[i])) {
+            throw std::invalid_argument(
+                detail::concat("extra key ", i, " is not behind extra key ", i - 1,
+                               " by start, length and bytes; sort the keys, and give each once"));
+        }
         least = extra[i].start;
     }
 }
@@ -133,13 +138,13 @@ void KeyChain::put_placed(keys::HashedItems& out) const noexcept {
     const std::int64_t first = num_tokens_ - page_size_;
     for (const std::size_t i : touch_) {
         const Extra& each = extras_[i];
-        cbor::put_array(out, 2);
         if (options_.scheme == KeyScheme::kVllm) {
+            cbor::put_array(out, 2);
             cbor::put_text(out, each.bytes);
+            cbor::put_integer(out, each.start - first);
         } else {
-            cbor::put_bytes(out, each.bytes);
+            put_placed_key(out, {each.start - first, each.length, each.bytes});
         }
-        cbor::put_integer(out, each.start - first);
     }
 }
 

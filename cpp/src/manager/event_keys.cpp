@@ -89,7 +89,8 @@ void EventKeys::begin_extras(TokenId* tokens, std::vector<Reach>& reaches) const
         for (const ExtraKey& key : parts.keys) {
             // One that goes on for ever does not wrap round.
             const std::int64_t most = std::numeric_limits<std::int64_t>::max() - start;
-            reaches.push_back({start, start + std::min(key.length, most), std::string(key.bytes)});
+            reaches.push_back(
+                {start, start + std::min(key.length, most), key.length, std::string(key.bytes)});
         }
     }
 }
@@ -101,10 +102,8 @@ void EventKeys::key_page(Tree& tree, BlockId id, const PageKey& before, std::vec
     std::string extra;
     if (!reaches.empty()) cbor::put_array(extra, reaches.size());
     for (const Reach& each : reaches) {
-        cbor::put_array(extra, 2);
-        cbor::put_bytes(extra, each.bytes);
-        cbor::put_integer(extra, each.start);
-        made_.extras.push_back({page, each.start, each.bytes});
+        put_placed_key(extra, {each.start, each.length, each.bytes});
+        made_.extras.push_back({page, each.start, each.length, each.bytes});
     }
     const auto n = static_cast<std::int64_t>(page_size_);
     PageKey& key = tree.keys[static_cast<std::size_t>(id)];

@@ -34,6 +34,7 @@ class EventKeys {
     struct Reach {
         std::int64_t start;
         std::int64_t end;
+        std::int64_t length;  // of the whole extra key
         std::string bytes;
     };
     struct Tree {

@@ -50,8 +50,8 @@ class PagesStored:
     def cache_salt(self) -> str | None:
         """``cache_salt`` of the requests; None for none."""
     @property
-    def extra_keys(self) -> list[list[tuple[bytes, int]] | None] | None:
-        """For each page None, or [(bytes, start), ...] as of ``keys_of_pages``; None for none."""
+    def extra_keys(self) -> list[list[tuple[bytes, int, int]] | None] | None:
+        """For each page None, or [(bytes, start, length), ...] as of ``keys_of_pages``."""
 
 @final
 class PagesRemoved:

@@ -39,7 +39,8 @@ cdef uint64_t hash_of(const PageKey& key) noexcept:
 
 
 cdef str text_of(string_view text):
-    return PyBytes_FromStringAndSize(text.data(), text.size()).decode()
+    # As names are encoded: a str may hold lone surrogates.
+    return PyBytes_FromStringAndSize(text.data(), text.size()).decode("utf-8", "surrogatepass")
 
 
 cdef NamespaceParts parts_of(PageEvent event) noexcept:
@@ -141,7 +142,7 @@ cdef class PagesStored(PageEvent):
 
     @property
     def extra_keys(self):
-        """For each page None, or [(bytes, start), ...] as of ``keys_of_pages``; None for none."""
+        """For each page None, or [(bytes, start, length), ...] as of ``keys_of_pages``."""
         cdef size_t i
         if self.made.extras.empty():
             return None
@@ -150,7 +151,10 @@ cdef class PagesStored(PageEvent):
             page = self.made.extras[i].page
             if pages[page] is None:
                 pages[page] = []
-            pages[page].append((<bytes>self.made.extras[i].bytes, self.made.extras[i].start))
+            pages[page].append((
+                <bytes>self.made.extras[i].bytes, self.made.extras[i].start,
+                self.made.extras[i].length,
+            ))
         return pages
 
 

@@ -137,20 +137,25 @@ def wire_event(
         event.page_size,
         None,
         event.medium,
-        event.extra_key,
+        _text(event.extra_key),
         _extra_keys(event),
         event.group_idx,
     )
 
 
+def _text(name: str | None) -> str | None:
+    """Return a name as msgpack can have it: without lone surrogates, which a str may hold."""
+    return name and name.encode("utf-8", "backslashreplace").decode()
+
+
 def _extra_keys(event: PagesStored) -> list[list[Any] | None] | None:
-    name, placed = event.extra_key, event.extra_keys
-    salt = event.cache_salt if event.parent_key is None else None
+    name, placed = _text(event.extra_key), event.extra_keys
+    salt = _text(event.cache_salt) if event.parent_key is None else None
     if name is None and placed is None and not salt:
         return None
     pages: list[list[Any]] = [[] if name is None else [name] for _ in range(len(event))]
     for own, keys in zip(pages, placed or (), strict=False):
-        own += [list(key) for key in keys or ()]
+        own += [[key, start] for key, start, _ in keys or ()]
     if salt:
         pages[0].append(salt)
     return [own or None for own in pages]

@@ -31,7 +31,8 @@ class State:
         Indices of the model's layers; held as an ascending tuple.
     arrays : mapping of str to (shape, dtype)
         What one layer keeps of one request, by name: the shape on one device, the name of a dtype
-        as in KVCacheParams. Held as a mapping that can be hashed.
+        as in KVCacheParams. Held by name, as a mapping that can be hashed: the bytes of a slot lie
+        in that order wherever they are stored.
     interval : int, optional
         Tokens between checkpoints, a multiple of the page size; none by default, then there are
         only those at ends of prompts and at branches.
@@ -99,7 +100,7 @@ def _arrays(arrays: Any) -> FrozenMap[str, tuple[tuple[int, ...], str]]:
         )
     if not arrays:
         raise ValueError("arrays is empty, must name what a layer keeps; leave the group out")
-    return FrozenMap((_name(name), _array(name, array)) for name, array in arrays.items())
+    return FrozenMap(sorted((_name(name), _array(name, array)) for name, array in arrays.items()))
 
 
 def _name(name: Any) -> str:
