@@ -84,7 +84,8 @@ void bind_cache_values(py::module_& module) {
         .def_readonly("host_slots", &kvcore::StateStats::host_slots)
         .def_readonly("host_checkpoints", &kvcore::StateStats::host_checkpoints)
         .def_readonly("stored_checkpoints", &kvcore::StateStats::stored_checkpoints)
-        .def_readonly("loaded_checkpoints", &kvcore::StateStats::loaded_checkpoints);
+        .def_readonly("loaded_checkpoints", &kvcore::StateStats::loaded_checkpoints)
+        .def_readonly("evicted_checkpoints", &kvcore::StateStats::evicted_checkpoints);
     py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)

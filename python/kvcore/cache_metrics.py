@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -21,6 +22,11 @@ from kvcore.tenants import TenantMetrics
 
 __all__ = ["CacheMetrics"]
 
+_log = logging.getLogger("kvcore")
+
+#: Checkpoints evicted for each slot and each hit, from which on slots are too few.
+_MANY_EVICTIONS = 4
+
 _Counts = TypeVar("_Counts", EvictionMetrics, GroupMetrics, StateMetrics)
 
 
@@ -36,6 +42,7 @@ class CacheMetrics(StepEngine):
     params: KVCacheParams
     _quotas: Mapping[str, tuple[int, int | None]]
     _host_states: int
+    _has_warned = False  # of slots that are too few for checkpoints
 
     @property
     def num_replicas(self) -> int:
@@ -123,10 +130,27 @@ class CacheMetrics(StepEngine):
     def state_metrics(self) -> StateMetrics:
         """Slots of states here and in the host tier, and what was done with checkpoints. O(1).
 
-        Zeros without State groups.
+        Zeros without State groups. The log of "kvcore" warns once where most checkpoints are
+        evicted before a request begins with one.
         """
         stats = [self._core.state_stats(r) for r in range(self.num_replicas)]
-        return _summed(StateMetrics, stats)
+        found = _summed(StateMetrics, stats)
+        if not self._has_warned:
+            self._warn_of_evictions(found)
+        return found
+
+    def _warn_of_evictions(self, found: StateMetrics) -> None:
+        evicted, hits = found.evicted_checkpoints, found.checkpoint_hits
+        if evicted < _MANY_EVICTIONS * max(hits, found.total_slots, 1):
+            return
+        self._has_warned = True
+        _log.warning(
+            "%d checkpoints of states were evicted for others, and %d requests began with one: "
+            "%d slots are too few for the prompts that come again; give more num_states",
+            evicted,
+            hits,
+            found.total_slots,
+        )
 
     def reset_metrics(self) -> None:
         """Set every counter to zero, the peak to what is in use."""

@@ -147,6 +147,7 @@ cdef extern from "kvcore/cache_states.hpp" namespace "kvcore" nogil:
         int64_t host_checkpoints
         int64_t stored_checkpoints
         int64_t loaded_checkpoints
+        int64_t evicted_checkpoints
 
 
 cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:

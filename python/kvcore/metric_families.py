@@ -122,6 +122,7 @@ def _states(mgr: Any) -> Iterator[Family]:
     for name, text, field in (
         ("checkpoint_hits", "Requests that began with a checkpoint.", "checkpoint_hits"),
         ("checkpoints_made", "Checkpoints of states that were kept.", "checkpoints_made"),
+        ("checkpoints_evicted", "Checkpoints that gave up their slots.", "evicted_checkpoints"),
     ):
         yield Family("counter", name, text, (), _plain(getattr(found, field)))
 

@@ -129,6 +129,9 @@ class StateMetrics:
         That the tier got, since the metrics were reset.
     loaded_checkpoints : int
         Of `checkpoint_hits`, those whose checkpoint came from the tier.
+    evicted_checkpoints : int
+        Checkpoints on the device that were given up since their slots were needed, since the
+        metrics were reset. Where they are more than the hits, give more `num_states`.
     """
 
     total_slots: int
@@ -141,6 +144,7 @@ class StateMetrics:
     host_checkpoints: int
     stored_checkpoints: int
     loaded_checkpoints: int
+    evicted_checkpoints: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore.arguments import flag
+from kvcore.arguments import flag, integer
 from kvcore.cache_events import TellsEvents, event_pages
 from kvcore.cache_metrics import CacheMetrics
 from kvcore.cache_sizing import CacheSizing
@@ -91,8 +91,9 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Of a ``tenant=`` and each replica: pages that all others leave it, and the most that it may
         hold, None for no ceiling.
     num_states : int, optional
-        Where layers keep a state: its slots in each replica, one for each request at least; those
-        beyond are checkpoints, where others begin. By default two for each.
+        Where layers keep a state: its slots in each replica, one for each request at least, two
+        for drafts; those beyond are checkpoints, where others begin. By default that many, one
+        checkpoint for each request, and up to 16 where an eighth of the memory holds them.
     num_host_states : int, optional
         With a host tier too: its slots in each replica for checkpoints, by default in half of
         ``host_kvcache_swap_space_gb``; with 0 checkpoints stay on the device.
@@ -194,7 +195,15 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
-        slots = chosen_states(params, max_batch_size, num_states)
+        slots = chosen_states(
+            params,
+            max_batch_size,
+            num_states,
+            max_seq_len=max_seq_len,
+            max_draft_tokens=integer("max_draft_tokens", max_draft_tokens),
+            available_cache_memory=available_cache_memory,
+            num_pages=num_pages,
+        )
         options = TierOptions.of(
             tiers,
             params,

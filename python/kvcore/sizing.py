@@ -16,6 +16,7 @@ __all__ = [
     "STATES_PER_REQUEST",
     "batch_per_replica",
     "batch_with_slots",
+    "checkpoints_per_replica",
     "chosen_pages",
     "estimated_memory_size",
     "host_pages",
@@ -32,6 +33,9 @@ __all__ = [
 
 #: Slots of states for each request: its own, and one for a checkpoint.
 STATES_PER_REQUEST = 2
+#: Checkpoints below which few prompts share one: prompts of a chat take two to three each.
+_FEWEST_CHECKPOINTS = 16
+_SHARE_OF_CHECKPOINTS = 8  # the part of a replica's memory that goes to reach that number
 
 _GIB = 1 << 30
 _MOST_TOKENS = 2**31 - 1
@@ -69,6 +73,31 @@ def pages_per_replica(params: KVCacheParams, memory: int, num_states: int = 0) -
     require_params(params)
     share = _bytes(memory) // params.data_parallel_degree
     return max(0, share - num_states * params.bytes_per_state_slot) // params.bytes_per_page
+
+
+def checkpoints_per_replica(
+    params: KVCacheParams,
+    max_batch_size: int,
+    max_seq_len: int,
+    slots_per_request: int,
+    available_cache_memory: int | None,
+    num_pages: int | None,
+) -> int:
+    """Return the slots for checkpoints of one replica where the caller does not say a number.
+
+    One for each request. Where that is less than 16, up to 16 in an eighth of the memory: of
+    `available_cache_memory` what the longest sequences of the batch leave, beside `num_pages` as
+    many bytes as an eighth of these pages.
+    """
+    batch = batch_per_replica(params, max_batch_size)
+    slot = params.bytes_per_state_slot
+    if available_cache_memory is not None:
+        memory = _bytes(available_cache_memory) // params.data_parallel_degree
+        needed = sequence_bytes(params, max_seq_len) + (slots_per_request - 1) * slot
+        room = min(memory // _SHARE_OF_CHECKPOINTS, max(0, memory - batch * needed))
+    else:
+        room = (num_pages or 0) * params.bytes_per_page // _SHARE_OF_CHECKPOINTS
+    return batch + max(0, min(_FEWEST_CHECKPOINTS - batch, room // slot))
 
 
 def batch_with_slots(params: KVCacheParams, memory: int, num_pages: int, most: int) -> int:

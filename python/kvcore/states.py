@@ -14,13 +14,24 @@ from kvcore.backends.selection import backend_of
 from kvcore.device import Device
 from kvcore.dtypes import numpy_dtype
 from kvcore.params import KVCacheParams
-from kvcore.sizing import STATES_PER_REQUEST, batch_per_replica
+from kvcore.sizing import batch_per_replica, checkpoints_per_replica
 
 __all__ = ["StateArrays", "chosen_states", "intervals"]
 
 
-def chosen_states(params: KVCacheParams, max_batch_size: int, num_states: int | None) -> int:
+def chosen_states(
+    params: KVCacheParams,
+    max_batch_size: int,
+    num_states: int | None,
+    *,
+    max_seq_len: int,
+    max_draft_tokens: int = 0,
+    available_cache_memory: int | None = None,
+    num_pages: int | None = None,
+) -> int:
     """Return the slots of states of each replica.
+
+    By default those of the requests, and ``sizing.checkpoints_per_replica``.
 
     Raises
     ------
@@ -28,6 +39,7 @@ def chosen_states(params: KVCacheParams, max_batch_size: int, num_states: int | 
         Less than one for each request of the batch, or slots for a model without states.
     """
     batch = batch_per_replica(params, max_batch_size)
+    each = 2 if max_draft_tokens > 0 else 1
     if not params.state_groups:
         if num_states:
             raise ValueError(
@@ -35,7 +47,9 @@ def chosen_states(params: KVCacheParams, max_batch_size: int, num_states: int | 
             )
         return 0
     if num_states is None:
-        return STATES_PER_REQUEST * batch
+        return each * batch + checkpoints_per_replica(
+            params, max_batch_size, max_seq_len, each, available_cache_memory, num_pages
+        )
     found = integer("num_states", num_states)
     if found < batch:
         raise ValueError(

@@ -135,7 +135,7 @@ def test_checkpoints_on_the_way_of_a_request_are_not_held_by_it() -> None:
 
 @pytest.mark.parametrize("blocks", ["allocate", None])
 def test_slots_per_request_unless_said_otherwise(blocks: Any) -> None:
-    for num_states, slots in ((None, 10), (7, 7)):
+    for num_states, slots in ((None, 5 + 16), (7, 7)):
         manager = state_manager(
             state_params(), max_batch_size=5, num_states=num_states, blocks=blocks
         )
@@ -150,3 +150,48 @@ def test_pages_do_not_grow_with_states() -> None:
     flat = KVCacheParams("float32", 1, 2, 1, page_size=4)
     assert params.bytes_per_page == flat.bytes_per_page
     assert params.bytes_per_state_slot == 4_000_000
+
+
+def test_a_default_that_keeps_prompts_that_come_again() -> None:
+    """One request at a time, and 6 prompts in turn: with one checkpoint none was ever hit."""
+    params = state_params(page_size=4)
+    hits = {}
+    for num_states in (2, None):
+        manager = state_manager(params, max_batch_size=1, num_pages=400, num_states=num_states)
+        for turn in range(60):
+            prefill(manager, "r", prompt((100 * (turn % 6), 9), (1000 + 7 * turn, 5)))
+            manager.release("r")
+        hits[num_states] = manager.state_metrics.checkpoint_hits
+        assert manager.state_metrics.evicted_checkpoints > 0
+    assert hits[2] == 0
+    assert hits[None] >= 40
+
+
+def test_the_default_leaves_room_for_the_batch() -> None:
+    """What sizing says fits beside its slots does so still."""
+    params = state_params(FullAttention([0]), State([1], {"ssm": ((64,), "float32")}))
+    for memory in (20_000, 100_000, 1_000_000):
+        batch = PagedKVCacheManager.infer_optimal_batch_size(params, 64, 2, memory, ["cpu"])
+        for size in range(1, batch + 1):
+            manager = PagedKVCacheManager(params, size, 64, available_cache_memory=memory)
+            assert manager.total_num_pages >= size * 16, (memory, size)
+            slots = manager.state_metrics.total_slots
+            assert 2 * size <= slots <= size + max(size, 16)
+    large = PagedKVCacheManager(params, 20, 64, num_pages=10_000)
+    assert large.state_metrics.total_slots == 40
+    assert state_manager(params, max_draft_tokens=1).state_metrics.total_slots >= 12
+
+
+def test_evicted_checkpoints_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    manager = state_manager(state_params(), num_states=2, max_batch_size=1)
+    for turn in range(12):
+        if turn == 7:
+            assert manager.state_metrics.evicted_checkpoints == 6
+            assert "checkpoints of states were evicted" not in caplog.text
+        prefill(manager, "r", prompt((100 * turn, 9)))
+        manager.release("r")
+    for _ in range(3):
+        assert manager.state_metrics.evicted_checkpoints == 11
+    assert caplog.text.count("11 checkpoints of states were evicted for others, and 0") == 1
+    manager.reset_metrics()
+    assert manager.state_metrics.evicted_checkpoints == 0

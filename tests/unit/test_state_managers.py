@@ -27,12 +27,12 @@ from state_model import (
 )
 
 
-def test_states_have_a_slot_for_each_request_and_one_more() -> None:
+def test_states_have_a_slot_for_each_request_and_more_for_checkpoints() -> None:
     manager = state_manager(state_params())
     (group,) = manager.states
     assert {name: [a.shape for a in arrays] for name, arrays in group.items()} == {
-        "conv": [(8, 2, 3)],
-        "ssm": [(8, 2, 2, 2)],
+        "conv": [(20, 2, 3)],
+        "ssm": [(20, 2, 2, 2)],
     }
     assert group["ssm"][0].dtype == np.int8
     assert state_manager(state_params(), num_states=5).states[0]["conv"][0].shape == (5, 2, 3)
@@ -271,7 +271,7 @@ def test_a_reset_forgets_states() -> None:
 def test_replicas_and_shards_have_states_of_their_own() -> None:
     params = state_params(n_devices=4, data_parallel_degree=2, n_kv_heads=2)
     manager = state_manager(params, devices=["cpu"] * 4)
-    assert [a.shape for a in manager.states[0]["ssm"]] == [(4, 2, 2, 2)] * 4
+    assert [a.shape for a in manager.states[0]["ssm"]] == [(18, 2, 2, 2)] * 4
     for replica in (0, 1):
         for name in ("x", "y"):
             context = TextGenerationContext(name, prompt((0, 14)))

@@ -43,15 +43,16 @@ struct StateMove {
 /// reset. used + checkpoints + free == total.
 struct StateStats {
     std::int64_t total_slots = 0;
-    std::int64_t used_slots = 0;          // of requests, and those that only a copy still holds
-    std::int64_t checkpoints = 0;         // of cached prefixes
-    std::int64_t available_slots = 0;     // free ones, and checkpoints that nobody holds
-    std::int64_t checkpoint_hits = 0;     // requests that began with one
-    std::int64_t checkpoints_made = 0;    // since then
-    std::int64_t host_slots = 0;          // of the host tier, which count nowhere else
-    std::int64_t host_checkpoints = 0;    // of prefixes that it has
-    std::int64_t stored_checkpoints = 0;  // that it got, since construction or the last reset
-    std::int64_t loaded_checkpoints = 0;  // of checkpoint_hits, those that came from it
+    std::int64_t used_slots = 0;           // of requests, and those that only a copy still holds
+    std::int64_t checkpoints = 0;          // of cached prefixes
+    std::int64_t available_slots = 0;      // free ones, and checkpoints that nobody holds
+    std::int64_t checkpoint_hits = 0;      // requests that began with one
+    std::int64_t checkpoints_made = 0;     // since then
+    std::int64_t host_slots = 0;           // of the host tier, which count nowhere else
+    std::int64_t host_checkpoints = 0;     // of prefixes that it has
+    std::int64_t stored_checkpoints = 0;   // that it got, since construction or the last reset
+    std::int64_t loaded_checkpoints = 0;   // of checkpoint_hits, those that came from it
+    std::int64_t evicted_checkpoints = 0;  // of the device, given up since their slots were needed
 
     /// Adds another replica's.
     StateStats& operator+=(const StateStats& other) noexcept {
@@ -65,6 +66,7 @@ struct StateStats {
         host_checkpoints += other.host_checkpoints;
         stored_checkpoints += other.stored_checkpoints;
         loaded_checkpoints += other.loaded_checkpoints;
+        evicted_checkpoints += other.evicted_checkpoints;
         return *this;
     }
 };

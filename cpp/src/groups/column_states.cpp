@@ -35,6 +35,7 @@ ColumnStates::Slot ColumnStates::take() {
         while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;
         detail::require_law(victim != kNone, "states: an admitted slot is there");
         drop(victim);
+        ++num_evicted_;
     }
     const Slot slot = free_.back();
     free_.pop_back();
@@ -177,6 +178,7 @@ StateStats ColumnStates::stats() const noexcept {
     stats.available_slots = num_available();
     stats.checkpoint_hits = num_hits_;
     stats.checkpoints_made = num_made_;
+    stats.evicted_checkpoints = num_evicted_;
     return stats;
 }
 

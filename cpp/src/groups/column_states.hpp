@@ -100,7 +100,7 @@ class ColumnStates final : public PoolListener {
     /// Pages that `evict` took since the last `reset_counts`.
     [[nodiscard]] const EvictionCounts& evicted() const noexcept { return evicted_; }
     void reset_counts() noexcept {
-        num_hits_ = num_made_ = 0;
+        num_hits_ = num_made_ = num_evicted_ = 0;
         evicted_ = {};
     }
 
@@ -139,6 +139,7 @@ class ColumnStates final : public PoolListener {
     std::int64_t num_checkpoints_ = 0;
     std::int64_t num_hits_ = 0;
     std::int64_t num_made_ = 0;
+    std::int64_t num_evicted_ = 0;
     EvictionCounts evicted_;
 };
 

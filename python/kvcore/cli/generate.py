@@ -161,7 +161,8 @@ class Pages:
         most = self.max_batch_tokens(params)
         wanted = [pages_per_sequence(params, length, most) for length in lengths]
         batch = batch_with_slots(params, self.memory, max(wanted), len(lengths))
-        beside = STATES_PER_REQUEST * batch * params.bytes_per_state_slot
+        slots = STATES_PER_REQUEST * batch if params.state_groups else 0
+        beside = slots * params.bytes_per_state_slot
         affordable = options.fitting_pages(self.memory, 1, params.bytes_per_page, beside)
         pages = min(sum(wanted), affordable)
         return WatchedManager(
@@ -170,6 +171,7 @@ class Pages:
             max_seq_len=min(longest_sequence(params, pages, most), context),
             devices=[self.device],
             num_pages=pages,
+            num_states=slots or None,
         )
 
     def _params(self, model: Any) -> KVCacheParams:

@@ -65,6 +65,7 @@ def make_manager(
         max_seq_len=max(lengths),
         devices=[device],
         num_pages=min(sum(pages), budget),
+        num_states=slots or None,
     )
 
 
