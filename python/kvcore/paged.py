@@ -83,8 +83,9 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Reserve what runs next alone. Else layers that keep every token get pages for all of a
         request at once, which so is not short of them later.
     max_draft_tokens : int
-        Where layers have windows or chunks: so many of the tokens written last may be truncated.
-        Pages are given back that much later.
+        Where layers have windows, chunks or a state: so many of the tokens written last may be
+        truncated. Pages of windows are given back that much later; with two `num_states` for each
+        request, the state in front of its drafts is kept in the second one.
     keep_windows : bool
         ``step`` gives back no page that a window has passed; ``leave_windows`` does.
     quotas : dict of str to (reserved_pages, max_pages), optional

@@ -74,10 +74,12 @@ class StateWorld {
 
     std::int64_t num_hits = 0;
     std::int64_t num_checkpoints = 0;
-    std::int64_t num_truncated = 0;  // to a checkpoint
-    std::int64_t num_refused = 0;    // for want of a slot
-    std::int64_t num_stored = 0;     // checkpoints of the tier that were looked for
-    std::int64_t num_lost = 0;       // requests whose loads failed
+    std::int64_t num_truncated = 0;    // to a checkpoint
+    std::int64_t num_refused = 0;      // for want of a slot
+    std::int64_t num_stored = 0;       // checkpoints of the tier that were looked for
+    std::int64_t num_lost = 0;         // requests whose loads failed
+    std::int64_t num_rejected = 0;     // runs of which the last tokens were taken back
+    std::int64_t num_rerun_alone = 0;  // runs that were cut behind what was accepted before
 
    private:
     struct Row {
@@ -85,8 +87,9 @@ class StateWorld {
         std::int32_t replica = 0;
         std::int64_t branch = 0;
         std::int64_t prompt_end = 0;
-        std::int64_t stands = 0;  // tokens whose state the slot has
-        std::int64_t ran = -1;    // fetched and run up to here, not committed yet
+        std::int64_t stands = 0;   // tokens whose state the slot has
+        std::int64_t ran = -1;     // fetched and run up to here, not committed yet
+        bool is_rejected = false;  // the last run went on further: it stands where that began
     };
     /// The tables of a replica.
     struct Tables {
@@ -218,6 +221,9 @@ class StateWorld {
         }
         live_.push_back(row);
     }
+    [[nodiscard]] bool reruns_alone(const Row& row) const {
+        return row.is_rejected && row.request.start - row.stands > 2 * config().max_draft_tokens;
+    }
     [[nodiscard]] bool is_open(const Row& row) const {
         const kvcore::Sequence& known = sequence(row);
         const std::int64_t begin = known.pages.empty() ? 0 : row.request.start;
@@ -233,7 +239,8 @@ class StateWorld {
     [[nodiscard]] Expected expect(Row& row, const Cached& before) const {
         const Request& request = row.request;
         const kvcore::Sequence& known = sequence(row);
-        const std::int64_t begin = known.pages.empty() ? 0 : request.start;
+        const std::int64_t stands = row.is_rejected ? row.stands : request.start;
+        const std::int64_t begin = known.pages.empty() ? 0 : stands;
         Expected expected{begin, request.active, false};
         if (!known.is_sealed()) row.prompt_end = (request.end() - 1) / page() * page();
         if (is_open(row)) {
@@ -252,7 +259,8 @@ class StateWorld {
                 }
             }
         }
-        const std::int64_t due = next_due(row, expected.start);
+        std::int64_t due = next_due(row, expected.start);
+        if (reruns_alone(row)) due = std::min(due, request.start);
         expected.is_cut = due < expected.active;
         expected.active = std::min(expected.active, due);
         return expected;
@@ -295,6 +303,7 @@ class StateWorld {
     void note_lost_loads();
     static void note_begun_again(Row& row) {
         row.request.start = row.stands = row.branch = row.prompt_end = 0;
+        row.is_rejected = false;
         row.request.active = row.request.end();
     }
     void take_owed(const Row& row) {

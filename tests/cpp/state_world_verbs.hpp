@@ -13,6 +13,7 @@ inline void StateWorld::check_reserved(Row& row, const kvcore::RequestView& view
     }
     row.request.start = view.start;
     row.request.active = view.active;
+    row.is_rejected = false;
 }
 
 inline bool StateWorld::reserve(Row& row) {
@@ -112,6 +113,15 @@ inline bool StateWorld::fetch(const std::vector<Row*>& batch, std::int64_t steps
         CHECK(steps > 1);
         return false;
     }
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+        Row& row = *batch[i];
+        if (views[i].start == row.request.start) continue;
+        if (reruns_alone(row)) {
+            ++num_rerun_alone;
+            CHECK(views[i].active <= row.request.start);
+        }
+        row.is_rejected = false;  // it goes on from the kept state
+    }
     if (result.status == kvcore::FetchStatus::kNoSpace) {
         num_refused += result.lacks_slot ? 1 : 0;
         // Rows may have been reserved before copies had to be made.
@@ -151,11 +161,23 @@ inline void StateWorld::run(Row& row, std::int64_t steps) {
 }
 
 inline void StateWorld::commit(const std::vector<Row*>& batch) {
-    // Some are cut first, at what is in their slots or a checkpoint.
+    // Some are cut first, at what is in their slots or a checkpoint. Of some the last tokens were
+    // drafts that are rejected.
     std::vector<kvcore::RequestView> views;
+    const std::int64_t drafts = config().max_draft_tokens;
     for (Row* row : batch) {
         Request& request = row->request;
+        const std::int64_t from = request.start;
+        const std::int64_t run = row->ran - from;
         request.start = row->stands = row->ran;
+        row->is_rejected = drafts > 0 && run > 1 && run <= 3 * drafts + 1 && random_.chance(50);
+        if (row->is_rejected) {
+            ++num_rejected;
+            const std::int64_t n = random_.between(from + 1, row->ran - 1);
+            request.rewind(n);
+            request.start = n;
+            row->stands = from;
+        }
         row->ran = -1;
         if (request.start == request.end()) request.append(static_cast<TokenId>(random_.below(2)));
         request.active =
@@ -170,6 +192,7 @@ inline void StateWorld::commit(const std::vector<Row*>& batch) {
     if (batch.size() > 1) return;
     const Row& row = *batch[0];
     const std::int64_t n = row.request.start;
+    if (row.is_rejected) return;
     if (next_due(row, n - 1) != n) return;
     const kvcore::StateStats stats = manager_.state_stats(row.replica);
     while (!open_.empty()) finish(true);
@@ -256,7 +279,8 @@ inline void StateWorld::truncate() {
     const auto found = now.find(request.digest(n));
     const bool has = n > 0 && found != now.end() && found->second.state >= 0 &&
                      n <= sequence(row).pages.committed() * page();
-    const bool is_legal = n <= most && (n == 0 || n == row.stands || has);
+    const bool is_kept = row.is_rejected && n >= row.stands && n > 0;
+    const bool is_legal = n <= most && (n == 0 || n == row.stands || has || is_kept);
     const auto free = manager_.stats(row.replica).free_pages;
     kvcore::Transfers transfers;
     try {
@@ -271,7 +295,10 @@ inline void StateWorld::truncate() {
     }
     if (has && n != row.stands) ++num_truncated;
     settle(transfers);
-    row.stands = n;
+    if (!is_kept) {
+        row.stands = n;
+        row.is_rejected = false;
+    }
     if (n >= request.start) return;
     request.start = n;
     request.rewind(n + 1);
@@ -282,6 +309,7 @@ inline void StateWorld::truncate() {
 inline void StateWorld::set_back() {
     if (live_.empty()) return;
     Row& row = random_.pick(live_);
+    if (config().max_draft_tokens > 0) return;  // what was kept allows some
     kvcore::RequestView view = row.request.view();
     if (view.start < 2 || view.end > config().max_seq_len || sequence(row).pages.empty()) return;
     view.start = random_.between(1, view.start - 1);
@@ -354,6 +382,7 @@ inline void StateWorld::allocate() {
     hit_.reset();
     row.request.start = row.stands = view.start;
     row.request.active = view.active;
+    row.is_rejected = false;
     row.branch = Probe::state(manager_, hit_row_).branch;
     row.prompt_end = Probe::state(manager_, hit_row_).prompt_end;
     settle(transfers);

@@ -86,6 +86,28 @@ std::vector<kvcore::CacheConfig> configs_with_host() {
     return all;
 }
 
+// With a second slot for each request, whose last tokens may be drafts.
+std::vector<kvcore::CacheConfig> configs_with_drafts() {
+    const CacheGroup full{GroupKind::kFull, 0, 1, 0};
+    const CacheGroup sliding{GroupKind::kSliding, 7, 1, 0};
+    std::vector<kvcore::CacheConfig> all = {
+        config(4, 40, 20, {{0}}),
+        config(4, 18, 14, {{0}}),
+        config(2, 30, 40, {{4}, {6}}),
+        config(1, 60, 20, {{0}}),
+        config(4, 60, 16, {{8}}, {full, sliding}),
+        config(4, 24, 15, {{12}}, {sliding}),
+        config(4, 40, 14, {{8}, {0}}, {}, 2),
+        config(4, 40, 16, {{0}}),
+    };
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        all[i].max_draft_tokens = 1 + static_cast<std::int64_t>(i % 4);
+    }
+    all[5].reserve_chunks = true;
+    all[7].prefix_caching = false;
+    return all;
+}
+
 /// What was seen of all worlds.
 struct Sums {
     void run(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed,
@@ -105,6 +127,8 @@ struct Sums {
         refused += world.num_refused;
         stored += world.num_stored;
         lost += world.num_lost;
+        rejected += world.num_rejected;
+        rerun_alone += world.num_rerun_alone;
     }
     void print() const {
         std::printf("%lld hits, %lld checkpoints looked for, %lld truncated, %lld without a slot\n",
@@ -117,6 +141,8 @@ struct Sums {
         std::printf("%lld parts written, %lld columns filled, %lld hits completed\n",
                     static_cast<long long>(written), static_cast<long long>(filled),
                     static_cast<long long>(complete));
+        std::printf("%lld runs rejected in part, %lld times what was accepted ran without drafts\n",
+                    static_cast<long long>(rejected), static_cast<long long>(rerun_alone));
     }
 
     kvcore::StateStats stats;
@@ -129,6 +155,8 @@ struct Sums {
     std::int64_t written = 0;  // parts, to a store
     std::int64_t filled = 0;   // columns, from it
     std::int64_t complete = 0;
+    std::int64_t rejected = 0;
+    std::int64_t rerun_alone = 0;
 };
 
 }  // namespace
@@ -163,7 +191,20 @@ int main(int argc, char** argv) {
         }
         ++i;
     }
+    for (kvcore::CacheConfig config : configs_with_drafts()) {
+        for (const bool copies_later : {false, true}) {
+            check::note = "configuration " + std::to_string(i) + ", drafts" +
+                          (copies_later ? ", transfers" : "");
+            sums.run(config, copies_later, seed + i, operations);
+        }
+        check::note = "configuration " + std::to_string(i) + ", drafts, host tier";
+        config.host_pages = config.prefix_caching ? 60 : 0;
+        config.num_host_state_slots = config.prefix_caching ? 12 : 0;
+        sums.run(config, true, seed + i, operations);
+        ++i;
+    }
     sums.print();
+    CHECK(sums.rejected > 0 && sums.rerun_alone > 0);
     CHECK(sums.stats.loaded_checkpoints > 0 && sums.stored > 0 && sums.lost > 0);
     CHECK(sums.written > 0 && sums.filled > 0 && sums.complete > 0);
 }

@@ -317,6 +317,119 @@ void test_refused_configurations() {
     refused(host);
 }
 
+kvcore::CacheConfig config_with_drafts(std::int64_t drafts) {
+    kvcore::CacheConfig made = config(12);
+    made.max_draft_tokens = drafts;
+    return made;
+}
+
+// A request whose prompt of 40 tokens has run, with two drafts behind the token that was sampled.
+Request drafted(GroupScene& scene) {
+    Request request = scene.claim(count_up(0, 40));
+    run_prompt(scene, request);
+    static_cast<void>(scene.manager.take_state_copies());
+    for (const TokenId draft : {70, 71}) request.append(draft);
+    request.active = request.end();
+    return request;
+}
+
+// Of 40 .. 42 the last `n` are rejected, and a token is sampled behind the others.
+void reject(Request& request, std::int64_t n) {
+    request.rewind(43 - n);
+    request.start = request.end();
+    request.append(9);
+    request.active = request.end();
+}
+
+void test_rejected_drafts_go_back_to_the_kept_state() {
+    GroupScene scene(config_with_drafts(2));
+    Request request = drafted(scene);
+    CHECK(scene.run({&request}));
+    CHECK((scene.manager.take_state_copies() == Copies{{0, 0, 2}}));
+    reject(request, 1);
+    scene.commit({&request});
+    CHECK_EQ(scene.manager.plan(request.view()).active, 43);
+    CHECK(scene.run({&request}));
+    CHECK_EQ(request.start, 40);
+    CHECK_EQ(request.active, 43);
+    CHECK((scene.manager.take_state_copies() == Copies{{0, 2, 0}}));
+    CHECK_EQ(scene.manager.state_stats(0).used_slots, 2);
+    scene.step({&request}, 8);
+    CHECK(scene.run({&request}));
+    CHECK_EQ(request.start, 43);
+    CHECK(scene.manager.take_state_copies().empty());
+    scene.manager.release(request.sequence);
+    CHECK_EQ(scene.manager.state_stats(0).used_slots, 0);
+}
+
+// The copy back fails, and the request is still said to stand further on: it goes back once more.
+void test_a_copy_back_that_fails_is_owed() {
+    GroupScene scene(config_with_drafts(2));
+    Request request = drafted(scene);
+    CHECK(scene.run({&request}, true));
+    reject(request, 2);
+    scene.commit({&request});
+    kvcore::RequestView view = request.view();
+    kvcore::Transfers transfers;
+    CHECK_EQ(scene.manager.reserve(view, 1, &transfers), kvcore::ReserveStatus::kOk);
+    CHECK((transfers.state_copies == Copies{{0, 2, 0}}));
+    CHECK_EQ(view.start, 40);
+    scene.manager.finish(transfers.ticket, false);
+    view = request.view();
+    CHECK_EQ(view.start, 41);
+    transfers.clear();
+    kvcore::FetchTarget target;
+    CHECK_EQ(scene.manager.fetch({&view, 1}, 1, &target, &transfers).status,
+             kvcore::FetchStatus::kPending);
+    CHECK_EQ(scene.manager.take_owed(request.sequence, transfers), kvcore::OwedStatus::kTaken);
+    CHECK((transfers.state_copies == Copies{{0, 2, 0}}));
+    scene.manager.finish(transfers.ticket);
+    CHECK(scene.run({&request}, true));
+    CHECK_EQ(request.start, 40);
+    scene.manager.check_integrity();
+}
+
+// Nor is a state kept where there are not two slots for each sequence.
+void test_without_a_kept_state_rejected_drafts_are_refused(std::int64_t drafts,
+                                                           std::int64_t slots) {
+    kvcore::CacheConfig given = config(slots);
+    given.max_draft_tokens = drafts;
+    GroupScene scene(given);
+    Request request = drafted(scene);
+    CHECK(scene.run({&request}));
+    CHECK_THROWS(std::invalid_argument, scene.run({&request}));  // nor does it run twice
+    reject(request, 1);
+    scene.commit({&request});
+    CHECK_THROWS(std::invalid_argument, scene.run({&request}));
+    kvcore::RequestView view = request.view();
+    CHECK_THROWS(std::invalid_argument, scene.manager.reserve(view));
+    CHECK_THROWS(std::invalid_argument, scene.manager.plan(view));
+    CHECK(scene.manager.take_state_copies().empty());
+    scene.manager.truncate(request.sequence, 32);
+    request.rewind(33);
+    request.start = 32;
+    CHECK(scene.run({&request}));
+}
+
+// Rounds of drafts, whose copies nobody takes, do not gather them either.
+void test_the_list_of_drafts_stays_short() {
+    GroupScene scene(config_with_drafts(2));
+    Request request = scene.claim(count_up(0, 40));
+    run_prompt(scene, request);
+    for (int i = 0; i < 150; ++i) {
+        for (const TokenId draft : {70, 71}) request.append(draft);
+        request.active = request.end();
+        CHECK(scene.run({&request}));
+        const std::int64_t kept = i % 2 == 0 ? request.active : request.active - 1;
+        request.rewind(kept);
+        request.start = kept;
+        request.append(9);
+        request.active = request.end();
+        scene.commit({&request});
+    }
+    CHECK(count(scene.manager.take_state_copies()) < 70);
+}
+
 // Copies that nobody takes do not gather.
 void test_the_list_stays_short() {
     GroupScene scene(config(6, {{0}}, 2));
@@ -347,4 +460,9 @@ int main() {
     test_a_checkpoint_is_found_when_it_is_there();
     test_refused_configurations();
     test_the_list_stays_short();
+    test_rejected_drafts_go_back_to_the_kept_state();
+    test_a_copy_back_that_fails_is_owed();
+    test_without_a_kept_state_rejected_drafts_are_refused(0, 12);
+    test_without_a_kept_state_rejected_drafts_are_refused(2, 7);
+    test_the_list_of_drafts_stays_short();
 }

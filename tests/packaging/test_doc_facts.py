@@ -19,6 +19,7 @@ import kvcore
 from foreign_context import Context
 from kvcore import ops
 from kvcore.cli.main import app, main
+from kvcore.groups import FullAttention, State
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -100,6 +101,24 @@ def fetch_without_step() -> None:
         context.update(token)
 
 
+def reject_a_draft(*, moves: bool) -> None:
+    """Fetch again after drafts of a model with states were rejected."""
+    groups = [FullAttention([0]), State([1], {"ssm": ((2,), "float32")})]
+    params = kvcore.KVCacheParams("float32", 1, 8, 2, page_size=4, groups=groups)
+    manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=4)
+    context = kvcore.TextGenerationContext("a", [1, 2, 3])
+    manager.claim("a")
+    for drafts in ([], [7, 8]):
+        context.extend(drafts)
+        manager.fetch([context])
+        if drafts:
+            context.rewind(context.start_idx + 2)
+        if moves or not drafts:
+            context.update(4)
+            manager.step([context])
+    manager.fetch([context])
+
+
 def provoked_errors() -> Iterator[str]:
     params = kvcore.KVCacheParams("float32", 1, 8, 1, page_size=4)
     manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=4)
@@ -124,6 +143,8 @@ def provoked_errors() -> Iterator[str]:
         lambda: ops.append(inputs[0], 0, rows, rows, offsets),
         step_without_update,
         fetch_without_step,
+        lambda: reject_a_draft(moves=True),
+        lambda: reject_a_draft(moves=False),
     ):
         with pytest.raises((ValueError, IndexError, TypeError)) as error:
             call()

@@ -162,15 +162,15 @@ class CacheManager {
     /// compared)).
     /// With states each child has a slot from then on, into which the parent's is copied:
     /// CapacityError where there are not as many, std::invalid_argument where the parent was
-    /// fetched since its last commit.
+    /// fetched since its last commit and no state was kept in front of that.
     void fork(const RequestView& parent, const RequestBatch& children,
               Transfers* transfers = nullptr);
     /// Forgets written tokens from `n` on, and pages that hold none any more, those reserved ahead
     /// among them; the caller sets the request's indices back. The tree's pages are not rewritten:
     /// one that is cut is copied when it is written next. Throws RequestNotFoundError,
     /// PendingTransfersError, and std::invalid_argument unless 0 <= n <= what was fetched or
-    /// written. With states, `n` must be 0, where the request's state stands, or a token with a
-    /// checkpoint, which is copied then. O(pages dropped).
+    /// written. With states, `n` must be 0, where the request's state stands, behind a state that
+    /// it keeps, or a token with a checkpoint, which is copied then. O(pages dropped).
     void truncate(SequenceHandle sequence, std::int64_t n, Transfers* transfers = nullptr);
     /// Groups of rows with common leading pages, nested ones too, longest first; pages, not tokens,
     /// are compared. Throws RequestNotFoundError. O(rows * runs * log(rows * runs)).

@@ -41,7 +41,7 @@ struct CacheConfig {
     // Every group gets pages for what runs next alone; else those that keep everything get them for
     // the whole request at once.
     bool reserve_chunks = false;
-    // With groups: so many tokens of those written last may be truncated.
+    // With groups or states: so many tokens of those written last may be truncated.
     std::int64_t max_draft_tokens = 0;
     // Of tenants, by number: see RequestTerms. Reservations are no more than the pages in all.
     std::vector<TenantQuota> quotas = {};

@@ -41,6 +41,7 @@ struct Asked {
     std::int64_t num_steps;
     const ReserveOptions& options = kNoOptions;  // the caller's
     Owner stranger = 0;  // whose the pages of a request are that is not claimed
+    bool runs = false;   // the call hands out the state of the request
 
     /// A claim's handle, or none.
     [[nodiscard]] static bool is_claimed(const RequestView& request) noexcept {
@@ -70,6 +71,9 @@ struct Admission {
     bool is_over_quota = false;  // all that is in the way are quotas of tenants
     bool is_cut = false;      // `active` is where a checkpoint is due, in front of what was asked
     bool lacks_slot = false;  // there is none for its state
+    bool resumes = false;     // from the state that was kept in front of rejected drafts
+    bool keeps = false;       // the state at `start`, in front of what may be drafts
+    std::int32_t slots = 0;   // that it takes for states
     bool declines_partial = false;  // a page to copy from was there, but had to be evicted
 
     [[nodiscard]] std::int64_t new_pages() const noexcept { return pages; }

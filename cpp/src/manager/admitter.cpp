@@ -180,7 +180,7 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     if (hit.tokens >= request.active) {
         admission.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
-    if (state_.states.exist()) cut_at_checkpoint(admission, sequence, request);
+    if (state_.states.exist()) place_state(admission, sequence, request, asked);
     const std::int64_t tokens = state_.tokens_to_hold(request, admission.active, asked.num_steps);
     count_columns(admission, sequence, ceil_div(tokens, state_.config.page_size));
     count_returned(admission, sequence);
@@ -201,17 +201,32 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     }
 }
 
-void Admitter::cut_at_checkpoint(Admission& admission, const Sequence& sequence,
-                                 const RequestView& request) const {
+// Where the state is that the request goes on with, and where what runs next ends for its sake:
+// where a checkpoint is due, or behind the tokens that run again after rejected drafts.
+void Admitter::place_state(Admission& admission, const Sequence& sequence,
+                           const RequestView& request, const Asked& asked) const {
+    const StateRows& states = state_.states;
     StateRow row;
-    if (Asked::is_claimed(request)) row = state_.states.of(request.sequence);
-    if (!sequence.is_sealed()) row.prompt_end = state_.states.prompt_end(request.end);
+    if (Asked::is_claimed(request)) row = states.of(request.sequence);
+    // A request that stands where its last run began may be running: its slot is left as it is.
+    const bool is_over = row.kept_at < admission.start || asked.runs;
+    admission.resumes =
+        !admission.hit.is_taken() && is_over && states.resumes(row, admission.start);
+    std::int64_t due = StateRows::kNever;
+    if (admission.resumes) {
+        if (states.reruns_alone(row, admission.start)) due = admission.start;
+        admission.start = row.kept_at;
+    }
+    if (!sequence.is_sealed()) row.prompt_end = states.prompt_end(request.end);
     if (admission.hit.branch >= 0) row.branch = admission.hit.branch;
-    const std::int64_t due = state_.states.next_due(row, admission.start);
+    due = std::min(due, states.next_due(row, admission.start));
     admission.is_cut = due < admission.active;
     if (admission.is_cut) admission.active = due;
-    admission.lacks_slot =
-        row.slot == ColumnStates::kNone && state_.home_of(sequence).states->num_available() == 0;
+    const std::int64_t end = admission.active + asked.num_steps - 1;
+    admission.keeps = states.is_to_keep(row, admission.start, end);
+    admission.slots = (row.slot == ColumnStates::kNone ? 1 : 0) +
+                      (admission.keeps && row.kept == ColumnStates::kNone ? 1 : 0);
+    admission.lacks_slot = admission.slots > state_.home_of(sequence).states->num_available();
 }
 
 // Counts the columns that the row needs, and the ones that it replaces.

@@ -73,8 +73,8 @@ class Admitter {
                                           const RequestView& request) const;
     void count_available(Admission& admission, const Sequence& sequence) const;
     [[nodiscard]] std::int64_t count_source(const Replica& home, const FoundHit& hit) const;
-    void cut_at_checkpoint(Admission& admission, const Sequence& sequence,
-                           const RequestView& request) const;
+    void place_state(Admission& admission, const Sequence& sequence, const RequestView& request,
+                     const Asked& asked) const;
 
     const ManagerState& state_;
     const Departures& departures_;

@@ -218,6 +218,10 @@ void check_states(const ManagerState& state, std::int32_t index) {
         require_law(slot != ColumnStates::kNone || entries[i].pages.empty(),
                     "sequence: has a slot once it holds pages");
         if (slot != ColumnStates::kNone) used.push_back(slot);
+        const ColumnStates::Slot kept = state.states.at(i).kept;
+        require_law(kept == ColumnStates::kNone || slot != ColumnStates::kNone,
+                    "sequence: keeps a state beside the one in its slot");
+        if (kept != ColumnStates::kNone) used.push_back(kept);
     }
     for (const ColumnImport* each : state.cache_copies.imports()) {
         if (&each->home() != &replica) continue;

@@ -119,17 +119,21 @@ void Claims::give_back_slot(Replica& home, const Sequence& sequence,
     home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);
     state_.state_copies.drop_owed(handle);
     StateRow& row = state_.states.of(handle);
-    if (row.slot != ColumnStates::kNone) home.states->give_back(row.slot);
+    for (const ColumnStates::Slot slot : {row.slot, row.kept}) {
+        if (slot != ColumnStates::kNone) home.states->give_back(slot);
+    }
     row = {};
 }
 
-// The checkpoint to go back to; nothing where the slot stands there, or begins anew.
+// The checkpoint to go back to; nothing where the slot stands there, or begins anew, or where what
+// the request goes on with is the state that was kept in front of its drafts.
 StateHold Claims::find_state(SequenceHandle handle, const Sequence& sequence,
                              std::int64_t n) const {
     if (!state_.states.exist()) return {};
     const StateRow& row = state_.states.of(handle);
     const std::int64_t stands = std::max(row.at, row.run);
     if (n == 0 || n == stands || row.slot == ColumnStates::kNone) return {};
+    if (state_.states.resumes(row, n)) return {};
     StateHold found =
         state_.home_of(sequence).hold_state({sequence.pages.node(), sequence.pages.committed()}, n);
     if (found) return found;

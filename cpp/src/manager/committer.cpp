@@ -183,8 +183,8 @@ void Committer::commit_pages(Sequence& sequence, const RequestView& request, std
     const Replica& home = state_.home_of(sequence);
     const BlockPool& pool = home.pool;
     PageRow& pages = sequence.pages;
-    const auto written = static_cast<std::int32_t>(
-        std::min<std::int64_t>(request.start / state_.config.page_size, pages.barred()));
+    const auto columns = this->written(request) / state_.config.page_size;
+    const auto written = static_cast<std::int32_t>(std::min<std::int64_t>(columns, pages.barred()));
     while (pages.committed() < written) {
         const std::int32_t frozen = std::min(pages.frozen(), written);
         const bool is_held = !state_.copies.empty() || !state_.holds.empty();
@@ -224,9 +224,10 @@ void Committer::find_new_pages(const RequestBatch& given) {
         const std::int32_t pages = sequence.pages.size();
         if (request.start > pages * page_size) refuse_unreserved(request, pages, page_size, i);
         if (sequence.num_pending > 0) rules::refuse_pending(i);
-        written.set(sequence, request.start);
+        const std::int64_t end = this->written(request);
+        written.set(sequence, end);
         if constexpr (kHasWindows) {
-            if (leaves && windows.passes(request.sequence, request.start)) {
+            if (leaves && windows.passes(request.sequence, end)) {
                 passing_.push_back(i);
                 const std::int32_t first = windows.of(request.sequence).first[0];
                 if (first < pages) prefetch(sequence.pages.ids().data() + first);
@@ -253,7 +254,7 @@ void Committer::leave_windows(const RequestBatch& batch) noexcept {
         const RequestView& request = batch[passing_[k]];
         const Sequence& sequence = *state_.sequences.find(request.sequence);
         state_.windows.advance(state_.home_of(sequence), request.sequence, sequence.pages,
-                               request.start);
+                               written(request));
     }
 }
 
@@ -326,7 +327,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
         }
         const RequestView& request = batch[row];
         Sequence& sequence = *state_.sequences.find(request.sequence);
-        if (request.start != sequence.hit_tokens) sequence.reuse = Reuse::kSealed;
+        if (written(request) != sequence.hit_tokens) sequence.reuse = Reuse::kSealed;
         // Asked again: an earlier row may name the same request.
         const bool has_new = has_new_page(sequence, request);
         const bool is_due = rules.is_selective() && state_.flights.is_due(request.sequence);

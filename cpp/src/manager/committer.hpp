@@ -22,9 +22,15 @@ class Committer {
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps, Transfers* transfers);
 
    private:
+    /// Tokens of a request that stay written: with states fewer than it says, where some run again
+    /// since drafts behind them were rejected.
+    [[nodiscard]] std::int64_t written(const RequestView& request) const noexcept {
+        return state_.states.exist() ? state_.states.begin_of(request.sequence, request.start)
+                                     : request.start;
+    }
     [[nodiscard]] bool has_new_page(const Sequence& sequence,
                                     const RequestView& request) const noexcept {
-        return request.start >=
+        return written(request) >=
                (sequence.pages.committed() + std::int64_t{1}) * state_.config.page_size;
     }
     template <bool kHasWindows>

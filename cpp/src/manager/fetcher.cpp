@@ -136,6 +136,7 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
     const std::int64_t i = late.batch_row;
     rules::require_namespace(state_.config, sequence, request, i);
     rules::require_windows(state_, sequence, request, i);
+    if (state_.states.exist()) rules::require_run(state_, request, i);
     if (!has_pages && !state_.config.quotas.empty()) {
         quotas::require_ceiling(state_, sequence, request, request.end, i);
     }
@@ -183,7 +184,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
             (!kHasGroups ||
              windows.is_ready(request.sequence, request.start, request.active + num_steps - 1)) &&
-            (!kHasStates || state_.states.is_ready(request));
+            (!kHasStates || state_.states.is_ready(request, num_steps));
         const bool is_settled =
             sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
         if (!has_pages || !is_settled) {

@@ -111,6 +111,8 @@ StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
     StateHold found;
     if (row.at == written && row.run == written) {
         found = StateHold(*home.states, row.slot);
+    } else if (row.kept_at == written && state_.states.has_kept(row)) {
+        found = StateHold(*home.states, row.kept);
     } else {
         found = home.hold_state({source.pages.node(), source.pages.committed()}, written);
     }

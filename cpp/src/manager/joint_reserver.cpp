@@ -140,7 +140,9 @@ bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     const std::int64_t row = call.missing[0];
     Sequence& sequence = call.rows[row];
     RequestView& request = call.batch[row];
-    const Admission admission = admitter_.admit(sequence, request, {call.num_steps});
+    Asked asked{call.num_steps};
+    asked.runs = true;
+    const Admission admission = admitter_.admit(sequence, request, asked);
     rules::require_one_step(request, admission, call.num_steps, row);
     if (!admission.fits) {
         if (admission.is_over_quota) count_refusal(call, row);
@@ -244,8 +246,9 @@ std::vector<Admission> JointReserver::admit_together(const Call& call, bool allo
     admissions.reserve(joining_.size());
     for (const std::int64_t row : joining_) {
         const Sequence& sequence = call.rows[row];
-        admissions.push_back(
-            admitter_.admit(sequence, call.batch[row], {call.num_steps}, allow_partial));
+        Asked asked{call.num_steps};
+        asked.runs = true;
+        admissions.push_back(admitter_.admit(sequence, call.batch[row], asked, allow_partial));
         rules::require_one_step(call.batch[row], admissions.back(), call.num_steps, row);
         if (!allow_partial) admissions.back().declines_partial = true;
         departures_.note(state_.writer(sequence, admissions.back().start),
@@ -307,7 +310,7 @@ bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& 
     return true;
 }
 
-// With states: slots for all rows that have none, in their order. A row whose hit nobody else holds
+// With states: slots for all rows that need some, in their order. A row whose hit nobody else holds
 // may take over the checkpoint. Asked when all hits are held.
 bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& made,
                               FetchResult& result) const {
@@ -316,11 +319,13 @@ bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& 
     for (const auto& replica : state_.replicas) left.push_back(replica->states->num_available());
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         const std::int64_t row = joining_[k];
-        if (state_.states.of(call.batch[row].sequence).slot != ColumnStates::kNone) continue;
-        std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
-        if (available == 0 && made[k].checkpoint.is_sole()) continue;
-        if (--available >= 0) continue;
         const Admission& admission = made[k].admission;
+        std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
+        const bool takes_over =
+            state_.states.of(call.batch[row].sequence).slot == ColumnStates::kNone &&
+            available < admission.slots && made[k].checkpoint.is_sole();
+        available -= admission.slots - (takes_over ? 1 : 0);
+        if (available >= 0) continue;
         result = no_space(row, admission.new_pages(), admission.available);
         result.lacks_slot = true;
         return false;

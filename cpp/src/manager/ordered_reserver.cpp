@@ -60,7 +60,7 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, const Asked& as
                                    state_.config.reserve_chunks) &&
         (state_.grouping.is_plain() ||
          state_.windows.has_reserved(request.sequence, request.active + num_steps - 1)) &&
-        (!state_.states.exist() || state_.states.is_ready(request))) {
+        (!state_.states.exist() || state_.states.is_ready(request, num_steps))) {
         sequence.written = std::min(sequence.written, request.start);
         TokenCounts::count_input(state_.tokens_of(sequence, request.sequence), sequence,
                                  request.start, request.active);

@@ -117,6 +117,19 @@ void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHan
     owe_cached_copy(state, copy, source, transfers);
 }
 
+// With drafts: the state that they run on is copied in front of them, to a slot of its own. Where
+// it is not in the request's slot yet, nor in a checkpoint, that is done once it is there.
+void keep_state(ManagerState& state, const Reservation& made, const Sequence& sequence,
+                SequenceHandle handle, Transfers* transfers) noexcept {
+    StateRow& row = state.states.of(handle);
+    if (row.kept == ColumnStates::kNone) row.kept = state.home_of(sequence).states->take();
+    if (made.admission.hit.is_taken() && !made.checkpoint) return;
+    const bool is_copied = made.checkpoint && made.checkpoint.slot() != row.slot;
+    const ColumnStates::Slot source = is_copied ? made.checkpoint.slot() : row.slot;
+    state.state_copies.add({sequence.replica, source, row.kept}, {}, handle, transfers, !is_copied);
+    row.kept_at = made.admission.start;
+}
+
 // The slot that the request computes in from now on, with the state at the end of its hit. Where
 // there is none but the checkpoint of the hit itself, that becomes its slot.
 void take_state(ManagerState& state, Reservation& made, const Sequence& sequence,
@@ -125,7 +138,8 @@ void take_state(ManagerState& state, Reservation& made, const Sequence& sequence
     const Admission& admission = made.admission;
     StateRow& row = state.states.of(request.sequence);
     const ColumnStates::Slot checkpoint = made.checkpoint.slot();
-    const bool takes_over = row.slot == ColumnStates::kNone && states.num_available() == 0;
+    const bool takes_over =
+        row.slot == ColumnStates::kNone && states.num_available() < admission.slots;
     if (takes_over) {
         states.take_over(checkpoint);
         row.slot = checkpoint;
@@ -139,11 +153,20 @@ void take_state(ManagerState& state, Reservation& made, const Sequence& sequence
             state.state_copies.add({sequence.replica, checkpoint, row.slot}, {}, request.sequence,
                                    transfers);
         }
-        made.checkpoint.leave();
     }
     if (!sequence.is_sealed()) row.prompt_end = state.states.prompt_end(request.end);
     if (admission.hit.branch >= 0) row.branch = admission.hit.branch;
-    if (row.at != admission.start) state.states.set_back(request.sequence, admission.start);
+    if (admission.resumes) {
+        if (row.kept_at > 0 && !row.is_restored) {
+            state.state_copies.add({sequence.replica, row.kept, row.slot}, {}, request.sequence,
+                                   transfers);
+        }
+        state.states.restore(request.sequence);
+    } else if (row.at != admission.start && (admission.hit.is_taken() || admission.start == 0)) {
+        state.states.set_back(request.sequence, admission.start);
+    }
+    if (admission.keeps) keep_state(state, made, sequence, request.sequence, transfers);
+    made.checkpoint.leave();
 }
 
 void count(ManagerState& state, const Admission& admission, SequenceHandle handle,
@@ -171,7 +194,8 @@ void Reserver::make_room_for_copies(std::size_t n, Transfers* transfers) {
     } else {
         state_.copies.make_room(*transfers, n);
     }
-    if (state_.states.exist()) state_.state_copies.make_room(n, transfers);
+    // A state is copied to the slot of a request, and to the one in which it is kept.
+    if (state_.states.exist()) state_.state_copies.make_room(2 * n, transfers);
 }
 
 Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
@@ -208,7 +232,10 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
         made.cut = RowCut(state_, request.sequence, sequence, first);
     }
     // At most one copy: of the page that a hit ends in, or that is written into again.
-    if (hit.is_partial() || writes_frozen || made.checkpoint) make_room_for_copies(1, transfers);
+    if (hit.is_partial() || writes_frozen || made.checkpoint || admission.keeps ||
+        admission.resumes) {
+        make_room_for_copies(1, transfers);
+    }
     if (transfers != nullptr) make_room(transfers->moved, 1);
     if (hit.shares()) state_.flights.expect_hit(request.sequence);
     if (hit.below.node != nullptr) {

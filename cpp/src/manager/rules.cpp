@@ -10,15 +10,17 @@
 namespace kvcore {
 namespace {
 
+constexpr const char* kRemedy =
+    "truncate to a token with a checkpoint, or release the request and claim again; "
+    "max_draft_tokens, with two num_states for each request, keeps the state in front of drafts";
+
 void require_state(const ManagerState& state, std::int64_t start, SequenceHandle handle,
                    std::int64_t row) {
     if (state.states.can_go_on(handle, start)) return;
     const StateRow& known = state.states.of(handle);
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx is ", start, ", but the request's state is that of token ",
-                            known.run > known.at ? known.run : known.at,
-                            "; truncate to a token with a checkpoint, or release the request and "
-                            "claim again"));
+                            known.run > known.at ? known.run : known.at, "; ", kRemedy));
 }
 
 }  // namespace
@@ -120,6 +122,15 @@ void require_windows(const ManagerState& state, const Sequence& sequence, std::i
         row, detail::concat("start_idx ", start,
                             " lies where windows have given their pages back; set it no further "
                             "back than truncate may go, or release the request and claim again"));
+}
+
+void require_run(const ManagerState& state, const RequestView& request, std::int64_t row) {
+    if (state.states.can_run(request.sequence, request.start)) return;
+    throw InRow<std::invalid_argument>(
+        row, detail::concat("start_idx is ", request.start,
+                            ", as when the request was fetched, but tokens up to ",
+                            state.states.of(request.sequence).run,
+                            " may be in its state since; commit what ran, ", kRemedy));
 }
 
 void require_transfers(const ManagerState& state, Transfers* transfers) {

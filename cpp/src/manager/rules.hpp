@@ -43,6 +43,9 @@ inline void require_windows(const ManagerState& state, const Sequence& sequence,
     }
     require_windows(state, sequence, request.start, request.sequence, row);
 }
+/// A request must not run twice from one state: kernels may have changed it since it was fetched.
+/// Not asked without states.
+void require_run(const ManagerState& state, const RequestView& request, std::int64_t row);
 /// Throws std::invalid_argument for numbers below 0.
 [[noreturn]] void refuse_options(const ReserveOptions& options);
 inline void require_options(const ReserveOptions& options) {

@@ -24,13 +24,14 @@ bool StateCopies::is_named(SequenceHandle handle) const noexcept {
 }
 
 void StateCopies::add(const StateMove& move, SequenceHandle from, SequenceHandle into,
-                      Transfers* transfers) noexcept {
+                      Transfers* transfers, bool has_run) noexcept {
     const bool is_checkpoint = sequences_.find(into) == nullptr;
     ColumnStates& states = this->states(move.replica);
     if (transfers == nullptr) {
         if (is_checkpoint) states.make_ready(move.destination);
         prune();
-        return list_.push_back({move, into, is_checkpoint});  // there is room
+        // There is room.
+        return list_.push_back({move, into, is_checkpoint, is_checkpoint || has_run});
     }
     for (const SequenceHandle handle : {from, into}) {
         Sequence* sequence = sequences_.find(handle);
@@ -132,13 +133,14 @@ const StateCopies::Listed* StateCopies::next_use(std::size_t index) const noexce
 }
 
 // A caller that never takes them must not gather them for ever. What is written over unread is of
-// no use. Nor is what was due before kernels ran: those have run where a checkpoint is copied.
+// no use. Nor is what was due before kernels ran: those have run where a checkpoint is copied, or
+// the state in front of drafts.
 void StateCopies::prune() noexcept {
     if (list_.size() < prune_at_) return;
     for (std::size_t i = 0; i < list_.size(); ++i) {
         const Listed* next = next_use(i);
-        const bool is_read = next == nullptr || (next->move.source == list_[i].move.destination &&
-                                                 !next->is_checkpoint);
+        const bool is_read =
+            next == nullptr || (next->move.source == list_[i].move.destination && !next->has_run);
         if (!is_read) list_[i].move.replica = -1;
     }
     const auto is_useless = [](const Listed& listed) { return listed.move.replica < 0; };

@@ -50,9 +50,10 @@ class StateCopies {
 
     /// So that `n` calls of `add` cannot fail. Throws std::bad_alloc.
     void make_room(std::size_t n, Transfers* transfers);
-    /// There is room. Into a checkpoint of a column where `into` names no sequence.
-    void add(const StateMove& move, SequenceHandle from, SequenceHandle into,
-             Transfers* transfers) noexcept;
+    /// There is room. Into a checkpoint of a column where `into` names no sequence. `has_run`:
+    /// kernels have run on the source since what was copied there before.
+    void add(const StateMove& move, SequenceHandle from, SequenceHandle into, Transfers* transfers,
+             bool has_run = false) noexcept;
     /// Those of a ticket are over: forgotten, or owed again. False where there are none.
     bool finish(std::uint64_t ticket, bool done) noexcept;
     /// So that `take_owed` cannot fail. Throws std::bad_alloc.
@@ -73,6 +74,7 @@ class StateCopies {
         StateMove move;
         SequenceHandle into;
         bool is_checkpoint;
+        bool has_run;
     };
 
     [[nodiscard]] ColumnStates& states(std::int32_t replica) const noexcept;

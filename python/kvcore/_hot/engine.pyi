@@ -125,13 +125,28 @@ class StepEngine(ReservingEngine):
 
         For draft tokens that were rejected: pages that hold none of the rest are free, those
         reserved ahead as well. Committed pages are never rewritten; the next write into one copies
-        it first. Set the context back with ``ctx.rewind(n_tokens)``.
+        it first. Set the context back with ``ctx.rewind(n_tokens)``; ``accept`` does both. With
+        states and `max_draft_tokens` the next ``fetch`` sets ``start_idx`` further back, to the
+        token whose state was kept.
 
         Raises
         ------
         RequestNotFoundError
         ValueError
             `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
+        """
+    def accept(self, ctx: _Context, n: int) -> None:
+        """Take back the draft tokens of a request behind its first `n`, and rewind its context.
+
+        In one call what ``truncate(ctx.request_id, n)`` and ``ctx.rewind(n)`` do:
+        where either would be refused, nothing has changed. Then ``update`` the context with the
+        token that the model sampled, and ``step``.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `n` outside 1 .. ``end_idx``, or as of ``truncate``.
         """
     def leave_windows(self, request_id: Hashable, n_tokens: int, *, after: object = None) -> int:
         """Give back the pages of windows that no token behind the first `n_tokens` reads.

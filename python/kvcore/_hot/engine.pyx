@@ -161,7 +161,9 @@ cdef class StepEngine(ReservingEngine):
 
         For draft tokens that were rejected: pages that hold none of the rest are free, those
         reserved ahead as well. Committed pages are never rewritten; the next write into one copies
-        it first. Set the context back with ``ctx.rewind(n_tokens)``.
+        it first. Set the context back with ``ctx.rewind(n_tokens)``; ``accept`` does both. With
+        states and `max_draft_tokens` the next ``fetch`` sets ``start_idx`` further back, to the
+        token whose state was kept.
 
         Raises
         ------
@@ -172,6 +174,24 @@ cdef class StepEngine(ReservingEngine):
         cdef int64_t n = as_int(n_tokens, "n_tokens")
         require_made(self)
         forks.truncate(self._claims, self._settler, request_id, n)
+        check(self)
+
+    def accept(self, ctx, n):
+        """Take back the draft tokens of a request behind its first `n`, and rewind its context.
+
+        In one call what ``truncate(ctx.request_id, n)`` and ``ctx.rewind(n)`` do:
+        where either would be refused, nothing has changed. Then ``update`` the context with the
+        token that the model sampled, and ``step``.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            `n` outside 1 .. ``end_idx``, or as of ``truncate``.
+        """
+        cdef int64_t num_tokens = as_int(n, "n")
+        require_made(self)
+        forks.accept(self._claims, self._settler, ctx, num_tokens)
         check(self)
 
     def leave_windows(self, request_id, n_tokens, *, after=None):

@@ -10,6 +10,7 @@ cdef int fork(ClaimTable claims, Settler settler, object parent_id, tuple childr
 cdef int truncate(
     ClaimTable claims, Settler settler, object request_id, int64_t num_tokens
 ) except -1
+cdef int accept(ClaimTable claims, Settler settler, object context, int64_t num_tokens) except -1
 cdef int64_t leave_windows(
     ClaimTable claims, Settler settler, object request_id, int64_t num_tokens
 ) except -1

@@ -8,6 +8,7 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
+from kvcore._hot.arguments cimport as_int, id_of
 from kvcore._hot.batches cimport Batch, BatchReader
 from kvcore._hot.claims cimport Claim, ClaimTable, about, new_claim, not_found
 from kvcore._hot.contexts cimport TextGenerationContext, change_contexts_epoch
@@ -285,6 +286,25 @@ cdef int truncate(
     truncate.call.waits_for = claims.find(request_id)
     truncate.num_tokens = num_tokens
     settler.carry_out(truncate_once, &truncate.call, None, request_id)
+    return 0
+
+
+cdef int accept(ClaimTable claims, Settler settler, object context, int64_t num_tokens) except -1:
+    """Truncate a request, and rewind its context, which cannot be refused any more."""
+    cdef int64_t end
+    request_id = id_of(context)
+    if isinstance(context, TextGenerationContext):
+        end = (<TextGenerationContext>context)._request.end
+    else:
+        end = as_int(context.end_idx, "end_idx")
+    rewind = context.rewind
+    if not 1 <= num_tokens <= end:
+        raise ValueError(
+            f"request {request_id!r} cannot accept {num_tokens} tokens, must be 1 .. {end}, the "
+            f"tokens of its context"
+        )
+    truncate(claims, settler, request_id, num_tokens)
+    rewind(num_tokens)
     return 0
 
 
