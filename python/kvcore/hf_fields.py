@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvcore.hf_defaults import CLASS_DEFAULTS
+from kvcore.hf_reading import Fields
+
 __all__ = [
-    "DEFAULT_WINDOWS",
     "DTYPE",
     "HEADS",
     "HEAD_DIM",
@@ -24,7 +26,7 @@ __all__ = [
     "language_model",
     "load",
     "optional_count",
-    "part",
+    "require_agreement",
 ]
 
 Config = Mapping[str, Any]
@@ -34,47 +36,24 @@ _MOST_BYTES = 1 << 24  # a thousand times what models have
 _NO_NAMES = (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 
 # One thing under the names that model families give it; the most common one first.
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
-HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
+HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "model_dim", "dim")
+HEAD_DIM = (
+    *("head_dim", "attention_head_dim", "kv_channels", "head_size", "attention_head_size"),
+    *("d_head", "dim_head"),
+)
+KV_HEADS = (
+    *("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "n_kv_head"),
+    *("num_attention_groups", "num_query_groups"),
+)
 DTYPE = ("dtype", "torch_dtype")
 # Where a multimodal model keeps its language model; the first one may hold another.
 _TEXT = ("thinker_config", "text_config", "language_config", "llm_config")
-
-# What the transformers library takes where a config is silent: layers, heads, K/V heads, hidden
-# size, head_dim. A text_config inside a multimodal one leaves out whatever equals these.
-_DEFAULTS: dict[str, tuple[int | None, ...]] = {
-    "gemma": (28, 16, 16, 3072, 256),
-    "gemma2": (26, 8, 4, 2304, 256),
-    "gemma3_text": (26, 8, 4, 2304, 256),
-    "gemma3n_text": (35, 8, 2, 2048, 256),
-    "glm": (40, 32, 2, 4096, 128),
-    "glm4": (40, 32, 2, 4096, 128),
-    "gpt_oss": (36, 64, 8, 2880, 64),
-    "llama": (32, 32, None, 4096, None),
-    "llama4_text": (48, 40, 8, 5120, 128),
-    "mistral": (32, 32, 8, 4096, None),
-    "mixtral": (32, 32, 8, 4096, None),
-    "mllama_text_model": (40, 32, 8, 4096, None),
-    "phi3": (32, 32, None, 3072, None),
-    "qwen2": (32, 32, 32, 4096, None),
-    "qwen2_5_vl_text": (80, 64, 8, 8192, None),
-    "qwen2_vl_text": (80, 64, 8, 8192, None),
-    "qwen3": (32, 32, 32, 4096, 128),
-    "qwen3_vl_text": (32, 32, 32, 4096, 128),
-}
-_DEFAULT_FIELDS = (LAYERS[0], HEADS[0], KV_HEADS[0], HIDDEN[0], HEAD_DIM[0])
-#: The same of windows; null means none there.
-DEFAULT_WINDOWS = {
-    "gemma2": {"sliding_window": 4096},
-    "gemma3_text": {"sliding_window": 4096},
-    "gemma3n_text": {"sliding_window": 512, "num_kv_shared_layers": 15},
-    "gpt_oss": {"sliding_window": 128},
-    "llama4_text": {"attention_chunk_size": 8192},
-    "mistral": {"sliding_window": 4096},
-}
+# What a config itself has to say, and nested ones leave to their class.
+_OF_THE_FILE = (*LAYERS, *HEADS, *HIDDEN, "sliding_window", "attention_chunk_size")
+# The file beside config.json in which ModelOpt writes what it quantised.
+_MODELOPT = "hf_quant_config.json"
 
 
 def load(config: Config | str | Path) -> Config:
@@ -90,7 +69,10 @@ def load(config: Config | str | Path) -> Config:
     try:
         if path.is_dir():
             path = path / "config.json"
-        loaded = json.loads(_text(path))
+        loaded = _object(path)
+        quantized = path.with_name(_MODELOPT) if path.name == "config.json" else None
+        if quantized is not None and "quantization_config" not in loaded and quantized.is_file():
+            loaded = {**loaded, "quantization_config": _object(quantized)}
     except OSError as error:
         if error.errno not in _NO_NAMES:
             raise
@@ -98,6 +80,13 @@ def load(config: Config | str | Path) -> Config:
             f"config is no path, {error.strerror}: {str(config)[:50]!r}...; pass a mapping, or the "
             f"path of a config.json"
         ) from None
+    return loaded
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        loaded = json.loads(_text(path))
     except RecursionError as error:
         raise ValueError(f"{path}: no config: its JSON is nested too deeply") from error
     except ValueError as error:
@@ -152,28 +141,29 @@ def flag(config: Config, name: str, *, default: bool) -> bool:
     return default if value is None else value
 
 
-def part(config: Config, name: str) -> Config:
-    """Return an object inside the config, empty where it has none; ValueError for what is none."""
-    value = config.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name} of the config is {value!r}, must be an object")
-    return value
+def require_agreement(config: Config, names: tuple[str, ...]) -> None:
+    """Raise ValueError where a config has one thing under several names, with several values."""
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    first = next(iter(given), None)
+    for name, value in given.items():
+        if first is not None and value != given[first]:
+            raise ValueError(
+                f"{first} of the config is {given[first]!r} and {name} is {value!r}, must be the "
+                f"same: both name one thing; take one of them out"
+            )
 
 
-def language_model(whole: Config) -> Config:
-    """Return the part that generates text, with what it leaves out filled in."""
+def language_model(whole: Fields) -> Fields:
+    """Return the part that generates text, with what it leaves to its class filled in."""
     text, is_nested = whole, False
     for name in _TEXT:
-        if part(text, name):
-            text, is_nested = part(text, name), True
-    model_type = text.get("model_type")
-    known = _DEFAULTS.get(model_type) if isinstance(model_type, str) else None
-    if known is None:
-        return text
-    silent = dict(zip(_DEFAULT_FIELDS, known, strict=True))
-    if not is_nested:
-        silent = {"head_dim": silent["head_dim"]}
-    else:
-        windows = DEFAULT_WINDOWS.get(str(model_type), {})
-        silent |= {name: value for name, value in windows.items() if name not in text}
-    return silent | {name: value for name, value in text.items() if value is not None}
+        if text.part(name):
+            text, is_nested = text.part(name), True
+    known = CLASS_DEFAULTS.get(str(text.get("model_type")), {})
+    return text.with_defaults(
+        {
+            name: value
+            for name, value in known.items()
+            if not text.says(name) and (is_nested or name not in _OF_THE_FILE)
+        }
+    )

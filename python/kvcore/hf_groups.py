@@ -3,48 +3,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from kvcore.dtypes import WIDE
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
-from kvcore.hf_fields import DEFAULT_WINDOWS, Config, count, optional_count
+from kvcore.hf_defaults import CLASS_DEFAULTS
+from kvcore.hf_fields import count, optional_count, require_agreement
 from kvcore.hf_layers import (
     CHUNKED,
     FULL,
     KEEPS,
+    SHARING_FIELDS,
     SLIDING,
+    STATE_FIELDS,
     STATES,
-    layer_kinds,
     shared_layers,
 )
-from kvcore.hf_states import state_arrays
+from kvcore.hf_reading import Fields
+from kvcore.hf_rows import LIKE_PARAMS, Row, layer_rows
+from kvcore.hf_states import SIZE_FIELDS, Arrays, state_arrays
 
-__all__ = ["layer_groups"]
+__all__ = ["check_alike", "layer_groups"]
 
 _WINDOW = ("sliding_window", "sliding_window_size", "attention_window_size")
+_SLIDING_ROW = (
+    *("swa_num_key_value_heads", "num_swa_key_value_heads", "swa_num_attention_heads"),
+    *("num_swa_attention_heads", "num_sliding_attention_heads", "swa_head_dim", "swa_v_head_dim"),
+)
 _ROW = ("n_kv_heads", "head_dim", "v_head_dim")
-_ROW_FIELDS = ("num_key_value_heads", "head_dim", "v_head_dim")
-
-Row = tuple[int | None, int | None, int | None]
-_LIKE_PARAMS: Row = (None, None, None)
 
 
 def layer_groups(
-    text: Config, shape: Mapping[str, Any], activations: object, shards: int
+    text: Fields,
+    shape: Mapping[str, Any],
+    kinds: list[str],
+    *,
+    activations: object,
+    shards: int,
+    mtp: int,
 ) -> dict[str, Any]:
     """Read what KVCacheParams needs beside the shape of one layer.
 
     Parameters
     ----------
-    text : mapping
+    text : Fields
         The config of the language model.
     shape : mapping
-        Fields of KVCacheParams: num_layers, dtype, n_kv_heads, head_dim, v_head_dim, is_mla.
+        Fields of KVCacheParams: dtype, n_kv_heads, head_dim, v_head_dim, is_mla.
+    kinds : list of str
+        Of each layer.
     activations
         The config's name of the model's dtype, if it has one.
     shards : int
         Tensor parallel devices.
+    mtp : int
+        Layers at the end that predict further tokens.
 
     Returns
     -------
@@ -57,100 +71,98 @@ def layer_groups(
     ValueError
         A layer keeps what no group describes, or a field is missing.
     """
-    kinds = layer_kinds(text, shape["num_layers"])
-    shared = shared_layers(text, kinds)
-    rows = _rows(text, shape, kinds)
+    shared = shared_layers(text, kinds[: len(kinds) - mtp])
+    rows = layer_rows(text, shape, kinds)
     members: dict[tuple[str, Row], list[int]] = {}
+    states: dict[Row, list[int]] = {}
     for layer, kind in enumerate(kinds):
         if kind in KEEPS and layer not in shared:
             members.setdefault((KEEPS[kind], rows[layer]), []).append(layer)
+        if kind in STATES:
+            states.setdefault(rows[layer], []).append(layer)
     groups: list[AttentionGroup | State] = [
         _attention(text, kind, members[kind, row], dict(zip(_ROW, row, strict=True)))
         for kind, row in sorted(members, key=_order)
     ]
-    states = [layer for layer, kind in enumerate(kinds) if kind in STATES]
-    if states:
-        arrays = state_arrays(text, _activations(activations, shape["dtype"]), shards)
-        groups.append(State(states, arrays))
+    groups += _states(text, shape, _activations(activations, shape["dtype"]), shards, states)
+    _ignore_unused(text, {kind for kind, _ in members}, has_states=bool(states))
     if groups == [FullAttention(range(len(kinds)))]:
         return {}
     return {"groups": tuple(groups)} | ({"shared": shared} if shared else {})
 
 
+def check_alike(text: Fields, shape: Mapping[str, Any], kinds: list[str]) -> None:
+    """Refuse layers whose rows differ, for a cache that gives every layer every token.
+
+    Raises
+    ------
+    ValueError
+    """
+    rows = layer_rows(text, shape, kinds)
+    text.ignore("every layer keeps K and V of its own", *SHARING_FIELDS)
+    other = next((layer for layer, row in enumerate(rows) if row != LIKE_PARAMS), None)
+    if other is not None:
+        heads, width, _ = rows[other]
+        raise ValueError(
+            f"layer {other} of {text.get('model_type', 'this model')} has rows of "
+            f"{heads or shape['n_kv_heads']} heads of {width or shape['head_dim']}, most others of "
+            f"{shape['n_kv_heads']} heads of {shape['head_dim']}: a page without groups holds K "
+            f"and V of one shape; use groups"
+        )
+    _ignore_unused(text, (), has_states=False)
+
+
+def _states(
+    text: Fields, shape: Mapping[str, Any], dtype: str, shards: int, states: dict[Row, list[int]]
+) -> list[State]:
+    """Return a group for each set of arrays that layers keep as their state."""
+    found: list[tuple[Arrays, list[int]]] = []
+    for row, layers in states.items():
+        heads, width = row[0] or shape["n_kv_heads"], row[1] or shape["head_dim"]
+        arrays = state_arrays(text, dtype, shards, (heads, width))
+        alike = next((own for other, own in found if other == arrays), None)
+        if alike is None:
+            found.append((arrays, list(layers)))
+        else:
+            alike.extend(layers)
+    return [State(sorted(layers), arrays) for arrays, layers in found]
+
+
+def _ignore_unused(text: Fields, kinds: Container[str], *, has_states: bool) -> None:
+    """Note that sizes of windows, chunks and states do not matter without such layers."""
+    if SLIDING not in kinds:
+        text.ignore("no layer has a window", *_WINDOW, *_SLIDING_ROW)
+    if CHUNKED not in kinds:
+        text.ignore("no layer has a chunk", "attention_chunk_size")
+    if not has_states:
+        text.ignore("no layer keeps a state", *SIZE_FIELDS, *STATE_FIELDS)
+
+
 def _order(item: tuple[str, Row]) -> tuple[bool, bool, str]:
     """Full groups come first: their table is the one that a request's length shows in."""
     kind, row = item
-    return kind != FULL, row != _LIKE_PARAMS, str(item)
+    return kind != FULL, row != LIKE_PARAMS, str(item)
 
 
 def _attention(
-    text: Config, kind: str, layers: list[int], row: dict[str, int | None]
+    text: Fields, kind: str, layers: list[int], row: dict[str, int | None]
 ) -> AttentionGroup:
     if kind == FULL:
         return FullAttention(layers, **row)
-    # A config that says which layers have a window may leave its size to the class.
-    known = {**DEFAULT_WINDOWS.get(str(text.get("model_type")), {}), **text}
     if kind == CHUNKED:
-        return ChunkedLocal(layers, count(known, ("attention_chunk_size",)), **row)
-    return SlidingWindow(layers, count(known, _WINDOW), **row)
+        return ChunkedLocal(layers, _span(text, ("attention_chunk_size",)), **row)
+    return SlidingWindow(layers, _span(text, _WINDOW), **row)
+
+
+def _span(text: Fields, names: tuple[str, ...]) -> int:
+    """Return the size of a window or chunk; by default it is that of the model's class."""
+    known = CLASS_DEFAULTS.get(str(text.get("model_type")), {})
+    silent = {name: known[name] for name in names if name in known and not text.says(name)}
+    require_agreement(text, names)
+    return optional_count(text, names) or count(text.with_defaults(silent), names)
 
 
 def _activations(named: object, cache: str) -> str:
     """Return the dtype of the model, whose states are not narrowed with its K and V."""
     model = str(named).removeprefix("torch.")
     return next((dtype for dtype in (model, cache) if dtype in WIDE), "bfloat16")
-
-
-def _rows(text: Config, shape: Mapping[str, Any], kinds: list[str]) -> list[Row]:
-    """Return for each layer what differs from the shape."""
-    given = [_LIKE_PARAMS] * len(kinds)
-    if shape["is_mla"]:
-        if text.get("per_layer_config"):
-            raise ValueError(
-                "per_layer_config of the config makes latent rows differ, which kvcore does not "
-                "keep in one pool; pass groups= of your own"
-            )
-        return given
-    uniform = (shape["n_kv_heads"], shape["head_dim"], shape.get("v_head_dim"))
-    for layer, kind in enumerate(kinds):
-        heads, *widths = _row(text, layer, kind, uniform)
-        given[layer] = (
-            None if heads == uniform[0] else heads,
-            *((None, None) if tuple(widths) == uniform[1:] else widths),
-        )
-    return given
-
-
-def _row(text: Config, layer: int, kind: str, uniform: Row) -> Row:
-    heads, head_dim, v_head_dim = uniform
-    if KEEPS.get(kind) == SLIDING:
-        heads = optional_count(text, ("swa_num_key_value_heads",)) or heads
-        head_dim = optional_count(text, ("swa_head_dim",)) or head_dim
-        v_head_dim = optional_count(text, ("swa_v_head_dim",)) or v_head_dim
-    else:
-        head_dim = optional_count(text, ("global_head_dim",)) or head_dim
-        if text.get("attention_k_eq_v", True):
-            heads = optional_count(text, ("num_global_key_value_heads",)) or heads
-    changed = _of_layer(text, layer)
-    return (
-        optional_count(changed, ("num_key_value_heads",)) or heads,
-        optional_count(changed, ("head_dim",)) or head_dim,
-        optional_count(changed, ("v_head_dim",)) or v_head_dim,
-    )
-
-
-def _of_layer(text: Config, layer: int) -> Config:
-    """Return the fields that the config gives for one layer."""
-    changed = text.get("per_layer_config") or {}
-    if not isinstance(changed, Mapping):
-        raise ValueError(f"per_layer_config of the config is {changed!r}, must be an object")
-    for name, fields in changed.items():
-        if str(name).isdecimal() and int(name) == layer:
-            unknown = set(fields) - {*_ROW_FIELDS, "num_attention_heads"}
-            if unknown:
-                raise ValueError(
-                    f"per_layer_config of the config gives layer {layer} a {sorted(unknown)[0]}, "
-                    f"must give {', '.join(_ROW_FIELDS)}: other layers are in no group"
-                )
-            return dict(fields)
-    return {}

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvcore.dtypes import WIDE
-from kvcore.hf_fields import HEADS, HIDDEN, Config, count, optional_count, part
+from kvcore.hf_fields import HEADS, HIDDEN, count, optional_count
+from kvcore.hf_reading import Fields
 
-__all__ = ["state_arrays"]
+__all__ = ["SIZE_FIELDS", "Arrays", "state_arrays"]
 
 Arrays = dict[str, tuple[tuple[int, ...], str]]
 
@@ -19,20 +20,30 @@ _MAMBA_STATE = ("mamba_d_state", "ssm_state_size")
 _MAMBA_KERNEL = ("mamba_d_conv", "conv_kernel")
 _MAMBA_EXPAND = ("mamba_expand", "expand")
 _ACCUMULATED = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+#: The fields that say how large states are.
+SIZE_FIELDS = (
+    *(*_MAMBA_HEADS, *_MAMBA_HEAD_DIM, *_MAMBA_GROUPS, *_MAMBA_STATE, *_MAMBA_KERNEL),
+    *(*_MAMBA_EXPAND, *_ACCUMULATED, "mamba_d_ssm", "mamba_dt_rank", "conv1d_width"),
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+    *("linear_value_head_dim", "linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"),
+    *("linear_attn_config", "short_conv_kernel_size", "conv_L_cache", "lru_width"),
+)
 
 
-def state_arrays(text: Config, dtype: str, shards: int) -> Arrays:
+def state_arrays(text: Fields, dtype: str, shards: int, row: tuple[int, int]) -> Arrays:
     """Return what one recurrent layer keeps of a request on one of `shards` devices.
 
     Parameters
     ----------
-    text : mapping
+    text : Fields
         The config of the language model.
     dtype : str
         Of the activations; what is summed up over all tokens is float32, unless the config says
         otherwise.
     shards : int
         Tensor parallel devices, over which heads and channels are spread.
+    row : tuple of int
+        K/V heads of the layer, and the width of a head, where it has K and V too.
 
     Returns
     -------
@@ -45,7 +56,10 @@ def state_arrays(text: Config, dtype: str, shards: int) -> Arrays:
     ValueError
         A field is missing, does not divide over the devices, or the kind is not known.
     """
-    shapes = _kind(text)(text, shards)
+    if text.get("model_type") == "baichuan_m1":
+        shapes = _key_value_conv(text, shards, row)
+    else:
+        shapes = _kind(text)(text, shards)
     summed = next((text[name] for name in _ACCUMULATED if text.get(name) in WIDE), "float32")
     dtypes = {"conv_states": dtype, "linear_cache": dtype, "recurrent_states": summed}
     return {name: (shape, dtypes[name]) for name, shape in shapes.items()}
@@ -54,7 +68,7 @@ def state_arrays(text: Config, dtype: str, shards: int) -> Arrays:
 Shapes = dict[str, tuple[int, ...]]
 
 
-def _kind(text: Config) -> Callable[[Config, int], Shapes]:
+def _kind(text: Fields) -> Callable[[Fields, int], Shapes]:
     kind = text.get("model_type")
     by_model = _MODELS.get(str(kind))
     if by_model is not None:
@@ -77,20 +91,22 @@ def _spread(name: str, value: int, shards: int) -> int:
     return value // shards
 
 
-def _mamba_width(text: Config) -> int:
+def _mamba_width(text: Fields) -> int:
     """Return the channels of a Mamba layer."""
-    return optional_count(text, ("mamba_d_ssm",)) or (
-        (optional_count(text, _MAMBA_EXPAND) or 2) * count(text, HIDDEN)
-    )
+    width = optional_count(text, ("mamba_d_ssm",))
+    if width is not None:
+        text.ignore("mamba_d_ssm decides", *_MAMBA_EXPAND)
+        return width
+    return (optional_count(text, _MAMBA_EXPAND) or 2) * count(text, HIDDEN)
 
 
-def _mamba(text: Config, shards: int) -> Shapes:
+def _mamba(text: Fields, shards: int) -> Shapes:
     width = _spread("intermediate size", _mamba_width(text), shards)
     kernel, state = count(text, _MAMBA_KERNEL), count(text, _MAMBA_STATE)
     return {"conv_states": (width, kernel), "recurrent_states": (width, state)}
 
 
-def _zamba(text: Config, shards: int) -> Shapes:
+def _zamba(text: Fields, shards: int) -> Shapes:
     heads, width = count(text, ("n_mamba_heads",)), _mamba_width(text)
     state, here = count(text, _MAMBA_STATE), _spread("n_mamba_heads", heads, shards)
     return {
@@ -99,7 +115,7 @@ def _zamba(text: Config, shards: int) -> Shapes:
     }
 
 
-def _mamba2(text: Config, shards: int) -> Shapes:
+def _mamba2(text: Fields, shards: int) -> Shapes:
     heads = count(text, _MAMBA_HEADS)
     head_dim = _explicit_head_dim(text) or _mamba_width(text) // heads
     groups, state = optional_count(text, _MAMBA_GROUPS) or 1, count(text, _MAMBA_STATE)
@@ -113,12 +129,15 @@ def _mamba2(text: Config, shards: int) -> Shapes:
     }
 
 
-def _explicit_head_dim(text: Config) -> int | None:
+def _explicit_head_dim(text: Fields) -> int | None:
     given = {name: text.get(name) for name in _MAMBA_HEAD_DIM if text.get(name) != "auto"}
-    return optional_count(given, _MAMBA_HEAD_DIM)
+    found = optional_count(given, _MAMBA_HEAD_DIM)
+    if found is not None:
+        text.ignore("the size of a head decides", *_MAMBA_EXPAND, "mamba_d_ssm")
+    return found
 
 
-def _gated_delta(text: Config, shards: int) -> Shapes:
+def _gated_delta(text: Fields, shards: int) -> Shapes:
     k_heads = _spread("linear_num_key_heads", count(text, ("linear_num_key_heads",)), shards)
     v_heads = _spread("linear_num_value_heads", count(text, ("linear_num_value_heads",)), shards)
     k_dim, v_dim = count(text, ("linear_key_head_dim",)), count(text, ("linear_value_head_dim",))
@@ -131,8 +150,8 @@ def _gated_delta(text: Config, shards: int) -> Shapes:
 _LINEAR_KERNEL = "linear_conv_kernel_dim"
 
 
-def _kimi_delta(text: Config, shards: int) -> Shapes:
-    own = part(text, "linear_attn_config")
+def _kimi_delta(text: Fields, shards: int) -> Shapes:
+    own = text.part("linear_attn_config")
     given = {name: own.get(name, text.get(f"linear_{name}")) for name in ("head_dim", "num_heads")}
     kernels = (own.get("short_conv_kernel_size"), text.get("short_conv_kernel_size"))
     kernel = next((each for each in kernels if each is not None), text.get(_LINEAR_KERNEL))
@@ -146,18 +165,25 @@ def _kimi_delta(text: Config, shards: int) -> Shapes:
     }
 
 
-def _short_conv(text: Config, shards: int) -> Shapes:
+def _short_conv(text: Fields, shards: int) -> Shapes:
     channels = _spread(HIDDEN[0], count(text, HIDDEN), shards)
     return {"conv_states": (channels, count(text, ("conv_L_cache",)))}
 
 
-def _lightning(text: Config, shards: int) -> Shapes:
+def _key_value_conv(text: Fields, shards: int, row: tuple[int, int]) -> Shapes:
+    # The last tokens of K and of V, which the convolution over both reads.
+    heads, width = row
+    channels = 2 * _spread("K/V heads", heads, shards) * width
+    return {"conv_states": (channels, max(1, count(text, ("conv_window",)) - 1))}
+
+
+def _lightning(text: Fields, shards: int) -> Shapes:
     heads = count(text, HEADS)
     head_dim = optional_count(text, ("head_dim",)) or count(text, HIDDEN) // heads
     return {"linear_cache": (_spread(HEADS[0], heads, shards), head_dim, head_dim)}
 
 
-def _griffin(text: Config, shards: int) -> Shapes:
+def _griffin(text: Fields, shards: int) -> Shapes:
     width = optional_count(text, ("lru_width",)) or count(text, HIDDEN)
     here = _spread("lru_width", width, shards)
     kernel = optional_count(text, ("conv1d_width",)) or 4

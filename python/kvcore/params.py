@@ -232,6 +232,8 @@ class KVCacheParams:
         dtype: str | None = None,
         *,
         groups: bool | None = None,
+        mtp: bool = False,
+        assume: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> KVCacheParams:
         """Read a Hugging Face ``config.json``.
@@ -241,11 +243,17 @@ class KVCacheParams:
         config : mapping, or path of the file or of the directory that holds it
             Of a multimodal model the language model is read.
         dtype : str, optional
-            The config's ``dtype`` or ``torch_dtype`` by default.
+            By default what ``quantization_config`` gives K and V (``kv_cache_scheme``,
+            ``kv_cache_quant_algo``), or else the config's ``dtype`` or ``torch_dtype``.
         groups : bool, optional
             Fill in `groups` and `shared` where layers keep windows, chunks or states, or read the K
-            and V of others. False, the default, gives every layer every token, and refuses models
-            that keep a state.
+            and V of others. False gives every layer every token, and refuses models that keep a
+            state.
+        mtp : bool
+            Count the MTP layers, which predict further tokens (``num_nextn_predict_layers``), too.
+        assume : mapping of str to str, optional
+            Names of fields and "ignored", as in ``{"kv_share_map": "ignored"}``: the config is
+            read as if it lacked these fields.
         **overrides
             Other fields of KVCacheParams, such as ``page_size``.
 
@@ -254,7 +262,9 @@ class KVCacheParams:
         ValueError
             A field is missing or out of range; without `groups`, the model keeps a recurrent state
             or its layers differ in their K and V; with them, a layer keeps what no group describes.
-            What no file can be called; a file that holds no JSON.
+            A field may change the cache by its name, and kvcore has no rule for it; the text has
+            its name, its value and the `assume` that goes on. What no file can be called; a file
+            that holds no JSON.
         TypeError
             Neither mapping nor path; another field than those of KVCacheParams.
         OSError
@@ -263,7 +273,8 @@ class KVCacheParams:
         Notes
         -----
         A window counts where the config or its family says which layers have it; in other models
-        the layers keep every token, which serves them as well.
+        the layers keep every token, which serves them as well. Where layers have an indexer
+        (``index_head_dim``), the row of a token has the latent first and then the indexer's key.
 
         Examples
         --------
@@ -273,7 +284,7 @@ class KVCacheParams:
         >>> KVCacheParams.from_hf_config(config, page_size=16).bytes_per_token
         147456
         """
-        from kvcore.hf_config import cache_shape
+        from kvcore.hf_config import read_config
 
         fill = _HF_GROUPS if groups is None else flag("groups", groups)
         shards = 1
@@ -281,7 +292,10 @@ class KVCacheParams:
             n, dp = (overrides.get(k, 1) for k in ("n_devices", "data_parallel_degree"))
             require_count(n_devices=n, data_parallel_degree=dp)
             shards = max(1, n // dp)
-        return cls(**(cache_shape(config, dtype, groups=fill, shards=shards) | overrides))
+        found = read_config(
+            config, dtype, groups=fill, shards=shards, mtp=flag("mtp", mtp), assume=assume
+        )
+        return cls(**(found.shape | overrides))
 
     @property
     def tensor_parallel_degree(self) -> int:

@@ -96,8 +96,11 @@ def test_missing_field_is_named(field: str) -> None:
 
 
 def test_missing_rope_width_of_a_latent_row_is_named() -> None:
+    silent = without(DEEPSEEK, "qk_rope_head_dim")
     with pytest.raises(ValueError, match="lacks qk_rope_head_dim"):
-        KVCacheParams.from_hf_config(without(DEEPSEEK, "qk_rope_head_dim"))
+        KVCacheParams.from_hf_config(silent | {"model_type": "newmodel"})
+    # The class of a model that is known has one.
+    assert KVCacheParams.from_hf_config(silent).head_dim == 576
 
 
 @pytest.mark.parametrize("value", [0, -8, 8.0, "8", True, [8, 8], {}])

@@ -220,7 +220,7 @@ def test_preset_has_the_groups_of_its_config(preset: str, config: dict[str, Any]
         ({**LLAMA, "kv_source_layers": [0]}, "kv_source_layers"),
         ({**LLAMA, "per_layer_config": 7}, "per_layer_config of the config is 7"),
         ({**LLAMA, "per_layer_config": {"1": {"sliding_window": 8}}}, "layer 1 a sliding_window"),
-        ({**LLAMA, "num_key_value_heads_per_layer": [4, 2]}, "makes the layers of llama differ"),
+        ({**LLAMA, "num_key_value_heads_per_layer": [4, 2]}, "has 2 entries, must have 80"),
         ({**LLAMA, "num_hidden_layers": 10**9}, "num_layers is 1000000000"),
         ({**MIMO, "swa_head_dim": 100}, "must agree within 5 %"),
     ],

@@ -23,7 +23,8 @@ LAYERS = (
         *("tenants", "threads"),
     ),
     (
-        *("groups", "hf_fields", "hf_layers", "hf_states", "hf_groups", "hf_config", "params"),
+        *("groups", "hf_defaults", "hf_reading", "hf_unread", "hf_fields", "hf_layers", "hf_rows"),
+        *("hf_states", "hf_groups", "hf_quantization", "hf_config", "params"),
         *("sizing", "cache_sizing", "splits", "tier_rules"),
     ),
     ("_core", "_cuda", "_jax", "cpp", "_hot", "context", "extra_keys", "keys"),

@@ -16,7 +16,7 @@ from kvcore import Device, KVCacheParams, PagedKVCacheManager
 from kvcore.arguments import flag
 from kvcore.dtypes import NARROW
 from kvcore.groups.layers import LayerMap, LayerPlace
-from kvcore.hf_config import cache_shape
+from kvcore.hf_config import read_config
 from kvcore.integrations.transformers import devices
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
 from kvcore.integrations.transformers.mixers import mixers_of
@@ -85,9 +85,9 @@ def check_model(model: Any) -> Limits:
         raise refused(model, "it is an encoder-decoder, which caches cross attention too")
     device = _device_of(model)
     config = model.config.get_text_config(decoder=True)
-    _kept(model, config)
     if getattr(config, "index_topk", None) is not None:
         raise refused(model, "an indexer chooses tokens for its layers, and caches them")
+    _kept(model, config)
     return _rope_limits(model, config, device)
 
 
@@ -108,13 +108,15 @@ def _kept(model: Any, config: Any) -> tuple[set[int], set[int]]:
     ValueError
         Layers that keep something else.
     """
+    # Fields that kvcore has no rule for are no matter here: a forward shows what layers bring.
     fields = config.to_dict()
     try:
-        return set(range(cache_shape(fields, dtype="float32")["num_layers"])), set()
+        flat = read_config(fields, "float32", refuse=False).shape
+        return set(range(flat["num_layers"])), set()
     except ValueError as error:
         reason = str(error)
     try:
-        grouped = KVCacheParams.from_hf_config(fields, "float32", groups=True)
+        grouped = KVCacheParams(**read_config(fields, "float32", groups=True, refuse=False).shape)
     except ValueError:
         raise refused(model, reason) from None
     if grouped.groups is None:
