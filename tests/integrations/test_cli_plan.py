@@ -25,6 +25,10 @@ MODEL_KEYS = {
     "data_parallel_degree": int,
     "memory": int,
     "max_seq_len": int,
+    "kv_head_copies": int,
+    "bytes_per_token_per_device": int,
+    "mtp_layers": int,
+    "fields": dict,
 }
 PAGE_KEYS = {
     "dtype": str,

@@ -2,7 +2,6 @@
 """``kvcore plan``: how many tokens, sequences and pages a model's cache gets out of memory."""
 
 import dataclasses
-import functools
 import json
 import math
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.groups.layers import column_tokens
 from kvcore.groups.names import described
 from kvcore.groups.packing import bundles_of, row_widths
+from kvcore.hf_config import ConfigReading, with_copied_heads
 from kvcore.replay import PoolSettings
 from kvcore.sizing import (
     STATES_PER_REQUEST,
@@ -85,6 +85,16 @@ Flat = Annotated[
     bool,
     typer.Option("--flat", help="Give every layer every token, as managers without groups do."),
 ]
+Mtp = Annotated[
+    bool, typer.Option("--mtp", help="Count the MTP layers, which predict further tokens, too.")
+]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD",
+        help="Read the config as if it lacked this field. May be given several times.",
+    ),
+]
 
 
 def plan(
@@ -98,12 +108,16 @@ def plan(
     page_size: options.PageSize = PoolSettings.page_size,
     max_chunk_tokens: MaxChunkTokens = MAX_CHUNK_TOKENS,
     flat: Flat = False,
+    mtp: Mtp = False,
+    assume: Assume = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Tell what a model's cache costs and what fits into the memory that is left for it.
 
     Layers with windows, chunks or states are groups that keep less than every token. Beside the
-    pages asked for stand quantised ones, with one float32 scale per token and head.
+    pages asked for stand quantised ones, with one float32 scale per token and head. More devices
+    (--tp) than K/V heads have copies of the heads. A field of the config that may change the cache
+    by its name, and that kvcore has no rule for, is an error.
 
     Example: kvcore plan llama-3.1-70b --memory 640GiB --max-seq-len 32k --tp 8
     """
@@ -112,12 +126,18 @@ def plan(
     size = options.checked("--memory", parse_size, memory)
     tokens = options.checked("--max-seq-len", parse_tokens, max_seq_len)
     found = options.checked("CONFIG|PRESET", find_model, model)
-    read = functools.partial(found.params, page_size, dtype, groups=not flat)
-    params = options.checked("CONFIG|PRESET", read)
-    # Read again, because states are spread as they are read.
-    spread = functools.partial(read, n_devices=tp * dp, data_parallel_degree=dp)
-    params = options.checked("--tp", spread)
-    answer = collect(params, size, tokens, max_chunk_tokens)
+    ignored = dict.fromkeys(assume or (), "ignored")
+
+    def read(shards: int) -> tuple[ConfigReading, KVCacheParams]:
+        reading = found.read(dtype, groups=not flat, mtp=mtp, assume=ignored, shards=shards)
+        shape = with_copied_heads(reading.shape, shards)
+        given = {"page_size": page_size, "n_devices": shards * dp, "data_parallel_degree": dp}
+        return reading, KVCacheParams(**(shape | given))
+
+    options.checked("CONFIG|PRESET", read, 1)
+    # Read again, because states and heads are spread as they are read.
+    reading, params = options.checked("--tp", read, tp)
+    answer = collect(params, size, tokens, max_chunk_tokens) | _reading(reading, params)
     if as_json:
         typer.echo(json.dumps({"model": model} | answer))
     else:
@@ -160,6 +180,23 @@ def collect(
     own, *quantised = [_pages(each, *sizes) for each in (params, *narrow)]
     groups = _grouping(params, max_seq_len, max_chunk_tokens) if params.groups is not None else {}
     return shape | asked | groups | own | {"quantised": quantised}
+
+
+def _reading(reading: ConfigReading, params: KVCacheParams) -> dict[str, Any]:
+    """Return the fields of the config that the numbers come from, and the copies of K/V heads."""
+    heads = reading.shape["n_kv_heads"]
+    return {
+        "n_kv_heads": heads,
+        "kv_head_copies": 1 if params.is_mla else params.n_kv_heads // heads,
+        "bytes_per_token_per_device": params.bytes_per_token // params.tensor_parallel_degree,
+        "mtp_layers": reading.mtp_layers,
+        "fields": {
+            "read": reading.read,
+            "defaults": reading.defaults,
+            "ignored": reading.ignored,
+            "assumed": list(reading.assumed),
+        },
+    }
 
 
 def _rows(params: KVCacheParams) -> list[tuple[int, ...]]:

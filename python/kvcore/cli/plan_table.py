@@ -22,6 +22,8 @@ def print_plan(model: str, plan: Plan) -> None:
         "+ scales: one float32 per token and head\n"
         "memory for K and V alone, not for weights and activations"
     )
+    if plan["fields"]["assumed"]:
+        table.caption += f"\nassumed to change nothing: {', '.join(plan['fields']['assumed'])}"
     table.add_column("", no_wrap=True)
     for column in columns:
         scales = "" if column["kv_scale_granularity"] is None else "\n+ scales"
@@ -69,10 +71,15 @@ def _title(model: str, plan: Plan) -> str:
     row = f"a latent row of {width}" if plan["is_mla"] else f"{plan['n_kv_heads']} K/V heads of"
     if not plan["is_mla"]:
         row += f" {width}" if plan["v_head_dim"] is None else f" {width} and {plan['v_head_dim']}"
+    if plan["kv_head_copies"] > 1:
+        row += f", each on {plan['kv_head_copies']} devices"
+    layers = f"{plan['num_layers']} layers"
+    if plan["mtp_layers"]:
+        layers += f", {plan['mtp_layers']} of them MTP"
     spread = "1 device" if devices == 1 else f"{devices} devices"
     if plan["data_parallel_degree"] > 1:
         spread += f", {plan['data_parallel_degree']} replicas"
-    return f"{model}: {plan['num_layers']} layers, {row}; {format_size(plan['memory'])} on {spread}"
+    return f"{model}: {layers}, {row}; {format_size(plan['memory'])} on {spread}"
 
 
 def _rows(plan: Plan, columns: list[Plan]) -> Iterator[tuple[str, list[str]]]:

@@ -5,10 +5,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvcore import KVCacheParams
+from kvcore.hf_config import ConfigReading, read_config
 from kvcore.hf_fields import load
+
+Read = TypeVar("Read")
 
 _ROPE = 64  # elements of a latent row that carry positions
 
@@ -200,10 +203,22 @@ class Model:
         self, page_size: int, dtype: str | None = None, *, groups: bool | None = None, **rest: Any
     ) -> KVCacheParams:
         """Build the cache parameters; ValueError, with the path, where they describe no cache."""
+        return self._checked(
+            KVCacheParams.from_hf_config,
+            self.config,
+            dtype,
+            groups=groups,
+            page_size=page_size,
+            **rest,
+        )
+
+    def read(self, dtype: str | None, *, shards: int = 1, **rest: Any) -> ConfigReading:
+        """Read the shape for `shards` devices; ValueError, with the path, as `params` does."""
+        return self._checked(read_config, self.config, dtype, shards=shards, **rest)
+
+    def _checked(self, read: Callable[..., Read], *arguments: Any, **options: Any) -> Read:
         try:
-            return KVCacheParams.from_hf_config(
-                self.config, dtype, groups=groups, page_size=page_size, **rest
-            )
+            return read(*arguments, **options)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(_named(self.path, error)) from error
 
