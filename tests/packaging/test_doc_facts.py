@@ -130,7 +130,9 @@ def provoked_errors() -> Iterator[str]:
     late.start_idx = 3
     early = kvcore.TextGenerationContext("a", list(range(9)))
     early.update(1)
+    strange = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "kv_map": 1}
     for call in (
+        lambda: kvcore.KVCacheParams.from_hf_config(strange, "float32"),
         lambda: manager.claim("b"),
         lambda: manager.reserve(kvcore.TextGenerationContext("a", list(range(30)))),
         lambda: manager.fetch([context, context]),
