@@ -33,6 +33,34 @@ void write_back_stores_what_is_about_to_go() {
     CHECK_EQ(m.hit(prompt), 6);
 }
 
+// While a hit is allocated, pages behind it in its run may be evicted and others have to be stored
+// first: the hit is still held when the stores are over.
+void a_hit_is_held_while_others_are_stored() {
+    TierScene m(tier_config(WritePolicy::kWriteBack, 8, 20));
+    m.serve(count_up(0, 8));
+    Request other = m.claim(count_up(50, 12));
+    Transfers stores;
+    CHECK_EQ(m.try_reserve(other, stores), ReserveStatus::kPending);
+    m.finish(stores);  // all four pages are offered and stored
+    m.manager.release(other.sequence);
+    m.serve(count_up(100, 4));
+    Request request = m.claim(count_up(0, 4) + count_up(200, 12));
+    kvcore::RequestView view = request.view();
+    kvcore::PrefixHit hit = m.manager.match(view);
+    CHECK_EQ(hit.num_pages(), 2);
+    stores.clear();
+    CHECK_EQ(m.manager.allocate(hit, view, 16, &stores), ReserveStatus::kPending);
+    CHECK_EQ(m.on_device(count_up(0, 8)), 2);  // the pages behind the hit went
+    m.manager.check_integrity();
+    CHECK_EQ(hit.num_pages(), 2);
+    m.finish(stores);
+    stores.clear();
+    CHECK_EQ(m.manager.allocate(hit, view, 16, &stores), ReserveStatus::kOk);
+    CHECK_EQ(view.start, 4);
+    m.manager.check_integrity();
+    m.manager.release(request.sequence);
+}
+
 // The prefix that it follows goes along, once; what the tier has is evicted without a word.
 void prefixes_go_along() {
     TierScene m(tier_config(WritePolicy::kWriteBack, 8, 20));
@@ -328,6 +356,7 @@ void a_checkpoint_takes_its_pages_along() {
 
 int main() {
     write_back_stores_what_is_about_to_go();
+    a_hit_is_held_while_others_are_stored();
     prefixes_go_along();
     what_the_tier_lost_is_stored_again_behind_a_use();
     a_tier_without_room_takes_what_it_can();

@@ -11,8 +11,8 @@
 
 namespace kvcore {
 
-/// A hit that was found and is to be allocated later: pinned as it is. A run is cut for it with
-/// quotas alone.
+/// A hit that was found and is to be allocated later: pinned as it is. A run is cut for it where it
+/// is allocated, and with quotas.
 ///
 /// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
 /// tier; with groups, a hold on the pages that windows read, here and there; with states one on the
@@ -79,6 +79,17 @@ class HeldHit {
         place_ = pin(home.tree, found_.match.at);
         partial_ = pin(home.tree, found_.match.partial);
         if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
+    }
+    /// Runs are cut where the hit ends, so that no page behind it is needed to hold it again: with
+    /// write-back these pages may go while it is let go. Throws std::bad_alloc.
+    void cut(Replica& home) {
+        if (found_.shares()) {
+            found_.match.at.node = home.tree.split(found_.match.at);
+            windows_.move_to(found_.match.at);
+        }
+        if (found_.below.node == nullptr) return;
+        found_.below.node = home.host->tree().split(found_.below);
+        records_.move_to(found_.below);
     }
     /// The hit was let go and its pages may be evicted: it cannot be allocated any more.
     void give_up() noexcept {

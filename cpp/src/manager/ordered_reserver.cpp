@@ -207,8 +207,12 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
     Replica& home = state_.home_of(sequence);
     hit.let_go();
     ReserveStatus status = ReserveStatus::kNoSpace;
+    const std::int64_t evicted = home.metrics.evicted_pages;
+    bool is_whole = true;
     try {
+        hit.cut(home);
         const Admission admission = admitter_.admit(hit.found(), sequence, view, 1);
+        is_whole = !admission.declines_partial || !hit.found().is_partial();
         status = take(admission, sequence, view, 0, transfers);
     } catch (const std::bad_alloc&) {
         hit.hold(home);
@@ -217,7 +221,10 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
         hit.give_up();
         throw;
     }
-    if (status != ReserveStatus::kOk) hit.hold(home);
+    if (status != ReserveStatus::kOk) {
+        const bool is_there = is_whole || evicted == home.metrics.evicted_pages;
+        is_there ? hit.hold(home) : hit.give_up();
+    }
     request.start = view.start;
     request.active = view.active;
     return status;

@@ -43,6 +43,11 @@ class WindowHold {
         if (held_ != nullptr) held_->enter();
     }
 
+    /// Where the prefix ends, in the run that the caller pins from now on.
+    void move_to(TreePosition end) noexcept {
+        if (held_ != nullptr) held_->move_to(end);
+    }
+
     /// Holds nothing from now on.
     void reset() noexcept { held_.reset(); }
     /// The same, for somebody else is the reader in its place.
@@ -84,6 +89,7 @@ class WindowHold {
             is_reader_ = false;
             for_each([&](const BlockId*, std::int64_t n, std::size_t) { home_.count_holds(-n); });
         }
+        void move_to(TreePosition end) noexcept { at_ = end; }
         void enter() noexcept {
             if (std::exchange(is_reader_, true)) return;
             at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut
