@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from foreign_context import Context
-from kvcore import PagedKVCacheManager, TextGenerationContext
+from kvcore import (
+    InsufficientBlocksError,
+    PagedKVCacheManager,
+    RequestNotFoundError,
+    TextGenerationContext,
+)
 from kvcore.stores import FinishedHandle, MemoryStore
 from moved_requests import expected_rows, moving_params, read_rows, write_chunk
 from tiered_requests import LONG, DictStore, run, store_prompt, tiered_manager
@@ -300,3 +305,52 @@ def test_replicas_have_host_tiers_of_their_own(store: Gated) -> None:
         for replica in range(2):
             assert run(manager, LONG, replica, replica_idx=replica) == ALL
         assert store.num_reads == 2 * (ALL // 4)
+
+
+REFUSED: dict[str, tuple[type[Exception], Any]] = {
+    "a request that is not claimed": (
+        RequestNotFoundError,
+        lambda m, ctx: m.fetch([ctx, TextGenerationContext("unknown", [1])]),
+    ),
+    "no steps": (ValueError, lambda m, ctx: m.fetch([ctx], 0)),
+    "a request twice": (ValueError, lambda m, ctx: m.fetch([ctx, ctx])),
+    "no pages for another": (InsufficientBlocksError, lambda m, ctx: fetch_with_long(m, ctx)),
+}
+
+
+def fetch_with_long(manager: PagedKVCacheManager, context: Any) -> None:
+    """Fetch it with a request for which there are no pages."""
+    other = TextGenerationContext("long", [1] * 120)
+    manager.claim("long")
+    try:
+        manager.fetch([context, other])
+    finally:
+        assert (other.start_idx, other.active_idx) == (0, 120)
+        manager.release("long")
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_fetch_leaves_a_context_that_waits_where_it_stands(
+    store: Gated, name: str, is_foreign: bool
+) -> None:
+    error, fetch = REFUSED[name]
+    with manager_of(store) as manager:
+        manager.claim("r")
+        context: Any = (Context if is_foreign else TextGenerationContext)("r", LONG)
+        assert manager.maybe_reserve(context)
+        context.active_idx = 9
+        store.may_go.set()
+        before = (context.start_idx, context.active_idx, len(manager.get_req_blocks("r")))
+        for _ in range(2):
+            with pytest.raises(error):
+                fetch(manager, context)
+            now = (context.start_idx, context.active_idx, len(manager.get_req_blocks("r")))
+            assert now == before
+            assert is_foreign or context.pending
+            manager.check_integrity()
+        assert poll_until(manager) == ["r"]
+        assert context.start_idx == ALL
+        assert manager.fetch([context])[0].cache_lengths.tolist() == [ALL]
+        manager.release("r")
+        manager.check_integrity()

@@ -195,7 +195,8 @@ class StepEngine(ReservingEngine):
         Raises
         ------
         InsufficientBlocksError
-            Pages are missing; no context of the batch has changed.
+            Pages are missing; no context of the batch has changed, one that waited for pages from
+            stores still waits.
         CapacityError, RequestNotFoundError, ValueError
 
         Notes

@@ -253,7 +253,8 @@ cdef class StepEngine(ReservingEngine):
         Raises
         ------
         InsufficientBlocksError
-            Pages are missing; no context of the batch has changed.
+            Pages are missing; no context of the batch has changed, one that waited for pages from
+            stores still waits.
         CapacityError, RequestNotFoundError, ValueError
 
         Notes
@@ -266,12 +267,15 @@ cdef class StepEngine(ReservingEngine):
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         cdef int64_t begun = self._times.begin()
+        cdef list inputs
         listen(self)
         if self._onload is not None and self._onload.waiting and not self._reader.is_known(batch):
             batch = list(batch)
-            self._await_pages(batch)
-            require_made(self)  # it may have been closed meanwhile
-        cdef list inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
+            with self._await_pages(batch):
+                require_made(self)  # it may have been closed meanwhile
+                inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
+        else:
+            inputs = steps.fetch(self._reader, self._settler, self._maker, batch, ahead)
         self._times.end(kFetch, begun)
         return checked(self, inputs)
 

@@ -108,6 +108,7 @@ class ReservingEngine(EngineParts):
         longer hit.
         """
 
+    def _stand_back(self, ctx: _Context, start: int, active: int) -> None: ...
     def maybe_reserve_batch(self, batch: Iterable[_Context], num_steps: int = 1) -> int:
         """Reserve contexts in order up to the first that does not fit; return how many.
 

@@ -13,7 +13,7 @@ from kvcore._hot.below cimport bring, bring_all
 from kvcore._hot.claims cimport Claim, ClaimTable, is_recorded, named
 from kvcore._hot.contexts cimport TextGenerationContext
 from kvcore._hot.extra_keys cimport ExtraKeys, require_plain
-from kvcore._hot.foreign cimport check_settable, read_foreign
+from kvcore._hot.foreign cimport check_settable, move_indices, read_foreign
 from kvcore._hot.parts cimport check, listen, require_made
 from kvcore._hot.settler cimport (
     DONE,
@@ -131,6 +131,37 @@ cdef bint reserve(
     if not is_recorded(reader.claims, <PyObject*>context, sequence):
         reader.claims.record(context, sequence)
     return True
+
+
+cdef int stand_back(
+    BatchReader reader, Settler settler, object context, int64_t start, int64_t active
+) except -1:
+    """Have a request that took a longer hit stand where it stood, with the pages for that."""
+    cdef RequestView foreign
+    cdef RequestView given
+    cdef RequestView* request = &foreign
+    cdef ReserveOptions options
+    cdef list keep = []
+    cdef bint is_own = isinstance(context, TextGenerationContext)
+    options.max_hit = start
+    if is_own:
+        request = reader.request_of(<TextGenerationContext>context)
+    else:
+        reader.view_of(context, request, keep)
+    settler.native.begin_again(request.sequence)
+    given = request[0]
+    request.start = 0
+    if not is_own:
+        move_indices(context, foreign, given)
+    reserve(reader, settler, context, 1, &options)
+    if not is_own:
+        reader.view_of(context, request, keep)
+        given = foreign
+    if request.start < active <= request.end:
+        request.active = active
+    if not is_own:
+        move_indices(context, foreign, given)
+    return 0
 
 
 cdef int reserve_rest(Settler settler, Call* call, object own) except -1:
@@ -299,6 +330,12 @@ cdef class ReservingEngine(EngineParts):
         return fits
 
     reserve = maybe_reserve
+
+    def _stand_back(self, ctx, int64_t start, int64_t active):
+        """Have a request give a longer hit back, as if it had not been reserved since."""
+        listen(self)
+        stand_back(self._reader, self._settler, ctx, start, active)
+        check(self)
 
     def maybe_reserve_batch(self, batch, num_steps=1):
         """Reserve contexts in order up to the first that does not fit; return how many.

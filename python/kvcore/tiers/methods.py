@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -260,12 +261,37 @@ class TieredCache(StepEngine):
         self._reserve_again(found)
         return True
 
-    def _await_pages(self, batch: Iterable[ContextLike]) -> None:
-        """Wait for the pages of contexts that are to run now."""
-        for context in batch:
-            # One that `fetch` refuses has no id.
-            if getattr(context, "pending", True) and hasattr(context, "request_id"):
-                self.wait(context)
+    @contextmanager
+    def _await_pages(self, batch: Iterable[ContextLike]) -> Iterator[None]:
+        """Wait for the pages of contexts that are to run now.
+
+        Where the body raises, they wait again and stand where they stood.
+        """
+        moved: list[tuple[Arrival, int, int]] = []
+        try:
+            for context in batch:
+                # One that `fetch` refuses has no id.
+                if getattr(context, "pending", True) and hasattr(context, "request_id"):
+                    self._await(context, moved)
+            yield
+        except BaseException:
+            for arrival, start, active in reversed(moved):
+                self._wait_again(arrival, start, active)
+            raise
+
+    def _await(self, context: ContextLike, moved: list[tuple[Arrival, int, int]]) -> None:
+        assert self._requests is not None
+        found = self._requests.take_one(context.request_id, None)
+        if not isinstance(found, bool):
+            moved.append((found, found.context.start_idx, found.context.active_idx))
+            self._reserve_again(found)
+
+    def _wait_again(self, arrival: Arrival, start: int, active: int) -> None:
+        assert self._requests is not None
+        with suppress(KVCacheError):  # released meanwhile, or the manager is closed
+            if arrival.context.start_idx != start:
+                self._stand_back(arrival.context, start, active)
+            self._requests.put_back(arrival)
 
     def _reserve_again(self, arrival: Arrival) -> bool:
         """Let a request that has pages have its longer hit; return whether it is still claimed."""

@@ -104,6 +104,14 @@ class Onload:
         with self._lock:
             return self._pop(name) if self.waiting.get(name) is arrival else True
 
+    def put_back(self, arrival: Arrival) -> None:
+        """Have a request that was taken wait again, unless it was released since."""
+        name = arrival.context.request_id
+        with self._lock:
+            if name in self._asked and name not in self.waiting:
+                self.waiting[name] = arrival
+                _mark(arrival.context, is_pending=True)
+
     def drop(self, name: Hashable) -> None:
         """Forget a request that was released; what is brought for it stays in the host tier."""
         with self._lock:
