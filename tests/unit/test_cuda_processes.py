@@ -86,9 +86,20 @@ memory, pinned = cuda.DeviceMemory(0, 4096), cuda.PinnedMemory(0, 4096)
 stream, event = cuda.Stream(0), cuda.Event(0)
 s, e, at = stream.ptr, event.ptr, memory.ptr
 cuda.record(e, 0, s)
-u32 = lambda *shape: np.zeros(shape, np.uint32)
-pool, tokens = np.zeros((4, 2, 1, 4), np.float32), np.zeros((1, 1, 4), np.float32)
-slots, counter = np.zeros(1, np.int64), np.zeros(1, np.int32)
+space = np.frombuffer(cuda.PinnedMemory(0, 1 << 16), np.uint8)  # which kernels reach
+taken = 0
+
+def zeros(shape, kind):
+    global taken
+    begin, size = taken, int(np.prod(shape)) * np.dtype(kind).itemsize
+    taken += (size + 63) // 64 * 64
+    return space[begin : begin + size].view(kind).reshape(shape)
+
+u32 = lambda *shape: zeros(shape, np.uint32)
+pool, tokens = zeros((4, 2, 1, 4), np.float32), zeros((1, 1, 4), np.float32)
+slots, counter, digest = zeros(1, np.int64), zeros(1, np.int32), zeros(1, np.uint64)
+ids, pairs, wide = zeros(1, np.int64), zeros((1, 2), np.int64), zeros(1, np.int64)
+pairs[0, 1] = 1
 CALLS = {
     "record": lambda: cuda.record(e, 0, s),
     "wait": lambda: cuda.wait(e, 0, s),
@@ -111,18 +122,16 @@ CALLS = {
     "DeviceMemory": lambda: cuda.DeviceMemory(0, 64),
     "PinnedMemory": lambda: cuda.PinnedMemory(0, 64),
     "build_slots": lambda: cuda.build_slots(
-        pool, u32(1, 2), u32(1), u32(2), np.zeros(1, np.int64), 0, s
+        pool, u32(1, 2), u32(1), u32(2), wide, 0, s
     ),
     "append_slots": lambda: cuda.append_slots([pool], slots, [tokens], counter, 0, s),
     "advance_lengths": lambda: cuda.advance_lengths(u32(1), u32(2), None, u32(1), 0, s),
     "compact_table": lambda: cuda.compact_table(u32(1, 2), None, None, u32(1), 0, s),
     "copy_strided": lambda: cuda.copy_strided(u32(2, 2).T, u32(2, 2), 0, s),
     "row_offsets": lambda: cuda.row_offsets(u32(1), u32(2), 0, s),
-    "zero_pages": lambda: cuda.fill_pages([pool], np.zeros(1, np.int64), 0, 0, s),
-    "copy_pages": lambda: cuda.copy_pages([pool], np.array([[0, 1]]), 0, s),
-    "digest_pages": lambda: cuda.digest_pages(
-        pool, np.zeros(1, np.int64), np.zeros(1, np.uint64), 0, 0, s
-    ),
+    "zero_pages": lambda: cuda.fill_pages([pool], ids, 0, 0, s),
+    "copy_pages": lambda: cuda.copy_pages([pool], pairs, 0, s),
+    "digest_pages": lambda: cuda.digest_pages(pool, ids, digest, 0, 0, s),
 }
 for name, call in CALLS.items():
     print(name, flush=True)
