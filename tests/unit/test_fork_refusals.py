@@ -97,7 +97,7 @@ CASES = [
          lambda s: s.fork(s.good, make_context([*WRITTEN, 9], "good")), ("'good'", "once")),
     Case("one context twice", ValueError, lambda s: s.fork(s.other, s.other), ("'other'",)),
     Case("unknown parent", NOT_FOUND,
-         lambda s: s.manager.fork("nobody", s.good), ("'nobody'", "external_claim")),
+         lambda s: s.manager.fork("nobody", s.good), ("'nobody'", "call claim first")),
     Case("parent given as a context", NOT_FOUND, lambda s: s.manager.fork(s.parent, s.good)),
     Case("unhashable parent", TypeError, lambda s: s.manager.fork(["parent"], s.good)),
     Case("too many children", errors.CapacityError,
