@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -18,8 +19,12 @@ struct Pages {
     std::uint32_t version = 0;
     std::uint32_t generation = 1;
 
-    [[nodiscard]] kvcore::RowPages view() const { return {ids.data(), size(), version}; }
+    [[nodiscard]] kvcore::RowPages view() const { return {ids.data(), size(), version, &changes}; }
     [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(ids.size()); }
+    /// A page from that column on was replaced or dropped.
+    void note(std::int32_t column) { changes.note(++version, column); }
+
+    kvcore::RowChanges changes;
 };
 
 /// A table over memory that begins as rubbish.
@@ -79,9 +84,46 @@ void unchanged_columns_are_left_alone() {
     CHECK_EQ(buffer.at(0, 1), kPoison);
     CHECK_EQ(buffer.at(0, 3), 7);
     CHECK_EQ(buffer.at(0, 5), kNoPage);
-    ++pages.version;  // a page was replaced: everything is written again
+    pages.ids = {4, 5, 8, 9};  // replaced from the third page on
+    pages.note(2);
     buffer.write(0, {0, 1}, pages, 6);
+    CHECK_EQ(buffer.at(0, 1), kPoison);
+    buffer.at(0, 1) = 5;
     buffer.check_row(0, pages, 6);
+    buffer.at(0, 1) = kPoison;
+    ++pages.version;  // nobody says where: everything is written again
+    const kvcore::RowPages unknown{pages.ids.data(), pages.size(), pages.version};
+    buffer.table.write_row(0, {0, 1}, unknown);
+    buffer.check_row(0, pages, 6);
+}
+
+// A row that is cut and grows again is written from there on, whatever its length, by every buffer
+// that has seen it lately.
+void a_row_that_was_cut_is_written_from_the_cut_on() {
+    constexpr std::int32_t kColumns = 1000;
+    std::vector<Buffer> buffers(4, Buffer(1, kColumns));
+    for (Buffer& buffer : buffers) {
+        buffer.table = LookupTable(buffer.memory.data(), 1, kColumns, kNoPage);
+    }
+    Pages pages;
+    BlockId next_page = 0;
+    while (pages.size() < 800) pages.ids.push_back(next_page++);
+    for (Buffer& buffer : buffers) buffer.write(0, {0, 1}, pages, 800);
+    for (int step = 0; step < 150; ++step) {
+        const std::int32_t kept = pages.size() - 2;
+        pages.ids.resize(static_cast<std::size_t>(kept));
+        pages.note(kept);
+        for (int i = 0; i < 3; ++i) pages.ids.push_back(next_page++);
+        Buffer& buffer = item(buffers, step % 4);
+        // Of the last 64 cuts each is at most two pages in front of the one before.
+        for (std::int64_t c = 0; c < kept - 2 * 64; ++c) buffer.at(0, c) = kPoison;
+        buffer.write(0, {0, 1}, pages, pages.size());
+        for (std::int64_t c = 0; c < kept - 2 * 64; ++c) {
+            CHECK_EQ(buffer.at(0, c), kPoison);
+            buffer.at(0, c) = static_cast<std::uint32_t>(item(pages.ids, c));
+        }
+        buffer.check_row(0, pages, pages.size());
+    }
 }
 
 void a_new_occupant_is_noticed() {
@@ -136,6 +178,7 @@ struct TwoBundles {
         view.n = static_cast<std::int32_t>(columns.size());
         view.first = lane == 0 ? 0 : first;
         view.state = state;
+        view.changes = &changes;
         view.pages = pages.data() + lane;
         view.stride = 2;
         return view;
@@ -158,6 +201,7 @@ struct TwoBundles {
     std::vector<BlockId> pages;
     std::int32_t first = 0;  // that the second bundle reads
     kvcore::RowState state;
+    kvcore::RowChanges changes;
 };
 
 void windows_move_on() {
@@ -173,9 +217,44 @@ void windows_move_on() {
     other.at(0, 11) = kPoison;  // nothing has changed: nothing is written
     row.write(leader, other);
     CHECK_EQ(other.at(0, 11), kPoison);
-    ++row.state.version;
+    row.changes.note(++row.state.version, 0);
     row.write(leader, other);
     row.check(leader, other);
+}
+
+// Columns are cut and come again with other ids, the second bundle's window moves on and back, and
+// each pair of tables misses some of it.
+void bundles_agree_with_rewriting(std::uint64_t seed) {
+    Random random(seed);
+    std::vector<Buffer> leaders(2, Buffer(1, 24));
+    std::vector<Buffer> others(2, Buffer(1, 24));
+    for (int i = 0; i < 2; ++i) {
+        for (Buffer* each : {&item(leaders, i), &item(others, i)}) {
+            each->table = LookupTable(each->memory.data(), 1, 24, kNoPage);
+        }
+    }
+    TwoBundles row;
+    BlockId next = 0;
+    for (int step = 0; step < 20000; ++step) {
+        const auto n = static_cast<std::int32_t>(row.columns.size());
+        if (n < 24 && random.below(3) > 0) {
+            row.append();
+            row.columns.back() = next;
+            next = (next + 1) % 24;  // ids of columns that are gone serve again
+        } else if (n > 0 && random.below(3) == 0) {
+            const auto kept = static_cast<std::int32_t>(random.below(n));
+            row.columns.resize(static_cast<std::size_t>(kept));
+            row.changes.note(++row.state.version, kept);
+            row.first = std::min(row.first, kept);
+            ++row.state.windows;
+        } else if (n > 0) {
+            row.first = std::max(row.first, static_cast<std::int32_t>(random.below(n)));
+            ++row.state.windows;
+        }
+        const int turn = static_cast<int>(random.below(2));
+        row.write(item(leaders, turn), item(others, turn));
+        row.check(item(leaders, turn), item(others, turn));
+    }
 }
 
 // Buffers are taken one by one, whichever is free: the leader shows what the table that was used
@@ -215,11 +294,12 @@ void agrees_with_rewriting(std::uint64_t seed) {
         if (dice < 6 && pages.size() < kColumns) {
             pages.ids.push_back(next_page++ % 5000);
         } else if (dice == 6 && pages.size() > 0) {
-            random.pick(pages.ids) = next_page++ % 5000;
-            ++pages.version;
+            const std::int64_t column = random.below(pages.size());
+            item(pages.ids, column) = next_page++ % 5000;
+            pages.note(static_cast<std::int32_t>(column));
         } else if (dice == 7 && pages.size() > 0) {
             pages.ids.resize(static_cast<std::size_t>(random.below(pages.size())));
-            ++pages.version;
+            pages.note(pages.size());
         } else if (dice == 8 && random.chance(20)) {
             const std::uint32_t generation = pages.generation + 1;
             pages = Pages{};
@@ -242,9 +322,11 @@ int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 14);
     rows_read_pages_then_unassigned();
     unchanged_columns_are_left_alone();
+    a_row_that_was_cut_is_written_from_the_cut_on();
     a_new_occupant_is_noticed();
     every_row_asked_for_is_padded();
     windows_move_on();
     a_table_that_was_left_out_is_written_again();
     for (std::uint64_t i = 0; i < 5; ++i) agrees_with_rewriting(seed + i);
+    for (std::uint64_t i = 0; i < 5; ++i) bundles_agree_with_rewriting(seed + i);
 }

@@ -4,18 +4,46 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "kvcore/types.hpp"
 
 namespace kvcore {
 
+/// Where the pages of a row changed lately: the first column that the last versions touched.
+class RowChanges {
+   public:
+    /// A page from `column` on was replaced or dropped, which made `version`.
+    void note(std::uint32_t version, std::int32_t column) noexcept {
+        if (version % kSpan == 0) before_ = std::exchange(lately_, kNone);
+        lately_ = std::min(lately_, column);
+    }
+    /// Columns in front that have the same pages now, at version `now`, as at version `then`; 0 for
+    /// one that is too long ago.
+    [[nodiscard]] std::int32_t unchanged(std::uint32_t then, std::uint32_t now) const noexcept {
+        const std::uint32_t spans = now / kSpan - (then + 1) / kSpan;
+        if (spans > 1) return 0;
+        return spans == 0 ? lately_ : std::min(lately_, before_);
+    }
+
+   private:
+    static constexpr std::uint32_t kSpan = 32;  // versions whose changes are kept as one
+    static constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
+
+    std::int32_t lately_ = kNone;  // of the versions since the last multiple of kSpan
+    std::int32_t before_ = kNone;  // of the kSpan versions in front of these
+};
+
 /// The pages of a row as a table shows them; somebody else's. `version` changes when one of them is
-/// replaced or dropped, not when one is added behind.
+/// replaced or dropped, not when one is added behind. Without `changes` all pages of a row with
+/// another version are written again.
 struct RowPages {
     const BlockId* ids = nullptr;  // [n]
     std::int32_t n = 0;
     std::uint32_t version = 0;
+    const RowChanges* changes = nullptr;
 };
 
 /// What a row's pages of all bundles follow from: where nothing of it has changed, they have not.
@@ -31,7 +59,8 @@ struct BundlePages {
     std::int32_t n = 0;
     std::int32_t first = 0;
     RowState state;
-    const BlockId* pages = nullptr;  // + 1, 0: none; of a column from [column * stride] on
+    const RowChanges* changes = nullptr;  // of the columns, as of RowPages
+    const BlockId* pages = nullptr;       // + 1, 0: none; of a column from [column * stride] on
     std::int32_t stride = 1;
     std::int32_t per_column = 1;
 
@@ -70,7 +99,7 @@ class LookupTable {
         const Row& known = rows_[static_cast<std::size_t>(row)];
         const bool is_same = known.occupant == occupant && known.version == pages.version;
         if (is_same && known.filled == pages.n) return;
-        rewrite_row(row, occupant, pages, is_same);
+        rewrite_row(row, occupant, pages);
     }
     /// Tables of the other bundles, nullptr for missing ones, are written in front of this one from
     /// now on, so that they show what this one shows. O(n), O(max_rows) where one of them was not
@@ -107,7 +136,7 @@ class LookupTable {
         const bool is_same = known.occupant == occupant && known.version == pages.state.version;
         known.windows = pages.state.windows;
         if (!is_same || pages.per_column > 1 || pages.n < known.filled) {
-            return rewrite_row(row, occupant, pages, is_same);
+            return rewrite_row(row, occupant, pages);
         }
         std::uint32_t* cells = data_ + row * stride_;
         const std::int32_t passed = std::min(pages.first, pages.n);
@@ -140,8 +169,12 @@ class LookupTable {
         std::uint32_t windows = 0;  // of a bundle, as of RowState; 0: in doubt
     };
 
-    void rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages, bool is_same);
-    void rewrite_row(std::int64_t row, SequenceHandle occupant, BundlePages pages, bool is_same);
+    void rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages);
+    void rewrite_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages);
+    /// Columns of a row that the memory shows as they are now.
+    [[nodiscard]] static std::int32_t shown(const Row& known, SequenceHandle occupant,
+                                            std::uint32_t version,
+                                            const RowChanges* changes) noexcept;
     void pad_rows(std::int64_t num_rows, std::int32_t width);
 
     std::uint32_t* data_;

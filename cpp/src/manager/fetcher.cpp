@@ -25,6 +25,7 @@ LookupTable* table_of(const FetchTarget& target, std::size_t bundle) {
     BundlePages view;
     view.columns = sequence.pages.ids().data();
     view.state = {sequence.pages.version(), reader.version};
+    view.changes = &sequence.pages.changes();
     view.stride = groups.grouping.num_lanes();
     const auto write = [&](const Grouping::Bundle& bundle, LookupTable& table) {
         const bool is_full = bundle.window < 0;

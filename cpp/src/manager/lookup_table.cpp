@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace kvcore {
 
@@ -14,11 +15,18 @@ LookupTable::LookupTable(std::uint32_t* data, std::int64_t max_rows, std::int64_
       unassigned_(unassigned),
       rows_(static_cast<std::size_t>(max_rows)) {}
 
-void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages,
-                              bool is_same) {
+std::int32_t LookupTable::shown(const Row& known, SequenceHandle occupant, std::uint32_t version,
+                                const RowChanges* changes) noexcept {
+    if (known.occupant != occupant) return 0;
+    if (known.version == version) return std::numeric_limits<std::int32_t>::max();
+    return changes == nullptr ? 0 : changes->unchanged(known.version, version);
+}
+
+void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages) {
     Row& known = rows_[static_cast<std::size_t>(row)];
     std::uint32_t* columns = data_ + row * stride_;
-    const std::int32_t from = is_same ? known.filled : 0;
+    const std::int32_t from =
+        std::min(known.filled, shown(known, occupant, pages.version, pages.changes));
     if (from < pages.n) {
         // Ids are not negative, so int32 and uint32 share their bytes.
         std::memcpy(columns + from, pages.ids + from,
@@ -31,15 +39,19 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPage
     known.filled = pages.n;
 }
 
-void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, BundlePages pages,
-                              bool is_same) {
+// Cells [0, known.first) of the same occupant read `unassigned`, whatever its columns are by now.
+void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages) {
     Row& known = rows_[static_cast<std::size_t>(row)];
     std::uint32_t* cells = data_ + row * stride_;
     const std::int32_t first = pages.first * pages.per_column;
     const std::int32_t end = pages.n * pages.per_column;
     const std::int32_t passed = std::min(first, end);
-    for (std::int32_t c = is_same ? known.first : 0; c < passed; ++c) cells[c] = unassigned_;
-    for (std::int32_t c = std::max(first, is_same ? known.filled : 0); c < end; ++c) {
+    const std::int32_t columns = shown(known, occupant, pages.state.version, pages.changes);
+    const std::int32_t from =
+        columns > known.filled / pages.per_column ? known.filled : columns * pages.per_column;
+    const std::int32_t read = columns > 0 ? known.first : 0;
+    for (std::int32_t c = read; c < passed; ++c) cells[c] = unassigned_;
+    for (std::int32_t c = first < read ? first : std::max(first, from); c < end; ++c) {
         cells[c] = pages.cell(c / pages.per_column, c % pages.per_column, unassigned_);
     }
     for (std::int32_t c = end; c < known.filled; ++c) cells[c] = unassigned_;

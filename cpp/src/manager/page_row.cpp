@@ -17,7 +17,7 @@ void PageRow::take_hit(Replica& home, TreePin place, std::int32_t columns) noexc
     const std::int32_t first = committed_;
     if (columns <= first) return;
     home.pool.free(pages_.data() + first, std::min(size(), columns) - first);
-    if (!pages_.empty()) ++version_;
+    if (!pages_.empty()) note_change(first);
     if (size() < columns) pages_.resize(static_cast<std::size_t>(columns));
     home.tree.copy_pages({place_.node(), columns}, first, pages_.data() + first);
     committed_ = frozen_ = columns;
@@ -46,7 +46,7 @@ void PageRow::drop(BlockPool& pool, std::int32_t from) noexcept {
     free_own_pages(pool, from);
     pages_.resize(static_cast<std::size_t>(from));
     drop_twins(from);
-    ++version_;
+    note_change(from);
 }
 
 void PageRow::move_back(std::int32_t columns, TreePin cut) noexcept {
@@ -56,7 +56,7 @@ void PageRow::move_back(std::int32_t columns, TreePin cut) noexcept {
 }
 
 void PageRow::clear(BlockPool& pool) noexcept {
-    if (!pages_.empty()) ++version_;
+    if (!pages_.empty()) note_change(0);
     free_own_pages(pool, 0);
     pages_.clear();
     twins_.clear();
@@ -78,13 +78,15 @@ void PageRow::commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
 void PageRow::swap_duplicates(BlockPool& pool, std::int32_t first,
                               const std::vector<DuplicatePage>& duplicates) noexcept {
     if (duplicates.empty()) return;
+    std::int32_t changed = size();
     for (const DuplicatePage& duplicate : duplicates) {
         const std::int32_t column = first + duplicate.index;
+        changed = std::min(changed, column);
         BlockId& page = pages_[static_cast<std::size_t>(column)];
         pool.free(&page, 1);
         page = duplicate.cached;
     }
-    ++version_;
+    note_change(changed);
 }
 
 void PageRow::entrust(BlockPool& pool, std::int32_t column, TreePin end) noexcept {

@@ -60,7 +60,10 @@ class PageRow {
     [[nodiscard]] TreeNode* node() const noexcept { return place_.node(); }
     [[nodiscard]] std::uint32_t version() const noexcept { return version_; }
     /// What a table shows of it.
-    [[nodiscard]] RowPages view() const noexcept { return {pages_.data(), size(), version_}; }
+    [[nodiscard]] RowPages view() const noexcept {
+        return {pages_.data(), size(), version_, &changes_};
+    }
+    [[nodiscard]] const RowChanges& changes() const noexcept { return changes_; }
 
     /// It has a reference to that page.
     [[nodiscard]] bool is_own(std::int32_t column) const noexcept {
@@ -134,15 +137,17 @@ class PageRow {
                        const IsSole& is_sole, const GiveUp& give_up) {
         const std::int32_t end = std::min(frozen_, needed);
         if (frozen_ > needed) drop(home.pool, needed);
+        std::int32_t changed = end;
         for (std::int32_t column = first; column < end; ++column) {
             if (is_sole(column)) continue;
             BlockId& page = pages_[static_cast<std::size_t>(column)];
             const BlockId source = page;
             home.require_pages(1);
             home.take_pages(1, &page);
-            ++version_;
+            changed = std::min(changed, column);
             give_up(column, source);
         }
+        if (changed < end) note_change(changed);
         drop_twins(first);
         frozen_ = first;
     }
@@ -187,6 +192,8 @@ class PageRow {
    private:
     static constexpr std::int32_t kNotBarred = std::numeric_limits<std::int32_t>::max();
 
+    /// A page from that column on was replaced or dropped.
+    void note_change(std::int32_t column) noexcept { changes_.note(++version_, column); }
     void drop_twins(std::int32_t from) noexcept;
     void free_own_pages(BlockPool& pool, std::int32_t from) const noexcept;
 
@@ -197,6 +204,7 @@ class PageRow {
     std::vector<BlockId> pages_;  // what a decode step reads ends with its size
     TreePin place_;
     std::vector<std::int32_t> twins_;
+    RowChanges changes_;
 };
 
 }  // namespace kvcore

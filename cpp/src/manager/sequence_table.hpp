@@ -18,8 +18,8 @@ enum class Reuse : std::uint8_t {
     kSealed,    // nothing: it was fetched or written
 };
 
-/// A claimed sequence: its pages, and what is known about it as a whole. Two cache lines, of which
-/// a decode step reads the first: that ends with the size of `pages`.
+/// A claimed sequence: its pages, and what is known about it as a whole. Three cache lines, of
+/// which a decode step reads the first: that ends with the size of `pages`.
 struct alignas(64) Sequence {
     std::uint32_t generation = 1;
     std::uint32_t batch_stamp = 0;  // the last batch it was seen in: finds duplicates
@@ -35,7 +35,7 @@ struct alignas(64) Sequence {
 
     [[nodiscard]] bool is_sealed() const noexcept { return reuse == Reuse::kSealed; }
 };
-static_assert(sizeof(void*) != 8 || sizeof(Sequence) == 128, "two cache lines");
+static_assert(sizeof(void*) != 8 || sizeof(Sequence) == 192, "three cache lines");
 
 /// The claimed sequences, by handle.
 ///
