@@ -91,7 +91,7 @@ cdef class TextGenerationContext:
         Start, length and content of what is more than its token ids, such as images: the bytes tell
         contents apart, a digest for example. A key counts from its start on: pages in front of it
         are shared whatever it is, pages with it or behind it only with requests that have equal
-        keys at equal places. In any order; ranges may overlap.
+        keys at equal places. In any order; ranges may overlap, at most 64 of them over one token.
     tenant : str, optional
         Whose its pages are, for the quotas of the manager. One that has no quota there is as none;
         a fork without one is of its parent's.
@@ -262,7 +262,7 @@ cdef class TextGenerationContext:
     @property
     def extra_keys(self):
         """Extra keys as (start, length, bytes), sorted, each once; None without."""
-        return None if self._keys is None else self._keys.keys or None
+        return None if self._keys is None else tuple(self._keys.keys) or None
 
     @property
     def start_idx(self):

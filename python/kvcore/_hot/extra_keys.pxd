@@ -22,7 +22,7 @@ cdef struct ShownToken:
 
 @cython.final
 cdef class ExtraKeys:
-    cdef tuple keys  # (start, length, bytes), normalised
+    cdef list keys  # (start, length, bytes), normalised; cut at the end
     cdef cnp.ndarray shown  # int32 [at least the tokens]: what the prefix tree sees of them
     cdef vector[ShownToken] held  # by position
 
@@ -54,7 +54,7 @@ cdef inline tuple as_extra_keys(object given, int64_t n, bint whole):
 
 
 cdef tuple checked_keys(object given, int64_t n, bint whole)
-cdef tuple keys_in_front(tuple keys, int64_t end)
+cdef tuple keys_in_front(list keys, int64_t end)
 # The tokens of a request with such keys; `capacity` for what comes behind them.
 cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t capacity)
 # Of a question: up to the first key that these trees have nothing behind.

@@ -14,8 +14,9 @@ cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.weakref cimport PyWeakref_NewRef
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.string cimport memcpy
+from libcpp.queue cimport priority_queue
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -26,6 +27,9 @@ from kvcore.cpp cimport PrefixTree as CppPrefixTree
 cnp.import_array()
 
 HIGHEST_STAND_IN = -(1 << 30) - 1
+
+# The keys of pages, and events, name every key over a page: n keys over n tokens would cost O(n^2).
+cdef int64_t MOST_OVER_TOKEN = 64
 
 # Of the process, because a context may be used with any manager. Lives as long as it.
 stand_ins = new StandIns()
@@ -93,7 +97,30 @@ cdef tuple checked_keys(object given, int64_t n, bint whole):
         ) from None
     for i in range(len(items)):
         keys.add(as_extra_key(items[i], i, n, whole))
-    return tuple(sorted(keys)) if keys else None
+    if not keys:
+        return None
+    cdef tuple found = tuple(sorted(keys))
+    require_few_over(found)
+    return found
+
+
+cdef int require_few_over(tuple keys) except -1:
+    """Refuse more keys over one token than a page may name. O(n log n)."""
+    cdef priority_queue[int64_t] ends  # negative, so that the first end is on top
+    cdef int64_t start, length
+    if len(keys) <= MOST_OVER_TOKEN:
+        return 0
+    for start, length, _ in keys:
+        while not ends.empty() and -ends.top() <= start:
+            ends.pop()
+        ends.push(-(start + min(length, INT64_MAX - start)))
+        if <int64_t>ends.size() > MOST_OVER_TOKEN:
+            raise ValueError(
+                f"extra_keys has {ends.size()} keys over token {start}, must be at most "
+                f"{MOST_OVER_TOKEN}: every page names all keys over it; pass one digest of what "
+                f"these keys tell apart"
+            )
+    return 0
 
 
 def normalized(extra_keys, num_tokens):
@@ -146,7 +173,7 @@ cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except
     return 0
 
 
-cdef tuple keys_in_front(tuple keys, int64_t end):
+cdef tuple keys_in_front(list keys, int64_t end):
     """Of extra keys those that start below `end`."""
     return tuple([key for key in keys if key[0] < end])
 
@@ -214,7 +241,8 @@ cdef class ExtraKeys:
         cdef size_t kept = self.held.size()
         if kept == 0 or self.held[kept - 1].position < end:
             return 0
-        self.keys = keys_in_front(self.keys, end)
+        while self.keys and <int64_t>(<tuple>self.keys[len(self.keys) - 1])[0] >= end:
+            self.keys.pop()
         while kept > 0 and self.held[kept - 1].position >= end:
             kept -= 1
         self.give_up(kept)
@@ -230,7 +258,7 @@ cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t
     cdef Py_ssize_t end
     require_plain(tokens, 0, n)
     keys_in_use = True
-    made.keys = keys
+    made.keys = list(keys)
     made.shown = new_tokens(tokens, n, capacity)
     made.held.reserve(len(keys))
     while first < len(keys):
