@@ -16,7 +16,15 @@ from conftest import require_program
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """Mount a file system in memory, such as of "256k"; skip where this process may not."""
-    mount = [require_program("mount"), "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(folder)]
+    mount = [
+        require_program("mount"),
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={size},mode=0700",
+        "tmpfs",
+        str(folder),
+    ]
     found = subprocess.run(mount, capture_output=True, check=False)
     if found.returncode:
         pytest.skip(f"no file system can be mounted: {found.stderr.decode()}")
