@@ -117,7 +117,7 @@ def test_with_out_and_scratch_nothing_is_allocated(
     offsets = machine.array(scene.offsets, 1)
     out = machine.memory(q.shape, np.float32, 1)
     scratch = machine.memory((ops.attention_scratch(batch, q, 4),), np.float32, 1)
-    for name in driver.__all__:
+    for name in set(driver.__all__) - {"current", "on_device"}:  # which allocate nothing
         monkeypatch.setattr(driver, name, None)
     stream = machine.kernels.Stream(1)
     found = ops.attention(batch, 0, q, offsets, out=out, scratch=scratch, splits=4, stream=stream)
