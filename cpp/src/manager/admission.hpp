@@ -96,6 +96,17 @@ void for_each_returned(const Replica& home, const PageRow& row, const Admission&
     }
 }
 
+/// The need of an admission now: earlier rows of its batch may have freed shared pages of its row.
+[[nodiscard]] inline PageNeed need_now(const Replica& home, const PageRow& row,
+                                       const Admission& admission) {
+    PageNeed need{admission.pages, admission.appended + admission.replaced + admission.patched};
+    for_each_returned(home, row, admission, [&](BlockId column) {
+        need.pages -= home.columns == nullptr ? 1 : home.columns->count_pages(column);
+        --need.columns;
+    });
+    return need;
+}
+
 /// An admission with all that it takes beside pages: places in the trees, memory for the row, room
 /// in the lists that it adds to. Nothing has changed that anybody sees, and applying it cannot
 /// fail.

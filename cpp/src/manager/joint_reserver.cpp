@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kvcore/errors.hpp"
 #include "manager/quotas.hpp"
 #include "support/make_room.hpp"
 
@@ -43,9 +42,9 @@ bool JointReserver::try_reserve(const Call& call, FetchResult& result) {
         if (!state_.config.quotas.empty() && !heed_quotas(call, none, result)) return false;
         prepare_growth(call);
         if (spill(call, none, result)) return false;
-        evict(call, none);
+        prepare_room(call, none);
+        evict_for_growth();
         grow(call);
-        end_room();
         return true;
     }
     return call.missing.size() > 1 ? reserve_together(call, result) : reserve_one(call, result);
@@ -72,24 +71,19 @@ PageNeed JointReserver::need_of(std::int32_t replica, const Call& call,
     return need;
 }
 
-// Called after `spill`, before anything else changes. See Replica::make_room.
-void JointReserver::evict(const Call& call, const std::vector<Reservation>& made) {
-    const std::int32_t num_replicas = state_.config.num_replicas;
-    for (std::int32_t r = 0; r < num_replicas; ++r) {
+// Called after `spill`, before anything else changes: checks that all rows find what they take, and
+// gets memory for it. Each row evicts what it takes when its turn comes.
+void JointReserver::prepare_room(const Call& call, const std::vector<Reservation>& made) {
+    for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
         state_.replicas[static_cast<std::size_t>(r)]->prepare_room(need_of(r, call, made));
-    }
-    try {
-        for (std::int32_t r = 0; r < num_replicas; ++r) {
-            state_.replicas[static_cast<std::size_t>(r)]->make_room(need_of(r, call, made));
-        }
-    } catch (const IntegrityError&) {
-        end_room();
-        throw;
     }
 }
 
-void JointReserver::end_room() noexcept {
-    for (const auto& replica : state_.replicas) replica->end_room();
+void JointReserver::evict_for_growth() {
+    for (std::size_t r = 0; r < state_.replicas.size(); ++r) {
+        const std::int64_t wanted = supply_[r].wanted;
+        state_.replicas[r]->make_room({wanted * state_.grouping.pages_per_column(), wanted});
+    }
 }
 
 // What is evicted for rows is stored first where it has to be: see Reserver::spill.
@@ -442,14 +436,17 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
     if (!has_columns(call, admissions, result) || !has_slots(call, made, result)) return false;
     if (!state_.config.quotas.empty() && !heed_quotas(call, made, result)) return false;
     if (evicts && spill(call, made, result)) return false;
-    evict(call, made);
+    prepare_room(call, made);
     for (std::size_t k = 0; k < joining_.size(); ++k) {
         const std::int64_t row = joining_[k];
+        Sequence& sequence = call.rows[row];
+        reserver_.evict(made[k], sequence, call.batch[row].sequence);
         result.has_moved |=
-            reserver_.apply(made[k], call.rows[row], call.batch[row], row, call.transfers);
+            reserver_.apply(made[k], sequence, call.batch[row], row, call.transfers);
+        state_.home_of(sequence).end_room();
     }
+    evict_for_growth();
     grow(call);
-    end_room();
     return true;
 }
 

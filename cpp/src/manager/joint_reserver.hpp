@@ -68,8 +68,8 @@ class JointReserver {
                                    const std::vector<Reservation>& made) const noexcept;
     [[nodiscard]] bool spill(const Call& call, const std::vector<Reservation>& made,
                              FetchResult& result);
-    void evict(const Call& call, const std::vector<Reservation>& made);
-    void end_room() noexcept;
+    void prepare_room(const Call& call, const std::vector<Reservation>& made);
+    void evict_for_growth();
     [[nodiscard]] bool reserve_one(const Call& call, FetchResult& result);
     [[nodiscard]] bool grows_evenly(const Call& call, Growth growth) const;
     [[nodiscard]] std::int64_t missing_columns(const Call& call, std::int64_t row) const;

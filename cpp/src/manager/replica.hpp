@@ -160,6 +160,7 @@ struct Replica {
         set_aside_.reserve(static_cast<std::size_t>(need.pages - pool.num_free()));
     }
     void make_room(const PageNeed& need, EvictionGuard guard = {}) {
+        end_room();
         if (has_room(need)) return;
         if (columns == nullptr) return set_aside(need.pages - pool.num_free(), guard);
         metrics.evicted_pages += columns->make_room(need.pages, need.columns, guard);

@@ -257,8 +257,9 @@ void Reserver::evict(const Reservation& made, const Sequence& sequence, Sequence
                               home.states->num_available() > 0 || made.checkpoint.is_sole();
         detail::require_law(has_slot, "reserve: an admitted state slot is there");
     }
-    home.prepare_room(made.admission.need());
-    home.make_room(made.admission.need(), guard_of(made));
+    const PageNeed need = need_now(home, sequence.pages, made.admission);
+    home.prepare_room(need);
+    home.make_room(need, guard_of(made));
 }
 
 bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
