@@ -7,6 +7,8 @@ An engine with kvcore hashes the blocks of a request once somebody reads the has
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -79,3 +81,13 @@ def test_hashes_are_those_of_the_tokens() -> None:
         found = [block.block_hash for block in row[:CACHED]]
         assert [each[:-4] for each in found] == list(plain.block_hashes)
         assert row[CACHED].block_hash is None
+
+
+def test_a_copy_of_the_hashes_is_a_list() -> None:
+    tokens = list(range(1000, 1000 + CACHED * PAGE + 5))
+    lazily, plain = (request_of(make, "a", tokens) for make in (KVCoreManager, OWN))
+    for copied in (
+        copy.deepcopy(lazily.block_hashes),
+        pickle.loads(pickle.dumps(lazily.block_hashes)),
+    ):
+        assert copied == list(plain.block_hashes)

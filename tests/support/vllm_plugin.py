@@ -33,15 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def _rebind() -> None:
     """Do what the entry point does, and the same where tests take the class from themselves."""
     from vllm.plugins import load_general_plugins
-    from vllm.v1.core import kv_cache_manager, kv_cache_utils
+    from vllm.v1.core import kv_cache_manager
 
     load_general_plugins()
     from vllm.v1.core.sched import scheduler
 
-    from kvcore.integrations.vllm import choice, hashes, manager, pool
-
-    # Tests make their requests as an engine with kvcore does.
-    kv_cache_utils.get_request_block_hasher = hashes.lazy(kv_cache_utils.get_request_block_hasher)
+    from kvcore.integrations.vllm import choice, manager, pool
 
     class Either(kv_cache_manager.KVCacheManager):  # type: ignore[misc]
         """A class to tests that want one; its instances are of one of the two."""

@@ -16,7 +16,7 @@ from kvcore.integrations.gate import is_on, is_served
 __all__ = ["SERVED_VERSIONS", "register"]
 
 #: The releases whose scheduler the adapter was tested with; builds such as 0.33.0+cpu included.
-SERVED_VERSIONS = ("0.33.0",)
+SERVED_VERSIONS = ("0.32.0", "0.33.0")
 
 #: The variable of the environment that switches the adapter on.
 SWITCH = "KVCORE_VLLM"

@@ -41,6 +41,10 @@ class BlockHashes(MutableSequence[bytes]):
     def __len__(self) -> int:
         return len(self._all())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a list of all hashes, without the request."""
+        return list, (list(self._all()),)
+
     def __delitem__(self, index: Any) -> None:
         del self._made[index]
 
