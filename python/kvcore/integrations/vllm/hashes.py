@@ -42,7 +42,7 @@ class BlockHashes(MutableSequence[bytes]):
         return len(self._all())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is a list of all hashes, without the request."""
+        """Return what makes a copy: a list of all hashes, without the request."""
         return list, (list(self._all()),)
 
     def __delitem__(self, index: Any) -> None:
