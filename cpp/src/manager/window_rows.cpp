@@ -158,28 +158,31 @@ void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
     reader.reserved = std::min(reader.reserved, from);
 }
 
-// A row that kept columns of its own beside the tree's leaves those what they miss.
+// A row that kept columns of its own beside the tree's leaves those what they miss. What they have
+// is kept as long as what they get: a hit needs both.
 void WindowRows::fill_twins(Replica& home, SequenceHandle handle,
                             const PageRow& row) const noexcept {
     std::int32_t column = row.committed();
     if (row.twins().empty()) return;
     const TreePosition end{row.node(), column};
     home.columns->for_each_column(end, row.twins().front(), [&](BlockId cached) {
-        const BlockId own = row[--column];
-        const bool is_sole_twin = own != cached && home.pool.ref_count(own) == 1;
-        for (std::size_t w = 0; is_sole_twin && w < grouping_.windows().size(); ++w) {
-            keep_for(home, handle, row, w, column, row.committed());
-            home.columns->fill_holes({row.node(), column + 1}, cached, own, 1U << w);
+        if (row[--column] == cached) return;
+        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+            if (column < of(handle).first[w]) continue;
+            static_cast<void>(keep_for(home, handle, row, w, column, row.committed()));
+            fill_twin(home, row, column, cached, w);
         }
     });
 }
 
-// The same for one column that a window of the row is about to pass.
-void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t column,
-                           std::size_t window) const noexcept {
-    if (home.pool.ref_count(row[column]) > 1) return;
-    ColumnsUp columns({row.node(), row.committed()}, grouping_.column_tokens());
-    home.columns->fill_holes({row.node(), column + 1}, columns[column], row[column], 1U << window);
+void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
+                           std::size_t window) noexcept {
+    const BlockId own = row[column];
+    if (home.columns->has(cached, window)) {
+        home.columns->renew(cached, window);
+    } else if (home.pool.ref_count(own) == 1) {
+        home.columns->fill_holes({row.node(), column + 1}, cached, own, 1U << window);
+    }
 }
 
 // One page more in front of each window, for a next turn that differs in the last page.
@@ -256,7 +259,10 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
             home.columns->count_passed(row[first], w);
             if (how == ColumnPages::Departure::kKept) {
                 home.columns->leave_from({row.node(), hit.end}, hit.is_spare);
-                if (row.is_own(first)) fill_twin(home, row, first, w);
+                if (row.is_own(first)) {
+                    ColumnsUp columns({row.node(), row.committed()}, grouping_.column_tokens());
+                    fill_twin(home, row, first, columns[first], w);
+                }
             }
             home.columns->leave(row[first], w, how);
         }

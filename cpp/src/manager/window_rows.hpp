@@ -141,8 +141,8 @@ class WindowRows {
                                         std::size_t window, std::int32_t column,
                                         std::int32_t committed) const noexcept;
     void fill_twins(Replica& home, SequenceHandle handle, const PageRow& row) const noexcept;
-    void fill_twin(Replica& home, const PageRow& row, std::int32_t column,
-                   std::size_t window) const noexcept;
+    static void fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
+                          std::size_t window) noexcept;
     /// For which hit a committed column is kept.
     struct Kept {
         std::int32_t end;   // of the hit; 0: it is not kept
