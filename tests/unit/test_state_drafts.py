@@ -273,6 +273,27 @@ def test_states_beside_windows() -> None:
         run(manager, context)
 
 
+def test_windows_that_were_left_behind_the_kept_state_are_refused() -> None:
+    """The engine said that no token of the run is read any more, so none of it can run again."""
+    groups = (FullAttention([0]), SlidingWindow([1], 2), State([2, 3], ARRAYS))
+    manager = state_manager(
+        state_params(*groups, page_size=1), max_draft_tokens=3, num_states=12, keep_windows=True
+    )
+    context = drafted(manager, "a", 3)
+    for n in (17, 20):
+        context.rewind(n)
+        context.update(5)
+        manager.step([context])
+        if n == 17:
+            context.extend([70, 71, 72])
+            run(manager, context)
+    manager.leave_windows("a", 20)
+    before = stands(context)
+    with pytest.raises(ValueError, match="start_idx 14 lies where windows have given their pages"):
+        manager.fetch([context])
+    assert before == stands(context)
+
+
 # -- accept ----------------------------------------------------------------------------------------
 class Foreign(Context):
     """A context in plain Python."""

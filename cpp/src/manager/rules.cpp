@@ -108,14 +108,17 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
 void refuse_cut(const RequestView& request, const Admission& admission, std::int64_t num_steps,
                 std::int64_t row) {
     throw InRow<std::invalid_argument>(
-        row, detail::concat("num_steps is ", num_steps,
-                            ", must be 1: a checkpoint is due at token ", admission.active,
-                            ", in front of active_idx ", request.active, "; run that chunk alone"));
+        row, detail::concat("num_steps is ", num_steps, ", must be 1: the state of token ",
+                            admission.active, " is needed, in front of active_idx ", request.active,
+                            "; run that chunk alone"));
 }
 
 void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row) {
-    if (state.states.exist()) require_state(state, start, handle, row);
+    if (state.states.exist()) {
+        require_state(state, start, handle, row);
+        start = state.states.begin_of(handle, start);
+    }
     if (state.grouping.is_plain() || sequence.pages.empty()) return;
     if (state.windows.can_read(handle, start)) return;
     throw InRow<std::invalid_argument>(
