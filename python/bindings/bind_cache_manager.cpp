@@ -245,7 +245,9 @@ void bind_cache_manager(py::module_& module) {
             [](const CacheManager& manager, SequenceHandle sequence, std::int32_t bundle,
                std::int64_t first) { return id_array(manager.pages_of(sequence, bundle, first)); },
             py::arg("sequence"), py::arg("bundle") = 0, py::arg("first") = 0, docs::kPagesOf)
-        .def("release", &CacheManager::release, py::arg("sequence"), docs::kRelease)
+        .def(
+            "release", [](CacheManager& self, SequenceHandle sequence) { self.release(sequence); },
+            py::arg("sequence"), docs::kRelease)
         .def("reserve", &reserve, py::arg("sequence"), py::arg("tokens"), py::arg("start") = 0,
              py::kw_only(), py::arg("active") = py::none(), py::arg("num_steps") = 1,
              py::arg("extra_key") = py::none(), py::arg("cache_salt") = py::none(),

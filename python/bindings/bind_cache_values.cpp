@@ -41,7 +41,11 @@ void bind_cache_values(py::module_& module) {
         .def_readonly("peak_used_pages", &kvcore::Metrics::peak_used_pages)
         .def_readonly("stored_pages", &kvcore::Metrics::stored_pages)
         .def_readonly("loaded_pages", &kvcore::Metrics::loaded_pages)
-        .def_readonly("loaded_tokens", &kvcore::Metrics::loaded_tokens);
+        .def_readonly("loaded_tokens", &kvcore::Metrics::loaded_tokens)
+        .def_readonly("generated_tokens", &kvcore::Metrics::generated_tokens)
+        .def_readonly("resumed_tokens", &kvcore::Metrics::resumed_tokens)
+        .def_readonly("recomputed_tokens", &kvcore::Metrics::recomputed_tokens)
+        .def_readonly("missed_pages", &kvcore::Metrics::missed_pages);
     py::class_<kvcore::PoolStats>(module, "PoolStats", "Pages of one replica at one moment.")
         .def_readonly("total_pages", &kvcore::PoolStats::total_pages)
         .def_readonly("free_pages", &kvcore::PoolStats::free_pages)
@@ -72,7 +76,8 @@ void bind_cache_values(py::module_& module) {
                                })
         .def_readonly("refused", &kvcore::TenantStats::refused)
         .def_readonly("input_tokens", &kvcore::TenantStats::input_tokens)
-        .def_readonly("cache_tokens", &kvcore::TenantStats::cache_tokens);
+        .def_readonly("cache_tokens", &kvcore::TenantStats::cache_tokens)
+        .def_readonly("generated_tokens", &kvcore::TenantStats::generated_tokens);
     py::class_<kvcore::StateStats>(module, "StateStats",
                                    "Slots of states of one replica at one moment.")
         .def_readonly("total_slots", &kvcore::StateStats::total_slots)

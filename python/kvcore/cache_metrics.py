@@ -88,7 +88,7 @@ class CacheMetrics(StepEngine):
 
     @property
     def metrics(self) -> KVCacheMetrics:
-        """Counters summed over replicas; a copy."""
+        """Counters summed over replicas; a copy. O(replicas + requests)."""
         return self._counters()
 
     @property
@@ -121,7 +121,7 @@ class CacheMetrics(StepEngine):
 
     @property
     def tenant_metrics(self) -> dict[str, TenantMetrics]:
-        """Pages of each tenant that has a quota; empty without quotas. O(tenants)."""
+        """Pages of each tenant that has a quota; empty without quotas. O(tenants + requests)."""
         each = [self._core.tenant_stats(r) for r in range(self.num_replicas)]
         summed = [TenantMetrics.summed(of_tenant) for of_tenant in zip(*each, strict=True)]
         return dict(zip(self._quotas, summed, strict=True))
@@ -151,11 +151,6 @@ class CacheMetrics(StepEngine):
             hits,
             found.total_slots,
         )
-
-    def reset_metrics(self) -> None:
-        """Set every counter to zero, the peak to what is in use."""
-        self._core.reset_metrics()
-        self._reset_times()
 
     def check_integrity(self) -> None:
         """Check every conservation law: O(everything).

@@ -75,6 +75,10 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t stored_pages
         int64_t loaded_pages
         int64_t loaded_tokens
+        int64_t generated_tokens
+        int64_t resumed_tokens
+        int64_t recomputed_tokens
+        int64_t missed_pages
     cdef cppclass PoolStats:
         int64_t total_pages
         int64_t free_pages
@@ -188,6 +192,10 @@ cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
         int64_t duration
         vector[RetainedTokens] ranges
         int32_t tenant
+    cdef cppclass RequestHistory:
+        int64_t prompt_tokens
+        int64_t counted_tokens
+        int64_t written_tokens
     cdef cppclass RequestBatch:
         RequestBatch(RequestView* views, int64_t n)
         RequestBatch(RequestView** rows, int64_t n)
@@ -390,6 +398,12 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
             SequenceHandle sequence, int32_t bundle, int64_t first
         ) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
+        void release(
+            SequenceHandle sequence, RequestHistory* history
+        ) except +translate_exception
+        void recall(
+            SequenceHandle sequence, const RequestHistory& history
+        ) except +translate_exception
         void begin_again(SequenceHandle sequence) except +translate_exception
         # `transfers`, empty before, get what the caller is to copy; without them see take_copies.
         ReserveStatus reserve(

@@ -49,9 +49,12 @@ def _plain(value: float) -> list[Value]:
 def _tokens(mgr: Any) -> Iterator[Family]:
     found = mgr.metrics
     for name, text, value in (
-        ("computed_tokens", "Tokens to compute, each position of a claim once.", "input_tokens"),
-        ("cached_tokens", "Tokens taken from the cache instead.", "cache_tokens"),
-        ("copied_tokens", "Of the cached tokens, those copied out of a page.", "copied_tokens"),
+        ("computed_tokens", "Prompt tokens to compute, each once.", "input_tokens"),
+        ("cached_tokens", "Prompt tokens taken from the cache instead.", "cache_tokens"),
+        ("generated_tokens", "Tokens appended behind prompts.", "generated_tokens"),
+        ("resumed_tokens", "Tokens that preempted requests found again.", "resumed_tokens"),
+        ("recomputed_tokens", "Tokens that run again after a preemption.", "recomputed_tokens"),
+        ("copied_tokens", "Of tokens from the cache, those copied out of a page.", "copied_tokens"),
         ("host_loaded_pages", "Pages copied from the host tier.", "h2d_blocks_copied"),
         ("host_stored_pages", "Pages copied to the host tier.", "d2h_blocks_copied"),
     ):
@@ -139,8 +142,9 @@ def _tenants(mgr: Any) -> Iterator[Family]:
     yield Family("gauge", "tenant_pages", text, ("tenant", "state"), pages)
     for name, text, field in (
         ("tenant_refusals", "Reservations that quotas alone were in the way of.", "refused"),
-        ("tenant_computed_tokens", "Tokens to compute for a tenant.", "input_tokens"),
-        ("tenant_cached_tokens", "Tokens that the cache had for a tenant.", "cache_tokens"),
+        ("tenant_computed_tokens", "Prompt tokens to compute for a tenant.", "input_tokens"),
+        ("tenant_cached_tokens", "Prompt tokens that the cache had for a tenant.", "cache_tokens"),
+        ("tenant_generated_tokens", "Tokens generated for a tenant.", "generated_tokens"),
     ):
         values = [Value((tenant,), getattr(found, field)) for tenant, found in tenants.items()]
         yield Family("counter", name, text, ("tenant",), values)
@@ -150,7 +154,7 @@ def _tiers(mgr: Any) -> Iterator[Family]:
     tiers = mgr.tier_metrics
     for kind, name, text, field in (
         ("counter", "tier_hits", "Pages that were read, and were right.", "hits"),
-        ("counter", "tier_misses", "Pages that were asked for and not had.", "misses"),
+        ("counter", "tier_misses", "Pages that prompts lacked and it did not have.", "misses"),
         ("counter", "tier_read_tokens", "Prompt tokens whose pages the tier had.", "tokens"),
         ("counter", "tier_written_bytes", "Bytes written to the tier.", "bytes_in"),
         ("counter", "tier_read_bytes", "Bytes read from the tier.", "bytes_out"),
@@ -202,7 +206,5 @@ def scheduler_families(scheduler: Any) -> Iterator[Family]:
     """Read the counters of a scheduler."""
     text = "Requests sent back to the queue for want of pages."
     yield Family("counter", "preemptions", text, (), _plain(scheduler.num_preemptions))
-    text = "Tokens run again for that."
-    yield Family("counter", "recomputed_tokens", text, (), _plain(scheduler.recomputed_tokens))
     waiting = _plain(len(scheduler.waiting))
     yield Family("gauge", "waiting_requests", "Requests in the queue.", (), waiting)

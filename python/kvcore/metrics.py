@@ -154,15 +154,21 @@ class KVCacheMetrics:
     Attributes
     ----------
     input_tokens : int
-        Tokens to compute; every position of a claim counts once.
+        Prompt tokens to compute; each token of a request counts once.
     cache_tokens : int
-        Tokens taken from the prefix cache instead.
+        Prompt tokens taken from the prefix cache instead.
+    generated_tokens : int
+        Tokens appended behind prompts, as of the last ``step``; of tokens that ``extend`` appended,
+        those that were written. Also the one token that a fork has more than its parent.
+    resumed_tokens, recomputed_tokens : int
+        Of requests that come back after a preemption, tokens that ran before: the cache still had
+        them; they run again. Both are part of no other number.
     h2d_blocks_copied, d2h_blocks_copied : int
         Pages moved between host tier and device.
     evicted_pages : int
         Cached pages given up for new ones.
     copied_tokens : int
-        Of `cache_tokens`, those copied out of a page that was equal in part.
+        Of `cache_tokens` and `resumed_tokens`, those copied out of a page that was equal in part.
     peak_used_pages : int
         Most pages held or pinned at a time.
     """
@@ -174,10 +180,13 @@ class KVCacheMetrics:
     evicted_pages: int = 0
     copied_tokens: int = 0
     peak_used_pages: int = 0
+    generated_tokens: int = 0
+    resumed_tokens: int = 0
+    recomputed_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens computed and taken from the cache together."""
+        """Prompt tokens: `input_tokens` and `cache_tokens` together, no generated ones."""
         return self.input_tokens + self.cache_tokens
 
     @property
@@ -197,7 +206,9 @@ class TierMetrics:
     hits : int
         Pages that were read and were right.
     misses : int
-        Pages that were asked for and are not there, or could not be had.
+        Pages that prompts lacked, in the device and the tiers above, and that this tier did not
+        have, or could not give. Counted when a request first runs; every page of a prompt that a
+        hit could have counts, so that hits and misses together are all pages asked for.
     bytes_in, bytes_out : int
         Written to the tier, and read from it.
     corrupt : int

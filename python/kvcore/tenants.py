@@ -27,9 +27,9 @@ class TenantMetrics:
     refused : int
         Reservations of its requests that quotas alone were in the way of, since the metrics were
         reset.
-    input_tokens, cache_tokens : int
-        Tokens of its requests to compute, and those taken from the cache instead, as of
-        `KVCacheMetrics`.
+    input_tokens, cache_tokens, generated_tokens : int
+        Prompt tokens of its requests to compute, those taken from the cache instead, and generated
+        tokens, as of `KVCacheMetrics`.
     """
 
     held_pages: int
@@ -38,6 +38,7 @@ class TenantMetrics:
     refused: int
     input_tokens: int
     cache_tokens: int
+    generated_tokens: int
 
     @classmethod
     def summed(cls, stats: Iterable[Any]) -> TenantMetrics:
@@ -51,6 +52,7 @@ class TenantMetrics:
             refused=sum(each.refused for each in found),
             input_tokens=sum(each.input_tokens for each in found),
             cache_tokens=sum(each.cache_tokens for each in found),
+            generated_tokens=sum(each.generated_tokens for each in found),
         )
 
 

@@ -134,6 +134,7 @@ class Oracle {
         }
         if (option.declines) claim.declined = option.hit_pages;
         kvcore::Metrics& metrics = item(replicas_, claim.replica).metrics;
+        claim.see(request.start, request.end());
         count_hit(claim, option, metrics);
         count_input(claim, option.start, option.active, metrics);
         note_peak(claim.replica);
@@ -183,6 +184,8 @@ class Oracle {
         Claim& from = of(parent);
         Claim& to = of(child);
         to.written = to.counted_from = to.counted_end = written(parent);
+        const bool is_sample = to.written > 0 && child.end() == to.written + 1;
+        to.prompt_end = is_sample ? to.written : child.end();
         to.frozen = kvcore::ceil_div(to.written, config_.page_size);
         if (to.frozen == 0) return;
         to.row.assign(from.row.begin(), from.row.begin() + static_cast<std::ptrdiff_t>(to.frozen));

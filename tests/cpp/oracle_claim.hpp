@@ -22,6 +22,19 @@ struct Claim {
     std::int64_t hit_tokens = 0;
     std::int64_t counted_from = 0;  // positions counted as input since the last reset
     std::int64_t counted_end = 0;
+    std::int64_t known_end = 0;    // positions below ran in an earlier claim
+    std::int64_t prompt_end = -1;  // -1: it has had no page yet
+
+    /// A reservation of a request with `end` tokens that stands at `start`.
+    void see(std::int64_t start, std::int64_t end) {
+        if (prompt_end >= 0) return;
+        prompt_end = end;
+        known_end = start;
+    }
+    /// Positions of its prompt that did not run before.
+    [[nodiscard]] std::int64_t in_prompt(std::int64_t first, std::int64_t end) const {
+        return std::max<std::int64_t>(0, std::min(end, prompt_end) - std::max(first, known_end));
+    }
 
     [[nodiscard]] std::int64_t num_pages() const { return count(row); }
 };
@@ -51,10 +64,10 @@ struct Option {
 
 /// A hit counts what it adds to the one before; what was counted as input moves.
 inline void count_hit(Claim& claim, const Option& option, kvcore::Metrics& metrics) {
-    const std::int64_t moved = std::min(claim.counted_end, option.hit_tokens) -
-                               std::max(claim.counted_from, claim.hit_tokens);
-    metrics.input_tokens -= std::max<std::int64_t>(0, moved);
-    metrics.cache_tokens += option.hit_tokens - claim.hit_tokens;
+    metrics.input_tokens -= claim.in_prompt(std::max(claim.counted_from, claim.hit_tokens),
+                                            std::min(claim.counted_end, option.hit_tokens));
+    metrics.cache_tokens +=
+        std::max<std::int64_t>(0, option.hit_tokens - std::max(claim.hit_tokens, claim.known_end));
     metrics.copied_tokens += option.copied;
     claim.hit_tokens = option.hit_tokens;
 }
@@ -65,11 +78,11 @@ inline void count_hit(Claim& claim, const Option& option, kvcore::Metrics& metri
     return claim.sealed && !claim.row.empty() && start >= claim.frozen * page_size;
 }
 
-/// Every position of a claim counts once.
+/// Every position of a prompt counts once.
 inline void count_input(Claim& claim, std::int64_t start, std::int64_t active,
                         kvcore::Metrics& metrics) {
     if (active <= claim.counted_end) return;
-    metrics.input_tokens += active - std::max(start, claim.counted_end);
+    metrics.input_tokens += claim.in_prompt(std::max(start, claim.counted_end), active);
     claim.counted_end = active;
 }
 

@@ -127,9 +127,9 @@ def test_hits_are_those_of_the_manager() -> None:
     served = serve()
     assert served.preemptions == 0
     assert served.cached_tokens == served.metrics.cache_tokens > 0
-    assert served.prompt_tokens == served.metrics.prompt_tokens - sum(
-        length - 1 for chat in CHATS for length in chat.answer_lengths
-    )  # the last token of an answer never runs
+    assert served.prompt_tokens == served.metrics.prompt_tokens
+    assert served.generated_tokens == served.metrics.generated_tokens
+    assert served.cached_tokens / served.prompt_tokens == served.metrics.cache_hit_rate
 
 
 def test_whole_past_of_a_chat_is_cached() -> None:

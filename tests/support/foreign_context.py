@@ -21,6 +21,8 @@ class Refused(Exception):  # noqa: N818
 class Context:
     """A request's tokens and indices in plain Python; fulfils the protocol of the managers."""
 
+    remembers = False  # of the reference: it stands for a context that knows its earlier claims
+
     def __init__(
         self,
         request_id: Any,
@@ -36,6 +38,7 @@ class Context:
         self.active_idx = len(self.ids) if active_idx is None else active_idx
         self.extra_key = extra_key
         self.cache_salt = cache_salt
+        self.past = (-1, 0)  # of the reference: tokens of the prompt, and those counted
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -69,6 +72,7 @@ class Context:
         del self.ids[n:]
         self.active_idx = n
         self.start_idx = min(self.start_idx, n - 1)
+        self.past = (-1, 0)
 
 
 class FrozenContext(Context):

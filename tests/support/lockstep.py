@@ -117,6 +117,7 @@ class Lockstep:
         if foreign:
             request = Request(Context(name, tokens, **rest), model, foreign)
         else:
+            model.remembers = True
             core = kvcore.TextGenerationContext(name, tokens, **rest, **(terms or {}))
             request = Request(core, model, foreign)
             self.model.terms[name] = terms or {}

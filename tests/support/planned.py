@@ -37,7 +37,8 @@ class Planned:
             assert after == self.before
             assert self.pair.core.num_free_blocks == self.free
             return
-        assert plan.hit_tokens == after.cache_tokens - self.before.cache_tokens, plan
+        resumed = after.resumed_tokens - self.before.resumed_tokens
+        assert plan.hit_tokens == after.cache_tokens - self.before.cache_tokens + resumed, plan
         assert plan.evicted_pages == after.evicted_pages - self.before.evicted_pages, plan
         assert plan.copied_tokens == after.copied_tokens - self.before.copied_tokens, plan
         if self.has_none:

@@ -119,6 +119,8 @@ class Manager(Bounded):
 
     def check(self, batch: list[Context], num_steps: int) -> list[Claim]:
         claims = [self.find(ctx.request_id) for ctx in batch]
+        for claim, ctx in zip(claims, batch, strict=True):
+            claim.past = ctx.past if claim.past is None else claim.past
         self.check_fit()
         for ctx in batch:
             too_long = ctx.end_idx + num_steps - 1 > self.max_seq_len
@@ -234,6 +236,7 @@ class Manager(Bounded):
             self.metrics["evicted_pages"] += len(gone)
         for row in rows:
             claim = self.claims[row.ctx.request_id]
+            self.see(claim, row.ctx)
             if not claim.started:
                 self.walk(claim, row.ctx, row.path[len(claim.path) :])
                 claim.pages[: len(row.path)] = [self.cache[claim.replica][k] for k in row.path]
@@ -244,10 +247,11 @@ class Manager(Bounded):
             row.ctx.start_idx, row.ctx.active_idx = row.start, row.active
             row.has_hit = row.total > claim.hit
             claim.written = row.start if row.has_hit else min(claim.written, row.start)
-            self.metrics["cache_tokens"] += row.total - claim.hit
+            moved = claim.hit, min(row.total, claim.counted)
+            self.metrics["cache_tokens"] += max(0, row.total - max(claim.hit, claim.known))
             self.metrics["copied_tokens"] += row.partial
             self.copies += [row.partial] if row.partial else []
-            self.metrics["input_tokens"] -= max(0, min(row.total, claim.counted) - claim.hit)
+            self.metrics["input_tokens"] -= self.in_prompt(claim, *moved)
             claim.hit = row.total
             self.load(row, claim)
             self.count(claim, row.ctx)
@@ -278,8 +282,21 @@ class Manager(Bounded):
             self.leave_host(claim, columns)
 
     def count(self, claim: Claim, ctx: Context) -> None:
-        self.metrics["input_tokens"] += max(0, ctx.active_idx - max(ctx.start_idx, claim.counted))
+        first = max(ctx.start_idx, claim.counted)
+        self.metrics["input_tokens"] += self.in_prompt(claim, first, ctx.active_idx)
         claim.counted = max(claim.counted, ctx.active_idx)
+        claim.ctx = ctx
+
+    def see(self, claim: Claim, ctx: Context) -> None:
+        """A claim gets its first pages: what it has is its prompt, and what ran was counted."""
+        if claim.prompt < 0:
+            prompt, counted = ctx.past if claim.past is None else claim.past
+            claim.prompt = ctx.end_idx if prompt < 0 else prompt
+            claim.known = max(counted, ctx.start_idx)
+
+    def in_prompt(self, claim: Claim, first: int, end: int) -> int:
+        """Count the positions that are of the prompt, and were not counted in earlier claims."""
+        return max(0, min(end, claim.prompt) - max(first, claim.known))
 
     # -- verbs -----------------------------------------------------------------------------------
     def claim(self, request_id: Any, replica: int = 0) -> None:
@@ -370,6 +387,8 @@ class Manager(Bounded):
     def release(self, request_id: Any) -> None:
         claim = self.find(request_id)
         del self.claims[request_id]
+        if claim.ctx is not None and claim.ctx.remembers:
+            claim.ctx.past = claim.prompt, max(claim.known, claim.counted)
         self.touch(claim.replica, claim.path)
         self.leave_host(claim, -1)
 

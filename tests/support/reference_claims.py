@@ -30,6 +30,10 @@ class Claim:
     written: int = 0  # tokens, as of the last step
     hit: int = 0
     counted: int = 0  # positions below are in the metrics
+    prompt: int = -1  # tokens of the prompt, -1 before the claim has pages
+    known: int = 0  # positions below were counted in an earlier claim
+    past: tuple[int, int] | None = None  # of the context, when the claim was first used
+    ctx: Context | None = None  # that it was used with last
     started: bool = False  # fetched or written: its pages must not change any more
     host: list[Key] | None = None  # of its path, what it knows to be in the host tier
     is_due: bool = False  # what it has may have to be stored, though it has no new page

@@ -37,6 +37,8 @@ class Manager(reference.Manager):
         pages = -(-n // self.page_size)
         claim = Claim(source.replica, source.pages[:pages], source.path[:pages], frozen=pages)
         claim.written = claim.counted = n
+        claim.prompt = n if 0 < n == child.end_idx - 1 else child.end_idx
+        claim.ctx = child
         claim.started = n > 0
         source.started |= n > 0
         source.frozen = max(source.frozen, pages)

@@ -29,6 +29,7 @@ LEFT_OUT = {
     "kvcore_peak_used_pages",
     "kvcore_group_returned_pages_total",
     "kvcore_group_refilled_pages_total",
+    "kvcore_tenant_generated_tokens_total",
 }
 
 

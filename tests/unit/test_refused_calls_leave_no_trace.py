@@ -345,14 +345,18 @@ def test_fetch_is_atomic_over_replicas() -> None:
 
 def test_refused_fetch_counts_no_input() -> None:
     manager = make_manager(4, 8)
-    running, other = prefilled(manager, range(5)), claimed(manager, range(20, 48))
+    running, other = claimed(manager, range(5)), claimed(manager, range(20, 48))
+    running.active_idx = 3
+    manager.fetch([running])
+    running.update(0)
+    manager.step([running])
     counted = manager.metrics.input_tokens
     for refused in ([running, running], [running, make_context([1])], [running, other]):
         with pytest.raises((ValueError, SHORT)):
             manager.fetch(refused)
     assert manager.metrics.input_tokens == counted
     manager.fetch([running])
-    assert manager.metrics.input_tokens == counted + 1
+    assert manager.metrics.input_tokens == counted + 2
 
 
 def test_bases_of_the_error_classes() -> None:

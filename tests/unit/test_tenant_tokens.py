@@ -41,11 +41,16 @@ def test_tokens_of_steps_count_for_tenants() -> None:
         for context in batch:
             context.update(1)
         manager.step(batch)
-    assert tokens_of(manager) == {"a": (6, 0), "b": (7, 0)}
+    assert tokens_of(manager) == {"a": (4, 0), "b": (5, 0)}
+    assert {n: each.generated_tokens for n, each in manager.tenant_metrics.items()} == {
+        "a": 3,
+        "b": 3,
+    }
+    assert (manager.metrics.input_tokens, manager.metrics.generated_tokens) == (10, 9)
     manager.reset_metrics()
     manager.fetch(batch)
-    assert tokens_of(manager) == {"a": (1, 0), "b": (1, 0)}
-    assert manager.metrics.input_tokens == 3
+    assert tokens_of(manager) == {"a": (0, 0), "b": (0, 0)}
+    assert manager.metrics.input_tokens == 0
 
 
 def test_a_refused_batch_counts_for_no_tenant() -> None:

@@ -74,8 +74,13 @@ class CacheManager {
                                                 std::int64_t first = 0) const;
     /// Forgets a sequence: committed pages stay cached, the others are free unless forks hold them
     /// or transfers are under way: then they are when those are finished.
+    /// `history`, where given, gets what a later claim of the same request is to recall.
     /// Throws RequestNotFoundError. O(pages not committed).
-    void release(SequenceHandle sequence);
+    void release(SequenceHandle sequence, RequestHistory* history = nullptr);
+    /// The claim is of a request that an earlier claim has run: what that has counted counts apart
+    /// (Metrics::resumed_tokens, recomputed_tokens). Nothing for a claim that was reserved already.
+    /// Throws RequestNotFoundError. O(1).
+    void recall(SequenceHandle sequence, const RequestHistory& history);
     /// Drops the pages of a sequence, what is owed to it and what it counted, as if it had just
     /// been claimed: for a caller who could not take over what a reservation said. Throws
     /// RequestNotFoundError, and PendingTransfersError while transfers into its pages are under
@@ -370,9 +375,9 @@ class CacheManager {
     /// std::out_of_range. O(columns of the replica).
     [[nodiscard]] std::vector<GroupStats> group_stats(std::int32_t replica) const;
     /// Of each quota in a replica, in the order of the configuration. Throws std::out_of_range.
-    /// O(tenants), and as `stats`.
+    /// O(tenants + requests), and as `stats`.
     [[nodiscard]] std::vector<TenantStats> tenant_stats(std::int32_t replica) const;
-    /// Summed over replicas. O(replicas).
+    /// Summed over replicas. O(replicas + requests).
     [[nodiscard]] Metrics metrics() const;
     /// Counts from 0 again; the peak from what is in use. O(replicas).
     void reset_metrics();

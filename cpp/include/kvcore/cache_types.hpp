@@ -91,6 +91,14 @@ struct RequestView {
     }
 };
 
+/// What the claims of a request have counted, for a later claim of the same request: a request that
+/// was preempted comes back with its prompt counted, and some of its tokens run.
+struct RequestHistory {
+    std::int64_t prompt_tokens = -1;  // -1: all that the request has when it is next reserved
+    std::int64_t counted_tokens = 0;  // in the metrics, from the first one on
+    std::int64_t written_tokens = 0;  // computed, from the first one on
+};
+
 /// Tokens of a prompt whose pages have a priority of their own.
 struct RetainedTokens {
     std::int64_t start = 0;

@@ -9,16 +9,23 @@ namespace kvcore {
 
 /// Counters since construction or the last reset.
 struct Metrics {
-    std::int64_t input_tokens = 0;     // tokens to compute: every position of a claim counts once
-    std::int64_t cache_tokens = 0;     // tokens taken from the prefix cache instead
-    std::int64_t copied_tokens = 0;    // of cache_tokens, those copied out of a partly equal page
-    std::int64_t evicted_pages = 0;    // cached pages given to someone else
-    EvictionCounts evicted;            // those, and what resets took, by their reasons
-    EvictionCounts host_evicted;       // the same of the host tier
-    std::int64_t peak_used_pages = 0;  // most pages held or pinned at a time
-    std::int64_t stored_pages = 0;     // copied from the device to the host tier
-    std::int64_t loaded_pages = 0;     // copied from the host tier to the device
-    std::int64_t loaded_tokens = 0;    // that these made a hit longer by
+    std::int64_t input_tokens = 0;      // of prompts, to compute: each of a request counts once
+    std::int64_t cache_tokens = 0;      // of prompts, taken from the prefix cache instead
+    std::int64_t copied_tokens = 0;     // taken out of a partly equal page, of those from the cache
+    std::int64_t evicted_pages = 0;     // cached pages given to someone else
+    EvictionCounts evicted;             // those, and what resets took, by their reasons
+    EvictionCounts host_evicted;        // the same of the host tier
+    std::int64_t peak_used_pages = 0;   // most pages held or pinned at a time
+    std::int64_t stored_pages = 0;      // copied from the device to the host tier
+    std::int64_t loaded_pages = 0;      // copied from the host tier to the device
+    std::int64_t loaded_tokens = 0;     // that these made a hit longer by
+    std::int64_t generated_tokens = 0;  // appended to requests behind their prompts
+    // Of requests that were claimed before: tokens that ran then, which the cache still had, and
+    // which run once more. Neither is in input_tokens or cache_tokens.
+    std::int64_t resumed_tokens = 0;
+    std::int64_t recomputed_tokens = 0;
+    // Whole pages of prompts that neither the device nor a tier had when the request first ran.
+    std::int64_t missed_pages = 0;
 
     /// Adds another replica's; peaks are added too, so that the sum is an upper bound.
     Metrics& operator+=(const Metrics& other) noexcept {
@@ -32,6 +39,10 @@ struct Metrics {
         stored_pages += other.stored_pages;
         loaded_pages += other.loaded_pages;
         loaded_tokens += other.loaded_tokens;
+        generated_tokens += other.generated_tokens;
+        resumed_tokens += other.resumed_tokens;
+        recomputed_tokens += other.recomputed_tokens;
+        missed_pages += other.missed_pages;
         return *this;
     }
 };

@@ -25,6 +25,7 @@ struct TenantStats {
     std::int64_t refused = 0;  // reservations of its requests that quotas alone were in the way of
     std::int64_t input_tokens = 0;  // of its requests, as of Metrics
     std::int64_t cache_tokens = 0;
+    std::int64_t generated_tokens = 0;
 };
 
 }  // namespace kvcore

@@ -83,6 +83,7 @@ struct OwnerTally {
     std::int64_t refused = 0;  // reservations, for a quota alone
     std::int64_t input_tokens = 0;
     std::int64_t cache_tokens = 0;
+    std::int64_t generated_tokens = 0;
 };
 
 /// Whose each page of a replica is, and which are held: neither free nor evictable.

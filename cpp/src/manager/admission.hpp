@@ -25,6 +25,7 @@ struct FoundHit {
     std::int64_t tokens = 0;  // all of it; 0: no longer one than the claim has
     // With states: whole pages went on up to this token without a checkpoint; -1: not looked for.
     std::int64_t branch = -1;
+    std::int64_t wanted = 0;  // whole pages that were looked for
 
     [[nodiscard]] bool is_taken() const noexcept { return tokens > 0; }
     /// It takes over pages of the tree.

@@ -57,6 +57,7 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     const std::int32_t fewest = state_.config.partial_page_reuse;
     // At least one token is left to run.
     const std::int64_t limit = std::min(request.end - 1, max_hit);
+    hit.wanted = limit / state_.config.page_size;
     PrefixMatch& match = hit.match;
     TreePosition whole;  // what the tree has, be it that windows or states miss some of it
     if (root != nullptr) {
@@ -87,9 +88,10 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
         }
     }
     if (hit.tokens > sequence.hit_tokens) return;
-    const std::int64_t branch = hit.branch;
-    hit = {};
-    hit.branch = branch;
+    FoundHit none;
+    none.branch = hit.branch;
+    none.wanted = hit.wanted;
+    hit = none;
 }
 
 // Where whole pages go on without a checkpoint, prompts branch: one is made there, however short
@@ -164,8 +166,10 @@ void Admitter::complete(Admission& admission, const Sequence& sequence, const Re
         const std::int64_t limit = std::min(request.end - 1, asked.options.max_hit);
         find_columns_below(whole, all, home, request, limit);
     }
+    const std::int64_t wanted = hit.wanted;
     admission = {};
     if (whole.tokens > sequence.hit_tokens) hit = whole;
+    hit.wanted = wanted;
     count(admission, sequence, request, asked);
     admission.declines_partial = true;
 }

@@ -92,9 +92,15 @@ std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_
     return look_up::pages_of(impl_->state, sequence, bundle, first);
 }
 
-void CacheManager::release(SequenceHandle sequence) {
+void CacheManager::release(SequenceHandle sequence, RequestHistory* history) {
     const Lock lock(impl_->mutex);
-    if (impl_->claims.release(sequence)) impl_->finished.notify_all();
+    if (impl_->claims.release(sequence, history)) impl_->finished.notify_all();
+}
+
+void CacheManager::recall(SequenceHandle sequence, const RequestHistory& history) {
+    const Lock lock(impl_->mutex);
+    static_cast<void>(impl_->state.sequences.at(sequence));
+    impl_->state.counts.recall(sequence, history);
 }
 
 void CacheManager::begin_again(SequenceHandle sequence) {
@@ -333,16 +339,19 @@ std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
 
 std::vector<TenantStats> CacheManager::tenant_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
+    impl_->state.count_generated();
     return look_up::tenant_stats(impl_->state.replica_at(replica));
 }
 
 Metrics CacheManager::metrics() const {
     const Lock lock(impl_->mutex);
+    impl_->state.count_generated();
     return look_up::metrics(impl_->state);
 }
 
 void CacheManager::reset_metrics() {
     const Lock lock(impl_->mutex);
+    impl_->state.count_generated();
     housekeeping::reset_metrics(impl_->state);
 }
 

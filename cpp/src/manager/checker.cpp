@@ -199,11 +199,14 @@ void check_tallies(Replica& replica) {
                     "metrics: tokens of a tenant >= 0");
         sum.input_tokens += tally.input_tokens;
         sum.cache_tokens += tally.cache_tokens;
+        sum.generated_tokens += tally.generated_tokens;
     }
     require_law(sum.input_tokens == counted.input_tokens,
                 "metrics: tokens to compute of tenants == tokens to compute");
     require_law(sum.cache_tokens == counted.cache_tokens,
                 "metrics: cached tokens of tenants == cached tokens");
+    require_law(sum.generated_tokens == counted.generated_tokens,
+                "metrics: generated tokens of tenants == generated tokens");
 }
 
 // Requests have slots of their own, checkpoints are the tree's.

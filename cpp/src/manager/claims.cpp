@@ -20,6 +20,7 @@ SequenceHandle Claims::claim(std::int32_t replica) {
     }
     const SequenceHandle handle = state_.sequences.claim(replica);
     try {
+        state_.counts.begin(handle);
         if (!state_.grouping.is_plain()) state_.windows.make_room(handle);
         if (state_.states.exist()) state_.states.begin(handle);
     } catch (...) {
@@ -30,8 +31,10 @@ SequenceHandle Claims::claim(std::int32_t replica) {
     return handle;
 }
 
-bool Claims::release(SequenceHandle handle) {
+bool Claims::release(SequenceHandle handle, RequestHistory* history) {
     Sequence& leaving = state_.sequences.at(handle);
+    state_.count_generated(handle, leaving);
+    if (history != nullptr) *history = state_.counts.history(handle, leaving);
     Replica& home = state_.home_of(leaving);
     const bool is_pending = leaving.num_pending > 0;
     if (is_pending) state_.copies.drop_owed(handle);
@@ -54,7 +57,9 @@ bool Claims::release(SequenceHandle handle) {
 void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
     Replica& home = state_.home_of(sequence);
     if (home.states != nullptr) give_back_slot(home, sequence, handle);
-    state_.counts.uncount(state_.tokens_of(sequence, handle), sequence, state_.config.page_size);
+    state_.count_generated(handle, sequence);
+    state_.counts.uncount(state_.tokens_of(sequence, handle), handle, sequence,
+                          state_.config.page_size);
     if (home.columns != nullptr) state_.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
     state_.flights.forget(handle);
@@ -171,6 +176,7 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
     }
     row.unbar(columns);
     state_.freeze_read_pages(sequence, n);
+    state_.count_generated(handle, sequence);
     sequence.written = std::min(sequence.written, n);
     if (!state_.states.exist()) return;
     if (checkpoint || n == 0) state_.states.set_back(handle, n);

@@ -14,9 +14,10 @@ class Claims {
    public:
     explicit Claims(ManagerState& state) noexcept : state_(state) {}
 
-    /// The verbs of CacheManager. `release` returns whether somebody may wait for the sequence.
+    /// The verbs of CacheManager. `release` returns whether somebody may wait for the sequence, and
+    /// tells the history of its request.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica);
-    [[nodiscard]] bool release(SequenceHandle handle);
+    [[nodiscard]] bool release(SequenceHandle handle, RequestHistory* history);
     void begin_again(SequenceHandle handle);
     void truncate(SequenceHandle handle, std::int64_t n, Transfers* transfers);
     [[nodiscard]] std::int64_t leave_windows(SequenceHandle handle, std::int64_t n);

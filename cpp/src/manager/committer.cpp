@@ -327,7 +327,10 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
         }
         const RequestView& request = batch[row];
         Sequence& sequence = *state_.sequences.find(request.sequence);
-        if (written(request) != sequence.hit_tokens) sequence.reuse = Reuse::kSealed;
+        if (written(request) != sequence.hit_tokens) {
+            state_.counts.seal(state_.home_of(sequence).metrics, request.sequence, sequence,
+                               state_.config.page_size);
+        }
         // Asked again: an earlier row may name the same request.
         const bool has_new = has_new_page(sequence, request);
         const bool is_due = rules.is_selective() && state_.flights.is_due(request.sequence);

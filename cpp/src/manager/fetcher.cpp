@@ -56,7 +56,6 @@ void pad(const Grouping& grouping, const FetchTarget& target) {
 struct Fetcher::Part {
     FetchTarget target;
     Room room;
-    std::int64_t new_input = 0;
 
     // With groups columns have pages of several bundles.
     template <bool kHasGroups>
@@ -113,10 +112,7 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
         const std::size_t bundles = state_.grouping.bundles().size();
         if (bundles > 1 && rooms_.back().rows > 0) target->table->lead(target->more, bundles - 1);
     }
-    new_input_.resize(static_cast<std::size_t>(end - targets));
-    std::fill(new_input_.begin(), new_input_.end(), 0);
-    const std::size_t quotas = state_.config.quotas.size();
-    if (quotas > 0) tenant_input_.assign(new_input_.size() * (quotas + 1), 0);
+    prompts_.clear();
     missing_.clear();
     late_.clear();
 }
@@ -154,28 +150,23 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
 // late_ are to be written when they have.
 template <bool kHasGroups, bool kHasStates>
 void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
-                               FetchTarget* targets, InputCount& counted, FetchResult& result) {
+                               FetchTarget* targets, CountedEnds& counted, FetchResult& result) {
     const BatchRules rules = rows_.begin(num_steps);
     const RequestBatch batch = given;
     const std::int64_t n = batch.size();
     const std::int64_t page_size = state_.config.page_size;
     const bool is_copying = !state_.copies.empty();
     const bool in_chunks = state_.config.reserve_chunks;
-    const std::size_t quotas = state_.config.quotas.size();
     rows_.resize(n);
     std::int32_t replica = 0;
     const WindowView windows = state_.windows.view();
     Part part{targets[0], rooms_[0]};
-    const auto finish_part = [&] {
-        targets[replica] = part.target;
-        new_input_[static_cast<std::size_t>(replica)] += part.new_input;
-    };
     for (std::int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n) rules.sequences.prefetch(batch[i + kAhead].sequence);
         const RequestView& request = batch[i];
         Sequence& sequence = rules.checked(request, i);
         if (sequence.replica != replica) {
-            finish_part();
+            targets[replica] = part.target;
             replica = sequence.replica;
             part = {targets[replica], rooms_[static_cast<std::size_t>(replica)]};
         }
@@ -195,15 +186,13 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
         part.write<kHasGroups>(request, sequence, row, state_, windows);
         if constexpr (kHasStates) part.write_state(request, row, state_.states);
         if (request.active <= sequence.counted_end) continue;
-        const std::int64_t added = request.active - std::max(request.start, sequence.counted_end);
-        part.new_input += added;
-        if (quotas > 0) {
-            const auto first = static_cast<std::size_t>(replica) * (quotas + 1);
-            tenant_input_[first + state_.tenants.of(request.sequence)] += added;
+        if (sequence.counts_prompt) {
+            prompts_.push_back(i);
+        } else {
+            counted.set(sequence, request.active);
         }
-        counted.set(sequence, request.active);
     }
-    finish_part();
+    targets[replica] = part.target;
 }
 
 void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) const {
@@ -227,21 +216,22 @@ void Fetcher::write_late_rows(const RequestBatch& batch, FetchTarget* targets) c
 }
 
 void Fetcher::count(const RequestBatch& batch) noexcept {
-    for (std::size_t r = 0; r < new_input_.size(); ++r) {
-        state_.replicas[r]->metrics.input_tokens += new_input_[r];
-    }
-    const std::size_t owners = state_.config.quotas.size() + 1;
-    for (std::size_t i = 0; i < tenant_input_.size(); ++i) {
-        const auto owner = static_cast<Owner>(i % owners);
-        state_.replicas[i / owners]->owners->tally(owner).input_tokens += tenant_input_[i];
+    const auto count_row = [&](Sequence& sequence, const RequestView& request) {
+        state_.counts.count_input(state_.tokens_of(sequence, request.sequence), request.sequence,
+                                  sequence, request.start, request.active);
+    };
+    for (const std::int64_t row : prompts_) {
+        const RequestView& request = batch[row];
+        count_row(*state_.sequences.find(request.sequence), request);
     }
     for (const LateRow& late : late_) {
         Sequence& sequence = rows_[late.batch_row];
         const RequestView& request = batch[late.batch_row];
-        sequence.reuse = Reuse::kSealed;
+        state_.counts.seal(state_.home_of(sequence).metrics, request.sequence, sequence,
+                           state_.config.page_size);
+        state_.count_generated(request.sequence, sequence);
         sequence.written = std::min(sequence.written, request.start);
-        TokenCounts::count_input(state_.tokens_of(sequence, request.sequence), sequence,
-                                 request.start, request.active);
+        count_row(sequence, request);
     }
 }
 
@@ -253,7 +243,7 @@ FetchResult Fetcher::fetch(const RequestBatch& batch, std::int64_t num_steps, Fe
     const OwedCopies::Call scope(state_.copies);
     FetchTarget* const end = targets + state_.config.num_replicas;
     begin(targets, end);
-    InputCount counted(undo_, batch.size());
+    CountedEnds counted(undo_, batch.size());
     FetchResult result;
     if (state_.states.exist()) {
         state_.grouping.is_plain()

@@ -24,7 +24,7 @@ class Fetcher {
                                     FetchTarget* targets, Transfers* transfers);
 
    private:
-    using InputCount = UndoLog<&Sequence::counted_end>;
+    using CountedEnds = UndoLog<&Sequence::counted_end>;
     struct LateRow {
         std::int64_t batch_row;
         std::int64_t row;  // of its replica's table
@@ -40,7 +40,7 @@ class Fetcher {
     void begin(FetchTarget* targets, const FetchTarget* end);
     template <bool kHasGroups, bool kHasStates>
     void write_ready_rows(const RequestBatch& given, std::int64_t num_steps, FetchTarget* targets,
-                          InputCount& counted, FetchResult& result);
+                          CountedEnds& counted, FetchResult& result);
     void note_late_row(const RequestView& request, Sequence& sequence, LateRow late, bool has_pages,
                        FetchResult& result);
     void write_late_rows(const RequestBatch& batch, FetchTarget* targets) const;
@@ -49,13 +49,11 @@ class Fetcher {
     ManagerState& state_;
     BatchRows& rows_;
     JointReserver& reserver_;
-    std::vector<std::int64_t> missing_;    // rows that need pages
-    std::vector<LateRow> late_;            // rows that are written when all is reserved
-    std::vector<Undo> undo_;               // what to take back from the rows of a refused batch
-    std::vector<std::int64_t> new_input_;  // tokens of each replica
-    std::vector<std::int64_t>
-        tenant_input_;         // of these, by replica and owner; empty without quotas
-    std::vector<Room> rooms_;  // of the tables of each
+    std::vector<std::int64_t> missing_;  // rows that need pages
+    std::vector<LateRow> late_;          // rows that are written when all is reserved
+    std::vector<Undo> undo_;             // what to take back from the rows of a refused batch
+    std::vector<std::int64_t> prompts_;  // rows that are done with, in their prompts
+    std::vector<Room> rooms_;            // of the tables of each replica
 };
 
 }  // namespace kvcore

@@ -61,6 +61,7 @@ class Forker::Brood {
     /// Claims a child with memory for its rows. Sequences may move.
     void add(std::int32_t replica, SequenceHandle parent) {
         handles_.push_back(state_.sequences.claim(replica));
+        state_.counts.begin(handles_.back());
         if (!state_.grouping.is_plain()) state_.windows.make_room(handles_.back());
         if (!state_.config.quotas.empty()) state_.tenants.make_room(handles_.back());
         if (state_.states.exist()) state_.states.begin(handles_.back());
@@ -166,8 +167,8 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children, Trans
         state_.copy_list.inherit(parent.sequence, handle, child.pages);
         child.written = written;
         state_.tenants.set(handle, state_.tenants.of(parent.sequence));
-        state_.counts.begin(child, written);
         RequestView& view = children[i];
+        state_.counts.begin_fork(handle, child, written, view.end);
         view.sequence = handle;
         view.start = written;
         // More than the next token is a prompt of its own, at whose end a next turn begins.

@@ -230,7 +230,7 @@ std::vector<TenantStats> tenant_stats(const Replica& replica) {
         const TenantQuota& quota = counts.quota(owner);
         const OwnerTally& tally = replica.owners->tally(owner);
         stats.push_back({counts.held(owner), quota.reserved_pages, quota.max_pages, tally.refused,
-                         tally.input_tokens, tally.cache_tokens});
+                         tally.input_tokens, tally.cache_tokens, tally.generated_tokens});
     }
     return stats;
 }

@@ -62,8 +62,8 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, const Asked& as
          state_.windows.has_reserved(request.sequence, request.active + num_steps - 1)) &&
         (!state_.states.exist() || state_.states.is_ready(request, num_steps))) {
         sequence.written = std::min(sequence.written, request.start);
-        TokenCounts::count_input(state_.tokens_of(sequence, request.sequence), sequence,
-                                 request.start, request.active);
+        state_.counts.count_input(state_.tokens_of(sequence, request.sequence), request.sequence,
+                                  sequence, request.start, request.active);
         return ReserveStatus::kOk;
     }
     const Admission admission = admitter_.admit(sequence, request, asked);

@@ -169,21 +169,25 @@ void take_state(ManagerState& state, Reservation& made, const Sequence& sequence
     made.checkpoint.leave();
 }
 
-void count(ManagerState& state, const Admission& admission, SequenceHandle handle,
+void count(ManagerState& state, const Admission& admission, const RequestView& request,
            Sequence& sequence) noexcept {
+    const SequenceHandle handle = request.sequence;
     const TokenSums sums = state.tokens_of(sequence, handle);
     const FoundHit& hit = admission.hit;
-    state.counts.settle(sequence);
+    state.counts.see(handle, request);
+    state.counts.settle(handle, sequence);
+    state.counts.want(handle, hit.wanted);
+    state.count_generated(handle, sequence);
     sequence.written =
         hit.is_taken() ? admission.start : std::min(sequence.written, admission.start);
     if (hit.is_taken()) {
-        TokenCounts::count_hit(sums, sequence, hit.tokens, hit.match.partial_tokens);
+        state.counts.count_hit(sums, handle, sequence, hit.tokens, hit.match.partial_tokens);
     }
     if (!sequence.is_sealed()) {
         if (hit.is_taken()) sequence.reuse = Reuse::kOpen;
         if (admission.declines_partial) sequence.reuse = Reuse::kDeclined;
     }
-    TokenCounts::count_input(sums, sequence, admission.start, admission.active);
+    state.counts.count_input(sums, handle, sequence, admission.start, admission.active);
 }
 
 }  // namespace
@@ -318,7 +322,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
                                 has_state ? state_.states.of(handle).slot : ColumnStates::kNone,
                                 *transfers);
     }
-    count(state_, admission, handle, sequence);
+    count(state_, admission, request, sequence);
     const bool has_moved = request.start != admission.start || request.active != admission.active;
     if (has_moved && transfers != nullptr) {
         transfers->moved.push_back({row, request.start, request.active});

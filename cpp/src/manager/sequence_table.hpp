@@ -26,12 +26,11 @@ struct alignas(64) Sequence {
     std::int16_t replica = -1;      // -1: the entry is free
     Reuse reuse = Reuse::kOpen;     // of cached prefixes
     std::uint8_t num_pending = 0;   // transfers into its pages that are owed or under way
-    std::uint32_t count_epoch = 0;  // the last metrics reset it knows of
+    bool counts_prompt = true;      // positions of its prompt are not all in the metrics
     std::int64_t counted_end = 0;   // positions below are in the metrics
     std::int64_t written = 0;       // tokens, as of the last commit
     PageRow pages;
-    std::int64_t hit_tokens = 0;    // taken from the cache by this claim
-    std::int64_t counted_from = 0;  // of the counted positions, what the last reset left out
+    std::int64_t hit_tokens = 0;  // taken from the cache by this claim
 
     [[nodiscard]] bool is_sealed() const noexcept { return reuse == Reuse::kSealed; }
 };

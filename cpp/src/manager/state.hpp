@@ -43,13 +43,26 @@ struct ManagerState {
         if (home.owners == nullptr) return {home.metrics};
         return {home.metrics, &home.owners->tally(tenants.of(handle))};
     }
+    /// So that the metrics have the tokens that a sequence has generated; all sequences.
+    void count_generated(SequenceHandle handle, const Sequence& sequence) noexcept {
+        counts.count_generated(tokens_of(sequence, handle), handle, sequence);
+    }
+    void count_generated() noexcept {
+        const SequenceTable::Live all = sequences.live();
+        for (std::size_t i = 0; i < all.size; ++i) {
+            const Sequence& sequence = all.data[i];
+            if (sequence.replica < 0) continue;
+            count_generated({static_cast<std::uint32_t>(i), sequence.generation}, sequence);
+        }
+    }
     /// A sequence is that owner's from now on, with the tokens that it has counted.
     void set_tenant(const Sequence& sequence, SequenceHandle handle, Owner owner) noexcept {
+        count_generated(handle, sequence);
         const Owner before = tenants.of(handle);
         PageOwners* owners = home_of(sequence).owners.get();
         tenants.set(handle, owner);
         if (owners == nullptr || owner == before) return;
-        const OwnerTally tally = counts.counted(sequence);
+        const OwnerTally tally = counts.counted(handle, sequence);
         const auto add = [&](Owner to, std::int64_t sign) {
             owners->tally(to).input_tokens += sign * tally.input_tokens;
             owners->tally(to).cache_tokens += sign * tally.cache_tokens;

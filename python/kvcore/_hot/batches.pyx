@@ -10,7 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
 from kvcore._hot.arguments cimport as_tokens, no_context
-from kvcore._hot.claims cimport ClaimSlot, ClaimTable, is_claimed, is_recorded, not_found
+from kvcore._hot.claims cimport Claim, ClaimSlot, ClaimTable, is_claimed, is_recorded, not_found
 from kvcore._hot.contexts cimport (
     AHEAD,
     PyList_GET_ITEM,
@@ -45,6 +45,8 @@ cdef class BatchReader:
             own._request.sequence = self.claims.find(own.request_id)
             if own._terms is not None:
                 self.claims.tell_terms(own._request.sequence, own._terms)
+            if own._past is not None:
+                self.claims.native.recall(own._request.sequence, (<Claim>own._past).history)
             if own._keys is not None:
                 self.claims.expect_keys()
             elif self.claims.trees.is_keyed:

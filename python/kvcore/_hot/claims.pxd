@@ -8,7 +8,7 @@ from libcpp.vector cimport vector
 from kvcore._hot.contexts cimport TextGenerationContext, is_own
 from kvcore._hot.extra_keys cimport KeyedTrees
 from kvcore._hot.terms cimport Terms
-from kvcore.cpp cimport CacheManager, RequestView, SequenceHandle
+from kvcore.cpp cimport CacheManager, RequestHistory, RequestView, SequenceHandle
 
 
 @cython.final
@@ -20,6 +20,7 @@ cdef class Claim:
     cdef bint is_entered  # the table has had it
     cdef bint is_live
     cdef object context  # that it was used with last
+    cdef RequestHistory history  # of its request, once it has ended
 
 
 cdef Claim new_claim(object request_id)

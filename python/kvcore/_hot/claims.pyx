@@ -146,7 +146,9 @@ cdef class ClaimTable:
 
     cdef int release(self, Claim claim) except -1:
         """Give up a claim and what its request holds."""
-        self.native.release(claim.sequence)
+        self.native.release(claim.sequence, &claim.history)
+        if isinstance(claim.context, TextGenerationContext):
+            (<TextGenerationContext>claim.context)._past = claim
         self.end(claim)
         return 0
 

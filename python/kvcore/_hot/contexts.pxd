@@ -35,7 +35,8 @@ cdef class TextGenerationContext:
     # batch reads, then the request as C++ sees it, which is all that a step of a known batch reads.
     cdef uint64_t _manager_uid  # of the claim below; stale when its slot has another generation
     cdef SequenceHandle _recorded  # the claim of that manager that knows this context
-    cdef int64_t _capacity  # tokens that can be appended in place: none with extra keys
+    cdef int32_t _capacity  # tokens that can be appended in place: none with extra keys
+    cdef int32_t _pending  # pages for it are on their way
     cdef bytes _name  # of the prefix-cache namespace, whose bytes the request points to
     cdef cnp.ndarray _buffer
     cdef RequestView _request  # with the claim it was last seen with
@@ -44,7 +45,7 @@ cdef class TextGenerationContext:
     cdef readonly object cache_salt
     cdef Terms _terms  # None where it asks for nothing
     cdef ExtraKeys _keys  # None without; else what the request's tokens point to
-    cdef int64_t _pending  # pages for it are on their way; three lines in all
+    cdef object _past  # the claim of it that ended last, or None; three lines in all
 
     cdef int _make_buffer(self, int64_t capacity) except -1
     cdef int _move_buffer(self, int64_t capacity) except -1

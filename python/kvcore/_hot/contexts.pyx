@@ -5,7 +5,7 @@
 
 cimport numpy as cnp
 from cpython.ref cimport Py_INCREF, PyObject
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
 from kvcore._hot.arguments cimport (
@@ -165,7 +165,7 @@ cdef class TextGenerationContext:
         cdef cnp.npy_intp size = capacity
         self._buffer = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
         self._request.tokens = <const int32_t*>cnp.PyArray_DATA(self._buffer)
-        self._capacity = capacity
+        self._capacity = <int32_t>min(capacity, INT32_MAX)
         return 0
 
     cdef int _move_buffer(self, int64_t capacity) except -1:
@@ -185,7 +185,7 @@ cdef class TextGenerationContext:
         self._keys = keys
         if keys is None:
             self._request.tokens = <const int32_t*>cnp.PyArray_DATA(self._buffer)
-            self._capacity = cnp.PyArray_DIM(self._buffer, 0)
+            self._capacity = <int32_t>min(cnp.PyArray_DIM(self._buffer, 0), INT32_MAX)
         else:
             self._request.tokens = keys.tokens()
             self._capacity = 0
@@ -357,6 +357,7 @@ cdef class TextGenerationContext:
             )
         if self._keys is not None:
             self._keys.cut(end)
+        self._past = None  # it knew other tokens
         self._request.active = self._request.end = end
         self._request.start = min(self._request.start, end - 1)
         if Py_REFCNT(<PyObject*>self._buffer) > 1:

@@ -31,7 +31,8 @@ cdef object counters(CacheManager* native):
         input_tokens=found.input_tokens, cache_tokens=found.cache_tokens,
         copied_tokens=found.copied_tokens, evicted_pages=found.evicted_pages,
         peak_used_pages=found.peak_used_pages, h2d_blocks_copied=found.loaded_pages,
-        d2h_blocks_copied=found.stored_pages,
+        d2h_blocks_copied=found.stored_pages, generated_tokens=found.generated_tokens,
+        resumed_tokens=found.resumed_tokens, recomputed_tokens=found.recomputed_tokens,
     )
 
 

@@ -28,7 +28,7 @@ from kvcore.tiers.counters import StoreCounters
 from kvcore.tiers.memory import Parts, Places, mask_of
 from kvcore.tiers.records import Bytes, RecordLayout, RecordMemory
 
-__all__ = ["ALL_PARTS", "DiskAdapter", "RecordAdapter", "StoreAdapter"]
+__all__ = ["ALL_PARTS", "COUNTS", "DiskAdapter", "RecordAdapter", "StoreAdapter"]
 
 #: What a store says that knows of a page, but not of its parts, before it was read.
 ALL_PARTS = (1 << 64) - 1
@@ -180,7 +180,7 @@ class DiskAdapter:
         with suppress(KVCacheError):
             self._last = self.store.health()
         own = self._counters.metrics(self._last.breaker, waiting)
-        sums = {name: own[name] + getattr(self._last, name) for name in _COUNTS}
+        sums = {name: own[name] + getattr(self._last, name) for name in COUNTS}
         return replace(own, **sums)
 
     def close(self, timeout: float | None) -> None:  # noqa: ARG002 - it bounds itself
@@ -246,7 +246,7 @@ class RecordAdapter:
             for part, data in self._layout.parts(record, mask_of(parts)).items():
                 parts[part][:] = data
         self._memory.give_back(records)
-        self._counters.add(hits=len(masks), misses=len(keys) - len(masks))
+        self._counters.add(hits=len(masks))
         return masks
 
     def write(self, keys: Sequence[bytes], pages: Sequence[Parts]) -> Callable[[], int]:
@@ -375,7 +375,8 @@ class RecordAdapter:
 
 _SERVERS = (MooncakeStore, RedisStore)
 
-_COUNTS = ("hits", "misses", "bytes_in", "bytes_out", "corrupt", "timeouts", "errors")
+#: What is counted of a store since it was opened; `TierStack` counts misses.
+COUNTS = ("hits", "bytes_in", "bytes_out", "corrupt", "timeouts", "errors")
 
 
 def _listed(parts: Parts) -> Any:

@@ -140,21 +140,27 @@ class TieredCache(StepEngine):
             found["host"] = self._host_metrics()
         if self._tiers is not None:
             column = column_tokens(self.params)
-            for name, each in self._tiers.metrics().items():
+            missed = self._core.metrics.missed_pages
+            for name, each in self._tiers.metrics(missed).items():
                 found[name] = replace(each, tokens=each.hits * column)
         return MappingProxyType(found)
 
+    def reset_metrics(self) -> None:
+        """Set every counter to zero, those of tiers too, the peak to what is in use."""
+        self._core.reset_metrics()
+        self._reset_times()
+        if self._tiers is not None:
+            self._tiers.reset_metrics()
+
     def _host_metrics(self) -> TierMetrics:
-        counts = self._counters()
-        down, up = counts.d2h_blocks_copied, counts.h2d_blocks_copied
-        size = self.params.bytes_per_page
+        counts, size = self._core.metrics, self.params.bytes_per_page
         return TierMetrics(
-            hits=up,
-            misses=0 if self._tiers is None else self._tiers.misses,
-            bytes_in=down * size,
-            bytes_out=up * size,
+            hits=counts.loaded_tokens // column_tokens(self.params),
+            misses=counts.missed_pages,
+            bytes_in=counts.stored_pages * size,
+            bytes_out=counts.loaded_pages * size,
             pages_waiting=0 if self._side is None else self._side.waiting,
-            tokens=self._core.metrics.loaded_tokens,
+            tokens=counts.loaded_tokens,
         )
 
     # ---- pages on their way up ---------------------------------------------------------------

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count
 from threading import Lock
 from time import monotonic
 from typing import Protocol
@@ -92,25 +91,13 @@ class StoreReader:
         self._flights = Flights()
         self._epoch = 0
         self._lock = Lock()
-        self._missed = count()  # counted by `next` alone: atomic, and cheap
-        #: Pages that were brought.
-        self.brought = 0
         self._reapers = Threads("kvcore late read")
         self._is_closed = False
 
     def may_have(self, key: bytes) -> bool:
         """Tell whether any store has a page."""
         keys = [key]
-        for ask in self._asks:
-            if ask(keys)[0]:
-                return True
-        next(self._missed)
-        return False
-
-    @property
-    def missed(self) -> int:
-        """Pages that no store had; of each prompt the first one counts."""
-        return int(repr(self._missed)[len("count(") : -1])
+        return any(ask(keys)[0] for ask in self._asks)
 
     def depth(self, search: Search) -> int:
         """Return the columns of a prompt that the tiers above and stores have, as they say."""
@@ -137,8 +124,6 @@ class StoreReader:
     def _bring(self, search: FillSearch) -> None:
         depth = StoreDepth(search, self._stores)
         end = depth.reach()
-        if end < search.most:
-            next(self._missed)
         waits_until = monotonic() + self._seconds
         least = search.legal
         for _ in range(_ROUNDS):
@@ -189,7 +174,6 @@ class StoreReader:
         with self._lock:  # against `forget`, which comes before the tiers above are emptied
             arrived = job.arrived if epoch == self._epoch else 0
             fill.finish(arrived, self._has_upper(job))
-            self.brought += arrived
 
     def _has_upper(self, job: _FillJob) -> bool:
         """Tell whether a store in front of one that was read lacks what was read."""

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
 from kvcore.stores import BlockStore, DiskStore, MooncakeStore, RedisStore
-from kvcore.tiers.adapters import DiskAdapter, RecordAdapter, StoreAdapter
+from kvcore.tiers.adapters import COUNTS, DiskAdapter, RecordAdapter, StoreAdapter
 from kvcore.tiers.calls import StoreLimits
 from kvcore.tiers.memory import HostMemory
 from kvcore.tiers.onload import Onload, RequestSearch
@@ -92,6 +92,7 @@ class TierStack:
         self._max_write_wait, self._is_async = max_write_wait, is_async
         self._process = os.getpid()
         self._is_off = False
+        self._before: dict[str, TierMetrics] = {}  # counters at the last reset
         # Looked up by each call: an attribute of its own is the shortest way.
         self.may_have = self._reader.may_have
 
@@ -143,25 +144,31 @@ class TierStack:
         self.require_here()
         return self._writer.flush(timeout)
 
-    def metrics(self) -> dict[str, TierMetrics]:
-        """Return the counters of the stores."""
+    def metrics(self, missed: int) -> dict[str, TierMetrics]:
+        """Return the counters of the stores since `reset_metrics`.
+
+        Parameters
+        ----------
+        missed : int
+            Pages of prompts that no tier had. A store also lacked what those below it had.
+        """
         waiting = 0 if self._is_off else self._queue.waiting
-        missed = self._reader.missed
-        return {
-            store.name: replace(found, misses=found.misses + missed)
-            for store in self._stores
-            for found in [store.metrics(waiting)]
-        }
+        found: dict[str, TierMetrics] = {}
+        for store in reversed(self._stores):
+            now, before = store.metrics(waiting), self._before.get(store.name, TierMetrics())
+            counts = {name: getattr(now, name) - getattr(before, name) for name in COUNTS}
+            found[store.name] = replace(now, **counts, misses=missed)
+            missed += counts["hits"]
+        return {store.name: found[store.name] for store in self._stores}
+
+    def reset_metrics(self) -> None:
+        """Let the counters of the stores begin at 0."""
+        self._before = {store.name: store.metrics(0) for store in self._stores}
 
     def flush_here(self) -> None:
         """Wait without end for what waits now; for nothing where stores are off."""
         if not self._is_off:
             self._writer.flush(None)
-
-    @property
-    def misses(self) -> int:
-        """Pages that the host tier did not have, as far as stores were asked for them."""
-        return self._reader.missed + self._reader.brought
 
     def require_here(self) -> None:
         """Raise KVCacheError in a child of ``os.fork``."""

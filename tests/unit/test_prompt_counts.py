@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hit rate is of prompt tokens; generated tokens and preempted requests count apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foreign_context import Context
+from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, update_batch
+from kvcore.groups import FullAttention, SlidingWindow
+from kvcore.scheduler import Request, Scheduler
+
+PROMPT = list(range(100, 116))
+
+
+def make(num_pages: int = 200, **options: Any) -> PagedKVCacheManager:
+    groups = options.pop("groups", None)
+    params = KVCacheParams(
+        "float32", 1, 8, 2, page_size=4, enable_prefix_caching=True, groups=groups
+    )
+    return PagedKVCacheManager(
+        params, 8, 512, num_pages=num_pages, blocks=None, enable_runtime_checks=True, **options
+    )
+
+
+def decode(manager: PagedKVCacheManager, context: Any, count: int) -> None:
+    for i in range(count):
+        manager.fetch([context])
+        manager.take_copies()
+        context.update(1000 + i)
+        manager.step([context])
+
+
+def tokens_of(manager: PagedKVCacheManager) -> tuple[int, int, int]:
+    found = manager.metrics
+    assert found.prompt_tokens == found.input_tokens + found.cache_tokens
+    return found.input_tokens, found.cache_tokens, found.generated_tokens
+
+
+@pytest.mark.parametrize("kind", [TextGenerationContext, Context])
+def test_generated_tokens_are_no_prompt_tokens(kind: Any) -> None:
+    manager = make()
+    for name, wanted in (("cold", (16, 0, 100)), ("again", (1, 15, 100))):
+        manager.reset_metrics()
+        manager.claim(name)
+        decode(manager, kind(name, PROMPT), 100)
+        manager.release(name)
+        assert tokens_of(manager) == wanted
+    assert manager.metrics.cache_hit_rate == 15 / 16
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_a_token_that_is_generated_counts_once_it_was_stepped(num_steps: int) -> None:
+    manager = make()
+    context = TextGenerationContext("r", PROMPT)
+    manager.claim("r")
+    counts = []
+    for _ in range(3):
+        assert manager.maybe_reserve(context, num_steps)
+        manager.fetch([context], num_steps)
+        for _ in range(num_steps):
+            context.update(7)
+        counts.append(tokens_of(manager)[2])
+        manager.step([context])
+        manager.step([context])  # nothing more was generated
+    assert counts == [0, num_steps, 2 * num_steps]
+    assert tokens_of(manager) == (16, 0, 3 * num_steps)
+
+
+def test_chunks_of_a_prompt_generate_nothing() -> None:
+    manager = make()
+    context = TextGenerationContext("r", PROMPT, active_idx=6)
+    manager.claim("r")
+    decode(manager, context, 1)
+    assert tokens_of(manager) == (6, 0, 0)
+    decode(manager, context, 1)
+    assert tokens_of(manager) == (16, 0, 1)
+
+
+def test_draft_tokens_that_stay_are_generated() -> None:
+    manager = make()
+    context = TextGenerationContext("r", PROMPT)
+    manager.claim("r")
+    decode(manager, context, 1)
+    context.extend([5, 6, 7])
+    manager.fetch([context])
+    manager.truncate("r", 18)  # of the drafts one is right
+    context.rewind(18)
+    context.update(8)
+    manager.step([context])
+    assert tokens_of(manager) == (16, 0, 3)
+
+
+def test_forks_of_a_prompt_generate_and_longer_ones_have_prompts() -> None:
+    manager = make()
+    parent = TextGenerationContext("p", PROMPT)
+    manager.claim("p")
+    decode(manager, parent, 1)
+    before = tokens_of(manager)
+    assert before == (16, 0, 1)
+    sample = TextGenerationContext("sample", [*PROMPT, 7])
+    manager.fork("p", sample)
+    assert tokens_of(manager) == before
+    decode(manager, sample, 2)
+    assert tokens_of(manager) == (16, 0, 4)
+    question = TextGenerationContext("question", [*PROMPT, 7, 8, 9])
+    manager.fork("p", question)
+    decode(manager, question, 1)
+    assert tokens_of(manager) == (19, 0, 5)
+
+
+def test_a_preempted_request_counts_its_prompt_once() -> None:
+    manager = make()
+    context = TextGenerationContext("r", PROMPT)
+    manager.claim("r")
+    decode(manager, context, 5)
+    manager.release("r")
+    assert tokens_of(manager) == (16, 0, 5)
+    manager.claim("r")
+    decode(manager, context, 3)
+    assert tokens_of(manager) == (16, 0, 8)
+    found = manager.metrics
+    assert (found.resumed_tokens, found.recomputed_tokens) == (20, 0)
+    assert found.cache_hit_rate == 0.0
+    manager.release("r")
+    manager.reset_prefix_cache()
+    manager.claim("r")
+    decode(manager, context, 1)
+    assert tokens_of(manager) == (16, 0, 9)
+    assert (manager.metrics.resumed_tokens, manager.metrics.recomputed_tokens) == (20, 23)
+
+
+def test_a_request_that_is_preempted_in_its_prompt_goes_on_counting_it() -> None:
+    manager = make()
+    context = TextGenerationContext("r", PROMPT, active_idx=9)
+    manager.claim("r")
+    decode(manager, context, 1)
+    manager.release("r")
+    assert tokens_of(manager) == (9, 0, 0)
+    other = TextGenerationContext("other", PROMPT)
+    manager.claim("other")
+    decode(manager, other, 1)
+    assert tokens_of(manager) == (9 + 8, 8, 1)
+    manager.release("other")
+    manager.claim("r")  # the other has computed more of it
+    decode(manager, context, 1)
+    assert tokens_of(manager) == (9 + 8 + 1, 8 + 6, 2)
+    assert manager.metrics.resumed_tokens == 9
+    assert manager.metrics.recomputed_tokens == 0
+
+
+def test_a_foreign_context_is_known_by_its_start() -> None:
+    manager = make()
+    context = Context("r", PROMPT)
+    manager.claim("r")
+    decode(manager, context, 5)
+    manager.release("r")
+    manager.claim("r")
+    decode(manager, context, 1)
+    found = manager.metrics
+    assert (found.resumed_tokens, found.cache_tokens, found.generated_tokens) == (20, 0, 6)
+    assert found.input_tokens - 16 in (0, 1)  # its last token was generated, which it does not say
+
+
+@pytest.mark.parametrize("groups", [None, [FullAttention([0]), SlidingWindow([1], 8)]])
+def test_a_scheduler_whose_requests_are_preempted_counts_prompts_once(groups: Any) -> None:
+    manager = make(24, groups=groups)
+    scheduler = Scheduler(manager, max_batch_tokens=16)
+    requests = [
+        Request(TextGenerationContext(n, [100 * n + i for i in range(12)]), 20) for n in range(4)
+    ]
+    for request in requests:
+        scheduler.add(request)
+    while batch := scheduler.next_batch():
+        scheduler.update(batch, [7] * len(batch.requests))
+    assert scheduler.num_preemptions > 0
+    assert tokens_of(manager) == (4 * 12, 0, 4 * 20)
+    assert manager.metrics.recomputed_tokens == scheduler.recomputed_tokens
+
+
+def test_tenants_count_the_same() -> None:
+    manager = make(quotas={"a": (0, None), "b": (0, None)})
+    contexts = [TextGenerationContext(name, PROMPT, tenant=name) for name in "ab"]
+    for context in contexts:
+        manager.claim(context.request_id)
+        decode(manager, context, 3)
+    manager.fetch(contexts)
+    update_batch(contexts, [1, 2])
+    manager.step(contexts)
+    found = {
+        name: (each.input_tokens, each.cache_tokens, each.generated_tokens)
+        for name, each in manager.tenant_metrics.items()
+    }
+    assert found == {"a": (16, 0, 4), "b": (1, 15, 4)}
+    assert tokens_of(manager) == (17, 15, 8)
