@@ -35,11 +35,34 @@ bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
     return n > 0;
 }
 
-// Up to `n` columns of a run that ends where no hit can; false where there is none.
-bool ColumnPages::evict_useless(std::int64_t n, EvictionGuard guard) noexcept {
+// Of the last column of a prefix, a window that nobody reads and that has the wanted pages, where
+// the column has more pages; kNone where the column goes as a whole.
+ColumnPages::Entry ColumnPages::part_of(TreePosition end, std::int64_t pages) const noexcept {
+    Entry part = IdlePages::kNone;
+    if (end.node == nullptr || pages <= 0) return part;
+    BlockId column = 0;
+    tree_.copy_pages(end, end.depth - 1, &column);
+    if (count_pages(column) <= pages) return part;
+    std::int64_t fewest = grouping_.num_lanes() + 1;
+    for (std::size_t w = 0; w < num_windows_; ++w) {
+        const std::int64_t lanes = grouping_.windows()[w].num_lanes;
+        if (!is_idle(column, w) || lanes < pages || lanes >= fewest) continue;
+        part = entry(column, w);
+        fewest = lanes;
+    }
+    return part;
+}
+
+// Up to `n` columns of a run that ends where no hit can, or the part of a column that has the last
+// `pages`; false where there is none.
+bool ColumnPages::evict_useless(std::int64_t n, std::int64_t pages, EvictionGuard guard) noexcept {
     const auto [run, useless] = policy_.useless().next(
         tree_, guard.node, num_filled_, [this](TreeNode* each) { return legal_end(each); });
     if (run == nullptr) return false;
+    if (const Entry part = part_of({run, run->end()}, pages); part != IdlePages::kNone) {
+        evict_idle(part);
+        return true;
+    }
     TreeNode* parent = run->parent;
     const bool is_gone = useless <= n && useless == run->num_pages;
     policy_.aim(run->id);
@@ -69,7 +92,7 @@ WindowPolicy::Departure ColumnPages::next_departure() noexcept {
 // As `evict_next` chooses.
 TreePosition ColumnPages::next_kept(bool wants_pages, EvictionGuard guard) noexcept {
     if (wants_pages && idle_.first_useless() != IdlePages::kNone) return {};
-    if (evict_useless(0, guard)) return {};  // there is some, of which none goes
+    if (evict_useless(0, 0, guard)) return {};  // there is some, of which none goes
     if (wants_pages) {
         if (idle_.first_passed() != IdlePages::kNone) return {};
         const WindowPolicy::Departure departure = next_departure();
@@ -118,17 +141,24 @@ std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
         return std::clamp<std::int64_t>(std::max(pages / grouping_.num_lanes(), columns), 1,
                                         kMostAtOnce);
     };
+    // Less than a column is left to find: a part of it may do.
+    const std::int64_t rest = columns <= 0 && pages < grouping_.num_lanes() ? pages : 0;
     Entry next = IdlePages::kNone;
     if (pages > 0) next = idle_.first_useless();
     std::int64_t* const count = next == IdlePages::kNone ? &evicted_.window : &evicted_.unreachable;
     const bool may_be_useless = next == IdlePages::kNone && policy_.useless().has_condemned();
-    if (may_be_useless && evict_useless(wanted(), guard)) return &evicted_.unreachable;
+    if (may_be_useless && evict_useless(wanted(), rest, guard)) return &evicted_.unreachable;
     if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
     if (pages > 0 && next == IdlePages::kNone) {
         const WindowPolicy::Departure departure = next_departure();
         if (departure != 0) next = idle_.first_of(departure);
     }
     if (next == IdlePages::kNone) {
+        if (rest > 0) next = part_of(tree_.next_victim(guard).end, rest);
+        if (next != IdlePages::kNone) {
+            evict_idle(next);
+            return &evicted_.policy;
+        }
         if (evict_runs(wanted(), guard)) return &evicted_.policy;
         if (pages <= 0) return nullptr;
         next = idle_.first_of(policy_.first_aside());

@@ -324,10 +324,12 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
                                   EvictionGuard guard) noexcept;
     [[nodiscard]] std::int64_t* evict_first(std::int64_t pages, std::int64_t columns,
                                             EvictionGuard guard) noexcept;
-    [[nodiscard]] bool evict_useless(std::int64_t n, EvictionGuard guard) noexcept;
+    [[nodiscard]] bool evict_useless(std::int64_t n, std::int64_t pages,
+                                     EvictionGuard guard) noexcept;
     [[nodiscard]] bool evict_runs(std::int64_t n, EvictionGuard guard) noexcept;
     [[nodiscard]] WindowPolicy::Departure next_departure() noexcept;
     void evict_idle(Entry entry) noexcept;
+    [[nodiscard]] Entry part_of(TreePosition end, std::int64_t pages) const noexcept;
     [[nodiscard]] std::int64_t count_window_pages(BlockId column) const noexcept;
     [[nodiscard]] bool evict_columns(std::int64_t n, EvictionGuard guard) noexcept;
 
